@@ -1,0 +1,176 @@
+r"""Pipelined binary trees, one and two of them.
+
+Problem: a tree has few rounds, but in a plain one the leaves only send and the
+root is the bottleneck. In segments, all levels of a binary tree work at once.
+With *two* trees, each on half of the vector, every rank is an inner node of at
+most one of them, so all ranks send and receive alike.
+
+The tree is in-order: label the ranks 1 to k; the height of a label is the
+number of its trailing zero bits, so odd labels are leaves::
+
+    height 2           4
+                  .--'   '--.
+    height 1      2         6
+                 / \       / \
+    height 0    1   3     5   7
+
+The second tree is the first one turned by one rank, so that its inner nodes are
+the first one's leaves; that holds for every k, odd ones too.
+
+Source: P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full
+bandwidth broadcast, reduction and scan", Parallel Computing 35 (2009).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from ringcoll.algorithms.registry import Cost, register
+from ringcoll.compose import parallel
+from ringcoll.schedule import Operation, Program, Step, inp, out, recv, recv_reduce, send
+
+
+def parent(label: int, world_size: int) -> int | None:
+    """The label above, or ``None`` for the root.
+
+    The lowest set bit moves up by one; where that leads past the end, it goes.
+    """
+    bit = label & -label
+    above = (label ^ bit) | (bit << 1)
+    if above > world_size:
+        above = label ^ bit
+    return above or None
+
+
+def children(label: int, world_size: int) -> list[int]:
+    """The labels below, the lower one first; at most two."""
+    half = (label & -label) // 2
+    if not half:
+        return []
+    below = [label - half]
+    while half and label + half > world_size:
+        half //= 2
+    return [*below, label + half] if half else below
+
+
+def depth(label: int, world_size: int) -> int:
+    """Distance from the root."""
+    steps = 0
+    above = parent(label, world_size)
+    while above is not None:
+        steps, above = steps + 1, parent(above, world_size)
+    return steps
+
+
+def height(world_size: int) -> int:
+    """Distance of the deepest leaf from the root: floor(lg k)."""
+    return world_size.bit_length() - 1
+
+
+def tree_all_reduce(rank: int, world_size: int, *, chunk: int, turn: int) -> Program:
+    """Reduce one chunk up the tree and send it down again.
+
+    ``turn`` is the rank that has label 1.
+    """
+
+    def rank_of(label: int) -> int:
+        return (label - 1 + turn) % world_size
+
+    label = (rank - turn) % world_size + 1
+    above, level, levels = parent(label, world_size), depth(label, world_size), height(world_size)
+    below = children(label, world_size)
+    up: list[Step] = [Step()] * levels
+    down: list[Step] = [Step()] * levels
+    held = out(chunk) if below else inp(chunk)
+    if below:
+        local, gathering = inp(chunk), list[Operation]()
+        for child in below:
+            gathering.append(
+                recv_reduce(
+                    rank_of(child),
+                    out(chunk),
+                    local,
+                    received_left=child < label,
+                    final=above is None and child == below[-1],
+                )
+            )
+            local = out(chunk)
+        up[levels - level - 1] = Step(*gathering)
+        down[level] = Step(*(send(rank_of(child), out(chunk)) for child in below))
+    if above is not None:
+        up[levels - level] = Step(send(rank_of(above), held))
+        down[level - 1] = Step(recv(rank_of(above), out(chunk)))
+    yield from up
+    yield from down
+
+
+def _levels(k: int) -> int:
+    return 2 * height(k)
+
+
+def _inner_levels(k: int) -> list[int]:
+    """Most children of any label at each depth; all are heard in one step."""
+    most = [0] * height(k)
+    for label in range(1, k + 1):
+        if below := children(label, k):
+            level = depth(label, k)
+            most[level] = max(most[level], len(below))
+    return most
+
+
+@register(
+    "all_reduce",
+    "binary_tree",
+    pipelined=True,
+    cost=Cost(
+        rounds=_levels,
+        traffic=lambda k: Fraction(2 * sum(_inner_levels(k))),
+        reduced=lambda k: Fraction(sum(_inner_levels(k))),
+    ),
+)
+def binary_tree_all_reduce(rank: int, world_size: int) -> Program:
+    """All-reduce on a binary tree, to be run in segments.
+
+    2 floor(lg k) steps; an inner rank hears two children at once, so a step takes
+    up to twice the vector. Operands stay in rank order.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(binary_tree_all_reduce, 4))
+    step  rank 0  rank 1     rank 2  rank 3
+       0  >1:0    +0:0 +2:0  >1:0    .
+       1  .       >3:0       .       +1:0!
+       2  .       <3:0       .       >1:0
+       3  <1:0    >0:0 >2:0  <1:0    .
+    """
+    return tree_all_reduce(rank, world_size, chunk=0, turn=0)
+
+
+@register(
+    "all_reduce",
+    "double_tree",
+    chunks=lambda k: 2,
+    pipelined=True,
+    cost=Cost(
+        rounds=_levels,
+        traffic=lambda k: Fraction(2 * sum(_inner_levels(k)), 2),
+        reduced=lambda k: Fraction(sum(_inner_levels(k)), 2),
+    ),
+)
+def double_tree_all_reduce(rank: int, world_size: int) -> Program:
+    """All-reduce on two binary trees, half of the vector on each, to be run in segments.
+
+    2 floor(lg k) steps. Every rank is a leaf of at least one tree, and sends no
+    more than four half-vectors in all.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(double_tree_all_reduce, 4))
+    step  rank 0  rank 1          rank 2          rank 3
+       0  >1:0    +0:0 +2:0 >2:1  >1:0 +1:1 +3:1  >2:1
+       1  +2:1!   >3:0            >0:1            +1:0!
+       2  >2:1    <3:0            <0:1            >1:0
+       3  <1:0    >0:0 >2:0 <2:1  <1:0 >1:1 >3:1  <2:1
+    """
+    return parallel(
+        tree_all_reduce(rank, world_size, chunk=0, turn=0),
+        tree_all_reduce(rank, world_size, chunk=1, turn=1),
+    )

@@ -1,0 +1,158 @@
+"""Direct exchange: everything in one round, whatever the traffic.
+
+Problem: the lowest latency for short messages, and a reduction whose operands
+are added strictly in rank order, from left to right. That also makes these the
+algorithms for operators that are not associative, and the most exact ones when
+the sum is accumulated in a wider type.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from ringcoll.algorithms.registry import Cost, register
+from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, reduce, send, tmp
+
+
+def _fold(rank: int, world_size: int, chunk: int) -> Step:
+    """Reduce what all ranks sent, and the own share, in rank order."""
+
+    def share(source: int) -> Ref:
+        return inp(chunk) if source == rank else tmp(source, chunk)
+
+    return Step(reduce(out(chunk), *map(share, range(world_size)), final=True))
+
+
+def _others(rank: int, world_size: int) -> list[int]:
+    """The other ranks, the next one first, so that not all send to rank 0 first."""
+    return [(rank + step) % world_size for step in range(1, world_size)]
+
+
+@register(
+    "all_reduce",
+    "direct",
+    slots=lambda k: k,
+    cost=Cost(
+        rounds=lambda k: 1 if k > 1 else 0,
+        traffic=lambda k: Fraction(k - 1),
+        reduced=lambda k: Fraction(k - 1),
+    ),
+)
+def direct_all_reduce(rank: int, world_size: int) -> Program:
+    """Direct all-reduce: everyone sends everything to everyone, then all add in rank order.
+
+    One step; k - 1 times the vector sent by each rank, and as much scratch memory.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(direct_all_reduce, 3))
+    step  rank 0               rank 1               rank 2
+       0  >1:0 >2:0 <2:0 <1:0  >2:0 >0:0 <0:0 <2:0  >0:0 >1:0 <1:0 <0:0
+       1  S0!                  S0!                  S0!
+    """
+    others = _others(rank, world_size)
+    yield Step(
+        *(send(peer, inp(0)) for peer in others),
+        *(recv(peer, tmp(peer, 0)) for peer in reversed(others)),
+    )
+    yield _fold(rank, world_size, 0)
+
+
+@register(
+    "reduce_scatter",
+    "direct",
+    chunks=lambda k: k,
+    slots=lambda k: k,
+    cost=Cost(
+        rounds=lambda k: 1 if k > 1 else 0,
+        traffic=lambda k: Fraction(k - 1, k),
+        reduced=lambda k: Fraction(k - 1, k),
+    ),
+)
+def direct_reduce_scatter(rank: int, world_size: int) -> Program:
+    """Direct reduce-scatter: every block goes straight to its owner, who adds in rank order.
+
+    One step, (k - 1)/k of the input sent by each rank.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(direct_reduce_scatter, 3))
+    step  rank 0               rank 1               rank 2
+       0  >1:1 >2:2 <2:0 <1:0  >2:2 >0:0 <0:1 <2:1  >0:0 >1:1 <1:2 <0:2
+       1  S0!                  S1!                  S2!
+    """
+    others = _others(rank, world_size)
+    yield Step(
+        *(send(peer, inp(peer)) for peer in others),
+        *(recv(peer, tmp(peer, rank)) for peer in reversed(others)),
+    )
+    yield _fold(rank, world_size, rank)
+
+
+@register(
+    "reduce",
+    "direct",
+    slots=lambda k: k,
+    cost=Cost(
+        rounds=lambda k: 1 if k > 1 else 0,
+        traffic=lambda k: Fraction(k - 1),
+        reduced=lambda k: Fraction(k - 1),
+    ),
+)
+def direct_reduce(rank: int, world_size: int, root: int) -> Program:
+    """Direct reduce: everyone sends everything to the root, which adds in rank order.
+
+    One step; the root receives k - 1 times the vector.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(direct_reduce, 4))
+    step  rank 0          rank 1  rank 2  rank 3
+       0  <1:0 <2:0 <3:0  >0:0    >0:0    >0:0
+       1  S0!             .       .       .
+    """
+    if rank != root:
+        yield Step(send(root, inp(0)))
+        return
+    yield Step(*(recv(peer, tmp(peer, 0)) for peer in range(world_size) if peer != root))
+    yield _fold(rank, world_size, 0)
+
+
+_LINEAR = Cost(rounds=lambda k: 1 if k > 1 else 0, traffic=lambda k: Fraction(k - 1, k))
+
+
+@register("gather", "linear", chunks=lambda k: k, cost=_LINEAR)
+def linear_gather(rank: int, world_size: int, root: int) -> Program:
+    """Linear gather: everyone sends its block to the root.
+
+    One step; the root receives (k - 1)/k of the output.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(linear_gather, 4))
+    step  rank 0             rank 1  rank 2  rank 3
+       0  =0 <1:1 <2:2 <3:3  >0:1    >0:2    >0:3
+    """
+    if rank != root:
+        yield Step(send(root, inp(rank)))
+        return
+    yield Step(
+        copy(out(root), inp(root)),
+        *(recv(peer, out(peer)) for peer in range(world_size) if peer != root),
+    )
+
+
+@register("scatter", "linear", chunks=lambda k: k, cost=_LINEAR)
+def linear_scatter(rank: int, world_size: int, root: int) -> Program:
+    """Linear scatter: the root sends each rank its block.
+
+    One step; the root sends (k - 1)/k of the input.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(linear_scatter, 4))
+    step  rank 0             rank 1  rank 2  rank 3
+       0  =0 >1:1 >2:2 >3:3  <0:1    <0:2    <0:3
+    """
+    if rank != root:
+        yield Step(recv(root, out(rank)))
+        return
+    yield Step(
+        copy(out(root), inp(root)),
+        *(send(peer, inp(peer)) for peer in range(world_size) if peer != root),
+    )

@@ -1,0 +1,80 @@
+"""Pairwise exchange: in step s send to rank + s, receive from rank - s.
+
+Problem: everybody has something different for everybody. Each step is a
+permutation, so no rank is ever sent two messages at once::
+
+    step 1   0>1  1>2  2>3  3>0
+    step 2   0>2  1>3  2>0  3>1
+    step 3   0>3  1>0  2>1  3>2
+
+Source: MPICH; R. Thakur et al., IJHPCA 19 (2005), section 4.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from ringcoll.algorithms.registry import Cost, register
+from ringcoll.schedule import Program, Step, copy, inp, out, recv, recv_reduce, send
+
+
+@register(
+    "reduce_scatter",
+    "pairwise",
+    chunks=lambda k: k,
+    cost=Cost(
+        rounds=lambda k: k - 1,
+        traffic=lambda k: Fraction(k - 1, k),
+        reduced=lambda k: Fraction(k - 1, k),
+    ),
+)
+def pairwise_reduce_scatter(rank: int, world_size: int) -> Program:
+    """Pairwise reduce-scatter: get each rank's share of the own block from it directly.
+
+    k - 1 steps, (k - 1)/k of the input sent by each rank, no scratch memory.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(pairwise_reduce_scatter, 4))
+    step  rank 0      rank 1      rank 2      rank 3
+       0  >1:1 +3:0   >2:2 +0:1   >3:3 +1:2   >0:0 +2:3
+       1  >2:2 +2:0   >3:3 +3:1   >0:0 +0:2   >1:1 +1:3
+       2  >3:3 +1:0!  >0:0 +2:1!  >1:1 +3:2!  >2:2 +0:3!
+    """
+    local = inp(rank)
+    for step in range(1, world_size):
+        dst, src = (rank + step) % world_size, (rank - step) % world_size
+        yield Step(
+            send(dst, inp(dst)),
+            recv_reduce(
+                src, out(rank), local, received_left=src < rank, final=step == world_size - 1
+            ),
+        )
+        local = out(rank)
+
+
+@register(
+    "all_to_all",
+    "pairwise",
+    chunks=lambda k: k * k,
+    cost=Cost(rounds=lambda k: k - 1, traffic=lambda k: Fraction(k - 1, k)),
+)
+def pairwise_all_to_all(rank: int, world_size: int) -> Program:
+    """Pairwise all-to-all: each block goes straight to its destination.
+
+    k - 1 steps, (k - 1)/k of the input sent by each rank: the lower bound on
+    traffic. Blocks may differ in length.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(pairwise_all_to_all, 3))
+    step  rank 0        rank 1        rank 2
+       0  =0 >1:1 <2:6  =4 >2:5 <0:1  =8 >0:6 <1:5
+       1  >2:2 <1:3     >0:3 <2:7     >1:7 <0:2
+    """
+    own = rank * world_size + rank
+    for step in range(1, world_size):
+        dst, src = (rank + step) % world_size, (rank - step) % world_size
+        yield Step(
+            *((copy(out(own), inp(own)),) if step == 1 else ()),
+            send(dst, inp(rank * world_size + dst)),
+            recv(src, out(src * world_size + rank)),
+        )

@@ -1,0 +1,170 @@
+"""Rings: every rank sends to the next one and receives from the one before.
+
+Problem: move or reduce a long vector with every link busy all the time. A ring
+does so at the lowest possible traffic, at the price of a number of rounds that
+grows with the number of ranks.
+
+::
+
+    0 --> 1 --> 2 --> 3
+    ^                 |
+    +-----------------+
+
+Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for
+clusters of workstations", J. Parallel Distrib. Comput. 69 (2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from ringcoll.algorithms.registry import Cost, register
+from ringcoll.compose import parallel, renumber
+from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
+
+
+def reduce_scatter_phase(
+    rank: int,
+    world_size: int,
+    partial: Callable[[int, int], Ref],
+    result: Ref,
+) -> Program:
+    """Reduce chunk r onto rank r, in world_size - 1 steps.
+
+    Chunk c starts at rank c + 1 and travels once round the ring; each rank that
+    it passes adds its own share.
+
+    Parameters
+    ----------
+    partial
+        Where a chunk on its way is kept, from (chunk, step).
+    result
+        Where this rank's own chunk is kept at the end.
+    """
+    next_rank, prev_rank = (rank + 1) % world_size, (rank - 1) % world_size
+    held = inp(prev_rank)
+    for step in range(world_size - 1):
+        chunk = (rank - step - 2) % world_size
+        last = step == world_size - 2
+        into = result if last else partial(chunk, step)
+        yield Step(
+            send(next_rank, held),
+            recv_reduce(prev_rank, into, inp(chunk), received_left=True, final=last),
+        )
+        held = into
+
+
+def all_gather_phase(rank: int, world_size: int) -> Program:
+    """Send chunk r of rank r to all, in world_size - 1 steps; it is in the output already."""
+    next_rank, prev_rank = (rank + 1) % world_size, (rank - 1) % world_size
+    for step in range(world_size - 1):
+        yield Step(
+            send(next_rank, out((rank - step) % world_size)),
+            recv(prev_rank, out((rank - step - 1) % world_size)),
+        )
+
+
+_SCATTER = Cost(
+    rounds=lambda k: k - 1,
+    traffic=lambda k: Fraction(k - 1, k),
+    reduced=lambda k: Fraction(k - 1, k),
+)
+_GATHER = Cost(rounds=lambda k: k - 1, traffic=lambda k: Fraction(k - 1, k))
+_BOTH = Cost(
+    rounds=lambda k: 2 * (k - 1),
+    traffic=lambda k: Fraction(2 * (k - 1), k),
+    reduced=lambda k: Fraction(k - 1, k),
+)
+
+
+@register("reduce_scatter", "ring", chunks=lambda k: k, slots=lambda k: 2, cost=_SCATTER)
+def ring_reduce_scatter(rank: int, world_size: int) -> Program:
+    """Ring reduce-scatter: each block travels once round the ring and is reduced on its way.
+
+    k - 1 steps, (k - 1)/k of the input sent by each rank, any number of ranks.
+    Partial results alternate between two slots of scratch memory.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(ring_reduce_scatter, 4))
+    step  rank 0      rank 1      rank 2      rank 3
+       0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1
+       1  >1:2 +3:1   >2:3 +0:2   >3:0 +1:3   >0:1 +2:0
+       2  >1:1 +3:0!  >2:2 +0:1!  >3:3 +1:2!  >0:0 +2:3!
+    """
+    return reduce_scatter_phase(
+        rank, world_size, lambda chunk, step: tmp(step % 2, chunk), out(rank)
+    )
+
+
+@register("all_gather", "ring", chunks=lambda k: k, cost=_GATHER)
+def ring_all_gather(rank: int, world_size: int) -> Program:
+    """Ring all-gather: each rank passes on the block it received in the step before.
+
+    k - 1 steps, (k - 1)/k of the output sent by each rank, any number of ranks.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(ring_all_gather, 4))
+    step  rank 0        rank 1        rank 2        rank 3
+       0  =0 >1:0 <3:3  =1 >2:1 <0:0  =2 >3:2 <1:1  =3 >0:3 <2:2
+       1  >1:3 <3:2     >2:0 <0:3     >3:1 <1:0     >0:2 <2:1
+       2  >1:2 <3:1     >2:3 <0:2     >3:0 <1:3     >0:1 <2:0
+    """
+    next_rank, prev_rank = (rank + 1) % world_size, (rank - 1) % world_size
+    steps = all_gather_phase(rank, world_size)
+    next(steps)
+    yield Step(
+        copy(out(rank), inp(rank)), send(next_rank, inp(rank)), recv(prev_rank, out(prev_rank))
+    )
+    yield from steps
+
+
+@register("all_reduce", "ring", chunks=lambda k: k, cost=_BOTH)
+def ring_all_reduce(rank: int, world_size: int) -> Program:
+    """Ring all-reduce: a ring reduce-scatter, then a ring all-gather.
+
+    2(k - 1) steps and 2(k - 1)/k of the vector sent by each rank, which is the
+    lower bound on traffic, for any number of ranks. Partial results are kept in
+    the output, so no scratch memory is used.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(ring_all_reduce, 4))
+    step  rank 0      rank 1      rank 2      rank 3
+       0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1
+       1  >1:2 +3:1   >2:3 +0:2   >3:0 +1:3   >0:1 +2:0
+       2  >1:1 +3:0!  >2:2 +0:1!  >3:3 +1:2!  >0:0 +2:3!
+       3  >1:0 <3:3   >2:1 <0:0   >3:2 <1:1   >0:3 <2:2
+       4  >1:3 <3:2   >2:0 <0:3   >3:1 <1:0   >0:2 <2:1
+       5  >1:2 <3:1   >2:3 <0:2   >3:0 <1:3   >0:1 <2:0
+    """
+    yield from reduce_scatter_phase(rank, world_size, lambda chunk, step: out(chunk), out(rank))
+    yield from all_gather_phase(rank, world_size)
+
+
+@register("all_reduce", "bidirectional_ring", chunks=lambda k: 2 * k, cost=_BOTH)
+def bidirectional_ring_all_reduce(rank: int, world_size: int) -> Program:
+    """Two ring all-reduces at once, one in each direction, on half of the vector each.
+
+    Steps and traffic as for the ring, but both directions of every link carry
+    data, which pays where links are full duplex and slower than the memory.
+
+    >>> from ringcoll.draw import grid
+    >>> print(grid(bidirectional_ring_all_reduce, 4))
+    step  rank 0                 rank 1                 rank 2                 rank 3
+       0  >1:3 +3:2 >3:7 +1:6    >2:0 +0:3 >0:6 +2:5    >3:1 +1:0 >1:5 +3:4    >0:2 +2:1 >2:4 +0:7
+       1  >1:2 +3:1 >3:6 +1:5    >2:3 +0:2 >0:5 +2:4    >3:0 +1:3 >1:4 +3:7    >0:1 +2:0 >2:7 +0:6
+       2  >1:1 +3:0! >3:5 +1:4!  >2:2 +0:1! >0:4 +2:7!  >3:3 +1:2! >1:7 +3:6!  >0:0 +2:3! >2:6 +0:5!
+       3  >1:0 <3:3 >3:4 <1:7    >2:1 <0:0 >0:7 <2:6    >3:2 <1:1 >1:6 <3:5    >0:3 <2:2 >2:5 <0:4
+       4  >1:3 <3:2 >3:7 <1:6    >2:0 <0:3 >0:6 <2:5    >3:1 <1:0 >1:5 <3:4    >0:2 <2:1 >2:4 <0:7
+       5  >1:2 <3:1 >3:6 <1:5    >2:3 <0:2 >0:5 <2:4    >3:0 <1:3 >1:4 <3:7    >0:1 <2:0 >2:7 <0:6
+    """
+
+    def mirror(number: int) -> int:
+        return -number % world_size
+
+    backward = renumber(
+        ring_all_reduce(mirror(rank), world_size),
+        peer=mirror,
+        chunk=lambda chunk: world_size + chunk,
+    )
+    return parallel(ring_all_reduce(rank, world_size), backward)

@@ -1,0 +1,114 @@
+"""Build programs from programs: renumber, run side by side, one on another's results.
+
+Running one after the other needs no helper: ``yield from first; yield from
+second``. These are all that hierarchical and multi-channel algorithms need. An
+all-reduce on hosts of 4 ranks, for instance, is a reduce-scatter inside each
+host, an all-reduce between the hosts and an all-gather inside each host::
+
+    yield from unfinished(renumber(reduce_scatter(local, 4), peer=inside))
+    yield from in_place(renumber(all_reduce(host, hosts), peer=across, chunk=own))
+    yield from renumber(all_gather(local, 4), peer=inside)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import zip_longest
+
+from ringcoll.schedule import (
+    Buffer,
+    Copy,
+    Operation,
+    Program,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Send,
+    Step,
+    out,
+)
+
+__all__ = ["in_place", "parallel", "renumber", "unfinished"]
+
+
+def parallel(*programs: Iterable[Step]) -> Program:
+    """Run programs over disjoint data side by side, step by step.
+
+    The programs must not share places: each works on its own chunks and slots
+    (`renumber` moves them apart). Shorter programs end earlier.
+    """
+    for steps in zip_longest(*programs, fillvalue=Step()):
+        yield Step(*(operation for step in steps for operation in step))
+
+
+def _same(number: int) -> int:
+    return number
+
+
+def renumber(
+    program: Iterable[Step],
+    *,
+    peer: Callable[[int], int] = _same,
+    chunk: Callable[[int], int] = _same,
+    slot: Callable[[int], int] = _same,
+) -> Program:
+    """Rewrite the numbers of peers, chunks and slots in a program.
+
+    With ``peer`` an algorithm for k ranks runs on a subset, or in mirrored or
+    rotated order; with ``chunk`` and ``slot`` it runs on a part of the data.
+    """
+
+    def ref(old: Ref) -> Ref:
+        new_slot = slot(old.slot) if old.buffer is Buffer.SCRATCH else old.slot
+        return Ref(old.buffer, chunk(old.chunk), new_slot)
+
+    for step in program:
+        yield Step(*(_rewritten(operation, ref, peer) for operation in step))
+
+
+def in_place(program: Iterable[Step]) -> Program:
+    """Let a program find its input in the output, where an earlier one has left it.
+
+    That is what running in place means, and every algorithm is proved to be right
+    in place as well, where its collective allows it.
+    """
+
+    def ref(old: Ref) -> Ref:
+        return out(old.chunk) if old.buffer is Buffer.INPUT else old
+
+    for step in program:
+        yield Step(*(_rewritten(operation, ref, _same) for operation in step))
+
+
+def unfinished(program: Iterable[Step]) -> Program:
+    """Unmark a program's final reductions, because another one completes them."""
+    for step in program:
+        yield Step(
+            *(
+                replace(operation, final=False)
+                if isinstance(operation, RecvReduce | Reduce)
+                else operation
+                for operation in step
+            )
+        )
+
+
+def _rewritten(old: Operation, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Operation:
+    def refs(old_refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
+        return tuple(map(ref, old_refs))
+
+    match old:
+        case Send():
+            return Send(peer(old.peer), refs(old.refs))
+        case Recv():
+            return Recv(peer(old.peer), refs(old.refs))
+        case RecvReduce():
+            return RecvReduce(
+                peer(old.peer), refs(old.into), refs(old.local), old.received_left, old.final
+            )
+        case Copy():
+            return Copy(ref(old.into), ref(old.source))
+        case Reduce():
+            return Reduce(ref(old.into), refs(old.sources), old.final)

@@ -1,0 +1,151 @@
+"""The one exception tree of the library.
+
+Every error that a user can meet derives from `RingcollError`, and also from
+the built-in exception that says the same thing (`ValueError`, `TimeoutError`,
+...), so that code which knows nothing of this library can catch it as well.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "CollectiveTimeoutError",
+    "GroupBrokenError",
+    "MismatchError",
+    "PeerLostError",
+    "RingcollError",
+    "ScheduleError",
+    "TransportError",
+    "UnknownAlgorithmError",
+    "UnsupportedWorldSizeError",
+    "VerificationError",
+]
+
+
+class RingcollError(Exception):
+    """Base class of every error raised by ringcoll."""
+
+
+class ArgumentError(RingcollError, ValueError, TypeError):
+    """An argument of a public call is not acceptable; nothing was sent.
+
+    Parameters
+    ----------
+    message
+        What is wrong, in one sentence.
+    rank
+        Rank, in the group, of the caller; ``None`` where there is no group.
+    argument
+        Name of the argument.
+    expected, got
+        What would have been accepted, and what was given.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        argument: str | None = None,
+        expected: object = None,
+        got: object = None,
+    ) -> None:
+        self.rank = rank
+        self.argument = argument
+        self.expected = expected
+        self.got = got
+        where = "" if rank is None else f"rank {rank}: "
+        what = "" if argument is None else f"argument {argument!r}: "
+        detail = "" if expected is None else f" (expected {expected}, got {got})"
+        super().__init__(f"{where}{what}{message}{detail}")
+
+
+class ScheduleError(RingcollError, ValueError):
+    """A schedule cannot be built, parsed or run."""
+
+
+class UnknownAlgorithmError(ScheduleError):
+    """No algorithm of that name is registered for the collective."""
+
+
+class UnsupportedWorldSizeError(ScheduleError):
+    """The algorithm is not defined for this number of ranks."""
+
+
+class VerificationError(ScheduleError):
+    """A schedule does not do what its collective promises.
+
+    Parameters
+    ----------
+    message
+        What went wrong.
+    rank, step, peer, chunk
+        Where; ``None`` where it does not apply.
+    expected, got
+        What the contract asks for, and what the schedule does.
+    grid
+        The step-by-rank drawing with the bad place marked, or an empty string.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        step: int | None = None,
+        peer: int | None = None,
+        chunk: int | None = None,
+        expected: object = None,
+        got: object = None,
+        grid: str = "",
+    ) -> None:
+        self.message = message
+        self.rank, self.step, self.peer, self.chunk = rank, step, peer, chunk
+        self.expected, self.got, self.grid = expected, got, grid
+        named = {"rank": rank, "step": step, "peer": peer, "chunk": chunk}
+        where = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+        detail = "" if expected is None else f" (expected {expected}, got {got})"
+        super().__init__(f"{where}: {message}{detail}" + (f"\n{grid}" if grid else ""))
+
+
+class TransportError(RingcollError, RuntimeError):
+    """Bytes could not be moved between two ranks."""
+
+
+class PeerLostError(TransportError):
+    """A peer died, or closed its connection, while this rank waited for it.
+
+    ``peer`` is the rank, in the group, of the peer that was lost.
+    """
+
+    def __init__(self, message: str, *, peer: int | None = None) -> None:
+        self.peer = peer
+        super().__init__(message)
+
+
+class CollectiveTimeoutError(TransportError, TimeoutError):
+    """A peer did not arrive within the time limit.
+
+    ``peer`` is the rank, in the group, that was waited for.
+    """
+
+    def __init__(self, message: str, *, peer: int | None = None) -> None:
+        self.peer = peer
+        super().__init__(message)
+
+
+class MismatchError(RingcollError, RuntimeError):
+    """Two ranks of a group called different operations.
+
+    ``mine`` and ``theirs`` describe both calls, ``peer`` is the other rank.
+    """
+
+    def __init__(
+        self, message: str, *, peer: int | None = None, mine: str = "", theirs: str = ""
+    ) -> None:
+        self.peer, self.mine, self.theirs = peer, mine, theirs
+        super().__init__(message)
+
+
+class GroupBrokenError(TransportError):
+    """The group failed in an earlier operation and cannot be used any more."""

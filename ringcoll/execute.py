@@ -1,0 +1,120 @@
+"""Run a plan on tensors over a transport.
+
+The executor is a generator: it yields each message that has to be waited for, and
+is resumed when that message is there. So one and the same code runs on real
+processes, where the driver blocks (`drive`), and with all ranks in one thread,
+where a scheduler decides which rank goes on (`ringcoll.transport.local`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ringcoll.plan import Combine, Move, Plan, Post, Space, Wait
+from ringcoll.reduction import Reduction
+from ringcoll.transport.base import Handle, Message, Transport
+
+__all__ = ["Waiting", "bind", "execute"]
+
+
+class Waiting(NamedTuple):
+    """A message that has to be waited for: its handle, and what it is."""
+
+    handle: Handle
+    wait: Wait
+
+
+def bind(
+    plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor], workspace: Tensor | None
+) -> list[Tensor]:
+    """Make the views that a plan's instructions work on.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    inputs, outputs
+        The flat parts of the input and the output, all of one dtype.
+    workspace
+        At least ``plan.workspace_numel`` elements of that dtype; ``None`` if that is 0.
+    """
+    parts: list[Sequence[Tensor]] = [inputs, outputs, (), (), ()]
+    if workspace is not None:
+        first = 0
+        for space, numel in (
+            (Space.SCRATCH, plan.scratch_numel),
+            (Space.STAGING, plan.staging_numel),
+            (Space.PACKING, plan.packing_numel),
+        ):
+            parts[space] = (workspace[first : first + numel],)
+            first += numel
+    views = []
+    for space, part, offset, numel in plan.regions:
+        whole = parts[space][part] if parts[space] else inputs[0].new_empty(0)
+        same = offset == 0 and numel == whole.numel()
+        views.append(whole if same else whole.narrow(0, offset, numel))
+    return views
+
+
+def execute(
+    plan: Plan,
+    views: Sequence[Tensor],
+    transport: Transport,
+    tag: int,
+    *,
+    reduction: Reduction | None = None,
+    tag_by_length: bool = False,
+) -> Iterator[Waiting]:
+    """Run a plan; yields what has to be waited for.
+
+    Parameters
+    ----------
+    plan, views
+        The plan, and its views as `bind` made them.
+    transport
+        Where messages go.
+    tag
+        Tag of all messages of this operation.
+    reduction
+        What ``(+)`` means; ``None`` where nothing is reduced.
+    tag_by_length
+        Whether the length of a message is mixed into its tag, for collectives in
+        which only the two ends of a message know it.
+    """
+    handles: list[Handle] = []
+    world_size = transport.world_size
+    combine = reduction.combine if reduction is not None else None
+    finish = reduction.finish if reduction is not None else None
+    for instruction in plan.instructions:
+        kind = type(instruction)
+        if kind is Wait:
+            yield Waiting(handles[instruction.message], instruction)  # type: ignore[union-attr, arg-type]
+        elif kind is Post:
+            receives, sends = instruction  # type: ignore[misc]
+            handles += transport.post(
+                [_message(item, views, tag, tag_by_length) for item in receives],
+                [_message(item, views, tag, tag_by_length) for item in sends],
+            )
+        elif kind is Combine:
+            into, left, right, final = instruction  # type: ignore[misc]
+            combine(views[left], views[right], out=views[into])  # type: ignore[misc]
+            if final and finish is not None:
+                finish(views[into], world_size)
+        elif kind is Move:
+            into, source = instruction  # type: ignore[misc]
+            views[into].copy_(views[source])
+        elif finish is not None:
+            finish(views[instruction.into], world_size)  # type: ignore[union-attr]
+
+
+def _message(
+    item: tuple[int, int, int], views: Sequence[Tensor], tag: int, tag_by_length: bool
+) -> Message:
+    peer, view, numel = item
+    if tag_by_length:
+        # Knuth's multiplicative hash spreads lengths over the 31 bits of a tag.
+        tag = (tag ^ (numel * 2654435761)) & 0x7FFFFFFF
+    return Message(peer, views[view], tag)

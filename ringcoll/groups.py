@@ -1,0 +1,276 @@
+"""From the group that a user names to this rank's communicator."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ringcoll.communicator import Communicator
+from ringcoll.errors import (
+    ArgumentError,
+    CollectiveTimeoutError,
+    PeerLostError,
+    RingcollError,
+    TransportError,
+)
+from ringcoll.transport.base import Transport
+from ringcoll.transport.gloo import GlooTransport
+from ringcoll.transport.local import Hub
+from ringcoll.transport.nccl import NcclTransport
+
+__all__ = ["LocalGroup", "communicator", "group_rank", "run_threads"]
+
+_DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
+_known: weakref.WeakKeyDictionary[Any, dict[str, Communicator]] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+class LocalGroup:
+    """One rank of a group whose ranks are threads of this process; see `run_threads`."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+
+    def rank(self) -> int:
+        """This rank."""
+        return self.communicator.rank
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.communicator.world_size
+
+
+def communicator(group: Any, device: torch.device) -> Communicator:
+    """The communicator of a group for tensors on a device; made on first use.
+
+    Making it is collective: all ranks of the group have to come.
+
+    Parameters
+    ----------
+    group
+        A process group of torch, a `LocalGroup`, or ``None`` for the default group.
+    device
+        Where the tensors are.
+
+    Raises
+    ------
+    ArgumentError
+        There is no default group, this process is not a member, or tensors of that
+        device cannot be sent.
+    CollectiveTimeoutError
+        Some rank did not come; the message names it.
+    """
+    if isinstance(group, LocalGroup):
+        return group.communicator
+    if group is None:
+        if not dist.is_initialized():
+            raise ArgumentError(
+                "there is no default group; call torch.distributed.init_process_group first",
+                argument="group",
+            )
+        group = c10d._get_default_group()
+    if not isinstance(group, dist.ProcessGroup):
+        member = "this process is not a member of the group"
+        raise ArgumentError(
+            member if group == dist.GroupMember.NON_GROUP_MEMBER else "not a process group",
+            argument="group",
+            expected="a process group that this process is a member of",
+            got=repr(group),
+        )
+    if dist.get_rank(group) < 0:
+        raise ArgumentError(
+            "this process is not a member of the group",
+            rank=dist.get_rank(),
+            argument="group",
+            expected=f"one of the ranks {dist.get_process_group_ranks(group)}",
+            got=f"rank {dist.get_rank()}",
+        )
+    found = _known.get(group)
+    if found is None or device.type not in found:
+        with _making:
+            found = _known.setdefault(group, {})
+            if device.type not in found:
+                found[device.type] = _make(group, device)
+    return found[device.type]
+
+
+def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) -> int:
+    """The rank within the group of a root given as a global rank or as a group rank.
+
+    Parameters
+    ----------
+    group
+        As for `communicator`.
+    rank, in_group
+        What was given as ``src`` and ``group_src`` (or ``dst``, ``group_dst``).
+    what
+        The argument's name, ``"src"`` or ``"dst"``.
+
+    Raises
+    ------
+    ArgumentError
+        Both were given, or the root is not in the group.
+    """
+    if rank is not None and in_group is not None:
+        raise ArgumentError(f"give {what} or group_{what}, not both", argument=f"group_{what}")
+    size = group.size() if group is not None else dist.get_world_size()
+    own = group.rank() if group is not None else dist.get_rank()
+    if rank is not None and isinstance(group, dist.ProcessGroup):
+        members = dist.get_process_group_ranks(group)
+        if rank not in members:
+            raise ArgumentError(
+                "the root is not in the group",
+                rank=own,
+                argument=what,
+                expected=f"one of {members}",
+                got=rank,
+            )
+        return members.index(rank)
+    root = in_group if rank is None else rank
+    root = 0 if root is None else root
+    if not isinstance(root, int) or not 0 <= root < size:
+        raise ArgumentError(
+            "the root is not in the group",
+            rank=own,
+            argument=what if rank is not None else f"group_{what}",
+            expected=f"0 to {size - 1}",
+            got=root,
+        )
+    return root
+
+
+def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
+    rank, world_size = group.rank(), group.size()
+    timeout_s = _timeout_s(group)
+    store = dist.PrefixStore(f"ringcoll/{device.type}", c10d._get_process_group_store(group))
+    _meet(store, rank, world_size, timeout_s)
+    transport: Transport
+    if device.type == "cpu":
+        transport = GlooTransport(
+            dist.PrefixStore("gloo", store), rank, world_size, timeout_s
+        )
+    elif device.type == "cuda" and dist.is_nccl_available():
+        options = dist.ProcessGroupNCCL.Options()
+        inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
+        transport = NcclTransport(inner, device)
+    else:
+        raise ArgumentError(
+            "tensors on this device cannot be sent",
+            rank=rank,
+            argument="device",
+            expected="cpu, or cuda with a torch that has NCCL",
+            got=device,
+        )
+    return Communicator(transport, _private(dist.PrefixStore("monitor", store)), timeout_s)
+
+
+def _private(store: dist.Store) -> dist.Store:
+    """A connection to the store of our own: a long wait on the user's would block ours."""
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        return store.clone()
+    return store
+
+
+def _timeout_s(group: dist.ProcessGroup) -> float:
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        if options is not None and options._timeout > timedelta(0):
+            return float(options._timeout.total_seconds())
+    return _DEFAULT_TIMEOUT_S
+
+
+def _meet(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
+    """Wait until every rank has come, so that one that does not can be named."""
+    store.set(f"here/{rank}", "")
+    for peer in range(world_size):
+        try:
+            store.wait([f"here/{peer}"], timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise CollectiveTimeoutError(
+                f"rank {rank} waited {timeout_s:g} s for rank {peer} to use the group "
+                "for the first time",
+                peer=peer,
+            ) from error
+
+
+def run_threads(
+    function: Callable[[LocalGroup], Any], world_size: int, *, timeout_s: float = 60.0
+) -> list[Any]:
+    """Run a function on k ranks that are threads of this process.
+
+    For notebooks, examples and tests: no processes, no network.
+
+    Parameters
+    ----------
+    function
+        Called once a rank with its `LocalGroup`, which is given as ``group=`` to the
+        public functions.
+    world_size
+        Number of ranks.
+    timeout_s
+        Time limit of each operation.
+
+    Returns
+    -------
+    list
+        What the function returned on each rank.
+
+    Raises
+    ------
+    BaseException
+        What the first rank to fail raised; the others are woken up.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     tensor = torch.tensor([group.rank() + 1])
+    ...     ringcoll.all_reduce(tensor, group=group, algorithm="ring")
+    ...     return tensor.item()
+    >>> ringcoll.run_threads(rank_main, 4)
+    [10, 10, 10, 10]
+    """
+    hub, store = Hub(world_size), dist.HashStore()
+    results: list[Any] = [None] * world_size
+    failures: list[tuple[int, BaseException]] = []
+
+    def main(rank: int) -> None:
+        transport = hub.transports()[rank]
+        member = Communicator(transport, dist.PrefixStore("monitor", store), timeout_s)
+        try:
+            results[rank] = function(LocalGroup(member))
+        except BaseException as error:  # noqa: BLE001  # raised again below
+            failures.append((rank, error))
+            hub.abort(f"rank {rank} raised {error!r}")
+        finally:
+            member.close()
+
+    threads = [
+        threading.Thread(target=main, args=(rank,), name=f"rank-{rank}", daemon=True)
+        for rank in range(world_size)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # One that was only woken up by another's failure did not fail first.
+    own = [item for item in failures if not isinstance(item[1], PeerLostError)]
+    if failures:
+        raise (own or failures)[0][1]
+    return results
+
+
+def close(group: Any) -> None:
+    """Release what the library holds for a group; it may be used again afterwards."""
+    found = _known.pop(c10d._get_default_group() if group is None else group, {})
+    for member in found.values():
+        with contextlib.suppress(TransportError, RingcollError):
+            member.close()

@@ -1,0 +1,241 @@
+"""What the ranks of a group tell each other when something takes too long.
+
+Problem: a rank that waits for a message cannot see why it does not come. The
+monitor is a thread that wakes up when an operation has been waiting for a while.
+It publishes through the store what this rank is doing, reads what the others are
+doing, and breaks the wait when two ranks disagree or one has given up. In normal
+operation nothing is ever published.
+
+Keys in the store: ``state/RANK`` holds a rank's last operations as JSON, ``verdict``
+why the group is broken; whoever comes first writes the verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    RingcollError,
+)
+from ringcoll.plan import Wait
+
+__all__ = ["Monitor", "Running"]
+
+_POLL_S = 0.1  # how often a rank that waits looks around
+_PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
+_STORE_S = 5.0  # time limit of a look into the store
+_REMEMBERED = 64  # operations that are compared between ranks
+
+
+@dataclass
+class Running:
+    """An operation in execution, as the monitor sees it."""
+
+    number: int
+    signature: str
+    """Equal on all ranks that call the same operation."""
+    description: str
+    """The same, for people."""
+    wait: Wait | None = None
+
+    def where(self) -> str:
+        """What is being waited for, in words."""
+        operation = f"{self.description}, operation {self.number} of the group"
+        if self.wait is None:
+            return operation
+        verb = "data from" if self.wait.is_receive else "taking of data by"
+        return f"{verb} rank {self.wait.peer} in step {self.wait.step} of {operation}"
+
+
+class Monitor:
+    """Watches the operations of one rank of a group.
+
+    Parameters
+    ----------
+    store
+        Seen by all ranks of the group, and used by nobody else.
+    rank, world_size
+        This rank, and the number of ranks.
+    on_break
+        Called, on the monitor's thread, when the wait has to be broken.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, world_size: int, on_break: Callable[[], None]
+    ) -> None:
+        self.store, self.rank, self.world_size, self.on_break = store, rank, world_size, on_break
+        self.error: RingcollError | None = None
+        self._running: Running | None = None
+        self._recent: deque[Running] = deque(maxlen=_REMEMBERED)
+        self._wake = threading.Event()
+        self._stop = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self, running: Running) -> None:
+        """Note that an operation begins."""
+        self._recent.append(running)
+        self._running = running
+        if not self._wake.is_set() and self.world_size > 1:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._watch, name=f"ringcoll-monitor-{self.rank}", daemon=True
+                )
+                self._thread.start()
+            self._wake.set()
+
+    def end(self) -> None:
+        """Note that the operation is over."""
+        self._running = None
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._stop = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(2 * _STORE_S)
+
+    def explain(self, error: RingcollError, running: Running, limit_s: float) -> RingcollError:
+        """Turn the failure of a wait into an error that says what is behind it.
+
+        The connection to a peer may have gone because the peer found a mismatch and
+        broke it. It has written its verdict before, so that is looked for first.
+        """
+        if self.error is not None:
+            return self.error
+        with self._lock:
+            verdict = None
+            deadline = time.monotonic() + _PATIENCE_S
+            while verdict is None and time.monotonic() < deadline:
+                verdict = self._verdict()
+                time.sleep(0 if verdict else _POLL_S / 2)
+            if verdict is not None:
+                self.error = self._from_verdict(verdict, running)
+                return self.error
+            peer = running.wait.peer if running.wait else None
+            if isinstance(error, CollectiveTimeoutError):
+                text = (
+                    f"rank {self.rank} timed out after {limit_s:g} s, "
+                    f"waiting for {running.where()}"
+                )
+                self.error = CollectiveTimeoutError(text, peer=peer)
+                kind = "timeout"
+            else:
+                text = (
+                    f"rank {self.rank} lost rank {peer}, while it waited for "
+                    f"{running.where()}: {_short(str(error))}"
+                )
+                self.error = PeerLostError(text, peer=peer)
+                kind = "lost"
+            self._publish_verdict({"kind": kind, "peer": peer, "text": text})
+            return self.error
+
+    def report(self, error: BaseException) -> None:
+        """Tell the others that this rank failed by itself, and how."""
+        text = f"rank {self.rank} failed with {type(error).__name__}: {error}"
+        with self._lock:
+            self._publish_verdict({"kind": "lost", "peer": self.rank, "text": text})
+
+    def _watch(self) -> None:
+        last: Running | None = None
+        since = 0.0
+        while True:
+            self._wake.wait()
+            if self._stop or self.error is not None:
+                return
+            running = self._running
+            if running is None:
+                self._wake.clear()
+                # An operation may have begun in between, and seen the flag still set.
+                if self._running is None:
+                    continue
+                self._wake.set()
+            elif running is not last:
+                last, since = running, time.monotonic()
+            elif time.monotonic() - since > _PATIENCE_S:
+                with self._lock:
+                    self._look_around(running)
+            time.sleep(_POLL_S)
+
+    def _look_around(self, running: Running) -> None:
+        if self.error is not None:
+            return
+        verdict = self._verdict()
+        if verdict is None:
+            self._publish_state()
+            verdict = self._disagreement()
+            if verdict is not None:
+                self._publish_verdict(verdict)
+        if verdict is not None:
+            self.error = self._from_verdict(verdict, running)
+            self.on_break()
+
+    def _publish_state(self) -> None:
+        state = {
+            item.number: (item.signature, item.description) for item in tuple(self._recent)
+        }
+        with contextlib.suppress(RuntimeError):
+            self.store.set(f"state/{self.rank}", json.dumps(state))
+
+    def _disagreement(self) -> dict[str, object] | None:
+        """The first operation that some rank does differently, if there is one."""
+        mine = {item.number: item for item in tuple(self._recent)}
+        for peer in range(self.world_size):
+            state = self._read(f"state/{peer}") if peer != self.rank else None
+            for key, (signature, description) in (state or {}).items():
+                own = mine.get(int(key))
+                if own is not None and own.signature != signature:
+                    calls = sorted([(self.rank, own.description), (peer, description)])
+                    return {"kind": "mismatch", "calls": calls, "number": int(key)}
+        return None
+
+    def _from_verdict(self, verdict: dict[str, object], running: Running) -> RingcollError:
+        if verdict["kind"] == "mismatch":
+            calls = dict(verdict["calls"])  # type: ignore[call-overload]
+            told = " and ".join(f"rank {rank} called {what}" for rank, what in calls.items())
+            mine = calls.get(self.rank, running.description)
+            others = [rank for rank in calls if rank != self.rank]
+            text = (
+                f"rank {self.rank}: the ranks disagree on operation {verdict['number']} "
+                f"of the group: {told}"
+            )
+            return MismatchError(text, peer=others[0], mine=mine, theirs=calls[others[0]])
+        peer = verdict["peer"]
+        assert peer is None or isinstance(peer, int)
+        kind = CollectiveTimeoutError if verdict["kind"] == "timeout" else PeerLostError
+        return kind(
+            f"rank {self.rank} gave up waiting for {running.where()}: {verdict['text']}", peer=peer
+        )
+
+    def _verdict(self) -> dict[str, object] | None:
+        return self._read("verdict")
+
+    def _publish_verdict(self, verdict: dict[str, object]) -> None:
+        with contextlib.suppress(RuntimeError):
+            self.store.compare_set("verdict", "", json.dumps(verdict))
+
+    def _read(self, key: str) -> dict[str, object] | None:
+        # Without its host the store is gone; then there is nothing to be learnt from it.
+        with contextlib.suppress(RuntimeError):
+            self.store.set_timeout(timedelta(seconds=_STORE_S))
+            if self.store.check([key]):
+                found: dict[str, object] = json.loads(self.store.get(key))
+                return found
+        return None
+
+
+def _short(text: str) -> str:
+    """The first sentence of a transport's message, without its source location."""
+    return text.split("] ", 1)[-1].split(". ")[0]

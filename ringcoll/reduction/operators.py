@@ -1,0 +1,407 @@
+"""The table of operators on CPU tensors, with torch's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.errors import ArgumentError
+
+__all__ = ["Operator", "Reduction", "UserOp", "as_operator", "premul_sum", "resolve"]
+
+
+class _Combine(Protocol):
+    def __call__(self, left: Tensor, right: Tensor, *, out: Tensor) -> object: ...
+
+
+@dataclass(frozen=True)
+class UserOp:
+    """A reduction operator of the user's own.
+
+    Parameters
+    ----------
+    fn
+        ``fn(left, right)`` returns a new tensor of the operands' shape and dtype,
+        computed element by element; it must not change its operands.
+    commutative
+        Whether the operands may change places. If not, only algorithms that keep
+        them in rank order are allowed.
+    associative
+        Whether the brackets may move. If not, only algorithms that reduce from
+        left to right, in rank order, are allowed.
+    name
+        Shown in errors and compared between ranks; by default that of ``fn``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from ringcoll import UserOp
+    >>> larger_norm = UserOp(lambda x, y: torch.where(x.abs() < y.abs(), y, x), commutative=False)
+    """
+
+    fn: Callable[[Tensor, Tensor], Tensor]
+    commutative: bool = False
+    associative: bool = True
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.name or getattr(self.fn, "__name__", "user operator")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator, before it is bound to a dtype.
+
+    ``name`` is torch's, in lower case, or ``"user"``; ``factor`` is that of
+    PREMUL_SUM; ``user`` is the user's own operator.
+    """
+
+    name: str
+    factor: float | Tensor | None = None
+    user: UserOp | None = None
+
+    @property
+    def commutative(self) -> bool:
+        """Whether the operands may change places."""
+        return self.user is None or self.user.commutative
+
+    @property
+    def associative(self) -> bool:
+        """Whether the brackets may move; rounding is not counted against it."""
+        return self.user is None or self.user.associative
+
+    def __str__(self) -> str:
+        return self.name if self.user is None else f"user operator {self.user}"
+
+
+def premul_sum(factor: float | Tensor) -> Operator:
+    """The operator PREMUL_SUM: the sum of the inputs, each scaled by ``factor``.
+
+    Parameters
+    ----------
+    factor
+        A number, or a tensor of one element. Ranks may use different ones.
+    """
+    return Operator("premul_sum", factor=factor)
+
+
+_NAMES = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "avg",
+    dist.ReduceOp.PRODUCT: "product",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor",
+    dist.ReduceOp.BXOR: "bxor",
+}
+
+
+def as_operator(op: object, rank: int | None = None) -> Operator:
+    """Understand what a user may give as ``op``.
+
+    Parameters
+    ----------
+    op
+        A member of ``torch.distributed.ReduceOp``, its name (``"sum"``), what
+        `premul_sum` returns, a `UserOp`, or a plain function of two tensors, which
+        is taken to be associative but not commutative.
+    rank
+        For the error message.
+
+    Raises
+    ------
+    ArgumentError
+        It is none of these.
+    """
+    if isinstance(op, Operator):
+        return op
+    if isinstance(op, UserOp):
+        return Operator("user", user=op)
+    if isinstance(op, str) and op.lower() in _NAMES.values():
+        return Operator(op.lower())
+    # A bare member of the enumeration passes for a ReduceOp in isinstance, but is none.
+    bare = isinstance(op, dist.ReduceOp.RedOpType)
+    if bare or isinstance(op, dist.ReduceOp):
+        kind, factor = (op, None) if bare else op.__getstate__()
+        if kind == dist.ReduceOp.PREMUL_SUM and factor is not None:
+            return premul_sum(factor)
+        if kind in _NAMES:
+            return Operator(_NAMES[kind])
+    elif callable(op) and not isinstance(op, type):
+        return Operator("user", user=UserOp(op))
+    raise ArgumentError(
+        "not a reduction operator",
+        rank=rank,
+        argument="op",
+        expected="a ReduceOp, its name, premul_sum(factor), a UserOp or a function",
+        got=repr(op),
+    )
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An operator bound to a dtype.
+
+    Parameters
+    ----------
+    operator
+        The operator.
+    dtype
+        Of the user's tensors.
+    work_dtype
+        In which data are sent and partial results are kept.
+    combine
+        ``combine(left, right, out=...)`` on flat tensors of ``work_dtype``; ``out``
+        may be one of the operands.
+    encode, decode
+        From ``dtype`` to ``work_dtype`` and back. Where ``shares_memory`` is set,
+        both return views of the same memory.
+    scale
+        Applied to the encoded input of each rank before anything is sent.
+    finish
+        Applied in place to a completed chunk; called with the tensor and the
+        number of ranks.
+    """
+
+    operator: Operator
+    dtype: torch.dtype
+    work_dtype: torch.dtype
+    combine: _Combine
+    encode: Callable[[Tensor], Tensor] = _same
+    decode: Callable[[Tensor], Tensor] = _same
+    shares_memory: bool = True
+    scale: Callable[[Tensor], Tensor] | None = None
+    finish: Callable[[Tensor, int], object] | None = None
+
+
+
+_BITWISE: dict[str, _Combine] = {
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
+_ARITHMETIC: dict[str, _Combine] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "premul_sum": torch.add,
+    "product": torch.mul,
+}
+_ORDERING: dict[str, _Combine] = {"min": torch.minimum, "max": torch.maximum}
+_BOOL: dict[str, _Combine] = {
+    "sum": torch.bitwise_or,
+    "max": torch.bitwise_or,
+    "product": torch.bitwise_and,
+    "min": torch.bitwise_and,
+    **_BITWISE,
+}
+_SIGNED_TWIN = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+_FLOAT8 = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)
+_NARROW = (torch.float16, torch.bfloat16, *_FLOAT8)
+_TOP_BIT = torch.iinfo(torch.int64).min
+
+
+def _flip_top_bit(tensor: Tensor) -> Tensor:
+    """Map the order of unsigned numbers to that of signed ones, and back."""
+    return tensor.bitwise_xor(_TOP_BIT)
+
+
+def _divide(tensor: Tensor, world_size: int) -> object:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.div_(world_size)
+    return tensor.div_(world_size, rounding_mode="trunc")
+
+
+def _divide_unsigned(bits: int) -> Callable[[Tensor, int], object]:
+    """Division of unsigned numbers kept in a signed type of ``bits`` bits."""
+    if bits < 64:
+        mask = (1 << bits) - 1
+        return lambda tensor, world_size: tensor.copy_(
+            (tensor.to(torch.int64) & mask) // world_size
+        )
+
+    def divide(tensor: Tensor, world_size: int) -> object:
+        # Long division by halves: the remainder is below 2^31, so nothing overflows.
+        high, low = (tensor >> 32) & 0xFFFFFFFF, tensor & 0xFFFFFFFF
+        quotient, rest = high // world_size, high % world_size
+        return tensor.copy_((quotient << 32) | (((rest << 32) | low) // world_size))
+
+    return divide
+
+
+def _through_float32(combine: _Combine) -> _Combine:
+    """An operation on float8, which torch can convert but not compute with."""
+
+    def combined(left: Tensor, right: Tensor, *, out: Tensor) -> object:
+        wide = torch.empty(left.shape, dtype=torch.float32, device=left.device)
+        combine(left.to(torch.float32), right.to(torch.float32), out=wide)
+        return out.copy_(wide)
+
+    return combined
+
+
+def _user(function: Callable[[Tensor, Tensor], Tensor]) -> _Combine:
+    def combined(left: Tensor, right: Tensor, *, out: Tensor) -> object:
+        return out.copy_(function(left, right))
+
+    return combined
+
+
+def _work_dtype(
+    operator: Operator, dtype: torch.dtype, wire_dtype: torch.dtype | None, rank: int | None
+) -> torch.dtype:
+    if wire_dtype is None or wire_dtype is dtype:
+        arithmetic = operator.name in _ARITHMETIC
+        if wire_dtype is None and (dtype in _FLOAT8 or (dtype in _NARROW and arithmetic)):
+            return torch.float32
+        return dtype
+    same_kind = (dtype.is_floating_point and wire_dtype.is_floating_point) or (
+        dtype.is_complex and wire_dtype.is_complex
+    )
+    if not same_kind:
+        raise ArgumentError(
+            "the wire dtype must be a floating-point one for floating-point tensors, "
+            "a complex one for complex tensors",
+            rank=rank,
+            argument="wire_dtype",
+            expected=f"of the kind of {dtype}",
+            got=wire_dtype,
+        )
+    return wire_dtype
+
+
+def resolve(
+    op: object,
+    dtype: torch.dtype,
+    *,
+    wire_dtype: torch.dtype | None = None,
+    rank: int | None = None,
+) -> Reduction:
+    """Bind an operator to a dtype.
+
+    Parameters
+    ----------
+    op
+        See `as_operator`.
+    dtype
+        Of the user's tensors.
+    wire_dtype
+        In which data are sent and partial results rounded; by default ``dtype``,
+        but float32 for arithmetic on narrower floats.
+    rank
+        For error messages.
+
+    Raises
+    ------
+    ArgumentError
+        The operator is not defined for the dtype, or the wire dtype is of another kind.
+    """
+    operator = as_operator(op, rank)
+    name = operator.name
+
+    def refuse(allowed: str) -> ArgumentError:
+        return ArgumentError(
+            f"operator {operator} is not defined for {dtype}",
+            rank=rank,
+            argument="op",
+            expected=allowed,
+            got=name,
+        )
+
+    if operator.user is not None:
+        work = dtype if wire_dtype is None else _work_dtype(operator, dtype, wire_dtype, rank)
+        return _cast(operator, dtype, work, _user(operator.user.fn))
+    if dtype is torch.bool:
+        if name not in _BOOL:
+            raise refuse(f"one of {', '.join(_BOOL)}")
+        return Reduction(operator, dtype, dtype, _BOOL[name])
+    if dtype.is_floating_point or dtype.is_complex:
+        allowed = _ARITHMETIC if dtype.is_complex else _ARITHMETIC | _ORDERING
+        if name not in allowed:
+            raise refuse(f"one of {', '.join(allowed)}")
+        work = _work_dtype(operator, dtype, wire_dtype, rank)
+        combine = allowed[name]
+        return _cast(
+            operator, dtype, work, _through_float32(combine) if work in _FLOAT8 else combine
+        )
+    if wire_dtype not in (None, dtype):
+        _work_dtype(operator, dtype, wire_dtype, rank)
+    if name == "premul_sum":
+        raise refuse("a floating-point or complex dtype")
+    combine = (_ARITHMETIC | _ORDERING | _BITWISE)[name]
+    finish = _divide if name == "avg" else None
+    if dtype not in _SIGNED_TWIN:
+        return Reduction(operator, dtype, dtype, combine, finish=finish)
+    twin = _SIGNED_TWIN[dtype]
+    if name in _ORDERING and dtype is torch.uint64:
+        return Reduction(
+            operator,
+            dtype,
+            twin,
+            combine,
+            encode=lambda tensor: _flip_top_bit(tensor.view(twin)),
+            decode=lambda tensor: _flip_top_bit(tensor).view(dtype),
+            shares_memory=False,
+        )
+    if name in _ORDERING:
+        return _cast(operator, dtype, torch.int64, combine)
+    return Reduction(
+        operator,
+        dtype,
+        twin,
+        combine,
+        encode=lambda tensor: tensor.view(twin),
+        decode=lambda tensor: tensor.view(dtype),
+        finish=_divide_unsigned(8 * dtype.itemsize) if finish else None,
+    )
+
+
+def _cast(
+    operator: Operator, dtype: torch.dtype, work: torch.dtype, combine: _Combine
+) -> Reduction:
+    """A reduction that converts to ``work`` before, and back after."""
+    scale: Callable[[Tensor], Tensor] | None = None
+    if operator.name == "premul_sum":
+        factor = operator.factor
+
+        def scaled(tensor: Tensor) -> Tensor:
+            wide = torch.float32 if tensor.dtype in _NARROW else tensor.dtype
+            return (tensor.to(wide) * factor).to(tensor.dtype)
+
+        scale = scaled
+    narrow_average = operator.name == "avg" and work in _FLOAT8
+    return Reduction(
+        operator,
+        dtype,
+        work,
+        combine,
+        encode=_same if work is dtype else lambda tensor: tensor.to(work),
+        decode=_same if work is dtype else lambda tensor: tensor.to(dtype),
+        shares_memory=work is dtype,
+        scale=scale,
+        finish=(
+            (lambda tensor, world_size: tensor.copy_(tensor.to(torch.float32) / world_size))
+            if narrow_average
+            else _divide
+        )
+        if operator.name == "avg"
+        else None,
+    )

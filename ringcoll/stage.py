@@ -1,0 +1,181 @@
+"""Before and after the schedule: what no algorithm should know about tensors.
+
+A schedule runs on flat, contiguous tensors of one dtype. Here the user's tensors
+become such: detached, conjugation and negation resolved, strided views copied in
+logical order and back, dtypes converted to the one that is computed in and back.
+Where a tensor is flat already, its own memory is used and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ringcoll.errors import ArgumentError
+from ringcoll.reduction import Reduction
+
+__all__ = ["Stage"]
+
+_Interval = tuple[int, int, bool, int]  # first byte, end, is an output, block
+
+
+class Stage:
+    """The inputs and outputs of one call.
+
+    Parameters
+    ----------
+    rank
+        For error messages.
+    inputs, outputs
+        The user's tensors.
+    reduction
+        What is computed; ``None`` where data are only moved.
+
+    Raises
+    ------
+    ArgumentError
+        An output has elements that share memory with each other.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        reduction: Reduction | None,
+    ) -> None:
+        self._rank, self._reduction = rank, reduction
+        self._inputs = [tensor.detach() for tensor in inputs]
+        self._outputs = [tensor.detach() for tensor in outputs]
+        for tensor in self._outputs:
+            if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
+                raise self._refuse("elements of an output share memory", "distinct elements")
+        self._one_copy = False
+
+    def _refuse(self, message: str, expected: str) -> ArgumentError:
+        return ArgumentError(
+            message,
+            rank=self._rank,
+            argument="output",
+            expected=expected,
+            got="overlapping memory",
+        )
+
+    @property
+    def _converts(self) -> bool:
+        return self._reduction is not None and not self._reduction.shares_memory
+
+    @property
+    def _scales(self) -> bool:
+        return self._reduction is not None and self._reduction.scale is not None
+
+    def _as_it_is(self, tensor: Tensor) -> bool:
+        """Whether the schedule can run on the tensor's own memory."""
+        plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        return plain and not self._converts
+
+    def shared_memory(
+        self, inputs: Sequence[int], outputs: Sequence[int], lengths: dict[int, int]
+    ) -> bool:
+        """Whether a block that is both input and output has the same memory as both.
+
+        Parameters
+        ----------
+        inputs, outputs
+            Blocks of the input and of the output, in order.
+        lengths
+            Number of elements of each block.
+
+        Raises
+        ------
+        ArgumentError
+            Inputs and outputs overlap in any other way.
+        """
+        if len(self._inputs) == len(self._outputs) == 1:
+            source, target = self._inputs[0], self._outputs[0]
+            same = source.data_ptr() == target.data_ptr() and source.shape == target.shape
+            if same and source.stride() == target.stride() and len(inputs) == len(outputs) == 1:
+                # The same tensor: the copy that is made of it, if any, serves as both.
+                self._one_copy = not self._as_it_is(source) and not self._scales
+                return self._one_copy or (self._as_it_is(source) and not self._scales)
+        found = [
+            *self._intervals(self._inputs, inputs, lengths, is_output=False),
+            *self._intervals(self._outputs, outputs, lengths, is_output=True),
+        ]
+        shared = False
+        input_end = output_end = 0
+        last: _Interval | None = None
+        for interval in sorted(found):
+            first, end, is_output, block = interval
+            if first < output_end or (is_output and first < input_end):
+                twin = last is not None and (first, end, not is_output, block) == last
+                if not twin:
+                    raise self._refuse(
+                        "an output overlaps an input or another output",
+                        "separate memory, or a block in its own place",
+                    )
+                shared = True
+            if is_output:
+                output_end = max(output_end, end)
+            else:
+                input_end = max(input_end, end)
+            last = interval
+        return shared and not self._scales
+
+    def _intervals(
+        self,
+        tensors: Sequence[Tensor],
+        blocks: Sequence[int],
+        lengths: dict[int, int],
+        *,
+        is_output: bool,
+    ) -> list[_Interval]:
+        """The memory of each block, for tensors whose own memory is used."""
+        found: list[_Interval] = []
+        if len(tensors) == len(blocks):
+            for tensor, block in zip(tensors, blocks, strict=True):
+                if self._as_it_is(tensor) and tensor.numel():
+                    start = tensor.data_ptr()
+                    found.append((start, start + tensor.nbytes, is_output, block))
+            return found
+        (tensor,) = tensors
+        if self._as_it_is(tensor):
+            start = tensor.data_ptr()
+            for block in blocks:
+                end = start + lengths[block] * tensor.itemsize
+                if lengths[block]:
+                    found.append((start, end, is_output, block))
+                start = end
+        return found
+
+    def open(self) -> tuple[list[Tensor], list[Tensor], Callable[[], None]]:
+        """Make the flat inputs and outputs, and what brings the results home."""
+        inputs = [self._flat_input(tensor) for tensor in self._inputs]
+        if self._one_copy:
+            outputs = inputs
+        else:
+            outputs = [self._flat_output(tensor) for tensor in self._outputs]
+
+        def finish() -> None:
+            for tensor, flat in zip(self._outputs, outputs, strict=True):
+                if not self._as_it_is(tensor):
+                    decoded = self._reduction.decode(flat) if self._reduction else flat
+                    tensor.copy_(decoded.view(tensor.shape))
+
+        return inputs, outputs, finish
+
+    def _flat_input(self, tensor: Tensor) -> Tensor:
+        flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+        if self._reduction is None:
+            return flat
+        flat = self._reduction.encode(flat)
+        return flat if self._reduction.scale is None else self._reduction.scale(flat)
+
+    def _flat_output(self, tensor: Tensor) -> Tensor:
+        if self._as_it_is(tensor):
+            flat = tensor.view(-1)
+            return flat if self._reduction is None else self._reduction.encode(flat)
+        dtype = tensor.dtype if self._reduction is None else self._reduction.work_dtype
+        return torch.empty(tensor.numel(), dtype=dtype, device=tensor.device)

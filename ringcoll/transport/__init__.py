@@ -1,0 +1,9 @@
+"""Transports: point-to-point messages, and nothing else.
+
+==============  ==========================================================
+`base`          what a transport is
+`gloo`          a process group of torch's gloo, CPU tensors
+`nccl`          grouped batches on a process group of torch's NCCL
+`local`         k ranks in one process, with threads or step by step
+==============  ==========================================================
+"""

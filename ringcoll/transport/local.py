@@ -1,0 +1,196 @@
+"""k ranks inside one process.
+
+One `Hub` carries the messages of all ranks. With threads (`LocalTransport.wait`
+blocks) it serves notebooks and examples; step by step (`run_together`) it runs
+thousands of cases a second with no thread at all, and a random generator decides
+which rank goes on and when a message moves. That scheduler is *adversarial*: a
+message is read from the sender's memory, and written to the receiver's, as late as
+it likes, and until then the receiver's memory holds garbage. So a schedule or an
+executor that relies on luck fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.execute import Waiting
+from ringcoll.transport.base import Handle, Message
+
+__all__ = ["Hub", "LocalTransport", "run_together"]
+
+
+@dataclass(eq=False)
+class _Half:
+    """One end of a message: a posted send or receive."""
+
+    message: Message
+    done: bool = False
+    partner: _Half | None = field(default=None, repr=False)
+
+
+class Hub:
+    """Carries the messages among k ranks of one process.
+
+    Parameters
+    ----------
+    world_size
+        Number of ranks.
+    random
+        If given, matched messages are moved only when `move_one` picks them, and
+        posted receives are filled with garbage. Otherwise they move at once.
+    """
+
+    def __init__(self, world_size: int, random: Random | None = None) -> None:
+        self.world_size, self.random = world_size, random
+        self.condition = threading.Condition()
+        self.aborted = ""
+        self._sends: dict[tuple[int, int, int], deque[_Half]] = defaultdict(deque)
+        self._receives: dict[tuple[int, int, int], deque[_Half]] = defaultdict(deque)
+        self._matched: list[tuple[_Half, _Half]] = []
+
+    def transports(self) -> list[LocalTransport]:
+        """One transport for each rank."""
+        return [LocalTransport(self, rank) for rank in range(self.world_size)]
+
+    def post(self, rank: int, receives: Sequence[Message], sends: Sequence[Message]) -> list[_Half]:
+        """Start messages of one rank."""
+        halves = []
+        with self.condition:
+            for message in receives:
+                half = _Half(message)
+                halves.append(half)
+                if self.random is not None:
+                    message.tensor.view(torch.uint8).fill_(self.random.randrange(256))
+                self._match(half, (message.peer, rank, message.tag), self._sends, self._receives)
+            for message in sends:
+                half = _Half(message)
+                halves.append(half)
+                self._match(half, (rank, message.peer, message.tag), self._receives, self._sends)
+            self.condition.notify_all()
+        return halves
+
+    def _match(
+        self,
+        half: _Half,
+        key: tuple[int, int, int],
+        others: dict[tuple[int, int, int], deque[_Half]],
+        own: dict[tuple[int, int, int], deque[_Half]],
+    ) -> None:
+        if not others[key]:
+            own[key].append(half)
+            return
+        other = others[key].popleft()
+        receive, send = (half, other) if own is self._receives else (other, half)
+        if receive.message.tensor.numel() != send.message.tensor.numel():
+            raise TransportError(
+                f"a message of {send.message.tensor.numel()} elements met a receive of "
+                f"{receive.message.tensor.numel()}"
+            )
+        if self.random is None:
+            _transfer(receive, send)
+        else:
+            self._matched.append((receive, send))
+
+    def move_one(self) -> bool:
+        """Move one matched message, if there is one; only with a random generator."""
+        if not self._matched or self.random is None:
+            return False
+        _transfer(*self._matched.pop(self.random.randrange(len(self._matched))))
+        return True
+
+    def abort(self, reason: str) -> None:
+        """Wake all that wait, with an error."""
+        with self.condition:
+            self.aborted = self.aborted or reason
+            self.condition.notify_all()
+
+
+def _transfer(receive: _Half, send: _Half) -> None:
+    receive.message.tensor.copy_(send.message.tensor)
+    receive.done = send.done = True
+
+
+class LocalTransport:
+    """The transport of one rank of a `Hub`."""
+
+    name = "local"
+    ordered = False
+
+    def __init__(self, hub: Hub, rank: int) -> None:
+        self.hub, self.rank, self.world_size = hub, rank, hub.world_size
+
+    def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
+        """Start messages; see `Transport.post`."""
+        return [*self.hub.post(self.rank, receives, sends)]
+
+    def wait(self, handle: Handle, timeout_s: float) -> None:
+        """Wait for one message; see `Transport.wait`."""
+        assert isinstance(handle, _Half)
+        with self.hub.condition:
+            self.hub.condition.wait_for(lambda: handle.done or self.hub.aborted, timeout_s)
+            if handle.done:
+                return
+            peer = handle.message.peer
+            if self.hub.aborted:
+                raise PeerLostError(self.hub.aborted, peer=peer)
+            raise CollectiveTimeoutError(f"no message within {timeout_s:g} s", peer=peer)
+
+    def abort(self) -> None:
+        """Wake all ranks of the hub."""
+        self.hub.abort(f"rank {self.rank} broke the connection")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def run_together(hub: Hub, executions: Sequence[Iterator[Waiting]], limit_s: float = 60.0) -> None:
+    """Run the executions of all ranks in this thread, in an order that ``hub.random`` picks.
+
+    Parameters
+    ----------
+    hub
+        A hub with a random generator.
+    executions
+        What `ringcoll.execute.execute` returned for each rank.
+    limit_s
+        Time limit for the whole.
+
+    Raises
+    ------
+    TransportError
+        No rank can go on: a deadlock. The message says what each waits for.
+    CollectiveTimeoutError
+        The limit was exceeded.
+    """
+    assert hub.random is not None
+    deadline = time.monotonic() + limit_s
+    waiting: dict[int, Waiting | None] = dict.fromkeys(range(len(executions)))
+    while waiting:
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(f"not finished within {limit_s:g} s")
+        ready = [
+            rank
+            for rank, item in waiting.items()
+            if item is None or (isinstance(item.handle, _Half) and item.handle.done)
+        ]
+        if ready and (hub.random.random() < 0.5 or not hub.move_one()):  # noqa: PLR2004  # a coin
+            rank = hub.random.choice(ready)
+            try:
+                waiting[rank] = next(executions[rank])
+            except StopIteration:
+                del waiting[rank]
+        elif not ready and not hub.move_one():
+            stuck = "; ".join(
+                f"rank {rank} waits for rank {item.wait.peer} in step {item.wait.step}"
+                for rank, item in waiting.items()
+                if item is not None
+            )
+            raise TransportError(f"deadlock: {stuck}")
