@@ -1,0 +1,263 @@
+"""Real processes on this machine: a pool of ranks that runs functions.
+
+Problem: start k ranks once, run many things on them, and never leave one behind.
+The store that the ranks meet at is held by the parent, so it outlives any of them;
+it listens on a free port of the loopback interface, and nothing leaves the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringcoll.errors import RingcollError
+
+__all__ = ["RankError", "Ranks", "report"]
+
+_GRACE_S = 5.0  # between asking a rank to end and killing it, and for late causes of failure
+
+
+class RankError(RingcollError, RuntimeError):
+    """A rank failed.
+
+    ``rank`` is the first rank that did, ``kind`` the name of its error's class, and
+    ``failures`` maps every rank that failed to (kind, text).
+    """
+
+    def __init__(self, rank: int, failures: dict[int, tuple[str, str]], details: str) -> None:
+        self.rank, self.failures = rank, failures
+        self.kind, text = failures[rank]
+        self.details = details
+        super().__init__(f"rank {rank} raised {self.kind}: {text}")
+
+
+_to_parent: Connection | None = None
+
+
+def report(item: object) -> None:
+    """Send something, from a function that runs on a rank, to the parent's ``on_report``."""
+    if _to_parent is not None:
+        _to_parent.send(("report", item))
+
+
+class Ranks:
+    """k processes, each with an initialised default group of gloo.
+
+    Parameters
+    ----------
+    world_size
+        Number of ranks.
+    timeout_s
+        Time limit of a run, and of the group's operations.
+    threads
+        Threads of torch in each rank; by default the cores, shared evenly.
+
+    Examples
+    --------
+    >>> import operator
+    >>> from ringcoll.launch import Ranks
+    >>> with Ranks(2) as ranks:
+    ...     ranks.run(operator.add, 1, 2)
+    [3, 3]
+    """
+
+    def __init__(
+        self, world_size: int, *, timeout_s: float = 120.0, threads: int | None = None
+    ) -> None:
+        self.world_size, self.timeout_s = world_size, timeout_s
+        cores = len(os.sched_getaffinity(0))
+        threads = threads or max(1, cores // world_size)
+        self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        context = multiprocessing.get_context("spawn")
+        self._connections: list[Connection] = []
+        self.processes: list[multiprocessing.process.BaseProcess] = []
+        try:
+            for rank in range(world_size):
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=_main,
+                    args=(rank, world_size, self._store.port, timeout_s, threads, theirs),
+                    name=f"rank-{rank}",
+                    daemon=True,
+                )
+                process.start()
+                theirs.close()
+                self._connections.append(ours)
+                self.processes.append(process)
+        except BaseException:
+            self.kill()
+            raise
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        on_report: Callable[[Any], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """Call a function on all ranks.
+
+        Parameters
+        ----------
+        function
+            Importable by name; called with ``args`` on every rank.
+        on_report
+            Called with what the ranks give to `report`.
+        timeout_s
+            Time limit; by default the pool's.
+
+        Returns
+        -------
+        list
+            What it returned on each rank.
+
+        Raises
+        ------
+        RankError
+            It raised on some rank, or a rank died. The other ranks are ended, and the
+            pool cannot be used any more.
+        TimeoutError
+            The limit was exceeded; all ranks are killed.
+        """
+        try:
+            return self._run(function, args, on_report, timeout_s or self.timeout_s)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        on_report: Callable[[Any], None] | None,
+        timeout_s: float,
+    ) -> list[Any]:
+        for connection in self._connections:
+            with contextlib.suppress(BrokenPipeError):
+                connection.send((function, args))
+        deadline = time.monotonic() + timeout_s
+        results: dict[int, Any] = {}
+        failures: dict[int, tuple[str, str]] = {}
+        details: dict[int, str] = {}
+        while len(results) + len(failures) < self.world_size:
+            waiting = {
+                connection: rank
+                for rank, connection in enumerate(self._connections)
+                if rank not in results and rank not in failures
+            }
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                if failures:
+                    break
+                raise TimeoutError(
+                    f"ranks {sorted(waiting.values())} were not done after {timeout_s:g} s"
+                )
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                rank = waiting[connection]
+                try:
+                    kind, value = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    self.processes[rank].join(_GRACE_S)
+                    code = self.processes[rank].exitcode
+                    failures[rank] = ("ProcessDied", f"the process ended with exit code {code}")
+                    continue
+                if kind == "report":
+                    if on_report is not None:
+                        on_report(value)
+                elif kind == "result":
+                    results[rank] = value
+                else:
+                    *failure, details[rank] = value
+                    failures[rank] = (failure[0], failure[1])
+            if failures:
+                # The others follow soon, and one of them may hold the cause.
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+        if failures:
+            first = next(iter(failures))
+            own = [r for r, (kind, _) in failures.items() if kind not in ("PeerLostError",)]
+            first = own[0] if own else first
+            raise RankError(first, failures, details.get(first, ""))
+        return [results[rank] for rank in range(self.world_size)]
+
+    def close(self) -> None:
+        """End the ranks."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.send(None)
+        for process in self.processes:
+            process.join(_GRACE_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the ranks at once."""
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+        for process in self.processes:
+            process.join()
+        for connection in self._connections:
+            connection.close()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.kill()
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _main(
+    rank: int, world_size: int, port: int, timeout_s: float, threads: int, connection: Connection
+) -> None:
+    """What a rank's process does."""
+    global _to_parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(threads)
+    limit = timedelta(seconds=timeout_s)
+    store = dist.TCPStore("127.0.0.1", port, None, False, timeout=limit)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+    _to_parent = connection
+    while True:
+        try:
+            item = connection.recv()
+        except EOFError:
+            break
+        if item is None:
+            break
+        function, args = item
+        try:
+            answer = ("result", function(*args))
+        except BaseException as error:  # noqa: BLE001  # the parent raises it
+            kind = type(error).__name__
+            answer = ("error", (kind, str(error), traceback.format_exc()))
+        connection.send(answer)
+    dist.destroy_process_group()
