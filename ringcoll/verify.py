@@ -4,8 +4,7 @@ Problem: show, before a byte is sent, that every rank ends with every
 contribution exactly once, and that nothing can block or be overwritten.
 
 Every rank's program is run on symbols. A symbol stands for one chunk and knows
-which ranks have contributed to it, and in which order; equal symbols are one
-object, so that comparing results is comparing numbers. The model of execution
+which ranks have contributed to it, and in which order. The model of execution
 is: post everything of a step, then wait for it. Under it, a send that has its
 receive in the same step is enough for freedom from deadlock, with buffered and
 with rendezvous sends alike.
@@ -26,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ringcoll.contracts import Contract, contract
+from ringcoll.contracts import contract
 from ringcoll.draw import grid
 from ringcoll.errors import VerificationError
 from ringcoll.schedule import (
@@ -41,6 +40,7 @@ from ringcoll.schedule import (
     Schedule,
     Send,
     Step,
+    out,
 )
 
 __all__ = ["Proof", "bitwise_equal", "verify"]
@@ -56,33 +56,35 @@ class _Symbols:
         self.chunk: list[int] = []
         self.contributors: list[int] = []  # bit r is set if rank r has contributed
         self.repeated: list[bool] = []  # whether any rank has contributed twice
-        self._parts: list[tuple[int, int]] = []  # (left, right), or (-1, rank) for a leaf
-        self._known: dict[tuple[int, int, int], int] = {}
+        self._left: list[int] = []  # the operands, or -1 and the rank for a leaf
+        self._right: list[int] = []
+        self._joined: dict[tuple[int, int], int] = {}
 
-    def _new(self, key: tuple[int, int, int], chunk: int, contributors: int, twice: bool) -> int:
-        number = len(self.chunk)
-        self._known[key] = number
+    def _new(self, left: int, right: int, chunk: int, contributors: int, twice: bool) -> int:
         self.chunk.append(chunk)
         self.contributors.append(contributors)
         self.repeated.append(twice)
-        self._parts.append((key[0], key[1]))
-        return number
+        self._left.append(left)
+        self._right.append(right)
+        return len(self.chunk) - 1
 
     def leaf(self, rank: int, chunk: int) -> int:
-        """What a rank had in its input."""
-        key = (-1, rank, chunk)
-        number = self._known.get(key)
-        return self._new(key, chunk, 1 << rank, False) if number is None else number
+        """What a rank had in its input; to be called once for each."""
+        return self._new(-1, rank, chunk, 1 << rank, False)
 
     def join(self, left: int, right: int) -> int:
         """The reduction of two values of the same chunk."""
-        key = (left, right, -1)
-        number = self._known.get(key)
+        number = self._joined.get((left, right))
         if number is None:
             ours, theirs = self.contributors[left], self.contributors[right]
             twice = bool(ours & theirs) or self.repeated[left] or self.repeated[right]
-            number = self._new(key, self.chunk[left], ours | theirs, twice)
+            number = self._new(left, right, self.chunk[left], ours | theirs, twice)
+            self._joined[left, right] = number
         return number
+
+    def end_step(self) -> None:
+        """Forget which values were joined: ranks that agree mostly do so in the same step."""
+        self._joined.clear()
 
     def order(self, value: int) -> Order:
         """The order in which contributions were reduced, in postfix."""
@@ -93,7 +95,7 @@ class _Symbols:
             if isinstance(item, str):
                 result.append(item)
                 continue
-            left, right = self._parts[item]
+            left, right = self._left[item], self._right[item]
             if left < 0:
                 result.append(right)
             else:
@@ -204,81 +206,63 @@ def _chunks_of(blocks: Sequence[int], per_block: int) -> Sequence[int]:
     return tuple(block * per_block + part for block in blocks for part in range(per_block))
 
 
-class _World:
-    """The symbolic memory of all ranks under one aliasing of input and output.
+class _Verifier:
+    """One run of all programs on symbols, under one aliasing of input and output.
 
     A place is a number: the chunk for the input, num_chunks + chunk for the
     output, 2 * num_chunks + slot for scratch. In place, an output chunk that the
     rank also has as input gets the input's number.
     """
 
-    def __init__(
-        self, schedule: Schedule, rules: Contract, in_place: bool, symbols: _Symbols
-    ) -> None:
-        self.symbols, self.in_place = symbols, in_place
-        self.num_chunks = schedule.num_chunks
-        self.memory: list[dict[int, int]] = []
-        self.shared: list[frozenset[int]] = []
-        world_size, root = schedule.world_size, schedule.root
-        per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
-        for rank in range(world_size):
-            inputs = _chunks_of(rules.inputs(rank, world_size, root), per_block)
-            outputs = _chunks_of(rules.outputs(rank, world_size, root), per_block)
-            self.memory.append({chunk: symbols.leaf(rank, chunk) for chunk in inputs})
-            self.shared.append(frozenset(inputs).intersection(outputs) if in_place else frozenset())
-
-    def place(self, rank: int, ref: Ref) -> int:
-        buffer, chunk, slot = ref
-        if buffer is Buffer.INPUT:
-            return chunk
-        if buffer is Buffer.OUTPUT:
-            return chunk if chunk in self.shared[rank] else self.num_chunks + chunk
-        return 2 * self.num_chunks + slot
-
-
-class _Verifier:
-    """One run of all programs, on one symbolic world for each aliasing."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
+    def __init__(self, schedule: Schedule, *, in_place: bool) -> None:
+        self.schedule, self.in_place = schedule, in_place
         self.rules = contract(schedule.collective)
         self.symbols = _Symbols()
-        self.worlds = [
-            _World(schedule, self.rules, in_place, self.symbols)
-            for in_place in self.rules.aliasings
-        ]
-        per_block = self.rules.chunks_per_block(schedule.num_chunks, schedule.world_size)
-        self.outputs = [
-            _chunks_of(self.rules.outputs(rank, schedule.world_size, schedule.root), per_block)
-            for rank in range(schedule.world_size)
-        ]
-        self.everyone = (1 << schedule.world_size) - 1
+        self.num_chunks = schedule.num_chunks
+        self.memory: list[dict[int, int]] = []
+        self.outputs: list[Sequence[int]] = []
+        self.shared: list[frozenset[int]] = []  # chunks that are both input and output
+        world_size, root = schedule.world_size, schedule.root
+        per_block = self.rules.chunks_per_block(schedule.num_chunks, world_size)
+        for rank in range(world_size):
+            inputs = _chunks_of(self.rules.inputs(rank, world_size, root), per_block)
+            outputs = _chunks_of(self.rules.outputs(rank, world_size, root), per_block)
+            self.memory.append({chunk: self.symbols.leaf(rank, chunk) for chunk in inputs})
+            self.outputs.append(outputs)
+            self.shared.append(frozenset(inputs).intersection(outputs))
+        self.aliasing_matters = False
         self.step = 0
         self.sent = [0] * schedule.world_size
         self.messages = [0] * schedule.world_size
         self.rounds = self.traffic = self.reduced = self.ports = self.in_flight = 0
         self.staged: set[tuple[int, int]] = set()
 
-    def fail(self, message: str, rank: int, **details: object) -> VerificationError:
-        try:
-            drawing = grid(self.schedule, mark=(rank, self.step))
-        except Exception:  # noqa: BLE001  # the program is wrong further on as well
-            drawing = ""
+    def place(self, rank: int, ref: Ref) -> int:
+        buffer, chunk, slot = ref
+        if buffer is Buffer.INPUT:
+            return chunk
+        if buffer is Buffer.OUTPUT:
+            if self.in_place and chunk in self.shared[rank]:
+                return chunk
+            return self.num_chunks + chunk
+        return 2 * self.num_chunks + slot
+
+    def fail(
+        self, message: str, rank: int | None, *, drawn: bool = True, **details: object
+    ) -> VerificationError:
+        mark = (rank or 0, self.step)
         return VerificationError(
             message,
             rank=rank,
             step=self.step,
-            grid=drawing,
+            grid=grid(self.schedule, mark=mark) if drawn else "",
             **details,  # type: ignore[arg-type]  # peer, chunk, expected, got: see the class
         )
 
-    def started(self, rank: int) -> Program:
-        """The steps of a rank; what fails in calling its program fails at the first step."""
-        yield from self.schedule.steps(rank)
-
     def run(self) -> Proof:
-        world_size = self.schedule.world_size
-        programs: list[Program | None] = [self.started(rank) for rank in range(world_size)]
+        programs: list[Program | None] = [
+            self.schedule.steps(rank) for rank in range(self.schedule.world_size)
+        ]
         while True:
             steps: list[tuple[int, Step]] = []
             running = False
@@ -288,12 +272,10 @@ class _Verifier:
                 try:
                     step = next(program, None)
                 except Exception as error:
-                    raise self.fail(f"the program raised {error!r}", rank) from error
+                    raise self.fail(f"the program raised {error!r}", rank, drawn=False) from error
                 if step is None:
                     programs[rank] = None
                     continue
-                if not isinstance(step, Step):
-                    raise self.fail(f"the program yielded {step!r}, which is not a Step", rank)
                 running = True
                 if step:
                     steps.append((rank, step))
@@ -306,128 +288,115 @@ class _Verifier:
 
     def do(self, steps: list[tuple[int, Step]]) -> None:
         """Do one step of all ranks."""
-        mail: dict[tuple[int, int], list[tuple[Send, list[list[int]]]]] = {}
+        mail: _Mail = {}
+        busiest = hardest = sends = 0
         for rank, step in steps:
             posted = sent = 0
             for operation in step:
                 if type(operation) is Send:
                     self.check_peer(rank, operation.peer)
-                    payload = [
-                        [self.read(world, rank, ref) for ref in operation.refs]
-                        for world in self.worlds
-                    ]
-                    mail.setdefault((rank, operation.peer), []).append((operation, payload))
-                    sent += len(operation.refs)
+                    values = [self.read(rank, ref) for ref in operation.refs]
+                    mail.setdefault((rank, operation.peer), []).append((operation, values))
+                    sent += len(values)
                     posted += 1
+            sends += posted
+            busiest = max(busiest, sent)
             self.sent[rank] += sent
             self.messages[rank] += posted
-        busiest = hardest = 0
-        writes: list[tuple[int, list[dict[int, int]]]] = []
+        writes: list[tuple[int, dict[int, int]]] = []
         for rank, step in steps:
             received, reduced, written = self.do_rank(rank, step, mail)
             writes.append((rank, written))
-            sends = [op for op in step if type(op) is Send]
-            receives = sum(type(op) in (Recv, RecvReduce) for op in step)
-            busiest = max(busiest, received, sum(len(op.refs) for op in sends))
+            busiest = max(busiest, received)
             hardest = max(hardest, reduced)
-            self.ports = max(self.ports, len(sends), receives)
-            self.in_flight = max(self.in_flight, len(sends) + receives)
+            posted = sum(type(operation) is Send for operation in step)
+            taken = sum(type(operation) in (Recv, RecvReduce) for operation in step)
+            self.ports = max(self.ports, posted, taken)
+            self.in_flight = max(self.in_flight, posted + taken)
         for (source, target), letters in mail.items():
             if letters:
+                refs = letters[0][0].refs
                 raise self.fail(
                     "the message is never received",
                     source,
                     peer=target,
-                    chunk=letters[0][0].refs[0].chunk if letters[0][0].refs else None,
+                    chunk=refs[0].chunk if refs else None,
                 )
         for rank, written in writes:
-            for world, values in zip(self.worlds, written, strict=True):
-                world.memory[rank].update(values)
-        self.rounds += bool(mail)
+            self.memory[rank].update(written)
+        self.rounds += sends > 0
         self.traffic += busiest
         self.reduced += hardest
+        self.symbols.end_step()
 
-    def do_rank(
-        self,
-        rank: int,
-        step: Step,
-        mail: dict[tuple[int, int], list[tuple[Send, list[list[int]]]]],
-    ) -> tuple[int, int, list[dict[int, int]]]:
-        """Do what one rank receives and computes; returns chunks received, reduced, and writes."""
+    def do_rank(self, rank: int, step: Step, mail: _Mail) -> tuple[int, int, dict[int, int]]:
+        """Do what one rank receives and computes: (chunks received, reduced, values written)."""
         received = reduced = 0
-        written: list[dict[int, int]] = [{} for _ in self.worlds]
-        accumulating: set[tuple[int, int]] = set()
+        written: dict[int, int] = {}
+        accumulating: set[int] = set()
         for operation in step:
             match operation:
                 case Send():
                     continue
                 case Recv(peer, into):
-                    arrived = self.take(rank, peer, into, mail)
+                    values = self.take(rank, peer, into, mail)
                     received += len(into)
-                    for index, values in enumerate(arrived):
-                        for ref, value in zip(into, values, strict=True):
-                            self.write(index, rank, ref, value, written)
-                case RecvReduce(peer, into, local, received_left, final):
+                    for ref, value in zip(into, values, strict=True):
+                        self.write(rank, ref, value, written)
+                case RecvReduce(peer, into, local, received_left):
                     if len(local) != len(into):
                         raise self.fail("as many local as target chunks are needed", rank)
-                    arrived = self.take(rank, peer, into, mail)
+                    values = self.take(rank, peer, into, mail)
                     received += len(into)
                     reduced += len(into)
-                    for index, values in enumerate(arrived):
-                        world = self.worlds[index]
-                        for ref, mine, value in zip(into, local, values, strict=True):
-                            place = world.place(rank, ref)
-                            chained = (index, place) in accumulating
-                            if chained and world.place(rank, mine) == place:
-                                own = written[index].pop(place)
-                                self.check_class(rank, mine, own)
-                            else:
-                                own = self.read(world, rank, mine)
-                            pair = (value, own) if received_left else (own, value)
-                            self.check_class(rank, mine, value)
-                            joined = self.symbols.join(*pair)
-                            self.check_final(rank, ref, joined, final)
-                            self.write(index, rank, ref, joined, written)
-                            accumulating.add((index, place))
+                    for ref, mine, value in zip(into, local, values, strict=True):
+                        place = self.place(rank, ref)
+                        if place in accumulating and self.place(rank, mine) == place:
+                            own = written.pop(place)
+                            self.check_class(rank, mine, own)
+                        else:
+                            own = self.read(rank, mine)
+                        pair = (value, own) if received_left else (own, value)
+                        self.check_class(rank, mine, value)
+                        self.write(rank, ref, self.symbols.join(*pair), written)
+                        accumulating.add(place)
                 case Copy(into_ref, source):
-                    for index, world in enumerate(self.worlds):
-                        if world.place(rank, into_ref) != world.place(rank, source):
-                            value = self.read(world, rank, source)
-                            self.write(index, rank, into_ref, value, written)
-                case Reduce(into_ref, sources, final):
-                    if not sources:
-                        raise self.fail("there is nothing to reduce", rank, chunk=into_ref.chunk)
+                    if self.place(rank, into_ref) != self.place(rank, source):
+                        self.write(rank, into_ref, self.read(rank, source), written)
+                case Reduce(into_ref, sources):
                     reduced += len(sources) - 1
-                    for index, world in enumerate(self.worlds):
-                        total = self.read(world, rank, sources[0])
-                        for ref in sources[1:]:
-                            value = self.read(world, rank, ref)
-                            self.check_class(rank, sources[0], value)
-                            total = self.symbols.join(total, value)
-                        self.check_final(rank, into_ref, total, final)
-                        self.write(index, rank, into_ref, total, written)
+                    total = self.read(rank, sources[0])
+                    for ref in sources[1:]:
+                        value = self.read(rank, ref)
+                        self.check_class(rank, sources[0], value)
+                        total = self.symbols.join(total, value)
+                    self.write(rank, into_ref, total, written)
                 case _:
-                    raise self.fail(f"{operation!r} is not an operation", rank)
-        self.mark_staged(rank, step, written)
+                    raise self.fail(f"{operation!r} is not an operation", rank, drawn=False)
+        if len(step) > 1 or type(step[0]) is Reduce:
+            self.mark_staged(rank, step)
         return received, reduced, written
 
-    def mark_staged(self, rank: int, step: Step, written: list[dict[int, int]]) -> None:
-        for world, values in zip(self.worlds, written, strict=True):
-            for operation in step:
-                for ref, own in _reads(operation):
-                    place = world.place(rank, ref)
-                    if place in values and (own is None or world.place(rank, own) != place):
-                        self.staged.add((rank, self.step))
-                        return
+    def mark_staged(self, rank: int, step: Step) -> None:
+        """Note a step that reads what it writes, or would with input and output in one place."""
+        shared = self.shared[rank] if self.rules.in_place else frozenset[int]()
 
-    def take(
-        self,
-        rank: int,
-        peer: int,
-        into: tuple[Ref, ...],
-        mail: dict[tuple[int, int], list[tuple[Send, list[list[int]]]]],
-    ) -> list[list[int]]:
-        """The values of the next message from a peer, for each world."""
+        def memory(ref: Ref) -> tuple[Buffer, int]:
+            if ref.buffer is not Buffer.SCRATCH and ref.chunk in shared:
+                return Buffer.OUTPUT, ref.chunk
+            return ref.place
+
+        written = {memory(ref) for operation in step for ref in _writes(operation)}
+        for operation in step:
+            for ref, target in _reads(operation):
+                if target is not None and memory(ref) == memory(target):
+                    continue
+                if memory(ref) in written:
+                    self.staged.add((rank, self.step))
+                    return
+
+    def take(self, rank: int, peer: int, into: tuple[Ref, ...], mail: _Mail) -> list[int]:
+        """The values of the next message from a peer."""
         self.check_peer(rank, peer)
         letters = mail.get((peer, rank))
         if not letters:
@@ -437,18 +406,19 @@ class _Verifier:
                 peer=peer,
                 chunk=into[0].chunk if into else None,
             )
-        operation, payload = letters.pop(0)
-        if len(operation.refs) != len(into) or any(
-            theirs.chunk != mine.chunk for theirs, mine in zip(operation.refs, into, strict=True)
+        operation, values = letters.pop(0)
+        theirs, mine = operation.refs, into
+        if len(theirs) != len(mine) or any(
+            sent.chunk != wanted.chunk for sent, wanted in zip(theirs, mine, strict=True)
         ):
             raise self.fail(
                 "the message carries other chunks than the receive expects",
                 rank,
                 peer=peer,
-                expected=[ref.chunk for ref in into],
-                got=[ref.chunk for ref in operation.refs],
+                expected=[ref.chunk for ref in mine],
+                got=[ref.chunk for ref in theirs],
             )
-        return payload
+        return values
 
     def check_peer(self, rank: int, peer: int) -> None:
         if not 0 <= peer < self.schedule.world_size or peer == rank:
@@ -470,32 +440,20 @@ class _Verifier:
                 got=f"chunk {self.symbols.chunk[value]}",
             )
 
-    def check_final(self, rank: int, ref: Ref, value: int, final: bool) -> None:
-        # A set contract has no last reduction: what is complete may be heard again.
-        if not self.rules.reduces or self.rules.at_least_once:
-            return
-        if final != (self.symbols.contributors[value] == self.everyone):
-            raise self.fail(
-                f"the reduction of {ref} is {'' if final else 'not '}marked final",
-                rank,
-                chunk=ref.chunk,
-                expected="the mark where, and only where, a chunk is complete",
-                got=self.symbols.describe(value),
-            )
-
-    def read(self, world: _World, rank: int, ref: Ref) -> int:
-        value = world.memory[rank].get(world.place(rank, ref))
-        if value is None or ref.slot < 0:
+    def read(self, rank: int, ref: Ref) -> int:
+        memory = self.memory[rank]
+        value = memory.get(self.place(rank, ref))
+        if value is None:
             what = "is not in its input" if ref.buffer is Buffer.INPUT else "was never written"
             raise self.fail(f"reads {ref}, which {what}", rank, chunk=ref.chunk)
         if self.symbols.chunk[value] != ref.chunk:
             self.check_class(rank, ref, value)
+        if ref.buffer is Buffer.INPUT and self.num_chunks + ref.chunk in memory:
+            # Had the two shared memory, the input would not be there any more.
+            self.aliasing_matters = True
         return value
 
-    def write(
-        self, index: int, rank: int, ref: Ref, value: int, written: list[dict[int, int]]
-    ) -> None:
-        world = self.worlds[index]
+    def write(self, rank: int, ref: Ref, value: int, written: dict[int, int]) -> None:
         if ref.buffer is Buffer.INPUT:
             raise self.fail(f"writes {ref}, but the input must survive", rank, chunk=ref.chunk)
         if ref.buffer is Buffer.OUTPUT and ref.chunk not in self.outputs[rank]:
@@ -510,43 +468,41 @@ class _Verifier:
             )
         if self.symbols.chunk[value] != ref.chunk:
             self.check_class(rank, ref, value)
-        place = world.place(rank, ref)
-        if place in written[index]:
+        place = self.place(rank, ref)
+        if place in written:
             raise self.fail(f"{ref} has two writers in one step", rank, chunk=ref.chunk)
-        written[index][place] = value
+        written[place] = value
 
     def conclude(self) -> Proof:
         """Compare the outputs with the contract and sum up."""
         schedule, rules, symbols = self.schedule, self.rules, self.symbols
         world_size = schedule.world_size
         per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
+        everyone = (1 << world_size) - 1
         self.step = max(0, self.step - 1)
         results: dict[int, int] = {}
         same = True
-        for world in self.worlds:
-            for rank in range(world_size):
-                for chunk in self.outputs[rank]:
-                    place = chunk if chunk in world.shared[rank] else world.num_chunks + chunk
-                    value = world.memory[rank].get(place)
-                    owner = rules.owner(chunk // per_block, world_size, schedule.root)
-                    wanted = self.everyone if rules.reduces else 1 << owner
-                    if (
-                        value is None
-                        or symbols.chunk[value] != chunk
-                        or symbols.contributors[value] != wanted
-                        or (symbols.repeated[value] and not rules.at_least_once)
-                    ):
-                        raise self.fail(
-                            f"out[{chunk}] ends wrong"
-                            + (" when input and output share memory" if world.in_place else ""),
-                            rank,
-                            chunk=chunk,
-                            expected="every rank exactly once"
-                            if rules.reduces
-                            else f"the data of rank {owner}",
-                            got="nothing" if value is None else symbols.describe(value),
-                        )
-                    same &= results.setdefault(chunk, value) == value
+        for rank in range(world_size):
+            for chunk in self.outputs[rank]:
+                value = self.memory[rank].get(self.place(rank, out(chunk)))
+                owner = rules.owner(chunk // per_block, world_size, schedule.root)
+                if (
+                    value is None
+                    or symbols.chunk[value] != chunk
+                    or symbols.contributors[value] != (everyone if rules.reduces else 1 << owner)
+                    or (symbols.repeated[value] and not rules.at_least_once)
+                ):
+                    wanted = f"the data of rank {owner}"
+                    raise self.fail(
+                        f"out[{chunk}] ends wrong"
+                        + (" when input and output share memory" if self.in_place else ""),
+                        rank,
+                        chunk=chunk,
+                        expected="every rank exactly once" if rules.reduces else wanted,
+                        got="nothing" if value is None else symbols.describe(value),
+                    )
+                first = results.setdefault(chunk, value)
+                same = same and (first == value or symbols.order(first) == symbols.order(value))
         data_chunks = per_block * (world_size if rules.num_blocks(world_size) > 1 else 1)
         chunk_share = Fraction(1, data_chunks)
         return Proof(
@@ -567,6 +523,9 @@ class _Verifier:
         )
 
 
+_Mail = dict[tuple[int, int], list[tuple[Send, list[int]]]]
+"""Messages under way in a step, by (source, target), with their values."""
+
 def _reads(operation: Operation) -> Iterator[tuple[Ref, Ref | None]]:
     """What an operation reads, each with the target that it may update where it stands."""
     match operation:
@@ -580,6 +539,18 @@ def _reads(operation: Operation) -> Iterator[tuple[Ref, Ref | None]]:
             yield from zip(operation.local, operation.into, strict=True)
         case Recv():
             pass
+
+
+def _writes(operation: Operation) -> tuple[Ref, ...]:
+    match operation:
+        case Recv():
+            return operation.refs
+        case RecvReduce():
+            return operation.into
+        case Copy() | Reduce():
+            return (operation.into,)
+        case Send():
+            return ()
 
 
 def verify(schedule: Schedule) -> Proof:
@@ -606,4 +577,9 @@ def verify(schedule: Schedule) -> Proof:
     >>> proof.order(0)
     (1, 2, '+', 3, '+', 0, '+')
     """
-    return _Verifier(schedule).run()
+    first = _Verifier(schedule, in_place=False)
+    proof = first.run()
+    if first.aliasing_matters and first.rules.in_place:
+        # Otherwise no input is read once its output is written: sharing changes nothing.
+        _Verifier(schedule, in_place=True).run()
+    return proof
