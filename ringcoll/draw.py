@@ -170,8 +170,8 @@ def primitives(schedule: Schedule, rank: int) -> list[str]:
                     words.append("reduceCopy" if operation.final else "reduce")
                 case Copy():
                     pass
-        words += ["recv" if word == "recvCopy" else word for word, _ in waiting]
-        words += ["copy"] * len(copied)
+        kept = ["recv" if word == "recvCopy" else word for word, _ in waiting]
+        words = [*kept, *words, *["copy"] * len(copied)]
         if words:
             moments.append(" | ".join(words))
     return moments

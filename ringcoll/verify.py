@@ -229,12 +229,15 @@ class _Verifier:
             outputs = _chunks_of(self.rules.outputs(rank, world_size, root), per_block)
             self.memory.append({chunk: self.symbols.leaf(rank, chunk) for chunk in inputs})
             self.outputs.append(outputs)
-            self.shared.append(frozenset(inputs).intersection(outputs))
+            both = frozenset(inputs).intersection(outputs)
+            # Ranks with equal sets share one object, which the processor's cache likes.
+            self.shared.append(self.shared[0] if self.shared and self.shared[0] == both else both)
         self.aliasing_matters = False
         self.step = 0
         self.sent = [0] * schedule.world_size
         self.messages = [0] * schedule.world_size
         self.rounds = self.traffic = self.reduced = self.ports = self.in_flight = 0
+        self.taken = self.received = self.reduced_here = 0  # by one rank in one step
         self.staged: set[tuple[int, int]] = set()
 
     def place(self, rank: int, ref: Ref) -> int:
@@ -289,7 +292,8 @@ class _Verifier:
     def do(self, steps: list[tuple[int, Step]]) -> None:
         """Do one step of all ranks."""
         mail: _Mail = {}
-        busiest = hardest = sends = 0
+        outgoing: dict[int, int] = {}
+        busiest = hardest = 0
         for rank, step in steps:
             posted = sent = 0
             for operation in step:
@@ -299,20 +303,20 @@ class _Verifier:
                     mail.setdefault((rank, operation.peer), []).append((operation, values))
                     sent += len(values)
                     posted += 1
-            sends += posted
-            busiest = max(busiest, sent)
-            self.sent[rank] += sent
-            self.messages[rank] += posted
+            if posted:
+                outgoing[rank] = posted
+                busiest = max(busiest, sent)
+                self.sent[rank] += sent
+                self.messages[rank] += posted
         writes: list[tuple[int, dict[int, int]]] = []
         for rank, step in steps:
-            received, reduced, written = self.do_rank(rank, step, mail)
-            writes.append((rank, written))
-            busiest = max(busiest, received)
-            hardest = max(hardest, reduced)
-            posted = sum(type(operation) is Send for operation in step)
-            taken = sum(type(operation) in (Recv, RecvReduce) for operation in step)
-            self.ports = max(self.ports, posted, taken)
-            self.in_flight = max(self.in_flight, posted + taken)
+            self.taken = self.received = self.reduced_here = 0
+            writes.append((rank, self.do_rank(rank, step, mail)))
+            posted = outgoing.get(rank, 0)
+            self.ports = max(self.ports, posted, self.taken)
+            self.in_flight = max(self.in_flight, posted + self.taken)
+            busiest = max(busiest, self.received)
+            hardest = max(hardest, self.reduced_here)
         for (source, target), letters in mail.items():
             if letters:
                 refs = letters[0][0].refs
@@ -324,14 +328,13 @@ class _Verifier:
                 )
         for rank, written in writes:
             self.memory[rank].update(written)
-        self.rounds += sends > 0
+        self.rounds += bool(outgoing)
         self.traffic += busiest
         self.reduced += hardest
         self.symbols.end_step()
 
-    def do_rank(self, rank: int, step: Step, mail: _Mail) -> tuple[int, int, dict[int, int]]:
-        """Do what one rank receives and computes: (chunks received, reduced, values written)."""
-        received = reduced = 0
+    def do_rank(self, rank: int, step: Step, mail: _Mail) -> dict[int, int]:
+        """Do what one rank receives and computes; returns the values that it writes."""
         written: dict[int, int] = {}
         accumulating: set[int] = set()
         for operation in step:
@@ -340,15 +343,13 @@ class _Verifier:
                     continue
                 case Recv(peer, into):
                     values = self.take(rank, peer, into, mail)
-                    received += len(into)
                     for ref, value in zip(into, values, strict=True):
                         self.write(rank, ref, value, written)
                 case RecvReduce(peer, into, local, received_left):
                     if len(local) != len(into):
                         raise self.fail("as many local as target chunks are needed", rank)
                     values = self.take(rank, peer, into, mail)
-                    received += len(into)
-                    reduced += len(into)
+                    self.reduced_here += len(into)
                     for ref, mine, value in zip(into, local, values, strict=True):
                         place = self.place(rank, ref)
                         if place in accumulating and self.place(rank, mine) == place:
@@ -364,7 +365,7 @@ class _Verifier:
                     if self.place(rank, into_ref) != self.place(rank, source):
                         self.write(rank, into_ref, self.read(rank, source), written)
                 case Reduce(into_ref, sources):
-                    reduced += len(sources) - 1
+                    self.reduced_here += len(sources) - 1
                     total = self.read(rank, sources[0])
                     for ref in sources[1:]:
                         value = self.read(rank, ref)
@@ -374,24 +375,19 @@ class _Verifier:
                 case _:
                     raise self.fail(f"{operation!r} is not an operation", rank, drawn=False)
         if len(step) > 1 or type(step[0]) is Reduce:
-            self.mark_staged(rank, step)
-        return received, reduced, written
+            self.mark_staged(rank, step, written)
+        return written
 
-    def mark_staged(self, rank: int, step: Step) -> None:
+    def mark_staged(self, rank: int, step: Step, written: dict[int, int]) -> None:
         """Note a step that reads what it writes, or would with input and output in one place."""
-        shared = self.shared[rank] if self.rules.in_place else frozenset[int]()
+        shared = self.shared[rank] if self.rules.in_place else ()
 
-        def memory(ref: Ref) -> tuple[Buffer, int]:
-            if ref.buffer is not Buffer.SCRATCH and ref.chunk in shared:
-                return Buffer.OUTPUT, ref.chunk
-            return ref.place
-
-        written = {memory(ref) for operation in step for ref in _writes(operation)}
         for operation in step:
             for ref, target in _reads(operation):
-                if target is not None and memory(ref) == memory(target):
-                    continue
-                if memory(ref) in written:
+                place = self.place(rank, ref)
+                if ref.buffer is Buffer.INPUT and ref.chunk in shared:
+                    place += self.num_chunks  # where the output of that chunk is
+                if place in written and (target is None or place != self.place(rank, target)):
                     self.staged.add((rank, self.step))
                     return
 
@@ -407,6 +403,8 @@ class _Verifier:
                 chunk=into[0].chunk if into else None,
             )
         operation, values = letters.pop(0)
+        self.taken += 1
+        self.received += len(into)
         theirs, mine = operation.refs, into
         if len(theirs) != len(mine) or any(
             sent.chunk != wanted.chunk for sent, wanted in zip(theirs, mine, strict=True)
@@ -526,6 +524,7 @@ class _Verifier:
 _Mail = dict[tuple[int, int], list[tuple[Send, list[int]]]]
 """Messages under way in a step, by (source, target), with their values."""
 
+
 def _reads(operation: Operation) -> Iterator[tuple[Ref, Ref | None]]:
     """What an operation reads, each with the target that it may update where it stands."""
     match operation:
@@ -539,18 +538,6 @@ def _reads(operation: Operation) -> Iterator[tuple[Ref, Ref | None]]:
             yield from zip(operation.local, operation.into, strict=True)
         case Recv():
             pass
-
-
-def _writes(operation: Operation) -> tuple[Ref, ...]:
-    match operation:
-        case Recv():
-            return operation.refs
-        case RecvReduce():
-            return operation.into
-        case Copy() | Reduce():
-            return (operation.into,)
-        case Send():
-            return ()
 
 
 def verify(schedule: Schedule) -> Proof:
