@@ -21,21 +21,24 @@ one dies and `CollectiveTimeoutError` if one does not come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll import select, stage
+from ringcoll.algorithms import generation
 from ringcoll.communicator import Call, Communicator
 from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError
 from ringcoll.groups import communicator, group_rank
 from ringcoll.plan import Layout
-from ringcoll.reduction import Operator, Reduction, as_operator, resolve
+from ringcoll.reduction import Operator, Reduction, resolve
 from ringcoll.schedule import Schedule
 from ringcoll.work import Work
 
@@ -515,7 +518,6 @@ class _Builder:
         self.device, self.dtype = first.device, first.dtype
         self.root = 0
         self.reduction: Reduction | None = None
-        self.operator: Operator | None = None
         self.timeout_s = self._seconds(timeout)
         if segment_bytes is not None and (
             not isinstance(segment_bytes, int) or segment_bytes < 1
@@ -619,15 +621,12 @@ class _Builder:
 
     def reduces(self, op: object, wire_dtype: torch.dtype | None) -> None:
         """Bind the operator."""
-        self.operator = as_operator(op, self.rank)
-        self.reduction = resolve(
-            self.operator, self.dtype, wire_dtype=wire_dtype, rank=self.rank
-        )
+        self.reduction = resolve(op, self.dtype, wire_dtype=wire_dtype, rank=self.rank)
 
     def vector(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """The call is on one vector."""
         numel = (inputs or outputs)[0].numel()
-        self._finish(inputs, outputs, ((0, numel),), str(numel), numel)
+        self._finish(inputs, outputs, ((0, numel),))
 
     def blocks(
         self,
@@ -639,17 +638,8 @@ class _Builder:
         split_output: bool = False,
     ) -> None:
         """The call is on one block a rank, of lengths that all ranks know."""
-        equal = len(set(lengths)) == 1
-        told = f"{lengths[0]} x {len(lengths)}" if equal else "+".join(map(str, lengths))
-        self._finish(
-            inputs,
-            outputs,
-            tuple(enumerate(lengths)),
-            told,
-            sum(lengths),
-            split_input=split_input,
-            split_output=split_output,
-        )
+        numbered = tuple(enumerate(lengths))
+        self._finish(inputs, outputs, numbered, split_input, split_output)
 
     def exchange(
         self,
@@ -675,81 +665,46 @@ class _Builder:
         else:
             lengths = {self.rank * world_size + dst: n for dst, n in enumerate(outgoing)}
             lengths |= {src * world_size + self.rank: n for src, n in enumerate(incoming)}
-        self._finish(
-            inputs,
-            outputs,
-            tuple(lengths.items()),
-            "its own",
-            sum(outgoing),
-            split_input=split,
-            split_output=split,
-            equal=equal,
-        )
+        self._finish(inputs, outputs, tuple(lengths.items()), split, split)
 
     def _finish(
         self,
         inputs: list[Tensor],
         outputs: list[Tensor],
         lengths: tuple[tuple[int, int], ...],
-        told: str,
-        numel: int,
-        *,
         split_input: bool = False,
         split_output: bool = False,
-        equal: bool = True,
     ) -> None:
-        reduction, dtype = self.reduction, self.dtype
-        if reduction is not None:
-            dtype = reduction.work_dtype
-        name = self.algorithm
-        if name == "auto":
-            name = select.choose(
-                self.collective, numel * dtype.itemsize, self.world_size, operator=self.operator
+        reduction = self.reduction
+        decision = _decide(
+            _Question(
+                self.collective,
+                self.algorithm,
+                self.rank,
+                self.world_size,
+                self.root,
+                lengths,
+                self.dtype,
+                self.dtype if reduction is None else reduction.work_dtype,
+                None if reduction is None else reduction.operator,
+                self.segment_bytes,
+                generation(),
             )
-        schedule = select.checked_schedule(
-            self.collective, name, self.world_size, self.root, self.operator, self.rank
         )
-        if not equal and schedule.algorithm != "pairwise":
-            raise self._refuse(
-                f"{schedule.algorithm} {self.collective} needs blocks of equal length",
-                "algorithm",
-                "pairwise, or auto",
-                schedule.algorithm,
-            )
-        rules = contract(self.collective)
-        per_block = rules.chunks_per_block(schedule.num_chunks, self.world_size)
-        longest = -(-max(length for _, length in lengths) // per_block)
-        segments = 1
-        if rules.common_lengths:
-            segments = select.segment_count(
-                schedule, longest * dtype.itemsize, self.segment_bytes, longest
-            )
-        self._io = stage.Stage(self.rank, inputs, outputs, reduction)
-        shared = self._io.shared_memory(
-            rules.inputs(self.rank, self.world_size, self.root),
-            rules.outputs(self.rank, self.world_size, self.root),
-            dict(lengths),
-        )
-        words = [str(self.operator)] if self.operator is not None else []
-        words += [str(self.dtype).removeprefix("torch."), f"{told} elements"]
-        words += [f"root {self.root}"] if rules.rooted else []
-        words += [f"sent as {dtype}".replace("torch.", "")] if dtype is not self.dtype else []
-        words += [f"algorithm {schedule.algorithm}"]
-        words += [f"{segments} segments"] if segments > 1 else []
-        description = f"{self.collective}({', '.join(words)})"
+        io = stage.Stage(self.rank, inputs, outputs, reduction)
+        in_place = io.shared_memory(decision.inputs, decision.outputs, decision.lengths)
         self.call = Call(
-            schedule=schedule,
-            layout=Layout(lengths, split_input, split_output, in_place=shared),
-            segments=segments,
-            dtype=dtype,
+            schedule=decision.schedule,
+            layout=Layout(lengths, split_input, split_output, in_place),
+            segments=decision.segments,
+            dtype=decision.dtype,
             device=self.device,
             reduction=reduction,
-            signature=description,
-            description=description,
-            open=self._io.open,
+            description=decision.description,
+            open=io.open,
             timeout_s=self.timeout_s,
             results=outputs,
-            common_lengths=rules.common_lengths,
+            common_lengths=decision.common_lengths,
         )
 
     def run(self, async_op: bool) -> Work | None:
@@ -757,3 +712,83 @@ class _Builder:
         return self.communicator.run(self.call, async_op=async_op)
 
 
+
+
+class _Question(NamedTuple):
+    """All that the decision how to run a call depends on."""
+
+    collective: str
+    algorithm: _Algorithm
+    rank: int
+    world_size: int
+    root: int
+    lengths: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+    work_dtype: torch.dtype
+    operator: Operator | None
+    segment_bytes: int | None
+    generation: int
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """How to run a call."""
+
+    schedule: Schedule
+    segments: int
+    dtype: torch.dtype
+    description: str
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    lengths: dict[int, int]
+    common_lengths: bool
+
+
+@lru_cache(maxsize=1024)
+def _decide(question: _Question) -> _Decision:
+    """Choose and check the schedule and the segments; the same on every rank."""
+    collective, algorithm, rank, world_size, root, lengths, *_ = question
+    rules, dtype, operator = contract(collective), question.work_dtype, question.operator
+    inputs = rules.inputs(rank, world_size, root)
+    length = dict(lengths)
+    equal = len(set(length.values())) == 1
+    if algorithm == "auto":
+        blocks = inputs if collective == "all_to_all" else length
+        nbytes = sum(length[block] for block in blocks) * dtype.itemsize
+        algorithm = select.choose(collective, nbytes, world_size, operator=operator)
+    schedule = select.checked_schedule(collective, algorithm, world_size, root, operator, rank)
+    if not equal and not rules.common_lengths and schedule.algorithm != "pairwise":
+        raise ArgumentError(
+            f"{schedule.algorithm} {collective} needs blocks of equal length",
+            rank=rank,
+            argument="algorithm",
+            expected="pairwise, or auto",
+            got=schedule.algorithm,
+        )
+    segments = 1
+    if rules.common_lengths:
+        per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
+        longest = -(-max(length.values()) // per_block)
+        segments = select.segment_count(
+            schedule, longest * dtype.itemsize, question.segment_bytes, longest
+        )
+        told = "+".join(map(str, length.values()))
+        told = f"{max(length.values())} x {len(length)}" if equal and len(length) > 1 else told
+    else:
+        told = "its own number of"
+    words = [str(operator)] if operator is not None else []
+    words += [str(question.dtype).removeprefix("torch."), f"{told} elements"]
+    words += [f"root {root}"] if rules.rooted else []
+    words += [f"sent as {dtype}".replace("torch.", "")] if dtype is not question.dtype else []
+    words += [f"algorithm {schedule.algorithm}"]
+    words += [f"{segments} segments"] if segments > 1 else []
+    return _Decision(
+        schedule=schedule,
+        segments=segments,
+        dtype=dtype,
+        description=f"{collective}({', '.join(words)})",
+        inputs=inputs,
+        outputs=rules.outputs(rank, world_size, root),
+        lengths=length,
+        common_lengths=rules.common_lengths,
+    )

@@ -46,8 +46,9 @@ class Call:
         In which it runs: that of the flat tensors.
     reduction
         What ``(+)`` means; ``None`` where nothing is reduced.
-    signature, description
-        The call, as compared between ranks, and for people.
+    description
+        The call in words. It names all that ranks must agree on, so it is what is
+        compared between them, and what tags are made of.
     open
         Makes the flat inputs and outputs, when the operation's turn has come, and
         what is to be done with them at the end.
@@ -65,7 +66,6 @@ class Call:
     dtype: torch.dtype
     device: torch.device
     reduction: Reduction | None
-    signature: str
     description: str
     open: Callable[[], tuple[Sequence[Tensor], Sequence[Tensor], Callable[[], None]]]
     timeout_s: float
@@ -77,8 +77,8 @@ _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 @lru_cache(maxsize=4096)
-def _hash(signature: str) -> int:
-    return zlib.crc32(signature.encode())
+def _hash(description: str) -> int:
+    return zlib.crc32(description.encode())
 
 
 @lru_cache(maxsize=512)
@@ -187,7 +187,7 @@ class Communicator:
             work.complete(error)
 
     def _execute(self, number: int, call: Call) -> None:
-        running = Running(number, call.signature, call.description)
+        running = Running(number, call.description)
         self._monitor.start(running)
         try:
             if self.transport.ordered:
@@ -197,7 +197,7 @@ class Communicator:
             numel = plan.workspace_numel
             workspace = self._memory(numel, call.dtype, call.device) if numel else None
             views = bind(plan, inputs, outputs, workspace)
-            tag = (_hash(call.signature) + number * 0x9E3779B1) & 0x7FFFFFFF
+            tag = (_hash(call.description) + number * 0x9E3779B1) & 0x7FFFFFFF
             wait, limit_s = self.transport.wait, call.timeout_s
             deadline = time.monotonic() + limit_s
             for item in execute(
@@ -239,16 +239,16 @@ class Communicator:
 
     def _compare(self, call: Call) -> None:
         """Compare signatures through the store, once, where tags cannot do it."""
-        if call.signature in self._compared:
+        if call.description in self._compared:
             return
-        self._compared.add(call.signature)
+        self._compared.add(call.description)
         key = f"call/{len(self._compared)}"
-        self._store.set(f"{key}/{self.rank}", call.signature)
+        self._store.set(f"{key}/{self.rank}", call.description)
         for peer in range(self.world_size):
             theirs = self._store.get(f"{key}/{peer}").decode()
-            if theirs != call.signature:
+            if theirs != call.description:
                 raise RingcollError(
-                    f"rank {self.rank} called {call.signature}, rank {peer} called {theirs}"
+                    f"rank {self.rank} called {call.description}, rank {peer} called {theirs}"
                 )
 
 

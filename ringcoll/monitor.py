@@ -44,10 +44,8 @@ class Running:
     """An operation in execution, as the monitor sees it."""
 
     number: int
-    signature: str
-    """Equal on all ranks that call the same operation."""
     description: str
-    """The same, for people."""
+    """Equal on all ranks that call the same operation."""
     wait: Wait | None = None
 
     def where(self) -> str:
@@ -183,9 +181,7 @@ class Monitor:
             self.on_break()
 
     def _publish_state(self) -> None:
-        state = {
-            item.number: (item.signature, item.description) for item in tuple(self._recent)
-        }
+        state = {item.number: item.description for item in tuple(self._recent)}
         with contextlib.suppress(RuntimeError):
             self.store.set(f"state/{self.rank}", json.dumps(state))
 
@@ -194,9 +190,9 @@ class Monitor:
         mine = {item.number: item for item in tuple(self._recent)}
         for peer in range(self.world_size):
             state = self._read(f"state/{peer}") if peer != self.rank else None
-            for key, (signature, description) in (state or {}).items():
+            for key, description in (state or {}).items():
                 own = mine.get(int(key))
-                if own is not None and own.signature != signature:
+                if own is not None and own.description != description:
                     calls = sorted([(self.rank, own.description), (peer, description)])
                     return {"kind": "mismatch", "calls": calls, "number": int(key)}
         return None

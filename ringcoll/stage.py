@@ -53,6 +53,8 @@ class Stage:
             if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
                 raise self._refuse("elements of an output share memory", "distinct elements")
         self._one_copy = False
+        self._converts = reduction is not None and not reduction.shares_memory
+        self._scales = reduction is not None and reduction.scale is not None
 
     def _refuse(self, message: str, expected: str) -> ArgumentError:
         return ArgumentError(
@@ -62,14 +64,6 @@ class Stage:
             expected=expected,
             got="overlapping memory",
         )
-
-    @property
-    def _converts(self) -> bool:
-        return self._reduction is not None and not self._reduction.shares_memory
-
-    @property
-    def _scales(self) -> bool:
-        return self._reduction is not None and self._reduction.scale is not None
 
     def _as_it_is(self, tensor: Tensor) -> bool:
         """Whether the schedule can run on the tensor's own memory."""
@@ -98,8 +92,8 @@ class Stage:
             same = source.data_ptr() == target.data_ptr() and source.shape == target.shape
             if same and source.stride() == target.stride() and len(inputs) == len(outputs) == 1:
                 # The same tensor: the copy that is made of it, if any, serves as both.
-                self._one_copy = not self._as_it_is(source) and not self._scales
-                return self._one_copy or (self._as_it_is(source) and not self._scales)
+                self._one_copy = not self._scales
+                return self._one_copy
         found = [
             *self._intervals(self._inputs, inputs, lengths, is_output=False),
             *self._intervals(self._outputs, outputs, lengths, is_output=True),
@@ -157,9 +151,10 @@ class Stage:
             outputs = inputs
         else:
             outputs = [self._flat_output(tensor) for tensor in self._outputs]
+        results = tuple(zip(self._outputs, outputs, strict=True))
 
         def finish() -> None:
-            for tensor, flat in zip(self._outputs, outputs, strict=True):
+            for tensor, flat in results:
                 if not self._as_it_is(tensor):
                     decoded = self._reduction.decode(flat) if self._reduction else flat
                     tensor.copy_(decoded.view(tensor.shape))

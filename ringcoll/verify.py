@@ -21,6 +21,7 @@ allocation where they can.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -232,6 +233,9 @@ class _Verifier:
             both = frozenset(inputs).intersection(outputs)
             # Ranks with equal sets share one object, which the processor's cache likes.
             self.shared.append(self.shared[0] if self.shared and self.shared[0] == both else both)
+        self.everyone = (1 << world_size) - 1
+        # A set contract has no last reduction: what is complete may be heard again.
+        self.completes = self.rules.reduces and not self.rules.at_least_once
         self.aliasing_matters = False
         self.step = 0
         self.sent = [0] * schedule.world_size
@@ -250,21 +254,26 @@ class _Verifier:
             return self.num_chunks + chunk
         return 2 * self.num_chunks + slot
 
-    def fail(
-        self, message: str, rank: int | None, *, drawn: bool = True, **details: object
-    ) -> VerificationError:
-        mark = (rank or 0, self.step)
+    def fail(self, message: str, rank: int, **details: object) -> VerificationError:
+        try:
+            drawing = grid(self.schedule, mark=(rank, self.step))
+        except Exception:  # noqa: BLE001  # the program is wrong further on as well
+            drawing = ""
         return VerificationError(
             message,
             rank=rank,
             step=self.step,
-            grid=grid(self.schedule, mark=mark) if drawn else "",
+            grid=drawing,
             **details,  # type: ignore[arg-type]  # peer, chunk, expected, got: see the class
         )
 
+    def started(self, rank: int) -> Program:
+        """The steps of a rank; what fails in calling its program fails at the first step."""
+        yield from self.schedule.steps(rank)
+
     def run(self) -> Proof:
         programs: list[Program | None] = [
-            self.schedule.steps(rank) for rank in range(self.schedule.world_size)
+            self.started(rank) for rank in range(self.schedule.world_size)
         ]
         while True:
             steps: list[tuple[int, Step]] = []
@@ -275,10 +284,12 @@ class _Verifier:
                 try:
                     step = next(program, None)
                 except Exception as error:
-                    raise self.fail(f"the program raised {error!r}", rank, drawn=False) from error
+                    raise self.fail(f"the program raised {error!r}", rank) from error
                 if step is None:
                     programs[rank] = None
                     continue
+                if not isinstance(step, Step):
+                    raise self.fail(f"the program yielded {step!r}, which is not a Step", rank)
                 running = True
                 if step:
                     steps.append((rank, step))
@@ -345,7 +356,7 @@ class _Verifier:
                     values = self.take(rank, peer, into, mail)
                     for ref, value in zip(into, values, strict=True):
                         self.write(rank, ref, value, written)
-                case RecvReduce(peer, into, local, received_left):
+                case RecvReduce(peer, into, local, received_left, final):
                     if len(local) != len(into):
                         raise self.fail("as many local as target chunks are needed", rank)
                     values = self.take(rank, peer, into, mail)
@@ -359,21 +370,26 @@ class _Verifier:
                             own = self.read(rank, mine)
                         pair = (value, own) if received_left else (own, value)
                         self.check_class(rank, mine, value)
-                        self.write(rank, ref, self.symbols.join(*pair), written)
+                        joined = self.symbols.join(*pair)
+                        self.check_final(rank, ref, joined, final)
+                        self.write(rank, ref, joined, written)
                         accumulating.add(place)
                 case Copy(into_ref, source):
                     if self.place(rank, into_ref) != self.place(rank, source):
                         self.write(rank, into_ref, self.read(rank, source), written)
-                case Reduce(into_ref, sources):
+                case Reduce(into_ref, sources, final):
+                    if not sources:
+                        raise self.fail("there is nothing to reduce", rank, chunk=into_ref.chunk)
                     self.reduced_here += len(sources) - 1
                     total = self.read(rank, sources[0])
                     for ref in sources[1:]:
                         value = self.read(rank, ref)
                         self.check_class(rank, sources[0], value)
                         total = self.symbols.join(total, value)
+                    self.check_final(rank, into_ref, total, final)
                     self.write(rank, into_ref, total, written)
                 case _:
-                    raise self.fail(f"{operation!r} is not an operation", rank, drawn=False)
+                    raise self.fail(f"{operation!r} is not an operation", rank)
         if len(step) > 1 or type(step[0]) is Reduce:
             self.mark_staged(rank, step, written)
         return written
@@ -438,10 +454,20 @@ class _Verifier:
                 got=f"chunk {self.symbols.chunk[value]}",
             )
 
+    def check_final(self, rank: int, ref: Ref, value: int, final: bool) -> None:
+        if self.completes and final != (self.symbols.contributors[value] == self.everyone):
+            raise self.fail(
+                f"the reduction of {ref} is {'' if final else 'not '}marked final",
+                rank,
+                chunk=ref.chunk,
+                expected="the mark where, and only where, a chunk is complete",
+                got=self.symbols.describe(value),
+            )
+
     def read(self, rank: int, ref: Ref) -> int:
         memory = self.memory[rank]
         value = memory.get(self.place(rank, ref))
-        if value is None:
+        if value is None or ref.slot < 0:
             what = "is not in its input" if ref.buffer is Buffer.INPUT else "was never written"
             raise self.fail(f"reads {ref}, which {what}", rank, chunk=ref.chunk)
         if self.symbols.chunk[value] != ref.chunk:
@@ -476,7 +502,6 @@ class _Verifier:
         schedule, rules, symbols = self.schedule, self.rules, self.symbols
         world_size = schedule.world_size
         per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
-        everyone = (1 << world_size) - 1
         self.step = max(0, self.step - 1)
         results: dict[int, int] = {}
         same = True
@@ -487,7 +512,8 @@ class _Verifier:
                 if (
                     value is None
                     or symbols.chunk[value] != chunk
-                    or symbols.contributors[value] != (everyone if rules.reduces else 1 << owner)
+                    or symbols.contributors[value]
+                    != (self.everyone if rules.reduces else 1 << owner)
                     or (symbols.repeated[value] and not rules.at_least_once)
                 ):
                     wanted = f"the data of rank {owner}"
@@ -564,9 +590,15 @@ def verify(schedule: Schedule) -> Proof:
     >>> proof.order(0)
     (1, 2, '+', 3, '+', 0, '+')
     """
-    first = _Verifier(schedule, in_place=False)
-    proof = first.run()
-    if first.aliasing_matters and first.rules.in_place:
-        # Otherwise no input is read once its output is written: sharing changes nothing.
-        _Verifier(schedule, in_place=True).run()
+    collecting = gc.isenabled()
+    gc.disable()  # it would look again and again through millions of objects that are all in use
+    try:
+        first = _Verifier(schedule, in_place=False)
+        proof = first.run()
+        if first.aliasing_matters and first.rules.in_place:
+            # Otherwise no input is read once its output is written: sharing changes nothing.
+            _Verifier(schedule, in_place=True).run()
+    finally:
+        if collecting:
+            gc.enable()
     return proof

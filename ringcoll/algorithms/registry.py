@@ -140,6 +140,18 @@ def alone(num_chunks: int) -> Program:
 
 
 _REGISTRY: dict[tuple[str, str], Algorithm] = {}
+_changes = 0
+
+
+def generation() -> int:
+    """A number that changes with the registry, for caches that depend on it."""
+    return _changes
+
+
+def _changed() -> None:
+    global _changes
+    _changes += 1
+    schedule_of.cache_clear()
 
 
 def register(
@@ -168,7 +180,7 @@ def register(
         _REGISTRY[collective, name] = Algorithm(
             collective, name, program, cost, chunks, slots, pipelined, equal_blocks, restriction
         )
-        schedule_of.cache_clear()
+        _changed()
         return program
 
     return decorate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -314,6 +315,14 @@ def resolve(
     ArgumentError
         The operator is not defined for the dtype, or the wire dtype is of another kind.
     """
+    if isinstance(op, dist.ReduceOp.RedOpType | str | UserOp):
+        return _resolve_cached(op, dtype, wire_dtype, rank)
+    return _resolve(op, dtype, wire_dtype, rank)
+
+
+def _resolve(
+    op: object, dtype: torch.dtype, wire_dtype: torch.dtype | None, rank: int | None
+) -> Reduction:
     operator = as_operator(op, rank)
     name = operator.name
 
@@ -405,3 +414,6 @@ def _cast(
         if operator.name == "avg"
         else None,
     )
+
+
+_resolve_cached = lru_cache(maxsize=256)(_resolve)
