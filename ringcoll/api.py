@@ -504,9 +504,9 @@ class _Builder:
         self,
         collective: str,
         group: Any,
-        tensors: Sequence[Tensor],
+        tensors: Sequence[Any],  # what users give, as yet unchecked
         algorithm: _Algorithm,
-        segment_bytes: int | None,
+        segment_bytes: Any,
         timeout: _Timeout,
     ) -> None:
         first = tensors[0]
@@ -519,9 +519,7 @@ class _Builder:
         self.root = 0
         self.reduction: Reduction | None = None
         self.timeout_s = self._seconds(timeout)
-        if segment_bytes is not None and (
-            not isinstance(segment_bytes, int) or segment_bytes < 1
-        ):
+        if segment_bytes is not None and (not isinstance(segment_bytes, int) or segment_bytes < 1):
             raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
 
     @property
@@ -529,9 +527,7 @@ class _Builder:
         return self.rank == self.root
 
     def _refuse(self, message: str, argument: str, expected: object, got: object) -> ArgumentError:
-        return ArgumentError(
-            message, rank=self.rank, argument=argument, expected=expected, got=got
-        )
+        return ArgumentError(message, rank=self.rank, argument=argument, expected=expected, got=got)
 
     def _seconds(self, timeout: _Timeout) -> float:
         if timeout is None:
@@ -541,7 +537,7 @@ class _Builder:
             raise self._refuse("must be positive", "timeout", "> 0 s", timeout)
         return seconds
 
-    def _check_tensors(self, tensors: Sequence[Tensor]) -> None:
+    def _check_tensors(self, tensors: Sequence[Any]) -> None:
         first = tensors[0]
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
@@ -573,9 +569,7 @@ class _Builder:
     def same_numel(self, tensor: Tensor, numel: int, argument: str) -> None:
         """Check the number of elements of a tensor."""
         if tensor.numel() != numel:
-            raise self._refuse(
-                "has the wrong number of elements", argument, numel, tensor.numel()
-            )
+            raise self._refuse("has the wrong number of elements", argument, numel, tensor.numel())
 
     def one_a_rank(self, tensors: object, argument: str) -> None:
         """Check that there is one tensor for each rank."""
@@ -661,7 +655,7 @@ class _Builder:
             )
         equal = len({*outgoing, *incoming}) == 1
         if equal and self.algorithm not in ("auto", "pairwise"):
-            lengths = {block: outgoing[0] for block in range(world_size * world_size)}
+            lengths = dict.fromkeys(range(world_size * world_size), outgoing[0])
         else:
             lengths = {self.rank * world_size + dst: n for dst, n in enumerate(outgoing)}
             lengths |= {src * world_size + self.rank: n for src, n in enumerate(incoming)}
@@ -710,8 +704,6 @@ class _Builder:
     def run(self, async_op: bool) -> Work | None:
         """Run the call."""
         return self.communicator.run(self.call, async_op=async_op)
-
-
 
 
 class _Question(NamedTuple):

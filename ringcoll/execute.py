@@ -89,25 +89,25 @@ def execute(
     combine = reduction.combine if reduction is not None else None
     finish = reduction.finish if reduction is not None else None
     for instruction in plan.instructions:
-        kind = type(instruction)
-        if kind is Wait:
-            yield Waiting(handles[instruction.message], instruction)  # type: ignore[union-attr, arg-type]
-        elif kind is Post:
-            receives, sends = instruction  # type: ignore[misc]
+        if isinstance(instruction, Wait):
+            yield Waiting(handles[instruction.message], instruction)
+        elif isinstance(instruction, Post):
+            receives, sends = instruction
             handles += transport.post(
                 [_message(item, views, tag, tag_by_length) for item in receives],
                 [_message(item, views, tag, tag_by_length) for item in sends],
             )
-        elif kind is Combine:
-            into, left, right, final = instruction  # type: ignore[misc]
-            combine(views[left], views[right], out=views[into])  # type: ignore[misc]
+        elif isinstance(instruction, Combine):
+            into, left, right, final = instruction
+            assert combine is not None
+            combine(views[left], views[right], out=views[into])
             if final and finish is not None:
                 finish(views[into], world_size)
-        elif kind is Move:
-            into, source = instruction  # type: ignore[misc]
+        elif isinstance(instruction, Move):
+            into, source = instruction
             views[into].copy_(views[source])
         elif finish is not None:
-            finish(views[instruction.into], world_size)  # type: ignore[union-attr]
+            finish(views[instruction.into], world_size)
 
 
 def _message(

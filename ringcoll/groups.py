@@ -40,7 +40,7 @@ class LocalGroup:
         self.communicator = communicator
 
     def rank(self) -> int:
-        """This rank."""
+        """The rank of this thread."""
         return self.communicator.rank
 
     def size(self) -> int:
@@ -134,7 +134,7 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
                 got=rank,
             )
         return members.index(rank)
-    root = in_group if rank is None else rank
+    root: Any = in_group if rank is None else rank
     root = 0 if root is None else root
     if not isinstance(root, int) or not 0 <= root < size:
         raise ArgumentError(
@@ -154,9 +154,7 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     _meet(store, rank, world_size, timeout_s)
     transport: Transport
     if device.type == "cpu":
-        transport = GlooTransport(
-            dist.PrefixStore("gloo", store), rank, world_size, timeout_s
-        )
+        transport = GlooTransport(dist.PrefixStore("gloo", store), rank, world_size, timeout_s)
     elif device.type == "cuda" and dist.is_nccl_available():
         options = dist.ProcessGroupNCCL.Options()
         inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
@@ -175,7 +173,8 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
 def _private(store: dist.Store) -> dist.Store:
     """A connection to the store of our own: a long wait on the user's would block ours."""
     with contextlib.suppress(RuntimeError, NotImplementedError):
-        return store.clone()
+        clone: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        return clone
     return store
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -44,13 +44,13 @@ class RankError(RingcollError, RuntimeError):
         super().__init__(f"rank {rank} raised {self.kind}: {text}")
 
 
-_to_parent: Connection | None = None
+_to_parent: list[Connection] = []  # in a rank's process, its connection to the parent
 
 
 def report(item: object) -> None:
     """Send something, from a function that runs on a rank, to the parent's ``on_report``."""
-    if _to_parent is not None:
-        _to_parent.send(("report", item))
+    for connection in _to_parent:
+        connection.send(("report", item))
 
 
 class Ranks:
@@ -165,8 +165,7 @@ class Ranks:
                 raise TimeoutError(
                     f"ranks {sorted(waiting.values())} were not done after {timeout_s:g} s"
                 )
-            for connection in ready:
-                assert isinstance(connection, Connection)
+            for connection in (item for item in ready if isinstance(item, Connection)):
                 rank = waiting[connection]
                 try:
                     kind, value = connection.recv()
@@ -188,7 +187,7 @@ class Ranks:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
         if failures:
             first = next(iter(failures))
-            own = [r for r, (kind, _) in failures.items() if kind not in ("PeerLostError",)]
+            own = [rank for rank, (kind, _) in failures.items() if kind != "PeerLostError"]
             first = own[0] if own else first
             raise RankError(first, failures, details.get(first, ""))
         return [results[rank] for rank in range(self.world_size)]
@@ -212,7 +211,7 @@ class Ranks:
         for connection in self._connections:
             connection.close()
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -237,7 +236,6 @@ def _main(
     rank: int, world_size: int, port: int, timeout_s: float, threads: int, connection: Connection
 ) -> None:
     """What a rank's process does."""
-    global _to_parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -245,7 +243,7 @@ def _main(
     limit = timedelta(seconds=timeout_s)
     store = dist.TCPStore("127.0.0.1", port, None, False, timeout=limit)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
-    _to_parent = connection
+    _to_parent.append(connection)
     while True:
         try:
             item = connection.recv()

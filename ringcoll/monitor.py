@@ -78,7 +78,7 @@ class Monitor:
         self._running: Running | None = None
         self._recent: deque[Running] = deque(maxlen=_REMEMBERED)
         self._wake = threading.Event()
-        self._stop = False
+        self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -100,7 +100,7 @@ class Monitor:
 
     def close(self) -> None:
         """Stop the thread."""
-        self._stop = True
+        self._stop.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * _STORE_S)
@@ -125,8 +125,7 @@ class Monitor:
             peer = running.wait.peer if running.wait else None
             if isinstance(error, CollectiveTimeoutError):
                 text = (
-                    f"rank {self.rank} timed out after {limit_s:g} s, "
-                    f"waiting for {running.where()}"
+                    f"rank {self.rank} timed out after {limit_s:g} s, waiting for {running.where()}"
                 )
                 self.error = CollectiveTimeoutError(text, peer=peer)
                 kind = "timeout"
@@ -151,13 +150,14 @@ class Monitor:
         since = 0.0
         while True:
             self._wake.wait()
-            if self._stop or self.error is not None:
+            if self._stop.is_set() or self.error is not None:
                 return
             running = self._running
             if running is None:
                 self._wake.clear()
-                # An operation may have begun in between, and seen the flag still set.
-                if self._running is None:
+                # In between an operation may have begun, and seen the flag still set, or
+                # the end have come.
+                if self._running is None and not self._stop.is_set():
                     continue
                 self._wake.set()
             elif running is not last:
@@ -165,7 +165,7 @@ class Monitor:
             elif time.monotonic() - since > _PATIENCE_S:
                 with self._lock:
                     self._look_around(running)
-            time.sleep(_POLL_S)
+            self._stop.wait(_POLL_S)
 
     def _look_around(self, running: Running) -> None:
         if self.error is not None:
@@ -234,4 +234,4 @@ class Monitor:
 
 def _short(text: str) -> str:
     """The first sentence of a transport's message, without its source location."""
-    return text.split("] ", 1)[-1].split(". ")[0]
+    return text.split("] ", 1)[-1].partition(". ")[0]

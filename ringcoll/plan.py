@@ -203,7 +203,8 @@ class _Memory:
             else:
                 self.inputs |= {b: self.outputs[b] for b in inputs if b in self.outputs}
         longest = max(self.length.values(), default=0)
-        self.segment_stride = _align(-(-(-(-longest // self.per_block)) // segments))
+        longest_chunk = -(-longest // self.per_block)
+        self.segment_stride = _align(-(-longest_chunk // segments))
         self.slot_stride = self.segment_stride * segments
         self.scratch_numel = schedule.num_slots * self.slot_stride
 
@@ -340,7 +341,7 @@ class _Compiler:
     def combine(self, into: Region, left: Region, right: Region, final: bool) -> None:
         if into.numel:
             self.guard(into)
-            views = (self.number(region) for region in (into, left, right))
+            views = self.number(into), self.number(left), self.number(right)
             self.instructions.append(Combine(*views, final))
 
     def wave(self, active: list[tuple[int, int, Step]]) -> None:
@@ -422,9 +423,7 @@ class _Compiler:
     def numel(self, refs: Iterable[Ref], segment: int) -> int:
         return sum(self.memory.region(ref, segment).numel for ref in refs)
 
-    def read_later(
-        self, writer: Operation, into: Iterable[Ref], step: Step, segment: int
-    ) -> bool:
+    def read_later(self, writer: Operation, into: Iterable[Ref], step: Step, segment: int) -> bool:
         """Whether an operation that is done after this one reads what this one writes.
 
         Local work is done first, then messages in program order. Sends do not
@@ -531,7 +530,7 @@ class _Compiler:
             into, local = self.memory.region(target, segment), self.memory.region(mine, segment)
             if result and joined:
                 both = (*_joined((result[-1][0], into)), *_joined((result[-1][1], local)))
-                if len(both) == 2:  # noqa: PLR2004  # one region for each side
+                if len(both) == 2:  # one region for each side
                     result[-1] = both
                     continue
             result.append((into, local))

@@ -55,7 +55,7 @@ def choose(
     match collective:
         case "all_reduce":
             if nbytes <= _SHORT:
-                return "direct" if world_size == 2 else "recursive_doubling"  # noqa: PLR2004
+                return "direct" if world_size == 2 else "recursive_doubling"
             return "ring" if nbytes > _MEDIUM else "rabenseifner"
         case "reduce_scatter":
             return "direct" if nbytes <= _SHORT else "ring"

@@ -57,7 +57,7 @@ class Work(dist.Work):
         """Whether it is over and went well."""
         return self._done.is_set() and self._error is None
 
-    def exception(self) -> BaseException | None:  # type: ignore[override]
+    def exception(self) -> BaseException | None:
         """The error it ended with, if it did."""
         return self._error
 
@@ -88,4 +88,4 @@ class Work(dist.Work):
         if self._error is None:
             future.set_result(self._results)
         else:
-            future.set_exception(self._error)  # type: ignore[arg-type]
+            future.set_exception(self._error)

@@ -140,17 +140,16 @@ def alone(num_chunks: int) -> Program:
 
 
 _REGISTRY: dict[tuple[str, str], Algorithm] = {}
-_changes = 0
+_changes: list[str] = []
 
 
 def generation() -> int:
     """A number that changes with the registry, for caches that depend on it."""
-    return _changes
+    return len(_changes)
 
 
-def _changed() -> None:
-    global _changes
-    _changes += 1
+def _changed(name: str) -> None:
+    _changes.append(name)
     schedule_of.cache_clear()
 
 
@@ -180,7 +179,7 @@ def register(
         _REGISTRY[collective, name] = Algorithm(
             collective, name, program, cost, chunks, slots, pipelined, equal_blocks, restriction
         )
-        _changed()
+        _changed(name)
         return program
 
     return decorate

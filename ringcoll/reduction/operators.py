@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ __all__ = ["Operator", "Reduction", "UserOp", "as_operator", "premul_sum", "reso
 
 
 class _Combine(Protocol):
-    def __call__(self, left: Tensor, right: Tensor, *, out: Tensor) -> object: ...
+    def __call__(self, left: Tensor, right: Tensor, /, *, out: Tensor) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,13 @@ def as_operator(op: object, rank: int | None = None) -> Operator:
     if isinstance(op, str) and op.lower() in _NAMES.values():
         return Operator(op.lower())
     # A bare member of the enumeration passes for a ReduceOp in isinstance, but is none.
-    bare = isinstance(op, dist.ReduceOp.RedOpType)
-    if bare or isinstance(op, dist.ReduceOp):
-        kind, factor = (op, None) if bare else op.__getstate__()
-        if kind == dist.ReduceOp.PREMUL_SUM and factor is not None:
+    if isinstance(op, dist.ReduceOp.RedOpType):
+        if op in _NAMES:
+            return Operator(_NAMES[op])
+    elif isinstance(op, dist.ReduceOp):
+        state: Any = op.__getstate__()
+        kind, factor = state
+        if kind == dist.ReduceOp.PREMUL_SUM:
             return premul_sum(factor)
         if kind in _NAMES:
             return Operator(_NAMES[kind])
@@ -183,7 +186,6 @@ class Reduction:
     shares_memory: bool = True
     scale: Callable[[Tensor], Tensor] | None = None
     finish: Callable[[Tensor, int], object] | None = None
-
 
 
 _BITWISE: dict[str, _Combine] = {
@@ -388,7 +390,7 @@ def _cast(
 ) -> Reduction:
     """A reduction that converts to ``work`` before, and back after."""
     scale: Callable[[Tensor], Tensor] | None = None
-    if operator.name == "premul_sum":
+    if operator.factor is not None:
         factor = operator.factor
 
         def scaled(tensor: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -34,13 +35,14 @@ _creation = threading.Lock()
 def _sockets() -> dict[int, int]:
     """The process's sockets: descriptor to inode."""
     found = {}
-    for name in os.listdir("/proc/self/fd") if Path("/proc/self/fd").exists() else ():
+    opened = Path("/proc/self/fd")
+    for entry in opened.iterdir() if opened.exists() else ():
         try:
-            status = os.fstat(int(name))
+            status = os.fstat(int(entry.name))
         except OSError:
             continue  # closed meanwhile
         if stat.S_ISSOCK(status.st_mode):
-            found[int(name)] = status.st_ino
+            found[int(entry.name)] = status.st_ino
     return found
 
 
@@ -64,7 +66,7 @@ class GlooTransport:
         self.rank, self.world_size = rank, world_size
         with _creation:
             before = _sockets()
-            self._group = dist.ProcessGroupGloo(
+            self._group: Any = dist.ProcessGroupGloo(
                 store, rank, world_size, timedelta(seconds=timeout_s)
             )
             self._own = dict(_sockets().items() - before.items())
@@ -72,9 +74,7 @@ class GlooTransport:
     def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
         """Start messages; see `Transport.post`."""
         group = self._group
-        handles: list[Handle] = [
-            group.recv([tensor], peer, tag) for peer, tensor, tag in receives
-        ]
+        handles: list[Handle] = [group.recv([tensor], peer, tag) for peer, tensor, tag in receives]
         handles += [group.send([tensor], peer, tag) for peer, tensor, tag in sends]
         return handles
 
@@ -105,4 +105,4 @@ class GlooTransport:
     def close(self) -> None:
         """Drop the group and its connections."""
         self._own = {}
-        self._group = None  # type: ignore[assignment]  # nothing is posted after this
+        self._group = None

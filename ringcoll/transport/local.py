@@ -181,7 +181,7 @@ def run_together(hub: Hub, executions: Sequence[Iterator[Waiting]], limit_s: flo
             for rank, item in waiting.items()
             if item is None or (isinstance(item.handle, _Half) and item.handle.done)
         ]
-        if ready and (hub.random.random() < 0.5 or not hub.move_one()):  # noqa: PLR2004  # a coin
+        if ready and (hub.random.random() < 0.5 or not hub.move_one()):  # a coin
             rank = hub.random.choice(ready)
             try:
                 waiting[rank] = next(executions[rank])
