@@ -183,8 +183,8 @@ def broadcast_rounds(world_size: int, num_segments: int) -> int:
 
     References
     ----------
-    J. L. Träff and A. Ripke, "Optimal broadcast for fully connected processor-node
-    networks", J. Parallel Distrib. Comput. 68 (2008).
+    A. Bar-Noy and S. Kipnis, "Broadcasting multiple messages in simultaneous
+    send/receive systems", Discrete Applied Mathematics 55 (1994).
 
     Examples
     --------

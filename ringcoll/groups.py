@@ -172,7 +172,7 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
 
 def _private(store: dist.Store) -> dist.Store:
     """A connection to the store of our own: a long wait on the user's would block ours."""
-    with contextlib.suppress(RuntimeError, NotImplementedError):
+    with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
         clone: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
         return clone
     return store

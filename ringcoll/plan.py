@@ -289,6 +289,7 @@ class _Compiler:
     def __init__(self, schedule: Schedule, rank: int, layout: Layout, segments: int) -> None:
         self.schedule, self.rank, self.segments = schedule, rank, segments
         self.memory = _Memory(schedule, rank, layout, segments)
+        self.drops_empty = len(layout.lengths) == 1 and layout.lengths[0][1] > 0
         self.numbers: dict[Region, int] = {}
         self.instructions: list[Instruction] = []
         self.sends: list[tuple[Wait, Region]] = []  # in flight
@@ -352,7 +353,7 @@ class _Compiler:
         receives: list[tuple[int, int, int]] = []
         for segment, number, step in active:
             for operation in step:
-                if isinstance(operation, Recv | RecvReduce):
+                if isinstance(operation, Recv | RecvReduce) and self.carries(operation, segment):
                     message = self.messages + len(receives)
                     target, *how = self.receive(operation, step, segment)
                     receives.append((operation.peer, self.number(target), target.numel))
@@ -361,7 +362,7 @@ class _Compiler:
         posted: list[tuple[Wait, Region]] = []
         for segment, number, step in active:
             for operation in step:
-                if isinstance(operation, Send):
+                if isinstance(operation, Send) and self.carries(operation, segment):
                     region = self.packed(operation.refs, segment)
                     message = self.messages + len(receives) + len(sends)
                     posted.append((Wait(message, operation.peer, number, False), region))
@@ -419,6 +420,16 @@ class _Compiler:
             return pieces[0], False, False
         deferred = self.read_later(operation, operation.refs, step, segment)
         return self.staging.take(sum(piece.numel for piece in pieces)), True, deferred
+
+    def carries(self, operation: Send | Recv | RecvReduce, segment: int) -> bool:
+        """Whether a message is sent at all.
+
+        Where a vector has fewer elements than chunks, messages of empty chunks are
+        left out, at both ends alike. If everything is empty they are kept, as are
+        those of empty blocks: somebody has to notice when ranks disagree on a length.
+        """
+        refs = operation.into if isinstance(operation, RecvReduce) else operation.refs
+        return not self.drops_empty or self.numel(refs, segment) > 0
 
     def numel(self, refs: Iterable[Ref], segment: int) -> int:
         return sum(self.memory.region(ref, segment).numel for ref in refs)

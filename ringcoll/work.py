@@ -65,7 +65,7 @@ class Work(dist.Work):
         """The tensors that hold the result, once it is complete."""
         return self._results
 
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:  # type: ignore[override]
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """A future of `result`; its callbacks never run on the communication thread."""
         with self._lock:
             if self._future is None:
@@ -88,4 +88,4 @@ class Work(dist.Work):
         if self._error is None:
             future.set_result(self._results)
         else:
-            future.set_exception(self._error)
+            future.set_exception(self._error)  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+# `make help` lists the targets. Everything is installed into .venv, once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)
+
+# The demo: sizes and repetitions chosen to take about a minute on 2 cores.
+DEMO_FLAGS ?=
+BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench docs clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.installed-plot ## Ring, tree and native all-reduce side by side, on four processes
+	@$(BIN)/ringcoll compare $(DEMO_FLAGS)
+
+test: lint ## Lint, type check, then all tests, doctests and notebooks
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev ## Lint, formatting, types
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: $(VENV)/.installed-dev ## Put the code into the standard format
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench: $(VENV)/.installed-plot ## The all-reduce benchmark, in the layout of nccl-tests
+	@$(BIN)/ringcoll bench all_reduce $(BENCH_FLAGS)
+
+docs: $(VENV)/.installed-dev ## Write docs/algorithms.md anew from the docstrings
+	@$(BIN)/python docs/build_algorithms.py
+
+clean: ## Remove the environment, caches and what commands have written
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first, by itself and pinned: see constraints.txt.
+$(VENV)/.torch: constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing $(TORCH) into $(VENV)"
+	@$(PIP) install --quiet -c constraints.txt '$(TORCH)'
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.torch pyproject.toml
+	@echo "installing ringcoll[$*] into $(VENV)"
+	@$(PIP) install --quiet -c constraints.txt -e '.[$*]'
+	@touch $@

@@ -1,0 +1,338 @@
+"""Write docs/algorithms.md from the registry and the docstrings.
+
+``python docs/build_algorithms.py`` writes the page; with ``--check`` it writes
+nothing and fails if the page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+
+import ringcoll.algorithms
+import ringcoll.cost
+import ringcoll.draw
+from ringcoll.algorithms import Algorithm, algorithms
+from ringcoll.contracts import CONTRACTS, Contract
+from ringcoll.cost import Bound, distance, formula_counts, lower_bound, wavefront_counts
+from ringcoll.draw import grid, primitives
+from ringcoll.errors import UnsupportedWorldSizeError
+from ringcoll.verify import Order, Proof, verify
+
+PAGE = Path(__file__).with_name("algorithms.md")
+WORLDS = (4, 8, 13)
+SEGMENTS = (1, 4, 16, 64)
+
+PROMISES = {
+    "all_reduce": "Every rank has a vector; every rank ends with the reduction of all of them.",
+    "reduce_scatter": "Every rank has a block for each rank; "
+    "rank r ends with the reduction of all blocks r.",
+    "all_gather": "Every rank has a block; every rank ends with all blocks.",
+    "broadcast": "The root has a vector; every rank ends with it.",
+    "reduce": "Every rank has a vector; the root ends with the reduction of all of them.",
+    "gather": "Every rank has a block; the root ends with all blocks.",
+    "scatter": "The root has a block for each rank; rank r ends with block r.",
+    "all_to_all": "Every rank has a block for each rank; "
+    "rank r ends with the blocks r of all ranks, that is, with a row of the transpose.",
+    "barrier": "No rank leaves before every rank has come.",
+}
+
+INTRODUCTION = """\
+# The algorithms
+
+Every algorithm of the library, with a picture of what it does, what it costs, and how far that
+is from the best possible. All numbers on this page are counted on the schedules themselves, after
+each has been proved to do what its collective promises, in place and out of place.
+
+## How to read it
+
+k is the number of ranks, lg the logarithm to base 2, and n the size of the whole data: the vector,
+or all blocks of one rank. An algorithm takes
+
+    rounds * alpha + (traffic * beta + reduced * gamma) * n
+
+seconds, where a message takes alpha, a byte on its way beta, and reducing a byte gamma. *Traffic* is
+summed over the rounds: in each, what the busiest rank sends or receives. *Reduced* is summed in the
+same way.
+
+In a picture, a line is a step and a column is a rank:
+"""
+
+
+def paragraphs(text: str) -> list[str]:
+    """Split a docstring at its blank lines."""
+    return [part.strip("\n") for part in text.split("\n\n") if part.strip()]
+
+
+def is_source(paragraph: str) -> bool:
+    """Whether a paragraph names the literature."""
+    return paragraph.startswith(("Source: ", "Sources: "))
+
+
+def fenced(text: str) -> str:
+    """Text that keeps its blanks."""
+    return f"```text\n{text}\n```"
+
+
+def literal_blocks(docstring: str) -> list[str]:
+    """The indented blocks behind ``::``."""
+    found: list[str] = []
+    after = False
+    for paragraph in paragraphs(docstring):
+        if after and paragraph.startswith("    "):
+            found.append(inspect.cleandoc("\n" + paragraph))
+        after = paragraph.endswith("::")
+    return found
+
+
+def as_markdown(docstring: str) -> Iterator[str]:
+    """Paragraphs of a docstring, without doctests and sources."""
+    for paragraph in paragraphs(docstring):
+        if is_source(paragraph) or paragraph.startswith(">>>"):
+            continue
+        if paragraph.startswith("    "):
+            yield fenced(inspect.cleandoc("\n" + paragraph))
+        elif paragraph.startswith("==="):
+            yield simple_table(paragraph)
+        elif paragraph != "::":
+            yield paragraph.replace("::", ":") if paragraph.endswith("::") else paragraph
+
+
+def simple_table(text: str) -> str:
+    """A table with ``===`` rules, in Markdown."""
+    lines = text.splitlines()
+    starts = [
+        index
+        for index, letter in enumerate(lines[0])
+        if letter == "=" and (index == 0 or lines[0][index - 1] == " ")
+    ]
+    rows = [
+        [line[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        for line in lines
+        if not line.startswith("===")
+    ]
+    return table(rows[0], rows[1:])
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def sources(*docstrings: str) -> list[str]:
+    """What the literature is, without line breaks."""
+    found = [text for docstring in docstrings for text in paragraphs(docstring) if is_source(text)]
+    return [" ".join(text.partition(": ")[2].split()) for text in found]
+
+
+def in_reading_order(collective: str | None = None) -> list[Algorithm]:
+    """The algorithms, with their families as the package lists them."""
+    listed = inspect.getdoc(ringcoll.algorithms) or ""
+
+    def family(algorithm: Algorithm) -> int:
+        name = module_of(algorithm).__name__.rpartition(".")[2]
+        place = listed.find(f"`{name}`")
+        return place if place >= 0 else len(listed)
+
+    return sorted(algorithms(collective), key=family)
+
+
+def number(value: Fraction | int) -> str:
+    """An exact number, such as 7/4."""
+    return str(Fraction(value))
+
+
+def times(ratio: Fraction) -> str:
+    """A number with up to two decimals."""
+    return f"{float(ratio):.2f}".rstrip("0").rstrip(".")
+
+
+def infix(order: Order) -> str:
+    """An order of reduction with its parentheses."""
+    stack: list[str] = []
+    for item in order:
+        if item == "+":
+            right, left = stack.pop(), stack.pop()
+            stack.append(f"({left} + {right})")
+        else:
+            stack.append(f"x{item}")
+    (whole,) = stack
+    return whole[1:-1] if whole.startswith("(") else whole
+
+
+def rank_order(algorithm: Algorithm, world_size: int) -> str:
+    """Whether operands stay in rank order, for every root."""
+    roots = range(world_size) if CONTRACTS[algorithm.collective].rooted else range(1)
+    in_order = [verify(algorithm.schedule(world_size, root)).rank_order for root in roots]
+    if all(in_order):
+        return "yes"
+    return "for root 0" if in_order[0] else "no"
+
+
+def anchor(algorithm: Algorithm) -> str:
+    """The name by which the page links to an algorithm."""
+    return f"{algorithm.collective}-{algorithm.name}"
+
+
+def bound_in_words(bound: Bound, rules: Contract) -> str:
+    """The lower bounds, for a cell of a table."""
+    reduced = f", {number(bound.reduced)} n reduced" if rules.reduces else ""
+    return f"{bound.rounds} rounds, {number(bound.traffic)} n of traffic{reduced}"
+
+
+def comparison(rules: Contract) -> str:
+    """The table of a collective's algorithms."""
+    world_size = 8
+    bound = lower_bound(rules.collective, world_size)
+    head = ["algorithm", "rounds", "traffic / n"]
+    least = ["*lower bound*", str(bound.rounds), number(bound.traffic)]
+    if rules.reduces:
+        head.append("reduced / n")
+        least.append(number(bound.reduced))
+    head += ["messages at once", "rounds / bound", "traffic / bound"]
+    least += ["1", "", ""]
+    if rules.reduces:
+        head += ["reduced / bound", "operands in rank order"]
+        least += ["", ""]
+    rows = [least]
+    for algorithm in in_reading_order(rules.collective):
+        proof = verify(algorithm.schedule(world_size))
+        far = distance(proof)
+        row = [
+            f"[{algorithm.name}](#{anchor(algorithm)})",
+            str(proof.rounds),
+            number(proof.traffic),
+        ]
+        row += [number(proof.reduced)] if rules.reduces else []
+        row += [str(proof.ports), times(far.rounds), times(far.traffic)]
+        row += [times(far.reduced), rank_order(algorithm, world_size)] if rules.reduces else []
+        rows.append(row)
+    return table(head, rows)
+
+
+def costs(algorithm: Algorithm, rules: Contract) -> str:
+    """What an algorithm costs, for some numbers of ranks."""
+    head = [
+        "k",
+        "rounds",
+        "traffic / n",
+        *(["reduced / n"] if rules.reduces else []),
+        "lower bound",
+    ]
+    rows: list[list[str]] = []
+    for world_size in WORLDS:
+        try:
+            algorithm.schedule(world_size)
+        except UnsupportedWorldSizeError:
+            continue
+        counts = formula_counts(algorithm, world_size)
+        row = [str(world_size), str(counts.rounds), number(counts.traffic)]
+        row += [number(counts.reduced)] if rules.reduces else []
+        rows.append([*row, bound_in_words(lower_bound(rules.collective, world_size), rules)])
+    return table(head, rows)
+
+
+def segments(algorithm: Algorithm) -> str:
+    """What a pipelined algorithm costs, for some numbers of segments."""
+    schedule = algorithm.schedule(8)
+    rows: list[list[str]] = []
+    for num_segments in SEGMENTS:
+        counts = wavefront_counts(schedule, num_segments)
+        rows.append([str(num_segments), str(counts.rounds), times(counts.traffic)])
+    return table(["segments", "rounds", "traffic / n"], rows)
+
+
+def orders(proof: Proof) -> str:
+    """In which order the first chunks are reduced."""
+    chunks = sorted(proof.orders)
+    shown = chunks[:1] if len(set(proof.orders.values())) == 1 else chunks[:2]
+    listed = " and ".join(f"chunk {chunk} as `{infix(proof.order(chunk))}`" for chunk in shown)
+    return f"It reduces {listed}, where xr is the share of rank r."
+
+
+def module_of(algorithm: Algorithm) -> ModuleType:
+    """The module of the family."""
+    module = inspect.getmodule(algorithm.program)
+    assert module is not None
+    return module
+
+
+def section(algorithm: Algorithm, rules: Contract) -> Iterator[str]:
+    """All about one algorithm."""
+    module = module_of(algorithm)
+    program_doc, module_doc = inspect.getdoc(algorithm.program) or "", inspect.getdoc(module) or ""
+    schedule = algorithm.schedule(4)
+    proof = verify(schedule)
+    yield f"### {algorithm.collective}: {algorithm.name}"
+    yield from as_markdown(program_doc)
+    if module.__name__.endswith(("binary_tree", "binomial")):
+        yield "The tree:"
+        yield from map(fenced, literal_blocks(module_doc))
+    yield f"On 4 ranks{', root 0' if rules.rooted else ''}:"
+    yield fenced(grid(schedule))
+    words = ", ".join(f"`{word}`" for word in primitives(schedule, 0))
+    yield f"What rank 0 does, in NCCL's words: {words}."
+    if rules.reduces and not rules.at_least_once:
+        yield orders(proof)
+    yield costs(algorithm, rules)
+    if algorithm.pipelined:
+        yield "In segments, on 8 ranks:"
+        yield segments(algorithm)
+    if found := sources(program_doc, module_doc):
+        yield f"Source: {' '.join(found)}"
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION.strip()]
+    parts += [fenced(block) for block in literal_blocks(inspect.getdoc(ringcoll.draw) or "")]
+    parts.append("## What no algorithm can beat")
+    cost_doc = paragraphs(inspect.getdoc(ringcoll.cost) or "")
+    parts += as_markdown("\n\n".join(cost_doc[2:]))
+    parts += [f"Source: {found}" for found in sources("\n\n".join(cost_doc))]
+    parts.append(
+        "An algorithm that sends several messages at once is held against the bound for as many "
+        "ports: with p of them, the logarithm is to base p + 1."
+    )
+    parts.append("## Families")
+    described: list[ModuleType] = []
+    for algorithm in in_reading_order():
+        module = module_of(algorithm)
+        if module not in described:
+            described.append(module)
+            title, *text = paragraphs(inspect.getdoc(module) or "")
+            parts.append(f"### {title.rstrip('.')}")
+            parts += as_markdown("\n\n".join(text))
+    for rules in CONTRACTS.values():
+        parts.append(f"## {rules.collective}")
+        parts.append(PROMISES[rules.collective])
+        parts.append("On 8 ranks:")
+        parts.append(comparison(rules))
+        for algorithm in in_reading_order(rules.collective):
+            parts += section(algorithm, rules)
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> int:
+    """Write or check the page; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="fail if the page is out of date")
+    arguments = parser.parse_args()
+    text = page()
+    if not arguments.check:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{PAGE} is out of date; run: python {Path(__file__).name}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

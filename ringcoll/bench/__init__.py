@@ -1,0 +1,42 @@
+"""Measure collectives on real processes, against each other and torch's own.
+
+================  =============================================================
+`exact`           inputs whose exact result is known
+`contenders`      one call, by ringcoll or by torch.distributed; sizes
+`measure`         the rounds, on every rank
+`summary`         statistics, bandwidths
+`environment`     what a measurement has to be read with
+================  =============================================================
+
+::
+
+    from ringcoll.bench import Request, on_rank
+    from ringcoll.launch import Ranks
+
+    request = Request("all_reduce", ("ring", "tree", "native"), (4, 65536, 1 << 20))
+    with Ranks(4) as ranks:
+        results = ranks.run(on_rank, request)[0]
+"""
+
+from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, OPS, Workload
+from ringcoll.bench.measure import Meeting, Request, Result, Timing, alternate, measure, on_rank
+from ringcoll.bench.summary import Summary, algbw, busbw, summarize
+
+__all__ = [
+    "AUTO",
+    "DTYPES",
+    "NATIVE",
+    "OPS",
+    "Meeting",
+    "Request",
+    "Result",
+    "Summary",
+    "Timing",
+    "Workload",
+    "algbw",
+    "alternate",
+    "busbw",
+    "measure",
+    "on_rank",
+    "summarize",
+]

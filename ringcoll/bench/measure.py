@@ -1,0 +1,544 @@
+"""Measure contenders side by side: what runs on every rank.
+
+Problem: two libraries are compared on a machine whose speed changes from second to
+second, and whose caches and connections remember who ran last. So all contenders run
+in *rounds*: in each round every one runs once, in a new random order that is the same
+on all ranks. Before each operation the ranks meet at a barrier of a group of its own,
+which warms up nobody's connections. The time of an operation is that of the slowest
+rank, unless asked otherwise. Results are checked apart from that, untimed.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from importlib import import_module
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringcoll.bench.contenders import (
+    DTYPES,
+    NATIVE,
+    OPS,
+    Buffers,
+    Workload,
+    caller,
+    shape,
+)
+from ringcoll.bench.exact import Oracle, count_wrong, spoil
+from ringcoll.bench.summary import Summary, algbw, busbw, summarize
+from ringcoll.contracts import contract
+from ringcoll.errors import ArgumentError, ScheduleError
+from ringcoll.launch import report as to_parent
+
+__all__ = ["OVER_RANKS", "Meeting", "Request", "Result", "Timing", "alternate", "measure", "on_rank"]
+
+OVER_RANKS = ("rank0", "avg", "min", "max")
+"""Whose time counts: the first rank's, the mean, the fastest, the slowest; nccl-tests' -a."""
+
+_BATCH = 5  # operations that are timed together where there is no barrier between them
+_SCOUTING = 0.2  # of the time of a size, to find the best of many
+_SCOUTING_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    Parameters
+    ----------
+    collective
+        Its name.
+    contenders
+        Names of algorithms, ``"auto"``, or ``"native"`` for torch.distributed's own.
+    nbytes
+        Sizes, in bytes.
+    dtypes, ops
+        By the names of nccl-tests. Pairs that no library defines are left out.
+    roots
+        Roots, for rooted collectives.
+    modes
+        Whether in place: ``False``, ``True``, or both.
+    timed_modes
+        Those of them that are also timed.
+    scouts
+        More algorithms. They run a few times in advance, and for each size the fastest
+        joins the contenders; its time is measured anew, so that luck does not count.
+    warmup
+        Rounds before timing.
+    least, most
+        Limits on the number of rounds.
+    seconds
+        Time for all sizes together, within those limits; ``None``: always ``most`` rounds.
+    over_ranks
+        One of `OVER_RANKS`.
+    check
+        Whether results are checked.
+    blocking
+        1: a barrier before each operation. Otherwise several run back to back and their
+        mean time is a sample; 2: each is waited for; 0: all are started, then waited for.
+    segment_bytes
+        See `ringcoll.api`.
+    imports
+        Modules that register further algorithms.
+    """
+
+    collective: str
+    contenders: tuple[str, ...]
+    nbytes: tuple[int, ...]
+    dtypes: tuple[str, ...] = ("float",)
+    ops: tuple[str, ...] = ("sum",)
+    roots: tuple[int, ...] = (0,)
+    modes: tuple[bool, ...] = (False, True)
+    timed_modes: tuple[bool, ...] = (False, True)
+    scouts: tuple[str, ...] = ()
+    warmup: int = 1
+    least: int = 5
+    most: int = 20
+    seconds: float | None = None
+    over_ranks: str = "max"
+    check: bool = True
+    blocking: int = 1
+    segment_bytes: int | None = None
+    imports: tuple[str, ...] = ()
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """The lines of the table, in the order of nccl-tests: sizes vary fastest."""
+        rules = contract(self.collective)
+        ops = self.ops if rules.reduces and not rules.at_least_once else ("none",)
+        roots = self.roots if rules.rooted else (-1,)
+        sizes = (0,) if self.collective == "barrier" else self.nbytes
+        return [
+            Workload(self.collective, nbytes, dtype, op, root)
+            for dtype, op, root, nbytes in product(self.dtypes, ops, roots, sizes)
+            if _defined(dtype, op)
+        ]
+
+
+def _defined(dtype: str, op: str) -> bool:
+    """Whether an operator makes sense for a dtype."""
+    kind = DTYPES[dtype]
+    match op:
+        case "none" | "sum" | "prod":
+            return True
+        case "avg":
+            return kind is not torch.bool
+        case "min" | "max":
+            return not kind.is_complex
+        case "mulsum":
+            return kind.is_floating_point or kind.is_complex
+        case _:
+            return not (kind.is_floating_point or kind.is_complex)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one operation, and how many elements of its result were wrong on all ranks.
+
+    ``samples_s`` is empty where it was checked only; ``wrong`` is ``None`` where it was
+    not checked.
+    """
+
+    samples_s: tuple[float, ...]
+    wrong: int | None
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Statistics of the samples."""
+        return summarize(self.samples_s)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found out about one contender on one workload.
+
+    Parameters
+    ----------
+    workload
+        What ran.
+    contender
+        By which name it was asked for.
+    world_size
+        Number of ranks.
+    count, nbytes
+        Elements of the vector or of one block, and size of the whole, as shown.
+    out_of_place, in_place
+        Times; ``None`` where it was not asked for, or is not possible.
+    refused
+        Why it could not run at all, in the words of the library that refused.
+    scouted
+        Whether it is here because it was the fastest of the scouts.
+    """
+
+    workload: Workload
+    contender: str
+    world_size: int
+    count: int
+    nbytes: int
+    out_of_place: Timing | None = None
+    in_place: Timing | None = None
+    refused: str | None = None
+    scouted: bool = False
+
+    @property
+    def timed(self) -> Timing | None:
+        """The times in place, which is how torch's own works; else those out of place."""
+        timings = (self.in_place, self.out_of_place)
+        return next((one for one in timings if one is not None and one.samples_s), None)
+
+    @property
+    def wrong(self) -> int | None:
+        """Wrong elements in both modes together; ``None`` if nothing was checked."""
+        timings = (self.out_of_place, self.in_place)
+        found = [one.wrong for one in timings if one is not None and one.wrong is not None]
+        return sum(found) if found else None
+
+    def algbw(self, seconds: float) -> float:
+        """Algorithm bandwidth in GB/s."""
+        return algbw(self.nbytes, seconds)
+
+    def busbw(self, seconds: float) -> float:
+        """Bus bandwidth in GB/s."""
+        return busbw(self.workload.collective, self.world_size, self.nbytes, seconds)
+
+
+class Meeting:
+    """Where the ranks of the default group meet; on a group of its own.
+
+    Collective: all ranks have to make, use and close it alike.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend="gloo")
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come."""
+        dist.barrier(group=self._group)
+
+    def agree(self, number: int) -> int:
+        """What rank 0 says."""
+        token = torch.tensor([number])
+        dist.broadcast(token, group=self._group, group_src=0)
+        return int(token)
+
+    def totals(self, *numbers: int) -> list[int]:
+        """The sum of each number over all ranks."""
+        token = torch.tensor(numbers)
+        dist.all_reduce(token, group=self._group)
+        return [int(number) for number in token]
+
+    def gather(self, item: Any) -> list[Any]:  # noqa: ANN401  # whatever pickle can carry
+        """What every rank says."""
+        items: list[Any] = [None] * self.world_size
+        dist.all_gather_object(items, item, group=self._group)
+        return items
+
+    def over_ranks(self, times_s: list[list[float]], how: str) -> list[tuple[float, ...]]:
+        """Combine times that every rank has measured; ``how`` is one of `OVER_RANKS`."""
+        table = torch.tensor(times_s, dtype=torch.float64)
+        if how == "rank0":
+            dist.broadcast(table, group=self._group, group_src=0)
+        else:
+            op = {"avg": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+            dist.all_reduce(table, op[how], group=self._group)
+            table = table / self.world_size if how == "avg" else table
+        return [tuple(row) for row in table.tolist()]
+
+    def close(self) -> None:
+        """Release the group."""
+        dist.destroy_process_group(self._group)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector out of the measurement."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def alternate(
+    meeting: Meeting,
+    functions: Sequence[Callable[[], object]],
+    *,
+    warmup: int = 1,
+    least: int = 5,
+    most: int = 20,
+    seconds: float | None = None,
+    over_ranks: str = "max",
+) -> list[tuple[float, ...]]:
+    """Time functions side by side; called by all ranks alike.
+
+    Parameters
+    ----------
+    meeting
+        Where the ranks meet before each call.
+    functions
+        What to time. Each is called once a round, in an order that changes.
+    warmup, least, most, seconds
+        As for `Request`; the clock is rank 0's.
+    over_ranks
+        One of `OVER_RANKS`.
+
+    Returns
+    -------
+    list of tuple of float
+        For each function its times in seconds, round by round.
+    """
+    times: list[list[float]] = [[] for _ in functions]
+    with _no_collection():
+        for _ in range(warmup):
+            for function in functions:
+                meeting.barrier()
+                function()
+        done, start = 0, time.perf_counter()
+        rounds = most if seconds is None else least
+        while rounds:
+            for number in range(done, done + rounds):
+                _one_round(meeting, functions, times, number)
+            done += rounds
+            rounds = _more_rounds(done, most, time.perf_counter() - start, seconds)
+            rounds = meeting.agree(rounds) if seconds is not None else 0
+    return meeting.over_ranks(times, over_ranks)
+
+
+def _one_round(
+    meeting: Meeting, functions: Sequence[Callable[[], object]], times: list[list[float]], seed: int
+) -> None:
+    order = list(range(len(functions)))
+    random.Random(seed).shuffle(order)  # noqa: S311  # the same order on all ranks
+    for index in order:
+        meeting.barrier()
+        start = time.perf_counter()
+        functions[index]()
+        times[index].append(time.perf_counter() - start)
+
+
+def _more_rounds(done: int, most: int, spent_s: float, seconds: float | None) -> int:
+    """How many rounds to run before looking at the clock again.
+
+    Half of those that the time seems to be good for: their speed may change.
+    """
+    if seconds is None:
+        return 0
+    possible = (seconds - spent_s) / (spent_s / done)
+    return min(most - done, max(int(possible / 2), int(possible >= 1), 0))
+
+
+@dataclass
+class _Entry:
+    """One contender on one workload, on this rank."""
+
+    contender: str
+    scouted: bool = False
+    refused: str | None = None
+    run: dict[bool, Callable[[], object]] = field(default_factory=dict)  # by in_place
+    wrong: dict[bool, int | None] = field(default_factory=dict)
+
+
+class _Bench:
+    """The measurement of one workload, on one rank."""
+
+    def __init__(self, meeting: Meeting, request: Request, workload: Workload) -> None:
+        self.meeting, self.request, self.workload = meeting, request, workload
+        self.rank, self.world_size = meeting.rank, meeting.world_size
+        self.shape = shape(workload, self.world_size)
+        possible = contract(workload.collective).in_place
+        self.modes = [mode for mode in request.modes if possible or not mode]
+        self.buffers = {
+            mode: Buffers.make(workload, self.world_size, self.rank, in_place=mode)
+            for mode in self.modes
+        }
+        self.oracle = Oracle(
+            workload.collective,
+            OPS.get(workload.op, "bor"),
+            DTYPES[workload.dtype],
+            self.world_size,
+            max(0, workload.root),
+        )
+
+    def run(self, seconds: float | None) -> list[Result]:
+        """Check and time all contenders."""
+        start = time.perf_counter()
+        entries = [self._entry(name) for name in self.request.contenders]
+        best = self._best_scout(seconds)
+        entries += [best] if best is not None else []
+        running = [entry for entry in entries if entry.refused is None]
+        jobs = [
+            (entry, mode)
+            for entry in running
+            for mode in self.modes
+            if mode in self.request.timed_modes
+        ]
+        left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - start))
+        samples = self._time([entry.run[mode] for entry, mode in jobs], left)
+        times = {(id(entry), mode): one for (entry, mode), one in zip(jobs, samples, strict=True)}
+        return [
+            self._result(entry, {mode: times.get((id(entry), mode), ()) for mode in self.modes})
+            for entry in entries
+        ]
+
+    def _time(
+        self, functions: list[Callable[[], object]], seconds: float | None
+    ) -> list[tuple[float, ...]]:
+        request = self.request
+        if not functions:
+            return []
+        batch = 1 if request.blocking == 1 else min(_BATCH, request.most)
+        samples = alternate(
+            self.meeting,
+            [partial(_several, function, batch) for function in functions],
+            warmup=request.warmup,
+            least=max(1, request.least // batch),
+            most=request.most // batch,
+            seconds=seconds,
+            over_ranks=request.over_ranks,
+        )
+        return [tuple(sample / batch for sample in one) for one in samples]
+
+    def _entry(self, contender: str, *, scout: bool = False) -> _Entry:
+        """Run a contender once in each mode, and check the results."""
+        entry = _Entry(contender)
+        for mode in self.modes:
+            call = caller(
+                contender,
+                self.workload,
+                self.buffers[mode],
+                self.rank,
+                self.world_size,
+                self.request.segment_bytes,
+            )
+            entry.refused = self._try(entry, mode, call, check=self.request.check and not scout)
+            if entry.refused is not None:
+                break
+            entry.run[mode] = partial(call, self.request.blocking == 0)
+        return entry
+
+    def _try(
+        self, entry: _Entry, mode: bool, call: Callable[[bool], Any], *, check: bool
+    ) -> str | None:
+        """Run once; what a library refuses, it refuses before anything is sent."""
+        # torch raises plain RuntimeErrors; what ringcoll raises beyond these is a failure.
+        refusals: tuple[type[Exception], ...] = (ArgumentError, ScheduleError)
+        if entry.contender == NATIVE:
+            refusals = (RuntimeError, ValueError, TypeError, NotImplementedError)
+        check = check and self.oracle.exact
+        buffers, expected = self.buffers[mode], None
+        if check:
+            expected = self.oracle.output(self.rank, self.shape.count)
+            if expected is not None:
+                spoil(buffers.out, expected)
+            buffers.inp.copy_(self.oracle.input(self.rank, self.shape.send_numel))
+        refused = None
+        try:
+            call(False)
+        except refusals as error:
+            refused = str(error).split("\n")[0]
+        found = refused is None and expected is not None
+        wrong = count_wrong(buffers.out, expected) if found and expected is not None else 0
+        wrong, refusing = self.meeting.totals(wrong, refused is not None)
+        entry.wrong[mode] = wrong if check else None
+        if refusing:
+            reasons = self.meeting.gather(refused)
+            refused = next(reason for reason in reasons if reason is not None)
+        return refused
+
+    def _best_scout(self, seconds: float | None) -> _Entry | None:
+        """Find the fastest of the scouts, and check it."""
+        if not self.request.scouts:
+            return None
+        scouts = [self._entry(name, scout=True) for name in self.request.scouts]
+        scouts = [entry for entry in scouts if entry.refused is None]
+        if not scouts:
+            return None
+        mode = self.request.timed_modes[-1] if self.request.timed_modes[-1] in self.modes else False
+        samples = alternate(
+            self.meeting,
+            [partial(_several, entry.run[mode], 1) for entry in scouts],
+            warmup=1,
+            least=_SCOUTING_ROUNDS,
+            most=10 * _SCOUTING_ROUNDS,
+            seconds=0.0 if seconds is None else _SCOUTING * seconds,
+        )
+        medians = [summarize(one).p50_s for one in samples]
+        best = self._entry(scouts[medians.index(min(medians))].contender)
+        best.scouted = True
+        return best
+
+    def _result(self, entry: _Entry, samples: dict[bool, tuple[float, ...]]) -> Result:
+        result = Result(
+            workload=self.workload,
+            contender=entry.contender,
+            world_size=self.world_size,
+            count=self.shape.count,
+            nbytes=self.shape.nbytes,
+            refused=entry.refused,
+            scouted=entry.scouted,
+        )
+        if entry.refused is not None:
+            return result
+        timings = {mode: Timing(samples[mode], entry.wrong[mode]) for mode in self.modes}
+        return replace(result, out_of_place=timings.get(False), in_place=timings.get(True))
+
+
+def _several(function: Callable[[], Any], times: int) -> None:
+    works = [function() for _ in range(times)]
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+def measure(
+    request: Request, report: Callable[[list[Result]], object] | None = None
+) -> list[Result]:
+    """Measure; called by all ranks of the default group alike.
+
+    Parameters
+    ----------
+    request
+        What to measure.
+    report
+        Called on rank 0 with the results of each workload as soon as they are there.
+
+    Returns
+    -------
+    list of Result
+        On every rank the same: for each workload, each contender.
+    """
+    for module in request.imports:
+        import_module(module)
+    meeting = Meeting()
+    start = time.perf_counter()
+    found: list[Result] = []
+    workloads = request.workloads
+    for index, workload in enumerate(workloads):
+        seconds = None
+        if request.seconds is not None:
+            left = request.seconds - (time.perf_counter() - start)
+            seconds = max(0.0, left) / (len(workloads) - index)
+        results = _Bench(meeting, request, workload).run(seconds)
+        found += results
+        if report is not None and meeting.rank == 0:
+            report(results)
+    meeting.close()
+    return found
+
+
+def on_rank(request: Request) -> list[Result]:
+    """`measure`, for `ringcoll.launch.Ranks`: reports go to the parent."""
+    return measure(request, to_parent)

@@ -1,0 +1,293 @@
+"""``ringcoll verify``: prove algorithms, or a schedule from a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, TextIO
+
+import click
+
+from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find
+from ringcoll.cli import parameters
+from ringcoll.cli.output import amount, print_json, print_table, progress
+from ringcoll.cli.parameters import as_ranges, collective_name, json_option
+from ringcoll.cli.report import findings
+from ringcoll.contracts import CONTRACTS, contract
+from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
+from ringcoll.schedule import Schedule
+from ringcoll.verify import Proof
+from ringcoll.verify import verify as prove
+
+__all__ = ["verify"]
+
+_EVERY_ROOT = 8  # ranks up to which every root is proved; more would take k times as long
+
+_EXAMPLES = """\b
+Examples:
+  ringcoll verify --world-sizes 1-64
+  ringcoll verify ring --collective all_reduce --world-sizes 2,4,1024
+  ringcoll show ring all_reduce --text | ringcoll verify --schedule -
+"""
+
+
+@dataclass
+class _Outcome:
+    """What became of one algorithm.
+
+    ``found`` is what the proof for the largest world size says: a proof itself
+    can be big, and is not kept.
+    """
+
+    collective: str
+    algorithm: str
+    proved: list[int] = field(default_factory=list)
+    unsupported: dict[int, str] = field(default_factory=dict)
+    found: dict[str, Any] | None = None
+    wrong_at: int | None = None
+    error: ScheduleError | None = None
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("algorithm", required=False)
+@click.option("--collective", type=collective_name, metavar="NAME", help="Only this collective.")
+@click.option(
+    "--world-sizes",
+    type=parameters.world_sizes,
+    default="1-16",
+    show_default=True,
+    metavar="SIZES",
+    help="Numbers of ranks: numbers and ranges, such as 1-8,13,64.",
+)
+@click.option(
+    "--schedule",
+    "file",
+    type=click.File(encoding="utf-8"),
+    help="Prove the schedule in this file instead; - is standard input.",
+)
+@json_option
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    algorithm: str | None,
+    collective: str | None,
+    world_sizes: tuple[int, ...],
+    file: TextIO | None,
+    as_json: bool,
+) -> None:
+    """Prove that ALGORITHM, or every algorithm, does what its collective promises.
+
+    Proved is that every output gets every contribution exactly once, that each
+    send meets its receive, so that nothing can block, that nothing is overwritten,
+    and that no more scratch memory is used than stated; with input and output apart
+    and, where allowed, in the same memory. Up to 8 ranks every root is proved,
+    above that rank 0 and one other.
+
+    Costs are those of the largest world size, in units of the whole data; a factor
+    says how many times the lower bound it is. Traffic is what the busiest rank sends
+    or receives, added up over the steps; sent is the most that any rank sends. An
+    algorithm that is run in segments approaches the latter as they get more.
+
+    Order is that of the operands of a reduction: left to right, or at least in rank
+    order, or fixed, which is some other order but the same on all ranks.
+
+    Exit status: 1 if something is wrong, with the grid, and in it the bad place
+    between asterisks.
+    """
+    if file is not None:
+        given = [name for name in ("algorithm", "collective", "world_sizes") if _given(ctx, name)]
+        if given:
+            raise click.UsageError("--schedule goes with no other choice of what to prove")
+        outcomes = [_prove_file(file)]
+    else:
+        chosen = _choose(algorithm, collective)
+        outcomes = _prove_all(chosen, world_sizes)
+        if algorithm is not None and not any(outcome.proved for outcome in outcomes):
+            for outcome in outcomes:
+                for reason in outcome.unsupported.values():
+                    raise UnsupportedWorldSizeError(reason)
+    if as_json:
+        print_json(
+            {
+                "ok": all(outcome.ok for outcome in outcomes),
+                "results": [_as_data(outcome) for outcome in outcomes],
+            }
+        )
+    else:
+        _print(outcomes)
+    if not all(outcome.ok for outcome in outcomes):
+        ctx.exit(1)
+
+
+def _given(ctx: click.Context, name: str) -> bool:
+    default = (click.core.ParameterSource.DEFAULT, click.core.ParameterSource.DEFAULT_MAP)
+    return ctx.params[name] is not None and ctx.get_parameter_source(name) not in default
+
+
+def _choose(name: str | None, collective: str | None) -> list[Algorithm]:
+    """The algorithms that are meant."""
+    if collective is not None and name is not None:
+        return [find(collective, name)]
+    entries = list(algorithms(collective))
+    if name is None:
+        return entries
+    chosen = [entry for entry in entries if entry.name == ALIASES.get(name, name)]
+    if not chosen:
+        known = dict.fromkeys(entry.name for entry in entries) | dict.fromkeys(ALIASES)
+        raise UnknownAlgorithmError(f"unknown algorithm {name!r}; known: {', '.join(known)}")
+    return chosen
+
+
+def _roots(entry: Algorithm, world_size: int) -> Sequence[int]:
+    """Roots to prove: all of a small world; of a large one 0 and one in no special place."""
+    if not contract(entry.collective).rooted:
+        return (0,)
+    return range(world_size) if world_size <= _EVERY_ROOT else (0, 2 * world_size // 3)
+
+
+def _prove_all(chosen: Sequence[Algorithm], sizes: Sequence[int]) -> list[_Outcome]:
+    with progress() as bar:
+        task = bar.add_task("", total=len(chosen) * len(sizes))
+        outcomes = []
+        for entry in chosen:
+            bar.update(task, description=f"{entry.collective} {entry.name}")
+            outcomes.append(_prove_one(entry, sizes, lambda: bar.advance(task)))
+            bar.update(task, completed=len(outcomes) * len(sizes))
+        return outcomes
+
+
+def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], object]) -> _Outcome:
+    """Prove an algorithm for all sizes, or up to the first for which it is wrong."""
+    outcome = _Outcome(entry.collective, entry.name)
+    proof: Proof | None = None
+    start = time.perf_counter()
+    for size in sizes:
+        try:
+            for root in reversed(_roots(entry, size)):
+                proof = None  # before the next one is made
+                proof = prove(entry.schedule(size, root))
+            outcome.proved.append(size)
+        except UnsupportedWorldSizeError as error:
+            outcome.unsupported[size] = str(error)
+        except ScheduleError as error:
+            outcome.wrong_at, outcome.error = size, error
+            break
+        advance()
+    if proof is not None:
+        outcome.found = _found(proof)
+    outcome.seconds = time.perf_counter() - start
+    return outcome
+
+
+def _prove_file(file: TextIO) -> _Outcome:
+    schedule = Schedule.from_text(file.read())
+    outcome = _Outcome(contract(schedule.collective).collective, schedule.algorithm)
+    start = time.perf_counter()
+    try:
+        outcome.found = _found(prove(schedule))
+        outcome.proved.append(schedule.world_size)
+    except ScheduleError as error:
+        outcome.wrong_at, outcome.error = schedule.world_size, error
+    outcome.seconds = time.perf_counter() - start
+    return outcome
+
+
+def _found(proof: Proof) -> dict[str, Any]:
+    return {"world_size": proof.schedule.world_size} | findings(proof)
+
+
+def _as_data(outcome: _Outcome) -> dict[str, Any]:
+    return {
+        "collective": outcome.collective,
+        "algorithm": outcome.algorithm,
+        "ok": outcome.ok,
+        "proved": outcome.proved,
+        "unsupported": {str(size): reason for size, reason in outcome.unsupported.items()},
+        "at": outcome.found,
+        "error": None if outcome.error is None else _error(outcome),
+        "seconds": round(outcome.seconds, 3),
+    }
+
+
+def _error(outcome: _Outcome) -> dict[str, Any]:
+    places = ("rank", "step", "peer", "chunk")
+    return {
+        "world_size": outcome.wrong_at,
+        "message": getattr(outcome.error, "message", str(outcome.error)),
+        **{name: getattr(outcome.error, name, None) for name in places},
+        "grid": getattr(outcome.error, "grid", ""),
+    }
+
+
+_COLUMNS = (
+    "collective",
+    "algorithm",
+    "proved for k",
+    "at k",
+    "rounds",
+    "/bound",
+    "traffic",
+    "/bound",
+    "sent",
+    "in flight",
+    "order",
+    "s",
+)
+
+
+def _print(outcomes: Sequence[_Outcome]) -> None:
+    rows, family = [], ""
+    for outcome in sorted(outcomes, key=lambda outcome: list(CONTRACTS).index(outcome.collective)):
+        rows.append(("" if outcome.collective == family else outcome.collective, *_row(outcome)))
+        family = outcome.collective
+    print_table(_COLUMNS, rows, left=3)
+    for line in _remarks(outcomes):
+        click.echo(f"\n{line}")
+
+
+def _row(outcome: _Outcome) -> tuple[str, ...]:
+    proved = as_ranges(outcome.proved) or "none"
+    if outcome.wrong_at is not None:
+        proved += f", WRONG at {outcome.wrong_at}"
+    seconds, found = f"{outcome.seconds:.1f}", outcome.found
+    if found is None:
+        return (outcome.algorithm, proved, *[""] * (len(_COLUMNS) - 4), seconds)
+    return (
+        outcome.algorithm,
+        proved,
+        str(found["world_size"]),
+        str(found["rounds"]),
+        _times(found["rounds"], found["rounds_at_least"]),
+        amount(found["traffic"]),
+        _times(found["traffic"], found["traffic_at_least"]),
+        amount(found["sent_max"]),
+        str(found["in_flight"]),
+        found["order"] or "",
+        seconds,
+    )
+
+
+def _times(value: Fraction | int, bound: Fraction | int) -> str:
+    """How far a value is from its bound; nothing to say where the bound is 0."""
+    return f"{float(value / bound):.2f}x" if bound else ""
+
+
+def _remarks(outcomes: Sequence[_Outcome]) -> Iterator[str]:
+    for outcome in outcomes:
+        if outcome.unsupported:
+            sizes, reasons = as_ranges(outcome.unsupported), list(outcome.unsupported.values())
+            yield f"not for k = {sizes}: {reasons[0]}"
+    for outcome in outcomes:
+        if outcome.error is not None:
+            where = f"{outcome.algorithm} {outcome.collective} on {outcome.wrong_at} ranks"
+            yield f"{where} is wrong: {outcome.error}"
+    wrong = sum(not outcome.ok for outcome in outcomes)
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    yield f"{len(outcomes) - wrong} proved, {wrong} wrong, in {seconds:.1f} s"

@@ -1,0 +1,109 @@
+"""What a proof says, in words and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ringcoll.cli.output import amount
+from ringcoll.cli.parameters import as_ranges
+from ringcoll.contracts import contract
+from ringcoll.cost import Bound, lower_bound
+from ringcoll.verify import Proof
+
+__all__ = ["findings", "in_words", "order_in_words"]
+
+_FEW = 4  # lines of reduction orders that still help; and ranks times two, terms on one line
+
+
+def _bound(proof: Proof) -> Bound:
+    """The lower bounds, for as many ports as the schedule uses."""
+    schedule = proof.schedule
+    return lower_bound(schedule.collective, schedule.world_size, ports=max(1, proof.ports))
+
+
+def findings(proof: Proof) -> dict[str, Any]:
+    """What was found out, as data for JSON; amounts of data in n."""
+    bound = _bound(proof)
+    return {
+        "rounds": proof.rounds,
+        "rounds_at_least": bound.rounds,
+        "traffic": proof.traffic,
+        "traffic_at_least": bound.traffic,
+        "sent_mean": proof.sent_mean,
+        "sent_max": proof.sent_max,
+        "messages_mean": proof.messages_mean,
+        "messages_max": proof.messages_max,
+        "ports": proof.ports,
+        "in_flight": proof.in_flight,
+        "staged_steps": len(proof.staged),
+        "order": order_in_words(proof),
+    }
+
+
+def order_in_words(proof: Proof) -> str | None:
+    """In which order contributions are reduced; ``None`` where nothing is."""
+    rules = contract(proof.schedule.collective)
+    if not rules.reduces or rules.at_least_once:
+        return None
+    if not proof.same_everywhere:
+        return "differs"
+    if proof.left_fold:
+        return "left to right"
+    return "rank order" if proof.rank_order else "fixed"
+
+
+def _infix(order: tuple[int | str, ...]) -> str:
+    """Write a postfix order as a sum.
+
+    >>> _infix((0, 1, "+", 2, 3, "+", "+"))
+    '(x0 + x1) + (x2 + x3)'
+    """
+    stack: list[str] = []
+    for item in order:
+        if isinstance(item, int):
+            stack.append(f"x{item}")
+        else:
+            right, left = stack.pop(), stack.pop()
+            stack.append(f"({left} + {right})")
+    (total,) = stack
+    return total.removeprefix("(").removesuffix(")") if len(order) > 1 else total
+
+
+def in_words(proof: Proof) -> Iterator[str]:
+    """Describe cost and order, a line each."""
+    schedule, bound = proof.schedule, _bound(proof)
+    ports = f" with {proof.ports} messages at once each way" if proof.ports > 1 else ""
+    blocks = contract(schedule.collective).num_blocks(2) > 1
+    data = "all blocks of a rank" if blocks else "the vector"
+    yield f"rounds    {proof.rounds} (at least {bound.rounds}{ports})"
+    yield (
+        f"traffic   {amount(proof.traffic)} n (at least {amount(bound.traffic)} n), n being {data}"
+    )
+    yield f"sent      at most {amount(proof.sent_max)} n by a rank, in {proof.messages_max} messages"
+    yield f"scratch   {schedule.num_slots or 'no'} chunk{'s' if schedule.num_slots != 1 else ''}"
+    yield from _orders(proof)
+
+
+def _orders(proof: Proof) -> Iterator[str]:
+    word = order_in_words(proof)
+    if word is None:
+        return
+    words = {
+        "differs": "differs between ranks: their last bits may, too",
+        "fixed": "the same on all ranks",
+        "rank order": "the same on all ranks, operands in rank order",
+        "left to right": "from left to right, the same on all ranks",
+    }
+    yield f"order     {words[word]}"
+    if word == "differs" or proof.schedule.world_size > 2 * _FEW:
+        return
+    sums: dict[str, list[int]] = {}
+    for chunk in range(proof.schedule.num_chunks):
+        sums.setdefault(_infix(proof.order(chunk)), []).append(chunk)
+    for number, (total, chunks) in enumerate(sums.items()):
+        if number == _FEW:
+            yield f"          ... and {len(sums) - _FEW} more"
+            return
+        plural = "s" if len(chunks) > 1 else ""
+        yield f"          chunk{plural} {as_ranges(chunks)}: {total}"

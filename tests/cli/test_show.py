@@ -1,0 +1,142 @@
+"""Drawing one algorithm."""
+
+import json
+
+import pytest
+
+from ringcoll.algorithms import algorithms, schedule_of
+from ringcoll.draw import grid
+from ringcoll.schedule import Schedule
+
+RING = """\
+ring all_reduce on 4 ranks
+Ring all-reduce: a ring reduce-scatter, then a ring all-gather.
+
+rounds    6 (at least 2)
+traffic   1.500 n (at least 1.500 n), n being the vector
+sent      at most 1.500 n by a rank, in 6 messages
+scratch   no chunks
+order     the same on all ranks
+          chunk 0: ((x1 + x2) + x3) + x0
+          chunk 1: ((x2 + x3) + x0) + x1
+          chunk 2: ((x3 + x0) + x1) + x2
+          chunk 3: ((x0 + x1) + x2) + x3
+
+>r:c  send chunk c to rank r
+<r:c  receive chunk c from rank r
++r:c  receive chunk c from rank r and reduce it with the own
+!     behind a reduction: it completes the chunk
+
+step  rank 0      rank 1      rank 2      rank 3
+   0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1
+   1  >1:2 +3:1   >2:3 +0:2   >3:0 +1:3   >0:1 +2:0
+   2  >1:1 +3:0!  >2:2 +0:1!  >3:3 +1:2!  >0:0 +2:3!
+   3  >1:0 <3:3   >2:1 <0:0   >3:2 <1:1   >0:3 <2:2
+   4  >1:3 <3:2   >2:0 <0:3   >3:1 <1:0   >0:2 <2:1
+   5  >1:2 <3:1   >2:3 <0:2   >3:0 <1:3   >0:1 <2:0
+"""
+
+
+def test_the_ring_on_four_ranks(run):
+    result = run("show", "ring", "all_reduce", "-k", "4")
+    assert (result.exit_code, result.stdout) == (0, RING)
+
+
+def primitives_of_the_ring(world_size: int) -> list[str]:
+    """Table V of "Demystifying NCCL", arXiv 2507.04786."""
+    return [
+        "send",
+        *["recvReduceSend"] * (world_size - 2),
+        "recvReduceCopySend",
+        *["recvCopySend"] * (world_size - 2),
+        "recv",
+    ]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8, 13])
+def test_the_program_of_the_ring_is_the_published_table(run, world_size):
+    words = ("show", "ring", "all_reduce", "-k", str(world_size), "--primitives")
+    for rank in {0, 1, world_size - 1}:
+        lines = run(*words, "--rank", str(rank)).stdout.splitlines()
+        assert lines[:2] == [f"ring all_reduce on {world_size} ranks: rank {rank}", ""]
+        assert lines[2:] == [
+            f"{number:4}  {word}" for number, word in enumerate(primitives_of_the_ring(world_size))
+        ]
+        data = json.loads(run(*words, "--rank", str(rank), "--json").stdout)
+        assert data["primitives"] == primitives_of_the_ring(world_size)
+        assert data["rank"] == rank
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+@pytest.mark.parametrize("entry", list(algorithms()), ids=lambda a: f"{a.name}-{a.collective}")
+def test_every_algorithm_can_be_drawn(run, entry, world_size):
+    words = ("show", entry.name, entry.collective, "-k", str(world_size))
+    result = run(*words)
+    assert result.exit_code == 0
+    assert result.stdout.endswith(f"\n\n{grid(entry.schedule(world_size))}\n")
+    text = run(*words, "--text").stdout
+    assert Schedule.from_text(text) == entry.schedule(world_size)
+    assert run(*words, "--primitives").exit_code == 0
+
+
+def test_json_agrees_with_the_schedule(run):
+    data = json.loads(run("show", "tree", "reduce", "-k", "5", "--root", "3", "--json").stdout)
+    schedule = schedule_of("reduce", "tree", 5, 3)
+    assert data["ok"]
+    assert (data["collective"], data["algorithm"]) == ("reduce", "binomial_tree")
+    assert (data["world_size"], data["root"], data["num_slots"]) == (5, 3, schedule.num_slots)
+    assert data["rounds"] == data["rounds_at_least"] == 3
+    for rank, steps in enumerate(data["steps"]):
+        assert [" ; ".join(step) for step in steps] == list(map(str, schedule.steps(rank)))
+
+
+def test_only_symbols_that_occur_are_explained(run):
+    page = run("show", "bruck", "all_gather").stdout
+    assert "=c" in page
+    assert "+r:c" not in page
+    assert "completes" not in page
+    assert "order" not in page
+
+
+def test_the_prose_spelling_and_the_short_name_are_understood(run):
+    short, full = (run("show", name, "all-reduce", "-k", "3") for name in ("tree", "binomial_tree"))
+    assert short.stdout == full.stdout
+    assert short.stdout.startswith("binomial_tree all_reduce on 3 ranks\n")
+
+
+def test_a_wrong_algorithm_is_drawn_with_the_bad_place_marked(run, short_ring):
+    result = run("show", "short_ring", "all_reduce", "-k", "3")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("short_ring all_reduce on 3 ranks is wrong\n")
+    assert result.stdout.count("**") == 2
+    data = json.loads(run("show", "short_ring", "all_reduce", "-k", "3", "--json").stdout)
+    assert not data["ok"]
+    assert "out[" in data["error"]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["rong", "all_reduce"], "unknown algorithm 'rong' for all_reduce; known: "),
+        (["ring", "all_educe"], "unknown collective 'all_educe'; known: all_reduce, "),
+        (["tree", "broadcast", "--root", "4"], "root 4 is not in a world of 4 ranks"),
+        (["ring", "all_reduce", "--root", "0"], "all_reduce has no root"),
+        (["ring", "all_reduce", "--primitives", "--rank", "4"], "rank 4 is not in a world of 4"),
+        (["ring", "all_reduce", "--rank", "1"], "--rank goes with --primitives"),
+        (["ring", "all_reduce", "--text", "--json"], "--text goes with neither"),
+        (["ring", "all_reduce", "-k", "0"], "Invalid value for '-k' / '--world-size'"),
+        (["ring"], "Missing argument 'COLLECTIVE'"),
+    ],
+)
+def test_errors_are_one_clear_line(run, words, message):
+    result = run("show", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1].startswith(f"Error: {message}")
+
+
+def test_a_restricted_size_names_the_restriction(run, only_powers):
+    result = run("show", "only_powers", "all_gather", "-k", "6")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Error: only_powers all_gather cannot run on 6 ranks: it halves the world\n"
+    )

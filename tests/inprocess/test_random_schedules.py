@@ -1,0 +1,198 @@
+"""Plan and executor against an interpreter, on random schedules and a hostile scheduler.
+
+The algorithms of the library never write what the same step reads, or what a send in
+flight still has to read, in all the ways that a schedule may: a planner without the waits
+that this takes passed every test with algorithms alone.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringcoll.contracts import contract
+from ringcoll.execute import bind, execute
+from ringcoll.plan import Layout, Region, _Compiler, compile_plan
+from ringcoll.reduction import Operator, Reduction
+from ringcoll.schedule import Buffer, Schedule
+from ringcoll.transport.local import Hub, run_together
+from tests.support.interpreter import Memory, interpret
+from tests.support.schedules import Size, random_schedule
+
+PRIME = 1_000_003
+UNWRITTEN = -1
+
+
+def combine(left: int, right: int) -> int:
+    """Neither commutative nor associative, so that any other order shows."""
+    return (3 * left + 5 * right + 1) % PRIME
+
+
+def finish(value: int) -> int:
+    return (7 * value + 11) % PRIME
+
+
+def combine_tensors(left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
+    return out.copy_((3 * left + 5 * right + 1) % PRIME)
+
+
+def finish_tensor(tensor: Tensor, world_size: int) -> Tensor:
+    return tensor.copy_((7 * tensor + 11) % PRIME)
+
+
+REDUCTION = Reduction(
+    Operator("user"), torch.int64, torch.int64, combine_tensors, finish=finish_tensor
+)
+
+
+def parts(numel: int, count: int) -> list[int]:
+    """Lengths of a balanced division, the first ones longer."""
+    return [numel // count + (index < numel % count) for index in range(count)]
+
+
+def chunk_lengths(lengths: list[int], per_block: int) -> list[int]:
+    return [part for numel in lengths for part in parts(numel, per_block)]
+
+
+def tensors_of(
+    schedule: Schedule, lengths: list[int], *, in_place: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Each rank's input, and its output: one is part of the other if ``in_place``."""
+    rules, world_size = contract(schedule.collective), schedule.world_size
+    inputs, outputs = [], []
+    for rank in range(world_size):
+        mine, due = rules.inputs(rank, world_size, 0), rules.outputs(rank, world_size, 0)
+        data = [
+            torch.arange(lengths[block]) * 31 + rank * 1009 + block * 101 + 1 for block in mine
+        ]
+        source = torch.cat(data)
+        target = torch.full((sum(lengths[block] for block in due),), UNWRITTEN)
+        if in_place and len(mine) > len(due):
+            start = sum(lengths[block] for block in mine if block < due[0])
+            target = source[start : start + len(target)]
+        elif in_place:
+            start = sum(lengths[block] for block in due if block < mine[0])
+            target[start : start + len(source)] = source
+            source = target[start : start + len(source)]
+        inputs.append(source)
+        outputs.append(target)
+    return inputs, outputs
+
+
+def memory_of(
+    schedule: Schedule, rank: int, chunks: list[int], source: Tensor, target: Tensor, in_place: bool
+) -> Memory:
+    """The same as the interpreter sees it."""
+    rules, world_size = contract(schedule.collective), schedule.world_size
+    per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
+    memory: Memory = {}
+    blocks = {
+        Buffer.INPUT: (rules.inputs(rank, world_size, 0), source),
+        Buffer.OUTPUT: (rules.outputs(rank, world_size, 0), target),
+    }
+    for buffer, (held, tensor) in blocks.items():
+        numbers, start = tensor.tolist(), 0
+        for block in held:
+            for chunk in range(block * per_block, (block + 1) * per_block):
+                memory[buffer, chunk] = numbers[start : start + chunks[chunk]]
+                start += chunks[chunk]
+    if in_place:
+        for buffer, chunk in list(memory):
+            if buffer is Buffer.INPUT and (Buffer.OUTPUT, chunk) in memory:
+                del memory[buffer, chunk]
+    return memory
+
+
+def outcome(
+    schedule: Schedule, lengths: list[int], segments: int, seed: int, *, in_place: bool
+) -> str:
+    """Run a schedule both ways; what differs, in words, or nothing."""
+    per_block = schedule.num_chunks // len(lengths)
+    chunks = chunk_lengths(lengths, per_block)
+    inputs, outputs = tensors_of(schedule, lengths, in_place=in_place)
+    ranks = range(schedule.world_size)
+    memory = [
+        memory_of(schedule, rank, chunks, inputs[rank], outputs[rank], in_place) for rank in ranks
+    ]
+    interpret(schedule, memory, combine, finish, in_place=in_place)
+    hub = Hub(schedule.world_size, Random(seed))
+    executions = []
+    for rank, transport in zip(ranks, hub.transports(), strict=True):
+        layout = Layout(tuple(enumerate(lengths)), in_place=in_place)
+        plan = compile_plan(schedule, rank, layout, segments)
+        workspace = torch.full((plan.workspace_numel,), -7) if plan.workspace_numel else None
+        views = bind(plan, [inputs[rank]], [outputs[rank]], workspace)
+        executions.append(execute(plan, views, transport, 0, reduction=REDUCTION))
+    run_together(hub, executions)
+    for rank in ranks:
+        got = memory_of(schedule, rank, chunks, inputs[rank], outputs[rank], in_place)
+        for (buffer, chunk), numbers in got.items():
+            if numbers != memory[rank][buffer, chunk]:
+                wanted = memory[rank][buffer, chunk]
+                return f"rank {rank} {buffer}[{chunk}]: {numbers}, expected {wanted}"
+    return ""
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[Schedule, list[int], int, int, bool]:
+    collective = draw(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]))
+    size = Size(
+        world_size=draw(st.integers(1, 5)),
+        steps=draw(st.integers(1, 6)),
+        chunks_per_block=draw(st.integers(1, 3)),
+        slots=draw(st.integers(0, 3)),
+        messages=draw(st.integers(0, 10)),
+        locals=draw(st.integers(0, 3)),
+    )
+    blocks = contract(collective).num_blocks(size.world_size)
+    lengths = draw(st.lists(st.integers(0, 9), min_size=blocks, max_size=blocks))
+    segments = draw(st.sampled_from([1, 1, 2, 3, 5]))
+    in_place, seed = draw(st.booleans()), draw(st.integers(0, 1 << 32))
+    schedule = random_schedule(Random(seed), size, collective, in_place=in_place)
+    return schedule, lengths, segments, seed, in_place
+
+
+@settings(max_examples=2500, deadline=None)
+@given(runs())
+def test_executor_and_interpreter_agree(run):
+    schedule, lengths, segments, seed, in_place = run
+    wrong = outcome(schedule, lengths, segments, seed, in_place=in_place)
+    assert not wrong, f"{wrong}\nlengths {lengths}, {segments} segments\n{schedule.to_text()}"
+
+
+def fails_somewhere(tries: int) -> bool:
+    """Whether some of the random schedules comes out wrong."""
+    size = Size(world_size=3, steps=5, chunks_per_block=2, slots=2, messages=6, locals=2)
+    for seed in range(tries):
+        in_place, segments = bool(seed % 2), 1 + seed % 3
+        schedule = random_schedule(Random(seed), size, "all_reduce", in_place=in_place)
+        if outcome(schedule, [7], segments, seed, in_place=in_place):
+            return True
+    return False
+
+
+def test_nothing_fails_before_anything_is_broken():
+    assert not fails_somewhere(100)
+
+
+def test_without_the_guard_of_sends_some_schedule_fails(monkeypatch: pytest.MonkeyPatch):
+    def guard(self: _Compiler, written: Region) -> None:
+        pass
+
+    monkeypatch.setattr(_Compiler, "guard", guard)
+    assert fails_somewhere(100)
+
+
+def test_without_deferred_writes_some_schedule_fails(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_Compiler, "read_later", lambda *arguments: False)
+    assert fails_somewhere(100)
+
+
+def test_without_staged_receives_some_schedule_fails(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_Compiler, "reads", lambda *arguments: [])
+    assert fails_somewhere(100)
