@@ -406,6 +406,7 @@ class _Compiler:
         """Decide where a message is to arrive: (target, staged, deferred)."""
         if isinstance(operation, RecvReduce):
             deferred = self.read_later(operation, operation.into, step, segment)
+            deferred = deferred or self.reads_itself(operation, segment)
             return self.staging.take(self.numel(operation.into, segment)), True, deferred
         pieces = self.regions(operation.refs, segment)
         # It may arrive at any time, so whoever reads the place at all is in the way.
@@ -450,6 +451,16 @@ class _Compiler:
             for region in self.reads(other, writer, segment)
             for target in targets
         )
+
+    def reads_itself(self, operation: RecvReduce, segment: int) -> bool:
+        """Whether a later chunk of a recv-reduce reads the place of an earlier one's result."""
+        written: list[Region] = []
+        for target, mine in zip(operation.into, operation.local, strict=True):
+            local = self.memory.region(mine, segment)
+            if target.place != mine.place and any(local.overlaps(other) for other in written):
+                return True
+            written.append(self.memory.region(target, segment))
+        return False
 
     def reads(self, operation: Operation, writer: Operation, segment: int) -> list[Region]:
         """What an operation reads of the state before the step."""
@@ -496,6 +507,7 @@ class _Compiler:
         if len(sources) == 1:
             self.move(target, total)
             if operation.final and target.numel:
+                self.guard(target)
                 self.instructions.append(Finish(self.number(target)))
         if deferred:
             self.commits.append((into, target))
@@ -517,7 +529,9 @@ class _Compiler:
                     self.move(piece, source)
                 start += piece.numel
             return
-        for into, local in self.pieces(operation, segment, joined=not arrival.deferred):
+        # Results that are held back are known by their single chunks.
+        joined = not (arrival.deferred or pending)
+        for into, local in self.pieces(operation, segment, joined=joined):
             received = staged._replace(offset=start, numel=into.numel)
             start += into.numel
             held = pending.get(into) if into == local else None
@@ -541,7 +555,8 @@ class _Compiler:
             into, local = self.memory.region(target, segment), self.memory.region(mine, segment)
             if result and joined:
                 both = (*_joined((result[-1][0], into)), *_joined((result[-1][1], local)))
-                if len(both) == 2:  # one region for each side
+                # One region for each side, and not the one shifted against the other.
+                if len(both) == 2 and (both[0] == both[1] or not both[0].overlaps(both[1])):
                     result[-1] = both
                     continue
             result.append((into, local))

@@ -189,7 +189,7 @@ def binomial_tree_all_reduce(rank: int, world_size: int) -> Program:
     yield from broadcast_phase(rank, world_size, 0, out(0))
 
 
-@register("gather", "binomial_tree", chunks=lambda k: k, slots=lambda k: k // 2, cost=_BLOCKS)
+@register("gather", "binomial_tree", chunks=lambda k: k, slots=lambda k: (k - 1) // 2, cost=_BLOCKS)
 def binomial_tree_gather(rank: int, world_size: int, root: int) -> Program:
     """Binomial tree gather: each rank collects its subtree, then passes it on.
 
@@ -205,7 +205,7 @@ def binomial_tree_gather(rank: int, world_size: int, root: int) -> Program:
     return _with_copy(steps, rank == root, root)
 
 
-@register("scatter", "binomial_tree", chunks=lambda k: k, slots=lambda k: k // 2, cost=_BLOCKS)
+@register("scatter", "binomial_tree", chunks=lambda k: k, slots=lambda k: (k - 1) // 2, cost=_BLOCKS)
 def binomial_tree_scatter(rank: int, world_size: int, root: int) -> Program:
     """Binomial tree scatter: the root hands out halves, their owners quarters, ...
 
@@ -259,7 +259,7 @@ def scatter_all_gather_broadcast(rank: int, world_size: int, root: int) -> Progr
     "reduce",
     "reduce_scatter_gather",
     chunks=lambda k: k,
-    slots=lambda k: 3 + k // 2,
+    slots=lambda k: 3 + (k - 1) // 2,
     cost=Cost(
         rounds=lambda k: rounds_to_reach_all(k) + k - 1,
         traffic=lambda k: Fraction(2 * (k - 1), k),

@@ -150,7 +150,9 @@ def runs(draw: st.DrawFn) -> tuple[Schedule, list[int], int, int, bool]:
         locals=draw(st.integers(0, 3)),
     )
     blocks = contract(collective).num_blocks(size.world_size)
-    lengths = draw(st.lists(st.integers(0, 9), min_size=blocks, max_size=blocks))
+    # Scratch slots of 64 elements lie without a gap.
+    numel = st.one_of(st.integers(0, 9), st.sampled_from([64, 128]))
+    lengths = draw(st.lists(numel, min_size=blocks, max_size=blocks))
     segments = draw(st.sampled_from([1, 1, 2, 3, 5]))
     in_place, seed = draw(st.booleans()), draw(st.integers(0, 1 << 32))
     schedule = random_schedule(Random(seed), size, collective, in_place=in_place)
