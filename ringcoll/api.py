@@ -139,7 +139,7 @@ def reduce(
         Any shape; same number of elements and dtype on all ranks. Overwritten with
         the result on the destination, unless ``out`` is given there.
     dst, group_dst
-        The destination, as a global rank or as a rank of the group; 0 by default.
+        The destination, as a global rank or as a rank of the group: one of the two.
     op, group, async_op, out
         As for `all_reduce`.
     algorithm, segment_bytes, wire_dtype, timeout
@@ -173,7 +173,7 @@ def broadcast(
         Any shape; same number of elements and dtype on all ranks. Sent by the
         source, overwritten on the others.
     src, group_src
-        The source, as a global rank or as a rank of the group; 0 by default.
+        The source, as a global rank or as a rank of the group: one of the two.
     group, async_op
         As for `all_reduce`.
     algorithm, segment_bytes, timeout
@@ -270,7 +270,7 @@ def gather(
     gather_list
         On the destination one tensor a rank, for the results; ``None`` elsewhere.
     dst, group_dst
-        The destination, as a global rank or as a rank of the group; 0 by default.
+        The destination, as a global rank or as a rank of the group; global rank 0 by default.
     group, async_op
         As for `all_reduce`.
     algorithm, segment_bytes, timeout
@@ -278,6 +278,7 @@ def gather(
     """
     results = _listed(gather_list)
     call = _Builder("gather", group, [tensor, *results], algorithm, segment_bytes, timeout)
+    dst = 0 if dst is None and group_dst is None else dst
     call.root = group_rank(group, dst, group_dst, "dst")
     call.list_at_root(results, tensor, "gather_list")
     call.blocks([tensor], results, [tensor.numel()] * call.world_size, split_output=True)
@@ -305,7 +306,7 @@ def scatter(
     scatter_list
         On the source one tensor a rank; ``None`` elsewhere.
     src, group_src
-        The source, as a global rank or as a rank of the group; 0 by default.
+        The source, as a global rank or as a rank of the group; global rank 0 by default.
     group, async_op
         As for `all_reduce`.
     algorithm, segment_bytes, timeout
@@ -313,6 +314,7 @@ def scatter(
     """
     sources = _listed(scatter_list)
     call = _Builder("scatter", group, [tensor, *sources], algorithm, segment_bytes, timeout)
+    src = 0 if src is None and group_src is None else src
     call.root = group_rank(group, src, group_src, "src")
     call.list_at_root(sources, tensor, "scatter_list")
     call.blocks(sources, [tensor], [tensor.numel()] * call.world_size, split_input=True)

@@ -117,10 +117,15 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
     Raises
     ------
     ArgumentError
-        Both were given, or the root is not in the group.
+        Both or none were given, or the root is not in the group.
     """
-    if rank is not None and in_group is not None:
-        raise ArgumentError(f"give {what} or group_{what}, not both", argument=f"group_{what}")
+    if (rank is None) == (in_group is None):
+        raise ArgumentError(
+            "exactly one of the two must be given",
+            argument=f"{what}, group_{what}",
+            expected="one rank",
+            got=f"{rank} and {in_group}",
+        )
     size = group.size() if group is not None else dist.get_world_size()
     own = group.rank() if group is not None else dist.get_rank()
     if rank is not None and isinstance(group, dist.ProcessGroup):
@@ -135,7 +140,6 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
             )
         return members.index(rank)
     root: Any = in_group if rank is None else rank
-    root = 0 if root is None else root
     if not isinstance(root, int) or not 0 <= root < size:
         raise ArgumentError(
             "the root is not in the group",

@@ -75,7 +75,6 @@ _NATIVE_OPS = {
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
     "avg": dist.ReduceOp.AVG,
-    "mulsum": dist.ReduceOp.PREMUL_SUM,
     "band": dist.ReduceOp.BAND,
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
@@ -287,7 +286,12 @@ class _Native:
 
     def __init__(self, arguments: _Arguments) -> None:
         self.a = arguments
-        self.op = _NATIVE_OPS.get(arguments.op)
+
+    @property
+    def op(self) -> Any:
+        if self.a.op not in _NATIVE_OPS:
+            raise NotImplementedError("torch.distributed makes PREMUL_SUM for NCCL only")
+        return _NATIVE_OPS[self.a.op]
 
     def all_reduce(self, async_op: bool) -> Any:
         return dist.all_reduce(self.a.ready(), self.op, async_op=async_op)

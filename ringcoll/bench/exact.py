@@ -194,6 +194,8 @@ def _converted(table: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _bits(tensor: Tensor) -> Tensor:
     """The elements as integers of the same size, so that they compare bit by bit."""
+    if tensor.dtype is torch.bool:  # to torch, any byte but 0 is true
+        return tensor.view(torch.int8).ne(0).view(torch.int8).view(-1, 1)
     return tensor.view(_SAME_SIZE[tensor.itemsize]).view(tensor.numel(), -1)
 
 
@@ -206,5 +208,7 @@ def count_wrong(result: Tensor, expected: Tensor) -> int:
 
 def spoil(result: Tensor, expected: Tensor) -> None:
     """Overwrite every element with something wrong, so that one never written shows."""
-    if expected.numel():
+    if expected.dtype is torch.bool:
+        result.copy_(~expected)
+    elif expected.numel():
         _bits(result).copy_(~_bits(expected))

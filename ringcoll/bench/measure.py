@@ -114,12 +114,13 @@ class Request:
     def workloads(self) -> list[Workload]:
         """The lines of the table, in the order of nccl-tests: sizes vary fastest."""
         rules = contract(self.collective)
-        ops = self.ops if rules.reduces and not rules.at_least_once else ("none",)
+        if rules.at_least_once:  # a barrier moves nothing
+            return [Workload(self.collective, 0, "uint8", "none")]
+        ops = self.ops if rules.reduces else ("none",)
         roots = self.roots if rules.rooted else (-1,)
-        sizes = (0,) if self.collective == "barrier" else self.nbytes
         return [
             Workload(self.collective, nbytes, dtype, op, root)
-            for dtype, op, root, nbytes in product(self.dtypes, ops, roots, sizes)
+            for dtype, op, root, nbytes in product(self.dtypes, ops, roots, self.nbytes)
             if _defined(dtype, op)
         ]
 
@@ -448,7 +449,8 @@ class _Bench:
         try:
             call(False)
         except refusals as error:
-            refused = str(error).split("\n")[0]
+            first_line = str(error).partition("\n")[0]
+            refused = "".join(filter(str.isprintable, first_line)) or type(error).__name__
         found = refused is None and expected is not None
         wrong = count_wrong(buffers.out, expected) if found and expected is not None else 0
         wrong, refusing = self.meeting.totals(wrong, refused is not None)

@@ -31,6 +31,16 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
+    "compare": Entry(
+        "ringcoll.cli.compare:compare",
+        "Ring, tree and native side by side, on real processes.",
+        "ringcoll compare -k 4",
+    ),
+    "bench": Entry(
+        "ringcoll.cli.bench:bench",
+        "One collective, in the table of nccl-tests.",
+        "ringcoll bench all_reduce -b 8 -e 128M -f 2",
+    ),
     "list": Entry(
         "ringcoll.cli.listing:list_algorithms",
         "The algorithms of each collective.",

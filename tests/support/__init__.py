@@ -1,4 +1,4 @@
 """What tests share: reference results, inputs, cases, and functions that run on ranks.
 
-Nothing here imports pytest or hypothesis, as spawned processes import it too.
+Nothing that spawned processes import, imports pytest or hypothesis: that takes time.
 """

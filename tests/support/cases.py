@@ -437,9 +437,8 @@ def _all_to_all(case: Case, rank: int, world_size: int, native: bool) -> Prepare
     splits: list[list[int] | None] = [incoming, [block.numel() for block in own]]
     if len({*incoming, *(block.numel() for block in own)}) == 1 and case.seed % 2:
         splits = [None, None]
-    if source.dim() == 2:
-        # Pieces are cut along the first dimension.
-        source, out = source.reshape(-1), out.reshape(-1)
+    # Pieces are cut along the first dimension.
+    source, out = source.reshape(-1), out.reshape(-1)
     return _prepared(
         case,
         [out],

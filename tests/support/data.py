@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["FLOATS", "FLOAT8", "INTEGERS", "UNSIGNED", "values"]
+__all__ = ["COMPLEX", "FLOATS", "FLOAT8", "INTEGERS", "UNSIGNED", "values"]
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *FLOAT8)

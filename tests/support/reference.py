@@ -60,14 +60,20 @@ class Answer(NamedTuple):
 
 def bits(tensor: Tensor) -> bytes:
     """The bytes of a tensor's elements, in logical order."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    flat = _flat(tensor)
     return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A copy of the elements in logical order; one of a single element has stride 1, too."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.reshape(-1).clone(memory_format=torch.contiguous_format)
 
 
 def mismatch(got: Tensor, answer: Answer, what: str = "result") -> str:
     """What is wrong with a result, in words; empty if nothing is."""
     want, bound = answer
-    flat = got.detach().resolve_conj().resolve_neg().reshape(-1)
+    flat, want = _flat(got), _flat(want)
     if flat.numel() != want.numel():
         return f"{what} has {flat.numel()} elements, expected {want.numel()}"
     if bound is None:
@@ -93,11 +99,9 @@ def _different_bits(got: Tensor, want: Tensor) -> Tensor:
         return torch.zeros(0, dtype=torch.bool)
     if got.is_complex():
         part = _PART[got.dtype]
-        return _different_bits(got.contiguous().view(part), want.contiguous().view(part)).view(
-            -1, 2
-        ).any(1)
+        return _different_bits(got.view(part), want.view(part)).view(-1, 2).any(1)
     view = _SIGNED_OF_SIZE[got.dtype.itemsize]
-    wrong = got.contiguous().view(view) != want.contiguous().view(view)
+    wrong = got.view(view) != want.view(view)
     if got.dtype.is_floating_point:
         # Zeros of both signs, and all NaN, are the same number.
         mine, theirs = got.to(torch.float64), want.to(torch.float64)

@@ -1,0 +1,171 @@
+"""What the numbers say, in sentences.
+
+One contender counts as faster than another at a size where the quartiles of their
+times do not overlap; otherwise they are about even. That is a description of what was
+measured, not a test of significance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+
+from ringcoll.bench.contenders import NATIVE
+from ringcoll.bench.measure import Result
+from ringcoll.bench.units import as_size
+
+__all__ = ["EVEN", "BySize", "by_size", "duel", "faster", "label", "sentences", "speed_against"]
+
+EVEN = "even"
+"""What `faster` says where the difference is within the spread."""
+
+BySize = dict[int, dict[str, Result]]
+"""Results by size, and by contender."""
+
+_NAMES = {"double_tree": "double tree", "native": "native", "binomial_tree": "tree"}
+
+
+def label(name: str) -> str:
+    """How a contender is called in a sentence or a legend."""
+    return _NAMES.get(name, name.replace("_", " "))
+
+
+def by_size(results: Iterable[Result]) -> BySize:
+    """Sort results by size; those that could not be timed are left out."""
+    table: BySize = {}
+    for result in results:
+        if result.timed is not None:
+            table.setdefault(result.nbytes, {})[result.contender] = result
+    return table
+
+
+def _median(result: Result) -> float:
+    assert result.timed is not None
+    return result.timed.summary.p50_s
+
+
+def speed_against(result: Result, other: Result) -> float:
+    """How many times as fast as another: its median over the own."""
+    return _median(other) / _median(result)
+
+
+def faster(one: Result, other: Result) -> str:
+    """The contender that is faster; `EVEN` if their quartiles overlap."""
+    assert one.timed is not None
+    assert other.timed is not None
+    first, second = one.timed.summary, other.timed.summary
+    if first.p75_s < second.p25_s:
+        return one.contender
+    return other.contender if second.p75_s < first.p25_s else EVEN
+
+
+def _ranges(sizes: Sequence[int], verdict: Callable[[int], str]) -> Iterator[tuple[str, list[int]]]:
+    for found, group in groupby(sizes, verdict):
+        yield found, list(group)
+
+
+def _where(group: list[int], sizes: Sequence[int]) -> str:
+    """A range of sizes in words.
+
+    >>> _where([4, 16], [4, 16, 64]), _where([16], [4, 16, 64]), _where([4], [4])
+    ('up to 16 B', 'at 16 B', 'at 4 B')
+    """
+    first, last = as_size(group[0]), as_size(group[-1])
+    if group[0] == sizes[0] and group[-1] == sizes[-1]:
+        return "at every size" if len(group) > 1 else f"at {first}"
+    if group[0] == sizes[0]:
+        return f"up to {last}" if len(group) > 1 else f"at {first}"
+    if group[-1] == sizes[-1]:
+        return f"from {first} on"
+    return f"from {first} to {last}" if len(group) > 1 else f"at {first}"
+
+
+def duel(table: BySize, one: str, other: str, *, names: tuple[str, str] | None = None) -> str:
+    """Say which of two contenders is faster at which sizes.
+
+    Parameters
+    ----------
+    table
+        What `by_size` returns.
+    one, other
+        The contenders.
+    names
+        How to call them; by default as `label` does.
+    """
+    called = names or (label(one), label(other))
+    sizes = [nbytes for nbytes, row in sorted(table.items()) if one in row and other in row]
+    if not sizes:
+        return f"{called[0].capitalize()} and {called[1]} were not measured at a common size."
+    words = {one: f"{called[0]} is faster", other: f"{called[1]} is faster", EVEN: "about even"}
+    parts = [
+        f"{words[found]} {_where(group, sizes)}"
+        for found, group in _ranges(sizes, lambda n: faster(table[n][one], table[n][other]))
+    ]
+    return f"{called[0].capitalize()} against {called[1]}: {', '.join(parts)}."
+
+
+def _fastest(row: dict[str, Result]) -> str:
+    return min(row, key=lambda name: _median(row[name]))
+
+
+def _winners(table: BySize) -> str:
+    sizes = sorted(table)
+    parts = [
+        f"{label(name)} {_where(group, sizes)}"
+        for name, group in _ranges(sizes, lambda nbytes: _fastest(table[nbytes]))
+    ]
+    return f"Lowest median: {', '.join(parts)}."
+
+
+def _against_native(table: BySize) -> str | None:
+    """How the best of ringcoll stands against native."""
+    ratios: dict[int, float] = {}
+    for nbytes, row in sorted(table.items()):
+        own = {name: result for name, result in row.items() if name != NATIVE}
+        if NATIVE in row and own:
+            ratios[nbytes] = speed_against(own[_fastest(own)], row[NATIVE])
+    if not ratios:
+        return None
+    low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+    if low == high:
+        return (
+            f"The fastest of ringcoll runs at {ratios[low]:.2f} times the speed of native "
+            f"at {as_size(low)}."
+        )
+    return (
+        f"The fastest of ringcoll runs at {ratios[low]:.2f} times (at {as_size(low)}) to "
+        f"{ratios[high]:.2f} times (at {as_size(high)}) the speed of native."
+    )
+
+
+def _correctness(results: Sequence[Result]) -> str:
+    checked = [result for result in results if result.wrong is not None]
+    wrong = [result for result in checked if result.wrong]
+    if not checked:
+        return "No result was checked."
+    if not wrong:
+        ranks = checked[0].world_size
+        every = "All results were" if len(checked) == len(results) else "All that ran was"
+        return f"{every} right to the last bit, on all {ranks} ranks, in place and out of place."
+    named = ", ".join(
+        f"{label(result.contender)} at {as_size(result.nbytes)} ({result.wrong} elements)"
+        for result in wrong
+    )
+    return f"WRONG results: {named}."
+
+
+def sentences(results: Sequence[Result]) -> Iterator[str]:
+    """Say which wins where, against native, ring against tree, and whether all was right."""
+    table = by_size(results)
+    if table:
+        yield _winners(table)
+    pairs = (("ring", "tree"), ("ring", "double_tree"))
+    for one, other in pairs:
+        if any(one in row and other in row for row in table.values()):
+            yield duel(table, one, other)
+    found = _against_native(table)
+    if found is not None:
+        yield found
+    for name, reason in dict.fromkeys((r.contender, r.refused) for r in results if r.refused):
+        yield f"{label(name).capitalize()} is not available: {reason}"
+    yield _correctness(results)

@@ -1,0 +1,133 @@
+"""Curves of time and bandwidth over size, or over world size.
+
+matplotlib is imported when something is drawn: it comes with ``ringcoll[plot]``. The
+curves differ in marker and line style as well as in colour; colours are those of Okabe
+and Ito, which the colour-blind can tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringcoll.bench.findings import label
+from ringcoll.bench.measure import Result
+from ringcoll.bench.units import as_size
+from ringcoll.errors import RingcollError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["MissingExtraError", "Style", "check_matplotlib", "draw", "save", "styles"]
+
+Style = dict[str, Any]
+_LOOKS = (
+    ("#0072B2", "o", "-"),
+    ("#D55E00", "s", "--"),
+    ("#009E73", "^", "-."),
+    ("#CC79A7", "D", ":"),
+    ("#E69F00", "v", (0, (5, 1, 1, 1))),
+    ("#56B4E9", "P", (0, (3, 1, 1, 1, 1, 1))),
+)
+_NATIVE_LOOK = ("#000000", "x", (0, (1, 1)))
+
+
+class MissingExtraError(RingcollError, ImportError):
+    """A package is missing that comes with one of ringcoll's extras."""
+
+
+def check_matplotlib() -> None:
+    """Make sure that pictures can be drawn, before an hour is spent on measuring.
+
+    Raises
+    ------
+    MissingExtraError
+        matplotlib is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            "pictures need matplotlib, which comes with ringcoll[plot]: "
+            "pip install 'ringcoll[plot]'"
+        ) from error
+
+
+def styles(names: Sequence[str]) -> dict[str, Style]:
+    """A look for each contender: colour, marker and line; native is always black."""
+    looks: dict[str, Style] = {}
+    others = [name for name in dict.fromkeys(names) if name != "native"]
+    for index, name in enumerate(others):
+        colour, marker, dashes = _LOOKS[index % len(_LOOKS)]
+        looks[name] = {"color": colour, "marker": marker, "linestyle": dashes}
+    colour, marker, dashes = _NATIVE_LOOK
+    looks["native"] = {"color": colour, "marker": marker, "linestyle": dashes}
+    return looks
+
+
+def draw(curves: Mapping[str, Sequence[Result]], title: str) -> Figure:
+    """Draw time and bus bandwidth over the size of the data.
+
+    Parameters
+    ----------
+    curves
+        For each name in the legend the results of its curve. Around each median the
+        quartiles are shaded.
+    title
+        Title of the picture.
+
+    Raises
+    ------
+    MissingExtraError
+        matplotlib is not installed.
+    """
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    time_axes, bandwidth_axes = figure.subplots(1, 2)
+    looks = styles(list(curves))
+    sizes: set[int] = set()
+    for name, results in curves.items():
+        points = [
+            (result, result.timed.summary)
+            for result in sorted(results, key=lambda result: result.nbytes)
+            if result.timed is not None
+        ]
+        xs = [result.nbytes for result, _ in points]
+        sizes.update(xs)
+        times = [[1e6 * s.p25_s, 1e6 * s.p50_s, 1e6 * s.p75_s] for _, s in points]
+        widths = [[r.busbw(s.p75_s), r.busbw(s.p50_s), r.busbw(s.p25_s)] for r, s in points]
+        _curve(time_axes, xs, times, label(name), looks[name])
+        _curve(bandwidth_axes, xs, widths, label(name), looks[name])
+    time_axes.set(ylabel="time, slowest rank (us)", title="time: lower is better")
+    bandwidth_axes.set(ylabel="bus bandwidth (GB/s)", title="bandwidth: higher is better")
+    for axes in (time_axes, bandwidth_axes):
+        _size_axis(axes, sorted(sizes))
+    time_axes.legend()
+    figure.suptitle(title)
+    return figure
+
+
+def _curve(axes: Axes, xs: list[int], ys: list[list[float]], name: str, look: Style) -> None:
+    low, middle, high = zip(*ys, strict=True) if ys else ((), (), ())
+    axes.plot(xs, middle, label=name, markersize=5, linewidth=1.5, **look)
+    axes.fill_between(xs, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _size_axis(axes: Axes, sizes: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    every = -(-len(sizes) // 7) or 1  # as many labels as fit
+    axes.set_xticks(sizes[::every], [as_size(nbytes) for nbytes in sizes[::every]])
+    axes.minorticks_off()
+    axes.set_xlabel("size of the data on each rank")
+    axes.grid(visible=True, alpha=0.3)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture; the file's ending says in which format."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)

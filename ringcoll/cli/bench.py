@@ -1,0 +1,250 @@
+"""``ringcoll bench``: one collective, in the table of nccl-tests."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ringcoll.bench import DTYPES, OPS, Request, Result, table
+from ringcoll.bench.environment import environment
+from ringcoll.bench.measure import OVER_RANKS
+from ringcoll.bench.units import as_size
+from ringcoll.cli import measuring
+from ringcoll.cli.output import print_json, progress
+from ringcoll.cli.parameters import collective_name, json_option
+from ringcoll.contracts import contract
+
+__all__ = ["bench"]
+
+_NCCL_DTYPES = 12  # the first ones of `DTYPES`, which "all" means
+_NCCL_OPS = 6
+
+_EXAMPLES = """\b
+Examples:
+  ringcoll bench all_reduce -b 8 -e 128M -f 2
+  ringcoll bench all_reduce -k 2 --algorithms ring,tree,native -e 1M -b 1K -f 4
+  ringcoll bench broadcast -r all -d half -J broadcast.json
+  torchrun --nproc-per-node 4 -m ringcoll.cli bench all_reduce
+"""
+
+
+def _choice(names: list[str], several: int) -> Callable[..., tuple[str, ...]]:
+    """Read one of some names, or ``all`` for the first of them."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+        if value == "all":
+            return tuple(names[:several])
+        if value not in names:
+            raise click.BadParameter(f"{value!r} is none of {', '.join([*names, 'all'])}")
+        return (value,)
+
+    return read
+
+
+def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if value != "all" and not value.isdecimal():
+        raise click.BadParameter(f"{value!r} is neither a rank nor 'all'")
+    return value
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("collective", type=collective_name)
+@measuring.ranks_option
+@click.option(
+    "--algorithms",
+    default="auto",
+    show_default=True,
+    metavar="NAMES",
+    help="Names from `ringcoll list`, auto, native for torch's own; or all. "
+    "One block is printed for each.",
+)
+@click.option("-b", "--minbytes", type=measuring.size, default="32M", show_default=True,
+              help="Smallest size.")  # fmt: skip
+@click.option("-e", "--maxbytes", type=measuring.size, default="32M", show_default=True,
+              help="Largest size.")  # fmt: skip
+@click.option("-i", "--stepbytes", type=measuring.size, default="1M", show_default=True,
+              help="From one size to the next.")  # fmt: skip
+@click.option("-f", "--stepfactor", type=click.IntRange(min=1), default=1, show_default=True,
+              help="From one size to the next; above 1 it replaces -i.")  # fmt: skip
+@click.option("-n", "--iters", type=click.IntRange(min=1), default=20, show_default=True,
+              help="Times that each operation is timed.")  # fmt: skip
+@click.option("-w", "--warmup_iters", type=click.IntRange(min=0), default=1, show_default=True,
+              help="Times that it runs before.")  # fmt: skip
+@click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True,
+              help="Whether every element of every result is checked, untimed.")  # fmt: skip
+@click.option("-o", "--op", "ops", default="sum", show_default=True, metavar="OP",
+              callback=_choice(list(OPS), _NCCL_OPS),
+              help=f"One of {', '.join(OPS)}; or all, the first {_NCCL_OPS}.")  # fmt: skip
+@click.option("-d", "--datatype", "dtypes", default="float", show_default=True, metavar="TYPE",
+              callback=_choice(list(DTYPES), _NCCL_DTYPES),
+              help=f"One of {', '.join(DTYPES)}; or all, the first {_NCCL_DTYPES}.")  # fmt: skip
+@click.option("-r", "--root", default="0", show_default=True, metavar="RANK", callback=_root,
+              help="Root of a rooted collective; or all.")  # fmt: skip
+@click.option("-z", "--blocking", type=click.IntRange(0, 2), default=1, show_default=True,
+              help="1: a barrier before each operation. 2: none; each is waited for. "
+              "0: several are started, then waited for.")  # fmt: skip
+@click.option("-a", "--average", type=click.IntRange(0, 3), default=3, show_default=True,
+              help="The time of: 0 rank 0, 1 the average of the ranks, 2 the fastest, "
+              "3 the slowest.")  # fmt: skip
+@click.option("--segment-bytes", type=measuring.size,
+              help="Size of the pieces in which chunks are pipelined.")  # fmt: skip
+@measuring.imports
+@click.option("-J", "--output_file", "file", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write everything to this file, as JSON.")  # fmt: skip
+@json_option
+@click.pass_context
+def bench(
+    ctx: click.Context,
+    collective: str,
+    ranks: int | None,
+    algorithms: str,
+    minbytes: int,
+    maxbytes: int,
+    stepbytes: int,
+    stepfactor: int,
+    iters: int,
+    warmup_iters: int,
+    check: int,
+    ops: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    root: str,
+    blocking: int,
+    average: int,
+    segment_bytes: int | None,
+    modules: tuple[str, ...],
+    file: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure COLLECTIVE, with the flags, columns and JSON of nccl-tests.
+
+    Ranks are started on this machine; under torchrun, those that are there are used.
+
+    Size is that of the vector, or of all blocks of a rank; time the median of the
+    iterations; algbw size over time; busbw that times a factor for the data that each
+    rank has to move: 2(k-1)/k for all-reduce, (k-1)/k for collectives on blocks, 1 for
+    broadcast and reduce. #wrong counts elements that differ in any bit from the exact
+    result, on all ranks.
+
+    Several algorithms take turns within one run, in an order that changes.
+
+    Exit status: 1 if any element was wrong.
+    """
+    world_size = _world_size(ranks)
+    rules = contract(collective)
+    roots = range(world_size) if root == "all" else [int(root)]
+    if rules.rooted and max(roots) >= world_size:
+        raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
+    request = Request(
+        collective,
+        tuple(measuring.known(collective, algorithms, modules, world_size)),
+        measuring.chosen(minbytes, maxbytes, stepfactor, stepbytes),
+        dtypes=dtypes,
+        ops=ops,
+        roots=tuple(roots),
+        warmup=warmup_iters,
+        most=iters,
+        over_ranks=OVER_RANKS[average],
+        check=bool(check),
+        blocking=blocking,
+        segment_bytes=segment_bytes,
+        imports=modules,
+    )
+    if not request.workloads:
+        raise click.UsageError(f"operator {ops[0]} is not defined for {dtypes[0]}")
+    with measuring.interruptible():
+        wrong = _run(request, world_size, file, as_json=as_json)
+    if wrong:
+        ctx.exit(1)
+
+
+def _world_size(ranks: int | None) -> int:
+    if not measuring.under_torchrun():
+        return ranks or 4
+    world_size = int(os.environ["WORLD_SIZE"])
+    if ranks not in (None, world_size):
+        raise click.BadParameter(f"torchrun has started {world_size}", param_hint="--ranks")
+    return world_size
+
+
+class _Printer:
+    """Prints blocks: line by line if there is one only, otherwise at the end."""
+
+    def __init__(self, request: Request, facts: dict[str, Any], *, silent: bool) -> None:
+        self.request, self.facts, self.silent = request, facts, silent
+        self.devices: list[dict[str, Any]] = []
+        self.streams = len(request.contenders) == 1 and not silent
+
+    def start(self, devices: list[dict[str, Any]]) -> None:
+        self.devices = devices
+        if self.streams:
+            self._print(table.preamble(self.request, self.facts, devices))
+            self._print(table.header(self.request.contenders[0]))
+
+    def results(self, results: list[Result]) -> None:
+        if self.streams:
+            self._print(map(table.line, results))
+
+    def end(self, results: list[Result]) -> None:
+        if self.silent:
+            return
+        if not self.streams:
+            self._print(table.preamble(self.request, self.facts, self.devices))
+        for name in self.request.contenders:
+            own = [result for result in results if result.contender == name]
+            if not self.streams:
+                self._print(table.header(name))
+                self._print(map(table.line, own))
+            self._print(table.footer(self.request, own))
+
+    def _print(self, lines: Iterator[str]) -> None:
+        for line in lines:
+            click.echo(line)
+
+
+@contextmanager
+def _bar(request: Request, *, shown: bool) -> Iterator[Callable[[list[Result]], None]]:
+    """A progress bar that counts workloads."""
+    if not shown:
+        yield lambda results: None
+        return
+    with progress() as bar:
+        task = bar.add_task(f"{request.collective}", total=len(request.workloads))
+
+        def advance(results: list[Result]) -> None:
+            bar.update(task, description=as_size(results[0].nbytes), advance=1)
+
+        yield advance
+
+
+def _run(request: Request, world_size: int, file: Path | None, *, as_json: bool) -> int:
+    """Measure, print and write; return how many elements were wrong."""
+    facts = environment(world_size)
+    printer = _Printer(request, facts, silent=as_json)
+    with _bar(request, shown=not printer.streams) as advance:
+
+        def on_results(results: list[Result]) -> None:
+            advance(results)
+            printer.results(results)
+
+        if measuring.under_torchrun():
+            results = measuring.run_under_torchrun(request, printer.start, on_results)
+        else:
+            results = measuring.run_here(request, world_size, printer.start, on_results)
+    wrong = table.wrong_in(results)
+    if not printer.devices:  # under torchrun rank 0 has them, and prints
+        return wrong
+    printer.end(results)
+    found = table.document(request, facts, printer.devices, results)
+    if file is not None:
+        file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        if not as_json:
+            click.echo(f"# Writing JSON output to {file}")
+    if as_json:
+        print_json(found)
+    return wrong

@@ -1,0 +1,188 @@
+"""What the commands that measure share: options, and how ranks are had.
+
+Ranks are either started here, on this machine, or were started by ``torchrun``: then
+every one of them runs the command, and only rank 0 prints.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import click
+
+from ringcoll.algorithms import algorithms, find
+from ringcoll.bench import AUTO, NATIVE, Request, Result, measure, on_rank
+from ringcoll.bench.environment import device
+from ringcoll.bench.units import parse_size
+from ringcoll.errors import UnsupportedWorldSizeError
+from ringcoll.launch import Ranks
+
+__all__ = [
+    "chosen",
+    "imports",
+    "interruptible",
+    "known",
+    "ranks_option",
+    "run_here",
+    "run_under_torchrun",
+    "size",
+    "under_torchrun",
+]
+
+INTERRUPTED = 130  # what a shell says of a command that ended by Ctrl-C
+
+_OPERATION_S = 300.0  # time limit of one operation
+_RUN_S = 7 * 86400.0  # and of the whole: as long as the user is willing to wait
+
+
+class _Size(click.ParamType):
+    """A number of bytes, such as 64K."""
+
+    name = "size"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:  # click's own signature
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+size = _Size()
+
+ranks_option = click.option(
+    "-k",
+    "--ranks",
+    "--world-size",
+    "ranks",
+    type=click.IntRange(min=1),
+    help="Number of ranks to start; 4.",
+)
+
+imports = click.option(
+    "--import",
+    "modules",
+    multiple=True,
+    metavar="MODULE",
+    help="Import this module first: it may register algorithms of your own.",
+)
+
+
+def known(collective: str, names: str, modules: tuple[str, ...], world_size: int) -> list[str]:
+    """Read a list of contenders, separated by commas; ``all`` is every algorithm, and native.
+
+    Raises
+    ------
+    UnknownAlgorithmError
+        One of them is none.
+    UnsupportedWorldSizeError
+        One that was named does not run on so many ranks.
+    """
+    for module in modules:
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise click.BadParameter(str(error), param_hint="--import") from error
+    if names.strip() == "all":
+        entries = [one for one in algorithms(collective) if not one.restriction(world_size)]
+        return [*(one.name for one in entries), NATIVE]
+    contenders = [name.strip().replace("-", "_") for name in names.split(",") if name.strip()]
+    if not contenders:
+        raise click.BadParameter("name at least one", param_hint="--algorithms")
+    for name in contenders:
+        if name not in (AUTO, NATIVE) and (reason := find(collective, name).restriction(world_size)):
+            raise UnsupportedWorldSizeError(
+                f"{name} {collective} cannot run on {world_size} ranks: {reason}"
+            )
+    return list(dict.fromkeys(contenders))
+
+
+def chosen(sizes_from: int, sizes_to: int, factor: int, step: int) -> tuple[int, ...]:
+    """The sizes between two, by a factor if it is above 1, otherwise by a step."""
+    if sizes_to < sizes_from:
+        raise click.UsageError("the largest size (-e) is below the smallest (-b)")
+    sizes, nbytes = [], sizes_from
+    while nbytes <= sizes_to:
+        sizes.append(nbytes)
+        following = nbytes * factor if factor > 1 else nbytes + step
+        if following <= nbytes:  # a factor of nothing
+            break
+        nbytes = following
+    return tuple(sizes)
+
+
+def under_torchrun() -> bool:
+    """Whether this process is one of several ranks that somebody else started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """End quietly on Ctrl-C, with the exit status of a command that was interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("\ninterrupted; all ranks were ended", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Deliver Ctrl-C at the end; processes started in between never get it.
+
+    A terminal sends it to them as well. They would print a traceback each; we end them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run_here(
+    request: Request,
+    world_size: int,
+    on_start: Callable[[list[dict[str, Any]]], object],
+    on_results: Callable[[list[Result]], object],
+) -> list[Result]:
+    """Start ranks, measure on them, end them.
+
+    Parameters
+    ----------
+    on_start
+        Called with a description of each rank.
+    on_results
+        Called with the results of each workload.
+    """
+    with _interrupts_held():
+        ranks = Ranks(world_size, timeout_s=_OPERATION_S)
+    with ranks:
+        on_start(ranks.run(device))
+        return ranks.run(on_rank, request, on_report=on_results, timeout_s=_RUN_S)[0]  # type: ignore[no-any-return]
+
+
+def run_under_torchrun(
+    request: Request,
+    on_start: Callable[[list[dict[str, Any]]], object],
+    on_results: Callable[[list[Result]], object],
+) -> list[Result]:
+    """Measure on the ranks that are there; the functions are called on rank 0 only."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    devices: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(devices, device())
+    if dist.get_rank() == 0:
+        on_start(devices)
+    results = measure(request, on_results)
+    dist.barrier()
+    dist.destroy_process_group()
+    return results

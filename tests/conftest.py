@@ -1,0 +1,43 @@
+"""Hypothesis profiles, and the pools of real processes that test modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from ringcoll.launch import Ranks
+from tests.support.ranks import join
+
+# `pytest --hypothesis-profile thorough` tries ten times as much; see `tests.support.effort`.
+_CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
+settings.register_profile("usual", max_examples=100, deadline=None, suppress_health_check=_CHECKS)
+settings.register_profile("thorough", settings.get_profile("usual"), max_examples=1000)
+settings.load_profile("usual")
+
+
+class _Pools:
+    """Ranks that are started once, and again where a test has ended them."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Ranks] = {}
+
+    def __call__(self, world_size: int) -> Ranks:
+        ranks = self._open.get(world_size)
+        if ranks is None or not all(process.is_alive() for process in ranks.processes):
+            ranks = self._open[world_size] = Ranks(world_size, timeout_s=60.0)
+            ranks.run(join)
+        return ranks
+
+    def close(self) -> None:
+        for ranks in self._open.values():
+            ranks.close()
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Callable[[int], Ranks]]:
+    """Called with a world size, gives a pool of so many real processes."""
+    pools = _Pools()
+    yield pools
+    pools.close()
