@@ -22,7 +22,7 @@ one dies and `CollectiveTimeoutError` if one does not come.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from ringcoll.communicator import Call, Communicator
 from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError
 from ringcoll.groups import communicator, group_rank
-from ringcoll.plan import Layout
+from ringcoll.plan import Layout, Plan, compile_plan
 from ringcoll.reduction import Operator, Reduction, resolve
 from ringcoll.schedule import Schedule
 from ringcoll.work import Work
@@ -684,15 +684,15 @@ class _Builder:
                 self.dtype if reduction is None else reduction.work_dtype,
                 None if reduction is None else reduction.operator,
                 self.segment_bytes,
+                split_input,
+                split_output,
                 generation(),
             )
         )
         io = stage.Stage(self.rank, inputs, outputs, reduction)
         in_place = io.shared_memory(decision.inputs, decision.outputs, decision.lengths)
         self.call = Call(
-            schedule=decision.schedule,
-            layout=Layout(lengths, split_input, split_output, in_place),
-            segments=decision.segments,
+            plan=decision.plan(in_place),
             dtype=decision.dtype,
             device=self.device,
             reduction=reduction,
@@ -721,6 +721,8 @@ class _Question(NamedTuple):
     work_dtype: torch.dtype
     operator: Operator | None
     segment_bytes: int | None
+    split_input: bool
+    split_output: bool
     generation: int
 
 
@@ -728,6 +730,7 @@ class _Question(NamedTuple):
 class _Decision:
     """How to run a call."""
 
+    question: _Question
     schedule: Schedule
     segments: int
     dtype: torch.dtype
@@ -736,6 +739,17 @@ class _Decision:
     outputs: Sequence[int]
     lengths: dict[int, int]
     common_lengths: bool
+    plans: dict[bool, Plan] = field(default_factory=dict)
+
+    def plan(self, in_place: bool) -> Plan:
+        """The compiled plan; made when first needed."""
+        plan = self.plans.get(in_place)
+        if plan is None:
+            asked = self.question
+            layout = Layout(asked.lengths, asked.split_input, asked.split_output, in_place)
+            plan = compile_plan(self.schedule, asked.rank, layout, self.segments)
+            self.plans[in_place] = plan
+        return plan
 
 
 @lru_cache(maxsize=1024)
@@ -777,6 +791,7 @@ def _decide(question: _Question) -> _Decision:
     words += [f"algorithm {schedule.algorithm}"]
     words += [f"{segments} segments"] if segments > 1 else []
     return _Decision(
+        question=question,
         schedule=schedule,
         segments=segments,
         dtype=dtype,

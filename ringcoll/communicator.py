@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -25,25 +25,25 @@ from torch import Tensor
 from ringcoll.errors import GroupBrokenError, RingcollError, TransportError
 from ringcoll.execute import bind, execute
 from ringcoll.monitor import Monitor, Running
-from ringcoll.plan import Layout, Plan, compile_plan
+from ringcoll.plan import Plan
 from ringcoll.reduction import Reduction
-from ringcoll.schedule import Schedule
+from ringcoll.stage import Opened
 from ringcoll.transport.base import Transport
 from ringcoll.work import Work
 
 __all__ = ["Call", "Communicator"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
     """One call of a collective, ready to run.
 
     Parameters
     ----------
-    schedule, layout, segments
-        What to run, on blocks of which lengths.
-    dtype
-        In which it runs: that of the flat tensors.
+    plan
+        What to run.
+    dtype, device
+        Of the flat tensors on which it runs.
     reduction
         What ``(+)`` means; ``None`` where nothing is reduced.
     description
@@ -60,14 +60,12 @@ class Call:
         Whether all ranks know all lengths; otherwise tags depend on them.
     """
 
-    schedule: Schedule
-    layout: Layout
-    segments: int
+    plan: Plan
     dtype: torch.dtype
     device: torch.device
     reduction: Reduction | None
     description: str
-    open: Callable[[], tuple[Sequence[Tensor], Sequence[Tensor], Callable[[], None]]]
+    open: Callable[[], Opened]
     timeout_s: float
     results: list[Tensor] = field(default_factory=list)
     common_lengths: bool = True
@@ -79,11 +77,6 @@ _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 @lru_cache(maxsize=4096)
 def _hash(description: str) -> int:
     return zlib.crc32(description.encode())
-
-
-@lru_cache(maxsize=512)
-def _plan(schedule: Schedule, rank: int, layout: Layout, segments: int) -> Plan:
-    return compile_plan(schedule, rank, layout, segments)
 
 
 class Communicator:
@@ -111,6 +104,7 @@ class Communicator:
         self._queued = 0
         self._worker: threading.Thread | None = None
         self._workspace: dict[torch.device, Tensor] = {}
+        self._workspace_as: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._broken: BaseException | None = None
         self._closed = False
         _open_communicators.add(self)
@@ -163,6 +157,7 @@ class Communicator:
             self._worker.join(10)
         self._monitor.close()
         self._workspace.clear()
+        self._workspace_as.clear()
         self.transport.close()
 
     def _check(self) -> None:
@@ -192,10 +187,9 @@ class Communicator:
         try:
             if self.transport.ordered:
                 self._compare(call)
-            plan = _plan(call.schedule, self.rank, call.layout, call.segments)
+            plan = call.plan
             inputs, outputs, finish = call.open()
-            numel = plan.workspace_numel
-            workspace = self._memory(numel, call.dtype, call.device) if numel else None
+            workspace = self._memory(plan.workspace_numel, call.dtype, call.device)
             views = bind(plan, inputs, outputs, workspace)
             tag = (_hash(call.description) + number * 0x9E3779B1) & 0x7FFFFFFF
             wait, limit_s = self.transport.wait, call.timeout_s
@@ -210,7 +204,8 @@ class Communicator:
             ):
                 running.wait = item.wait
                 wait(item.handle, max(deadline - time.monotonic(), 0.001))
-            finish()
+            if finish is not None:
+                finish()
         except TransportError as error:
             explained = self._monitor.explain(error, running, call.timeout_s)
             self._break(explained)
@@ -229,13 +224,19 @@ class Communicator:
 
     def _memory(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Working memory; it is kept, and grows when more is needed."""
-        nbytes = numel * dtype.itemsize
-        memory = self._workspace.get(device)
-        if memory is None or memory.numel() < nbytes:
-            self._workspace.pop(device, None)
-            memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-            self._workspace[device] = memory
-        return memory[:nbytes].view(dtype)
+        view = self._workspace_as.get((device, dtype))
+        if view is None or view.numel() < numel:
+            memory = self._workspace.get(device)
+            if memory is None or memory.numel() < numel * dtype.itemsize:
+                self._workspace.pop(device, None)
+                self._workspace_as.clear()
+                # A multiple of every dtype's size, so that any of them can view it.
+                nbytes = -(-numel * dtype.itemsize // 64) * 64
+                memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+                self._workspace[device] = memory
+            view = memory.view(dtype)
+            self._workspace_as[device, dtype] = view
+        return view
 
     def _compare(self, call: Call) -> None:
         """Compare signatures through the store, once, where tags cannot do it."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ringcoll.plan import Combine, Move, Plan, Post, Space, Wait
+from ringcoll.plan import Combine, Move, Plan, Post, Wait
 from ringcoll.reduction import Reduction
 from ringcoll.transport.base import Handle, Message, Transport
 
@@ -28,7 +28,7 @@ class Waiting(NamedTuple):
 
 
 def bind(
-    plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor], workspace: Tensor | None
+    plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor], workspace: Tensor
 ) -> list[Tensor]:
     """Make the views that a plan's instructions work on.
 
@@ -39,23 +39,14 @@ def bind(
     inputs, outputs
         The flat parts of the input and the output, all of one dtype.
     workspace
-        At least ``plan.workspace_numel`` elements of that dtype; ``None`` if that is 0.
+        At least ``plan.workspace_numel`` elements of that dtype.
     """
-    parts: list[Sequence[Tensor]] = [inputs, outputs, (), (), ()]
-    if workspace is not None:
-        first = 0
-        for space, numel in (
-            (Space.SCRATCH, plan.scratch_numel),
-            (Space.STAGING, plan.staging_numel),
-            (Space.PACKING, plan.packing_numel),
-        ):
-            parts[space] = (workspace[first : first + numel],)
-            first += numel
+    work = (workspace,)
+    parts = (inputs, outputs, work, work, work)
     views = []
     for space, part, offset, numel in plan.regions:
-        whole = parts[space][part] if parts[space] else inputs[0].new_empty(0)
-        same = offset == 0 and numel == whole.numel()
-        views.append(whole if same else whole.narrow(0, offset, numel))
+        whole = parts[space][part]
+        views.append(whole if numel == whole.numel() else whole.narrow(0, offset, numel))
     return views
 
 

@@ -142,10 +142,11 @@ class Plan:
     Parameters
     ----------
     regions
-        The memory that the instructions name by number.
+        The memory that the instructions name by number. All spaces but input and
+        output are parts of one tensor of working memory.
     instructions
         What to do, in order.
-    scratch_numel, staging_numel, packing_numel
+    workspace_numel
         Elements of working memory, beyond the user's tensors.
     """
 
@@ -154,14 +155,7 @@ class Plan:
     segments: int
     regions: tuple[Region, ...]
     instructions: tuple[Instruction, ...]
-    scratch_numel: int
-    staging_numel: int
-    packing_numel: int
-
-    @property
-    def workspace_numel(self) -> int:
-        """Elements of working memory in all."""
-        return self.scratch_numel + self.staging_numel + self.packing_numel
+    workspace_numel: int
 
 
 # Pieces of staging memory start at multiples of this many elements, so that
@@ -310,15 +304,19 @@ class _Compiler:
                 self.wave(active)
         for wait, _ in self.sends:
             self.instructions.append(wait)
+        # The three kinds of working memory lie one after the other.
+        scratch, staging = self.memory.scratch_numel, self.staging.most
+        first = {Space.STAGING: scratch, Space.PACKING: scratch + staging}
         return Plan(
             schedule=self.schedule,
             rank=self.rank,
             segments=self.segments,
-            regions=tuple(self.numbers),
+            regions=tuple(
+                region._replace(offset=region.offset + first.get(region.space, 0))
+                for region in self.numbers
+            ),
             instructions=tuple(self.instructions),
-            scratch_numel=self.memory.scratch_numel,
-            staging_numel=self.staging.most,
-            packing_numel=self.packing.most,
+            workspace_numel=scratch + staging + self.packing.most,
         )
 
     def number(self, region: Region) -> int:

@@ -9,6 +9,7 @@ Where a tensor is flat already, its own memory is used and nothing is copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,7 +17,10 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import Reduction
 
-__all__ = ["Stage"]
+__all__ = ["Opened", "Stage"]
+
+Opened = tuple[Sequence[Tensor], Sequence[Tensor], Callable[[], None] | None]
+"""Flat inputs, flat outputs, and what brings results home that are not there yet."""
 
 _Interval = tuple[int, int, bool, int]  # first byte, end, is an output, block
 
@@ -47,14 +51,13 @@ class Stage:
         reduction: Reduction | None,
     ) -> None:
         self._rank, self._reduction = rank, reduction
-        self._inputs = [tensor.detach() for tensor in inputs]
-        self._outputs = [tensor.detach() for tensor in outputs]
-        for tensor in self._outputs:
-            if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
-                raise self._refuse("elements of an output share memory", "distinct elements")
-        self._one_copy = False
         self._converts = reduction is not None and not reduction.shares_memory
         self._scales = reduction is not None and reduction.scale is not None
+        self._inputs = list(map(_detached, inputs))
+        self._outputs = list(map(_detached, outputs))
+        if any(not tensor.is_contiguous() for tensor in self._outputs) and _overlap(self._outputs):
+            raise self._refuse("elements of the outputs share memory", "distinct elements")
+        self._one_copy = False
 
     def _refuse(self, message: str, expected: str) -> ArgumentError:
         return ArgumentError(
@@ -90,7 +93,10 @@ class Stage:
         if len(self._inputs) == len(self._outputs) == 1:
             source, target = self._inputs[0], self._outputs[0]
             same = source.data_ptr() == target.data_ptr() and source.shape == target.shape
-            if same and source.stride() == target.stride() and len(inputs) == len(outputs) == 1:
+            same = same and source.stride() == target.stride()
+            # A lazy conjugate of the same memory is another tensor.
+            same = same and (source.is_conj(), source.is_neg()) == (target.is_conj(), target.is_neg())
+            if same and len(inputs) == len(outputs) == 1:
                 # The same tensor: the copy that is made of it, if any, serves as both.
                 self._one_copy = not self._scales
                 return self._one_copy
@@ -144,33 +150,72 @@ class Stage:
                 start = end
         return found
 
-    def open(self) -> tuple[list[Tensor], list[Tensor], Callable[[], None]]:
-        """Make the flat inputs and outputs, and what brings the results home."""
+    def open(self) -> Opened:
+        """Make the flat tensors."""
         inputs = [self._flat_input(tensor) for tensor in self._inputs]
         if self._one_copy:
             outputs = inputs
         else:
             outputs = [self._flat_output(tensor) for tensor in self._outputs]
-        results = tuple(zip(self._outputs, outputs, strict=True))
+        copied = [
+            (tensor, flat)
+            for tensor, flat in zip(self._outputs, outputs, strict=True)
+            if not self._as_it_is(tensor)
+        ]
+        if not copied:
+            return inputs, outputs, None
 
         def finish() -> None:
-            for tensor, flat in results:
-                if not self._as_it_is(tensor):
-                    decoded = self._reduction.decode(flat) if self._reduction else flat
-                    tensor.copy_(decoded.view(tensor.shape))
+            for tensor, flat in copied:
+                decoded = self._reduction.decode(flat) if self._reduction else flat
+                tensor.copy_(decoded.view(tensor.shape))
 
         return inputs, outputs, finish
 
     def _flat_input(self, tensor: Tensor) -> Tensor:
-        flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+        if not self._as_it_is(tensor):
+            tensor = tensor.resolve_conj().resolve_neg()
+        flat = tensor if tensor.dim() == 1 else tensor.reshape(-1)
         if self._reduction is None:
-            return flat
-        flat = self._reduction.encode(flat)
+            return flat.contiguous()
+        flat = self._reduction.encode(flat.contiguous())
         return flat if self._reduction.scale is None else self._reduction.scale(flat)
 
     def _flat_output(self, tensor: Tensor) -> Tensor:
         if self._as_it_is(tensor):
-            flat = tensor.view(-1)
+            flat = tensor if tensor.dim() == 1 else tensor.view(-1)
             return flat if self._reduction is None else self._reduction.encode(flat)
         dtype = tensor.dtype if self._reduction is None else self._reduction.work_dtype
         return torch.empty(tensor.numel(), dtype=dtype, device=tensor.device)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _overlap(tensors: Sequence[Tensor]) -> bool:
+    """Whether elements of the tensors, in one or in two of them, share memory."""
+    spans: list[tuple[int, int]] = []
+    certain = True
+    for tensor in tensors:
+        reach = 0  # of the dimensions with smaller strides, in elements
+        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+            certain &= size <= 1 or stride > reach
+            reach += (size - 1) * stride
+        if tensor.numel():
+            start = tensor.data_ptr()
+            spans.append((start, start + (reach + 1) * tensor.itemsize))
+    spans.sort()
+    apart = all(end <= start for (_, end), (start, _) in pairwise(spans))
+    if certain and apart:
+        return False
+    addresses = torch.cat([_addresses(tensor) for tensor in tensors])
+    return addresses.unique().numel() < addresses.numel()
+
+
+def _addresses(tensor: Tensor) -> Tensor:
+    """Where each element of a tensor lies."""
+    found = torch.tensor(tensor.data_ptr() // tensor.itemsize)
+    for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
+        found = found.unsqueeze(-1) + torch.arange(size) * stride
+    return found.reshape(-1)

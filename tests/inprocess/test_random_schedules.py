@@ -126,7 +126,7 @@ def outcome(
     for rank, transport in zip(ranks, hub.transports(), strict=True):
         layout = Layout(tuple(enumerate(lengths)), in_place=in_place)
         plan = compile_plan(schedule, rank, layout, segments)
-        workspace = torch.full((plan.workspace_numel,), -7) if plan.workspace_numel else None
+        workspace = torch.full((plan.workspace_numel,), -7)
         views = bind(plan, [inputs[rank]], [outputs[rank]], workspace)
         executions.append(execute(plan, views, transport, 0, reduction=REDUCTION))
     run_together(hub, executions)
