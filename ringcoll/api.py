@@ -523,6 +523,8 @@ class _Builder:
         self.timeout_s = self._seconds(timeout)
         if segment_bytes is not None and (not isinstance(segment_bytes, int) or segment_bytes < 1):
             raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
+        if not isinstance(algorithm, str | Schedule):
+            raise self._refuse("not an algorithm", "algorithm", "a name or a Schedule", algorithm)
 
     @property
     def is_root(self) -> bool:
@@ -534,10 +536,10 @@ class _Builder:
     def _seconds(self, timeout: _Timeout) -> float:
         if timeout is None:
             return self.communicator.timeout_s
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-        if seconds <= 0:
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if not isinstance(seconds, int | float) or not seconds > 0:
             raise self._refuse("must be positive", "timeout", "> 0 s", timeout)
-        return seconds
+        return float(seconds)
 
     def _check_tensors(self, tensors: Sequence[Any]) -> None:
         first = tensors[0]
@@ -547,6 +549,8 @@ class _Builder:
             if tensor.layout is not torch.strided or tensor.is_quantized:
                 kind = tensor.dtype if tensor.is_quantized else tensor.layout
                 raise self._refuse("must be dense", "tensor", "a strided tensor", kind)
+            if tensor.is_meta:
+                raise self._refuse("has no data", "tensor", "memory", tensor.device)
             if tensor is first:
                 continue
             if tensor.dtype is not first.dtype:
@@ -686,6 +690,7 @@ class _Builder:
                 self.segment_bytes,
                 split_input,
                 split_output,
+                not self.communicator.transport.ordered,
                 generation(),
             )
         )
@@ -723,6 +728,7 @@ class _Question(NamedTuple):
     segment_bytes: int | None
     split_input: bool
     split_output: bool
+    posts_early: bool
     generation: int
 
 
@@ -747,7 +753,9 @@ class _Decision:
         if plan is None:
             asked = self.question
             layout = Layout(asked.lengths, asked.split_input, asked.split_output, in_place)
-            plan = compile_plan(self.schedule, asked.rank, layout, self.segments)
+            plan = compile_plan(
+                self.schedule, asked.rank, layout, self.segments, posts_early=asked.posts_early
+            )
             self.plans[in_place] = plan
         return plan
 

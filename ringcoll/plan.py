@@ -8,7 +8,8 @@ tensors.
 Segments run as a wavefront: with S segments, segment j does step w - j in wave
 w. It needs nothing from the algorithm, as the segments are disjoint in every
 buffer. In each wave everything is posted, receives first, then local work is
-done, then messages are waited for in program order.
+done, then messages are waited for in program order. Receives of the next wave are
+posted as well where their memory is free.
 
 Two hazards are dealt with here, and nowhere else:
 
@@ -21,10 +22,10 @@ Two hazards are dealt with here, and nowhere else:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ringcoll.contracts import contract
@@ -167,6 +168,11 @@ _ALIGNMENT = 64
 _MOST_SENDS = 32
 
 
+# Longer messages are not received early: asking for them costs little beside moving
+# them, and the second staging area would cost memory.
+_MOST_EARLY = 1 << 16
+
+
 def _part(numel: int, parts: int, index: int) -> tuple[int, int]:
     """Offset and length of a part of a balanced division; the first ones are longer."""
     short, longer = divmod(numel, parts)
@@ -253,17 +259,34 @@ def _joined(regions: Iterable[Region]) -> list[Region]:
     return result
 
 
-class _Bump:
-    """Hands out consecutive regions of one space, from the start again in each wave."""
+def _touched(operation: Operation) -> tuple[Ref, ...]:
+    """All that an operation reads or writes."""
+    match operation:
+        case Send() | Recv():
+            return operation.refs
+        case RecvReduce():
+            return (*operation.into, *operation.local)
+        case Copy():
+            return operation.into, operation.source
+        case Reduce():
+            return operation.into, *operation.sources
 
-    def __init__(self, space: Space) -> None:
-        self.space, self.used, self.most = space, 0, 0
+
+class _Bump:
+    """Hands out consecutive regions of one part of a space, from the start again in each wave."""
+
+    def __init__(self, space: Space, part: int = 0) -> None:
+        self.space, self.part, self.used, self.most = space, part, 0, 0
 
     def take(self, numel: int) -> Region:
-        region = Region(self.space, 0, self.used, numel)
+        region = Region(self.space, self.part, self.used, numel)
         self.used += _align(numel)
         self.most = max(self.most, self.used)
         return region
+
+
+_Active = list[tuple[int, int, Step]]
+"""What goes on in a wave: (segment, number of the step, step)."""
 
 
 @dataclass
@@ -280,19 +303,56 @@ class _Arrival:
 
 
 class _Compiler:
-    def __init__(self, schedule: Schedule, rank: int, layout: Layout, segments: int) -> None:
+    def __init__(
+        self, schedule: Schedule, rank: int, layout: Layout, segments: int, posts_early: bool
+    ) -> None:
         self.schedule, self.rank, self.segments = schedule, rank, segments
+        self.posts_early = posts_early
         self.memory = _Memory(schedule, rank, layout, segments)
         self.drops_empty = len(layout.lengths) == 1 and layout.lengths[0][1] > 0
         self.numbers: dict[Region, int] = {}
         self.instructions: list[Instruction] = []
         self.sends: list[tuple[Wait, Region]] = []  # in flight
         self.messages = 0
-        self.staging, self.packing = _Bump(Space.STAGING), _Bump(Space.PACKING)
+        self.staging = _Bump(Space.STAGING)
+        # What arrives early: waves take turns, as one area may fill while the other is in use.
+        self.early_areas = [_Bump(Space.STAGING, 1), _Bump(Space.STAGING, 2)]
+        self.packing = _Bump(Space.PACKING)
         self.commits: list[tuple[Region, Region]] = []
 
     def compile(self) -> Plan:
-        steps = list(self.schedule.steps(self.rank))
+        waves = self.waves(list(self.schedule.steps(self.rank)))
+        ahead: dict[int, _Arrival] = {}
+        for active, following in pairwise([*waves, []]):
+            ahead = self.wave(active, ahead, following)
+        for wait, _ in self.sends:
+            self.instructions.append(wait)
+        # All working memory is one tensor, in which the areas lie one after the other.
+        sizes = {
+            (Space.SCRATCH, 0): self.memory.scratch_numel,
+            **{
+                (area.space, area.part): area.most
+                for area in (self.staging, *self.early_areas, self.packing)
+            },
+        }
+        starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        return Plan(
+            schedule=self.schedule,
+            rank=self.rank,
+            segments=self.segments,
+            regions=tuple(
+                Region(space, 0, offset + starts[space, part], numel)
+                if (space, part) in starts
+                else Region(space, part, offset, numel)
+                for space, part, offset, numel in self.numbers
+            ),
+            instructions=tuple(self.instructions),
+            workspace_numel=sum(sizes.values()),
+        )
+
+    def waves(self, steps: list[Step]) -> list[_Active]:
+        """The waves in which this rank does anything."""
+        waves: list[_Active] = []
         for wave in range(len(steps) + self.segments - 1):
             first = max(0, wave - len(steps) + 1)
             active = [
@@ -301,23 +361,8 @@ class _Compiler:
                 if steps[wave - segment]
             ]
             if active:
-                self.wave(active)
-        for wait, _ in self.sends:
-            self.instructions.append(wait)
-        # The three kinds of working memory lie one after the other.
-        scratch, staging = self.memory.scratch_numel, self.staging.most
-        first = {Space.STAGING: scratch, Space.PACKING: scratch + staging}
-        return Plan(
-            schedule=self.schedule,
-            rank=self.rank,
-            segments=self.segments,
-            regions=tuple(
-                region._replace(offset=region.offset + first.get(region.space, 0))
-                for region in self.numbers
-            ),
-            instructions=tuple(self.instructions),
-            workspace_numel=scratch + staging + self.packing.most,
-        )
+                waves.append(active)
+        return waves
 
     def number(self, region: Region) -> int:
         return self.numbers.setdefault(region, len(self.numbers))
@@ -343,38 +388,38 @@ class _Compiler:
             views = self.number(into), self.number(left), self.number(right)
             self.instructions.append(Combine(*views, final))
 
-    def wave(self, active: list[tuple[int, int, Step]]) -> None:
+    def wave(
+        self, active: _Active, ahead: dict[int, _Arrival], following: _Active
+    ) -> dict[int, _Arrival]:
+        """Compile a wave; returns the receives of the following one that it posts as well.
+
+        Receives are known by their position in program order. ``ahead`` are those of
+        this wave that are posted already.
+        """
         self.staging.used = self.packing.used = 0
         while len(self.sends) > _MOST_SENDS:
             self.instructions.append(self.sends.pop(0)[0])
-        arrivals: list[_Arrival] = []
-        receives: list[tuple[int, int, int]] = []
-        for segment, number, step in active:
-            for operation in step:
-                if isinstance(operation, Recv | RecvReduce) and self.carries(operation, segment):
-                    message = self.messages + len(receives)
-                    target, *how = self.receive(operation, step, segment)
-                    receives.append((operation.peer, self.number(target), target.numel))
-                    arrivals.append(_Arrival(message, number, operation, segment, target, *how))
-        sends: list[tuple[int, int, int]] = []
-        posted: list[tuple[Wait, Region]] = []
+        receives: list[_Arrival] = []
+        arrivals = dict(ahead)
+        for position, (segment, number, step, source) in enumerate(self.receives(active)):
+            if position not in ahead:
+                target, *how = self.receive(source, step, segment, self.staging)
+                arrivals[position] = _Arrival(0, number, source, segment, target, *how)
+                receives.append(arrivals[position])
+        sends: list[tuple[Wait, Region]] = []
         for segment, number, step in active:
             for operation in step:
                 if isinstance(operation, Send) and self.carries(operation, segment):
                     region = self.packed(operation.refs, segment)
-                    message = self.messages + len(receives) + len(sends)
-                    posted.append((Wait(message, operation.peer, number, False), region))
-                    sends.append((operation.peer, self.number(region), region.numel))
-        if receives or sends:
-            self.instructions.append(Post(tuple(receives), tuple(sends)))
-            self.messages += len(receives) + len(sends)
-            self.sends += posted
+                    sends.append((Wait(0, operation.peer, number, False), region))
+        early = self.early(active, following) if self.posts_early else {}
+        self.post([*receives, *early.values()], sends)
         for segment, _, step in active:
             for operation in step:
                 if isinstance(operation, Copy | Reduce):
                     self.local(operation, step, segment)
         pending: dict[Region, Region] = {}
-        for arrival in arrivals:
+        for _, arrival in sorted(arrivals.items()):
             self.instructions.append(
                 Wait(arrival.message, arrival.operation.peer, arrival.step, True)
             )
@@ -382,6 +427,64 @@ class _Compiler:
         for into, source in self.commits:
             self.move(into, source)
         self.commits = []
+        return early
+
+    def post(self, receives: list[_Arrival], sends: list[tuple[Wait, Region]]) -> None:
+        if not receives and not sends:
+            return
+        self.instructions.append(
+            Post(
+                tuple(
+                    (item.operation.peer, self.number(item.target), item.target.numel)
+                    for item in receives
+                ),
+                tuple((wait.peer, self.number(region), region.numel) for wait, region in sends),
+            )
+        )
+        for arrival in receives:
+            arrival.message = self.messages
+            self.messages += 1
+        for wait, region in sends:
+            self.sends.append((wait._replace(message=self.messages), region))
+            self.messages += 1
+
+    def receives(self, active: _Active) -> Iterator[tuple[int, int, Step, Recv | RecvReduce]]:
+        for segment, number, step in active:
+            for operation in step:
+                if isinstance(operation, Recv | RecvReduce) and self.carries(operation, segment):
+                    yield segment, number, step, operation
+
+    def early(self, active: _Active, following: _Active) -> dict[int, _Arrival]:
+        """Receives of the following wave that may be posted with this one.
+
+        A sender that finds its receive posted does not have to ask for it. They go to
+        an area that this wave does not use, or to a place that it does not
+        touch and that no send still reads. Receives from one peer stay in order.
+        """
+        touched = [
+            self.memory.region(ref, segment)
+            for segment, _, step in active
+            for operation in step
+            for ref in _touched(operation)
+        ]
+        touched += [region for _, region in self.sends]
+        found: dict[int, _Arrival] = {}
+        late: set[int] = set()  # peers
+        self.early_areas.reverse()
+        area = self.early_areas[0]
+        area.used = 0
+        for position, (segment, number, step, operation) in enumerate(self.receives(following)):
+            refs = operation.into if isinstance(operation, RecvReduce) else operation.refs
+            places = self.regions(refs, segment)
+            direct = isinstance(operation, Recv) and any(
+                place.overlaps(region) for place in places for region in touched
+            )
+            if operation.peer in late or direct or self.numel(refs, segment) > _MOST_EARLY:
+                late.add(operation.peer)
+                continue
+            target, *how = self.receive(operation, step, segment, area)
+            found[position] = _Arrival(0, number, operation, segment, target, *how)
+        return found
 
     def regions(self, refs: Iterable[Ref], segment: int) -> list[Region]:
         return _joined(self.memory.region(ref, segment) for ref in refs)
@@ -399,13 +502,13 @@ class _Compiler:
         return whole
 
     def receive(
-        self, operation: Recv | RecvReduce, step: Step, segment: int
+        self, operation: Recv | RecvReduce, step: Step, segment: int, area: _Bump
     ) -> tuple[Region, bool, bool]:
         """Decide where a message is to arrive: (target, staged, deferred)."""
         if isinstance(operation, RecvReduce):
             deferred = self.read_later(operation, operation.into, step, segment)
             deferred = deferred or self.reads_itself(operation, segment)
-            return self.staging.take(self.numel(operation.into, segment)), True, deferred
+            return area.take(self.numel(operation.into, segment)), True, deferred
         pieces = self.regions(operation.refs, segment)
         # It may arrive at any time, so whoever reads the place at all is in the way.
         read = any(
@@ -418,7 +521,7 @@ class _Compiler:
             self.guard(pieces[0])
             return pieces[0], False, False
         deferred = self.read_later(operation, operation.refs, step, segment)
-        return self.staging.take(sum(piece.numel for piece in pieces)), True, deferred
+        return area.take(sum(piece.numel for piece in pieces)), True, deferred
 
     def carries(self, operation: Send | Recv | RecvReduce, segment: int) -> bool:
         """Whether a message is sent at all.
@@ -561,7 +664,14 @@ class _Compiler:
         return result
 
 
-def compile_plan(schedule: Schedule, rank: int, layout: Layout, segments: int = 1) -> Plan:
+def compile_plan(
+    schedule: Schedule,
+    rank: int,
+    layout: Layout,
+    segments: int = 1,
+    *,
+    posts_early: bool = True,
+) -> Plan:
     """Compile a rank's part of a schedule.
 
     Parameters
@@ -574,10 +684,13 @@ def compile_plan(schedule: Schedule, rank: int, layout: Layout, segments: int = 
         Lengths and places of the blocks.
     segments
         Number of segments that each chunk is cut into, at least 1.
+    posts_early
+        Whether receives may be posted a wave before their sends. Not on a transport
+        that matches by order alone, where a wave is one group.
 
     Raises
     ------
     ScheduleError
         The schedule passes on blocks whose length this rank does not know.
     """
-    return _Compiler(schedule, rank, layout, segments).compile()
+    return _Compiler(schedule, rank, layout, segments, posts_early).compile()

@@ -219,6 +219,8 @@ _FLOAT8 = (
     torch.float8_e5m2fnuz,
 )
 _NARROW = (torch.float16, torch.bfloat16, *_FLOAT8)
+_COMPUTED = (torch.float64, torch.float32, *_NARROW, torch.complex64, torch.complex128)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *_SIGNED_TWIN)
 _TOP_BIT = torch.iinfo(torch.int64).min
 
 
@@ -276,6 +278,10 @@ def _work_dtype(
         if wire_dtype is None and (dtype in _FLOAT8 or (dtype in _NARROW and arithmetic)):
             return torch.float32
         return dtype
+    if not isinstance(wire_dtype, torch.dtype):
+        raise ArgumentError(
+            "not a dtype", rank=rank, argument="wire_dtype", expected="a torch.dtype", got=wire_dtype
+        )
     same_kind = (dtype.is_floating_point and wire_dtype.is_floating_point) or (
         dtype.is_complex and wire_dtype.is_complex
     )
@@ -288,7 +294,30 @@ def _work_dtype(
             expected=f"of the kind of {dtype}",
             got=wire_dtype,
         )
+    if wire_dtype not in _COMPUTED:
+        raise ArgumentError(
+            "arithmetic is not defined on the wire dtype",
+            rank=rank,
+            argument="wire_dtype",
+            expected=f"one of {', '.join(map(str, _COMPUTED))}",
+            got=wire_dtype,
+        )
     return wire_dtype
+
+
+def _check_factor(factor: object, dtype: torch.dtype, rank: int | None) -> None:
+    if isinstance(factor, Tensor):
+        fits = factor.numel() == 1 and (dtype.is_complex or not factor.is_complex())
+    else:
+        fits = isinstance(factor, int | float | complex if dtype.is_complex else int | float)
+    if not fits:
+        raise ArgumentError(
+            "the factor of PREMUL_SUM must be a number, or a tensor of one element",
+            rank=rank,
+            argument="op",
+            expected="a complex or real factor" if dtype.is_complex else "a real factor",
+            got=repr(factor),
+        )
 
 
 def resolve(
@@ -345,14 +374,20 @@ def _resolve(
             raise refuse(f"one of {', '.join(_BOOL)}")
         return Reduction(operator, dtype, dtype, _BOOL[name])
     if dtype.is_floating_point or dtype.is_complex:
+        if dtype not in _COMPUTED:
+            raise refuse(f"for one of {', '.join(map(str, _COMPUTED))}")
         allowed = _ARITHMETIC if dtype.is_complex else _ARITHMETIC | _ORDERING
         if name not in allowed:
             raise refuse(f"one of {', '.join(allowed)}")
         work = _work_dtype(operator, dtype, wire_dtype, rank)
+        if name == "premul_sum":
+            _check_factor(operator.factor, dtype, rank)
         combine = allowed[name]
         return _cast(
             operator, dtype, work, _through_float32(combine) if work in _FLOAT8 else combine
         )
+    if dtype not in _INTEGERS:
+        raise refuse(f"for one of {', '.join(map(str, _INTEGERS))}")
     if wire_dtype not in (None, dtype):
         _work_dtype(operator, dtype, wire_dtype, rank)
     if name == "premul_sum":
