@@ -98,7 +98,9 @@ def communicator(group: Any, device: torch.device) -> Communicator:
         with _making:
             found = _known.setdefault(group, {})
             if device.type not in found:
-                found[device.type] = _make(group, device)
+                member = found[device.type] = _make(group, device)
+                # When torch lets go of the group, so do we: threads, connections, memory.
+                weakref.finalize(group, member.close)
     return found[device.type]
 
 

@@ -424,8 +424,8 @@ class _Compiler:
                 Wait(arrival.message, arrival.operation.peer, arrival.step, True)
             )
             self.arrived(arrival, pending)
-        for into, source in self.commits:
-            self.move(into, source)
+        for into, result in self.commits:
+            self.move(into, result)
         self.commits = []
         return early
 

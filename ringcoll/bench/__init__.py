@@ -19,7 +19,16 @@
 """
 
 from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, OPS, Workload
-from ringcoll.bench.measure import Meeting, Request, Result, Timing, alternate, measure, on_rank
+from ringcoll.bench.measure import (
+    Meeting,
+    Request,
+    Result,
+    Samples,
+    Timing,
+    alternate,
+    measure,
+    on_rank,
+)
 from ringcoll.bench.summary import Summary, algbw, busbw, summarize
 
 __all__ = [
@@ -30,6 +39,7 @@ __all__ = [
     "Meeting",
     "Request",
     "Result",
+    "Samples",
     "Summary",
     "Timing",
     "Workload",

@@ -3,9 +3,13 @@
 Problem: two libraries are compared on a machine whose speed changes from second to
 second, and whose caches and connections remember who ran last. So all contenders run
 in *rounds*: in each round every one runs once, in a new random order that is the same
-on all ranks. Before each operation the ranks meet at a barrier of a group of its own,
-which warms up nobody's connections. The time of an operation is that of the slowest
-rank, unless asked otherwise. Results are checked apart from that, untimed.
+on all ranks. Before each turn the ranks meet at a barrier of a group of its own, which
+warms up nobody's connections. The time of an operation is that of the slowest rank,
+unless asked otherwise. Results are checked apart from that, untimed.
+
+Ranks leave a barrier at different moments, on an oversubscribed machine by milliseconds.
+So that this is not what is measured, a turn consists of as many operations, one after
+the other, as last a few milliseconds, and a sample is their mean.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
 from itertools import product
@@ -39,12 +43,14 @@ from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch import report as to_parent
 
-__all__ = ["OVER_RANKS", "Meeting", "Request", "Result", "Timing", "alternate", "measure", "on_rank"]
+__all__ = ["OVER_RANKS", "Meeting", "Request", "Result", "Samples", "Timing", "alternate", "measure", "on_rank"]
 
 OVER_RANKS = ("rank0", "avg", "min", "max")
 """Whose time counts: the first rank's, the mean, the fastest, the slowest; nccl-tests' -a."""
 
-_BATCH = 5  # operations that are timed together where there is no barrier between them
+_TURN_S = 5e-3  # time that a turn should last: a time slice of the Linux scheduler is 3 ms
+_MOST_A_TURN = 50
+_TURNS = 4  # at least, of a fixed number of operations
 _SCOUTING = 0.2  # of the time of a size, to find the best of many
 _SCOUTING_ROUNDS = 3
 
@@ -75,16 +81,17 @@ class Request:
     warmup
         Rounds before timing.
     least, most
-        Limits on the number of rounds.
+        Limits on the number of rounds. Without ``seconds``, ``most`` is the number of
+        operations of each contender.
     seconds
-        Time for all sizes together, within those limits; ``None``: always ``most`` rounds.
+        Time for all sizes together, within those limits.
     over_ranks
         One of `OVER_RANKS`.
     check
         Whether results are checked.
     blocking
-        1: a barrier before each operation. Otherwise several run back to back and their
-        mean time is a sample; 2: each is waited for; 0: all are started, then waited for.
+        How the operations of a turn follow each other. 2: each is waited for. 0: all are
+        started, then waited for. 1: a turn has one operation only.
     segment_bytes
         See `ringcoll.api`.
     imports
@@ -106,7 +113,7 @@ class Request:
     seconds: float | None = None
     over_ranks: str = "max"
     check: bool = True
-    blocking: int = 1
+    blocking: int = 2
     segment_bytes: int | None = None
     imports: tuple[str, ...] = ()
 
@@ -145,11 +152,12 @@ def _defined(dtype: str, op: str) -> bool:
 class Timing:
     """Times of one operation, and how many elements of its result were wrong on all ranks.
 
-    ``samples_s`` is empty where it was checked only; ``wrong`` is ``None`` where it was
-    not checked.
+    Each sample is the mean of ``turn`` operations; there are none where it was checked
+    only. ``wrong`` is ``None`` where it was not checked.
     """
 
     samples_s: tuple[float, ...]
+    turn: int
     wrong: int | None
 
     @cached_property
@@ -273,61 +281,77 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+@dataclass(frozen=True)
+class Samples:
+    """What `alternate` measured: for each function its times in seconds, round by round.
+
+    Each time is the mean of ``turn`` operations.
+    """
+
+    times_s: list[tuple[float, ...]]
+    turn: int
+
+
 def alternate(
     meeting: Meeting,
-    functions: Sequence[Callable[[], object]],
+    functions: Sequence[Callable[[int], object]],
     *,
     warmup: int = 1,
     least: int = 5,
     most: int = 20,
     seconds: float | None = None,
     over_ranks: str = "max",
-) -> list[tuple[float, ...]]:
+    turn: int | None = None,
+) -> Samples:
     """Time functions side by side; called by all ranks alike.
 
     Parameters
     ----------
     meeting
-        Where the ranks meet before each call.
+        Where the ranks meet before each turn.
     functions
-        What to time. Each is called once a round, in an order that changes.
+        What to time; called with the number of operations that they have to do.
     warmup, least, most, seconds
         As for `Request`; the clock is rank 0's.
     over_ranks
         One of `OVER_RANKS`.
-
-    Returns
-    -------
-    list of tuple of float
-        For each function its times in seconds, round by round.
+    turn
+        Operations in a turn; by default what takes some milliseconds.
     """
     times: list[list[float]] = [[] for _ in functions]
     with _no_collection():
-        for _ in range(warmup):
-            for function in functions:
-                meeting.barrier()
-                function()
+        for _ in range(warmup if turn else max(1, warmup)):
+            _one_round(meeting, functions, times, seed=0, turn=1)
+        limit = _MOST_A_TURN if seconds is not None else max(1, most // _TURNS)
+        shortest = min((min(one) for one in times if one), default=_TURN_S)
+        turn = turn or meeting.agree(min(limit, max(1, round(_TURN_S / shortest))))
+        times = [[] for _ in functions]
         done, start = 0, time.perf_counter()
-        rounds = most if seconds is None else least
+        rounds = least if seconds is not None else max(1, most // turn)
         while rounds:
             for number in range(done, done + rounds):
-                _one_round(meeting, functions, times, number)
+                _one_round(meeting, functions, times, seed=number, turn=turn)
             done += rounds
             rounds = _more_rounds(done, most, time.perf_counter() - start, seconds)
             rounds = meeting.agree(rounds) if seconds is not None else 0
-    return meeting.over_ranks(times, over_ranks)
+    return Samples(meeting.over_ranks(times, over_ranks), turn)
 
 
 def _one_round(
-    meeting: Meeting, functions: Sequence[Callable[[], object]], times: list[list[float]], seed: int
+    meeting: Meeting,
+    functions: Sequence[Callable[[int], object]],
+    times: list[list[float]],
+    *,
+    seed: int,
+    turn: int,
 ) -> None:
     order = list(range(len(functions)))
     random.Random(seed).shuffle(order)  # noqa: S311  # the same order on all ranks
     for index in order:
         meeting.barrier()
         start = time.perf_counter()
-        functions[index]()
-        times[index].append(time.perf_counter() - start)
+        functions[index](turn)
+        times[index].append((time.perf_counter() - start) / turn)
 
 
 def _more_rounds(done: int, most: int, spent_s: float, seconds: float | None) -> int:
@@ -348,7 +372,7 @@ class _Entry:
     contender: str
     scouted: bool = False
     refused: str | None = None
-    run: dict[bool, Callable[[], object]] = field(default_factory=dict)  # by in_place
+    run: dict[bool, Callable[[int], object]] = field(default_factory=dict)  # by in_place
     wrong: dict[bool, int | None] = field(default_factory=dict)
 
 
@@ -388,29 +412,30 @@ class _Bench:
         ]
         left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - start))
         samples = self._time([entry.run[mode] for entry, mode in jobs], left)
-        times = {(id(entry), mode): one for (entry, mode), one in zip(jobs, samples, strict=True)}
-        return [
-            self._result(entry, {mode: times.get((id(entry), mode), ()) for mode in self.modes})
-            for entry in entries
-        ]
+        times = dict(zip(((id(e), mode) for e, mode in jobs), samples.times_s, strict=True))
+        results = []
+        for entry in entries:
+            timings = {
+                mode: Timing(times.get((id(entry), mode), ()), samples.turn, entry.wrong[mode])
+                for mode in entry.run
+            }
+            results.append(self._result(entry, timings))
+        return results
 
-    def _time(
-        self, functions: list[Callable[[], object]], seconds: float | None
-    ) -> list[tuple[float, ...]]:
+    def _time(self, functions: list[Callable[[int], object]], seconds: float | None) -> Samples:
         request = self.request
         if not functions:
-            return []
-        batch = 1 if request.blocking == 1 else min(_BATCH, request.most)
-        samples = alternate(
+            return Samples([], 1)
+        return alternate(
             self.meeting,
-            [partial(_several, function, batch) for function in functions],
+            functions,
             warmup=request.warmup,
-            least=max(1, request.least // batch),
-            most=request.most // batch,
+            least=request.least,
+            most=request.most,
             seconds=seconds,
             over_ranks=request.over_ranks,
+            turn=1 if request.blocking == 1 else None,
         )
-        return [tuple(sample / batch for sample in one) for one in samples]
 
     def _entry(self, contender: str, *, scout: bool = False) -> _Entry:
         """Run a contender once in each mode, and check the results."""
@@ -426,8 +451,9 @@ class _Bench:
             )
             entry.refused = self._try(entry, mode, call, check=self.request.check and not scout)
             if entry.refused is not None:
+                entry.run.clear()
                 break
-            entry.run[mode] = partial(call, self.request.blocking == 0)
+            entry.run[mode] = partial(_several, call, self.request.blocking == 0)
         return entry
 
     def _try(
@@ -471,37 +497,36 @@ class _Bench:
         mode = self.request.timed_modes[-1] if self.request.timed_modes[-1] in self.modes else False
         samples = alternate(
             self.meeting,
-            [partial(_several, entry.run[mode], 1) for entry in scouts],
+            [entry.run[mode] for entry in scouts],
             warmup=1,
             least=_SCOUTING_ROUNDS,
             most=10 * _SCOUTING_ROUNDS,
             seconds=0.0 if seconds is None else _SCOUTING * seconds,
         )
-        medians = [summarize(one).p50_s for one in samples]
+        medians = [summarize(one).p50_s for one in samples.times_s]
         best = self._entry(scouts[medians.index(min(medians))].contender)
         best.scouted = True
         return best
 
-    def _result(self, entry: _Entry, samples: dict[bool, tuple[float, ...]]) -> Result:
-        result = Result(
+    def _result(self, entry: _Entry, timings: dict[bool, Timing]) -> Result:
+        return Result(
             workload=self.workload,
             contender=entry.contender,
             world_size=self.world_size,
             count=self.shape.count,
             nbytes=self.shape.nbytes,
+            out_of_place=timings.get(False),
+            in_place=timings.get(True),
             refused=entry.refused,
             scouted=entry.scouted,
         )
-        if entry.refused is not None:
-            return result
-        timings = {mode: Timing(samples[mode], entry.wrong[mode]) for mode in self.modes}
-        return replace(result, out_of_place=timings.get(False), in_place=timings.get(True))
 
 
-def _several(function: Callable[[], Any], times: int) -> None:
-    works = [function() for _ in range(times)]
-    for work in works:
-        if work is not None:
+def _several(call: Callable[[bool], Any], async_op: bool, times: int) -> None:
+    """Run an operation several times; asynchronously, all are started first."""
+    works = [call(async_op) for _ in range(times)]
+    if async_op:
+        for work in works:
             work.wait()
 
 

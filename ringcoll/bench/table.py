@@ -13,7 +13,6 @@ from typing import Any
 
 from ringcoll.bench.environment import oversubscribed
 from ringcoll.bench.measure import Request, Result, Timing
-from ringcoll.bench.summary import Summary
 
 __all__ = ["average_busbw", "document", "footer", "header", "line", "preamble", "wrong_in"]
 
@@ -26,10 +25,9 @@ _OVER_RANKS = {
     "max": "of the slowest rank",
 }
 _BLOCKING = {
-    0: "# Blocking Disabled: operations are started in batches, then waited for; "
-    "a time is the mean of a batch",
-    2: "# Blocking Enabled: wait for completion after each collective (no barrier); "
-    "a time is the mean of a batch",
+    0: "# Blocking Disabled: operations of one turn are all started, then waited for",
+    1: "# Blocking Enabled: wait for completion and barrier after each collective",
+    2: "# Blocking Enabled: wait for completion after each collective (no barrier)",
 }
 
 
@@ -62,9 +60,8 @@ def preamble(
         f"maxBytes {sizes[-1]} step: {step} warmup iters: {request.warmup} "
         f"iters: {request.most} agg iters: 1 validation: {int(request.check)} graph: 0"
     )
-    yield f"# time: median of the iterations, {_OVER_RANKS[request.over_ranks]}"
-    if request.blocking in _BLOCKING:
-        yield _BLOCKING[request.blocking]
+    yield f"# time: median, {_OVER_RANKS[request.over_ranks]}"
+    yield _BLOCKING[request.blocking]
     if (warning := oversubscribed(facts["world_size"])) is not None:
         yield f"# {warning}"
     yield "#"
@@ -212,14 +209,14 @@ def _record(result: Result) -> dict[str, Any]:
         record[key] = record[f"{key}_per_iter"] = None
         if timing is None or not timing.samples_s:
             continue
-        median, actual = timing.summary.p50_s, len(timing.samples_s)
+        median, actual = timing.summary.p50_s, timing.turn * len(timing.samples_s)
         record[key] = {
             "time": median * 1e6,
             "alg_bw": result.algbw(median),
             "bus_bw": result.busbw(median),
             "nwrong": timing.wrong,
         }
-        record[f"{key}_per_iter"] = _per_iteration(timing.summary, timing.samples_s)
+        record[f"{key}_per_iter"] = _per_iteration(timing)
     return record | {
         "actual_iterations": actual,
         "experiment_name": workload.collective,
@@ -227,18 +224,19 @@ def _record(result: Result) -> dict[str, Any]:
     }
 
 
-def _per_iteration(summary: Summary, samples_s: Sequence[float]) -> dict[str, Any]:
-    average = summary.avg_s
+def _per_iteration(timing: Timing) -> dict[str, Any]:
+    summary = timing.summary
     return {
         "min_us": summary.min_s * 1e6,
         "max_us": summary.max_s * 1e6,
-        "avg_us": average * 1e6,
+        "avg_us": summary.avg_s * 1e6,
         "p25_us": summary.p25_s * 1e6,
         "p50_us": summary.p50_s * 1e6,
         "p75_us": summary.p75_s * 1e6,
         "p95_us": summary.p95_s * 1e6,
         "p99_us": summary.p99_s * 1e6,
         "stdev_us": summary.stdev_s * 1e6,
-        "cv_pct": 100 * summary.stdev_s / average if average else 0.0,
-        "times_us": [sample * 1e6 for sample in samples_s],
+        "cv_pct": 100 * summary.stdev_s / summary.avg_s if summary.avg_s else 0.0,
+        "iterations_per_sample": timing.turn,
+        "times_us": [sample * 1e6 for sample in timing.samples_s],
     }

@@ -86,9 +86,9 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
               help=f"One of {', '.join(DTYPES)}; or all, the first {_NCCL_DTYPES}.")  # fmt: skip
 @click.option("-r", "--root", default="0", show_default=True, metavar="RANK", callback=_root,
               help="Root of a rooted collective; or all.")  # fmt: skip
-@click.option("-z", "--blocking", type=click.IntRange(0, 2), default=1, show_default=True,
-              help="1: a barrier before each operation. 2: none; each is waited for. "
-              "0: several are started, then waited for.")  # fmt: skip
+@click.option("-z", "--blocking", type=click.IntRange(0, 2), default=2, show_default=True,
+              help="2: short operations run several in a turn, each waited for. 0: they are "
+              "all started, then waited for. 1: a barrier before each.")  # fmt: skip
 @click.option("-a", "--average", type=click.IntRange(0, 3), default=3, show_default=True,
               help="The time of: 0 rank 0, 1 the average of the ranks, 2 the fastest, "
               "3 the slowest.")  # fmt: skip

@@ -26,7 +26,7 @@ _FEATURED = ("ring", "tree", "double_tree")
 _REST = "best of the rest"
 
 _WARMUP = 2
-_LEAST, _MOST = 5, 300  # rounds; above 300 the quartiles hardly move
+_LEAST, _MOST = 5, 200  # rounds; with more the quartiles hardly move
 
 _EXAMPLES = """\b
 Examples:
