@@ -533,7 +533,7 @@ class _Builder:
     def _refuse(self, message: str, argument: str, expected: object, got: object) -> ArgumentError:
         return ArgumentError(message, rank=self.rank, argument=argument, expected=expected, got=got)
 
-    def _seconds(self, timeout: _Timeout) -> float:
+    def _seconds(self, timeout: Any) -> float:
         if timeout is None:
             return self.communicator.timeout_s
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -771,7 +771,7 @@ def _decide(question: _Question) -> _Decision:
     if algorithm == "auto":
         blocks = inputs if collective == "all_to_all" else length
         nbytes = sum(length[block] for block in blocks) * dtype.itemsize
-        algorithm = select.choose(collective, nbytes, world_size, operator=operator)
+        algorithm = select.choose(collective, nbytes, operator)
     schedule = select.checked_schedule(collective, algorithm, world_size, root, operator, rank)
     if not equal and not rules.common_lengths and schedule.algorithm != "pairwise":
         raise ArgumentError(

@@ -31,6 +31,8 @@ __all__ = ["LocalGroup", "communicator", "group_rank", "run_threads"]
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 _known: weakref.WeakKeyDictionary[Any, dict[str, Communicator]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
+_making_one: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
+_times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class LocalGroup:
@@ -96,11 +98,14 @@ def communicator(group: Any, device: torch.device) -> Communicator:
     found = _known.get(group)
     if found is None or device.type not in found:
         with _making:
+            making = _making_one.setdefault(group, threading.Lock())
+        # A lock of the group's own: other ranks may make two groups in another order.
+        with making:
             found = _known.setdefault(group, {})
             if device.type not in found:
-                member = found[device.type] = _make(group, device)
+                made = found[device.type] = _make(group, device)
                 # When torch lets go of the group, so do we: threads, connections, memory.
-                weakref.finalize(group, member.close)
+                weakref.finalize(group, made.close)
     return found[device.type]
 
 
@@ -156,16 +161,9 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
 def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     rank, world_size = group.rank(), group.size()
     timeout_s = _timeout_s(group)
-    store = dist.PrefixStore(f"ringcoll/{device.type}", c10d._get_process_group_store(group))
-    _meet(store, rank, world_size, timeout_s)
-    transport: Transport
-    if device.type == "cpu":
-        transport = GlooTransport(dist.PrefixStore("gloo", store), rank, world_size, timeout_s)
-    elif device.type == "cuda" and dist.is_nccl_available():
-        options = dist.ProcessGroupNCCL.Options()
-        inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
-        transport = NcclTransport(inner, device)
-    else:
+    if device.type not in ("cpu", "cuda") or (
+        device.type == "cuda" and not dist.is_nccl_available()
+    ):
         raise ArgumentError(
             "tensors on this device cannot be sent",
             rank=rank,
@@ -173,7 +171,18 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
             expected="cpu, or cuda with a torch that has NCCL",
             got=device,
         )
-    return Communicator(transport, _private(dist.PrefixStore("monitor", store)), timeout_s)
+    # After `close` the group is made anew, and nothing old may be met in the store.
+    prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
+    store = _private(dist.PrefixStore(prefix, c10d._get_process_group_store(group)))
+    _meet(store, rank, world_size, timeout_s)
+    transport: Transport
+    if device.type == "cpu":
+        transport = GlooTransport(dist.PrefixStore("gloo", store), rank, world_size, timeout_s)
+    else:
+        options = dist.ProcessGroupNCCL.Options()
+        inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
+        transport = NcclTransport(inner, device)
+    return Communicator(transport, dist.PrefixStore("monitor", store), timeout_s)
 
 
 def _private(store: dist.Store) -> dist.Store:
@@ -274,8 +283,14 @@ def run_threads(
 
 
 def close(group: Any) -> None:
-    """Release what the library holds for a group; it may be used again afterwards."""
-    found = _known.pop(c10d._get_default_group() if group is None else group, {})
+    """Release what the library holds for a group; it may be used again afterwards.
+
+    All ranks of the group have to do so before any uses it again; it is then as a fresh
+    one, even if it was broken.
+    """
+    group = c10d._get_default_group() if group is None else group
+    found = _known.pop(group, {})
+    _times_closed[group] = _times_closed.get(group, 0) + 1
     for member in found.values():
         with contextlib.suppress(TransportError, RingcollError):
             member.close()

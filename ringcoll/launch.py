@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, Self
 
@@ -253,9 +254,10 @@ def _main(
             break
         function, args = item
         try:
-            answer = ("result", function(*args))
+            # Pickled here, so that what cannot be pickled is an error like any other.
+            answer = ForkingPickler.dumps(("result", function(*args)))
         except BaseException as error:  # noqa: BLE001  # the parent raises it
             kind = type(error).__name__
-            answer = ("error", (kind, str(error), traceback.format_exc()))
-        connection.send(answer)
+            answer = ForkingPickler.dumps(("error", (kind, str(error), traceback.format_exc())))
+        connection.send_bytes(answer)
     dist.destroy_process_group()

@@ -16,24 +16,36 @@ from ringcoll.verify import verify
 
 __all__ = ["checked_schedule", "choose", "segment_count"]
 
-# Up to this many bytes one round counts more than traffic. Measured with
-# `ringcoll compare` over gloo on 2 cores: see benchmarks/README.md.
-_SHORT = 32 << 10
-_MEDIUM = 256 << 10
+# For each collective: up to so many bytes the first algorithm, beyond them the second.
+# Measured with `ringcoll compare` over gloo, 2 and 4 ranks on 2 cores: there the tree,
+# in which few ranks are busy at once, was the fastest all-reduce up to 1 MiB, the ring
+# from 4 MiB on.
+_RULES: dict[str, tuple[int, str, str]] = {
+    "all_reduce": (1 << 20, "binomial_tree", "ring"),
+    "reduce_scatter": (32 << 10, "direct", "ring"),
+    "all_gather": (1 << 20, "bruck", "ring"),
+    "broadcast": (1 << 20, "binomial_tree", "scatter_all_gather"),
+    "reduce": (1 << 20, "binomial_tree", "reduce_scatter_gather"),
+    "gather": (32 << 10, "binomial_tree", "linear"),
+    "scatter": (32 << 10, "binomial_tree", "linear"),
+    "all_to_all": (0, "pairwise", "pairwise"),
+    "barrier": (0, "dissemination", "dissemination"),
+}
+
+# The same for operators whose operands must stay in rank order.
+_RULES_IN_ORDER: dict[str, tuple[int, str, str]] = {
+    "all_reduce": (1 << 20, "binomial_tree", "rabenseifner"),
+    "reduce_scatter": (0, "direct", "direct"),
+    "reduce": (0, "direct", "direct"),
+}
 
 # Segments of pipelined algorithms. Over gloo a message costs some 60 us and a
-# byte some 0.5 ns, so that a segment should be well above 100 KiB.
+# byte some 0.5 ns, so that a segment should be well above 100 KiB; 1 MiB was the best
+# of 256 KiB, 512 KiB and 1 MiB at 4 to 64 MiB.
 _PIPELINED_SEGMENT_BYTES = 1 << 20
 
 
-def choose(
-    collective: str,
-    nbytes: int,
-    world_size: int,
-    *,
-    operator: Operator | None = None,
-    equal_blocks: bool = True,
-) -> str:
+def choose(collective: str, nbytes: int, operator: Operator | None = None) -> str:
     """Name the algorithm that ``"auto"`` stands for.
 
     Parameters
@@ -42,39 +54,14 @@ def choose(
         The collective.
     nbytes
         Size of the whole data: the vector, or all blocks of a rank.
-    world_size
-        Number of ranks.
     operator
         The reduction operator, if there is one.
-    equal_blocks
-        Whether all blocks are known to have the same length.
     """
-    ordered = operator is not None and not (operator.commutative and operator.associative)
-    if ordered and operator is not None:
-        return _choose_ordered(collective, nbytes, operator)
-    match collective:
-        case "all_reduce":
-            if nbytes <= _SHORT:
-                return "direct" if world_size == 2 else "recursive_doubling"
-            return "ring" if nbytes > _MEDIUM else "rabenseifner"
-        case "reduce_scatter":
-            return "direct" if nbytes <= _SHORT else "ring"
-        case "all_gather":
-            return "bruck" if nbytes <= _MEDIUM else "ring"
-        case "broadcast":
-            return "binomial_tree" if nbytes <= _MEDIUM else "scatter_all_gather"
-        case "reduce":
-            return "binomial_tree" if nbytes <= _MEDIUM else "reduce_scatter_gather"
-        case "gather" | "scatter":
-            return "binomial_tree" if nbytes <= _SHORT else "linear"
-        case _:
-            return next(algorithms(collective)).name if collective == "barrier" else "pairwise"
-
-
-def _choose_ordered(collective: str, nbytes: int, operator: Operator) -> str:
-    if collective == "all_reduce" and operator.associative:
-        return "recursive_doubling" if nbytes <= _SHORT else "rabenseifner"
-    return "direct"
+    if operator is not None and not operator.associative:
+        return "direct"
+    rules = _RULES if operator is None or operator.commutative else _RULES_IN_ORDER
+    limit, short, long = rules[collective]
+    return short if nbytes <= limit else long
 
 
 def checked_schedule(

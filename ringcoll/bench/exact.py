@@ -34,7 +34,7 @@ _ALL = ("product", "min", "band")
 @lru_cache(maxsize=256)
 def _hashes(rank: int) -> Tensor:
     """Well mixed numbers of 32 bits, one for each index of the period."""
-    mixed = torch.arange(_PERIOD, dtype=torch.int64) + rank * 0x9E3779B1
+    mixed = torch.arange(_PERIOD, dtype=torch.int64) + (rank + 1) * 0x9E3779B1
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 0x2C1B3C6D)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
     return mixed ^ (mixed >> 15)
@@ -124,13 +124,13 @@ class Oracle:
             return self._bools(rank)
         match self.op:
             case "sum":
-                return hashes % (limit // k + 1)
+                return _up_to(limit // k, hashes)
             case "premul_sum":
-                return hashes % (limit // int(FACTOR * k) + 1)
+                return _up_to(limit // int(FACTOR * k), hashes)
             case "avg" if rank == k - 1 > 0:  # it makes the sum a multiple of k
                 return -sum((self._contribution(r) for r in range(k - 1)), _zeros()) % k
             case "avg":
-                return hashes % (limit // k)
+                return _up_to(limit // k - (k > 1), hashes)
             case "product":  # at each index some ranks, not always the same, bring a 2
                 turn = (rank + torch.arange(_PERIOD)) % k < _doublings(self.dtype)
                 return 1 + (turn & (hashes % 2 == 1)).to(torch.int64)
@@ -180,6 +180,11 @@ class Oracle:
         start %= _PERIOD
         values = _converted(table, self.dtype)
         return values.repeat(-(-(start + numel) // _PERIOD) or 1)[start : start + numel]
+
+
+def _up_to(largest: int, hashes: Tensor) -> Tensor:
+    """Numbers that add something; only where there are too few of them, some are 0."""
+    return hashes % largest + 1 if largest > 1 else hashes % 2
 
 
 def _zeros() -> Tensor:

@@ -43,7 +43,17 @@ from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch import report as to_parent
 
-__all__ = ["OVER_RANKS", "Meeting", "Request", "Result", "Samples", "Timing", "alternate", "measure", "on_rank"]
+__all__ = [
+    "OVER_RANKS",
+    "Meeting",
+    "Request",
+    "Result",
+    "Samples",
+    "Timing",
+    "alternate",
+    "measure",
+    "on_rank",
+]
 
 OVER_RANKS = ("rank0", "avg", "min", "max")
 """Whose time counts: the first rank's, the mean, the fastest, the slowest; nccl-tests' -a."""
@@ -246,7 +256,7 @@ class Meeting:
         dist.all_reduce(token, group=self._group)
         return [int(number) for number in token]
 
-    def gather(self, item: Any) -> list[Any]:  # noqa: ANN401  # whatever pickle can carry
+    def gather(self, item: Any) -> list[Any]:  # whatever pickle can carry
         """What every rank says."""
         items: list[Any] = [None] * self.world_size
         dist.all_gather_object(items, item, group=self._group)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["MissingExtraError", "Style", "check_matplotlib", "draw", "save", "styles"]
 
 Style = dict[str, Any]
-_LOOKS = (
+_LOOKS: tuple[tuple[str, str, object], ...] = (
     ("#0072B2", "o", "-"),
     ("#D55E00", "s", "--"),
     ("#009E73", "^", "-."),
@@ -31,7 +31,7 @@ _LOOKS = (
     ("#E69F00", "v", (0, (5, 1, 1, 1))),
     ("#56B4E9", "P", (0, (3, 1, 1, 1, 1, 1))),
 )
-_NATIVE_LOOK = ("#000000", "x", (0, (1, 1)))
+_NATIVE_LOOK: tuple[str, str, object] = ("#000000", "x", (0, (1, 1)))
 
 
 class MissingExtraError(RingcollError, ImportError):

@@ -51,7 +51,9 @@ def preamble(
     sizes, step = request.nbytes, "0(bytes)"
     if len(sizes) > 1:
         factor, rest = divmod(sizes[1], max(1, sizes[0]))
-        is_factor = not rest and len(sizes) > 1 and sizes[0] * factor ** (len(sizes) - 1) == sizes[-1]
+        is_factor = (
+            not rest and len(sizes) > 1 and sizes[0] * factor ** (len(sizes) - 1) == sizes[-1]
+        )
         step = f"{factor}(factor)" if is_factor else f"{sizes[1] - sizes[0]}(bytes)"
     yield f"# ringcoll version {facts['ringcoll']} torch {facts['torch']} python {facts['python']}"
     yield f"# Collective test starting: {request.collective}"
@@ -188,9 +190,7 @@ def document(
             },
         },
         "end_time": now.isoformat(timespec="seconds"),
-        "errors": [
-            f"{result.contender}: {result.refused}" for result in results if result.refused
-        ],
+        "errors": [f"{result.contender}: {result.refused}" for result in results if result.refused],
     }
 
 

@@ -49,6 +49,6 @@ def time_in_words(seconds: float) -> str:
     ('12.3 us', '12.3 ms', '1.5 s')
     """
     for factor, unit in ((1e6, "us"), (1e3, "ms")):
-        if seconds * factor < 999.5:  # noqa: PLR2004  # what three digits can show
+        if seconds * factor < 999.5:  # what three digits can show
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds:.3g} s"

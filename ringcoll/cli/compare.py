@@ -10,15 +10,17 @@ from typing import Any
 
 import click
 
-from ringcoll.algorithms import ALIASES, algorithms
+from ringcoll.algorithms import ALIASES
 from ringcoll.bench import NATIVE, Request, Result, plot
 from ringcoll.bench.environment import environment, oversubscribed
+from ringcoll.bench.contenders import Workload, shape
 from ringcoll.bench.findings import by_size, label, sentences, speed_against
 from ringcoll.bench.table import wrong_in
 from ringcoll.bench.units import as_size, time_in_words
 from ringcoll.cli import measuring
 from ringcoll.cli.output import print_json, print_table, progress
 from ringcoll.cli.parameters import collective_name, json_option
+from ringcoll.contracts import contract
 
 __all__ = ["compare"]
 
@@ -130,11 +132,14 @@ def _request(
         if not contenders:  # a collective with few algorithms: all of them
             contenders, scouts = scouts, []
         contenders.append(NATIVE)
+    sizes = tuple(n for n in sizes if shape(Workload(collective, n), world_size).count)
+    if not sizes:
+        raise click.UsageError("at no size is there an element to move; a barrier has none")
     return Request(
         collective,
         tuple(contenders),
         sizes,
-        timed_modes=(True,) if _works_in_place(collective) else (False,),
+        timed_modes=(contract(collective).in_place,),
         scouts=tuple(scouts),
         warmup=_WARMUP,
         least=_LEAST,
@@ -142,12 +147,6 @@ def _request(
         seconds=seconds,
         imports=modules,
     )
-
-
-def _works_in_place(collective: str) -> bool:
-    from ringcoll.contracts import contract
-
-    return contract(collective).in_place
 
 
 def _announce(request: Request, facts: dict[str, Any]) -> None:

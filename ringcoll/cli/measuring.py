@@ -40,23 +40,19 @@ _OPERATION_S = 300.0  # time limit of one operation
 _RUN_S = 7 * 86400.0  # and of the whole: as long as the user is willing to wait
 
 
-class _Size(click.ParamType):
-    """A number of bytes, such as 64K."""
+def size(text: str) -> int:
+    """Read a number of bytes, such as 64K.
 
-    name = "size"
+    Raises
+    ------
+    click.BadParameter
+        The text is something else.
+    """
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:  # click's own signature
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-size = _Size()
 
 ranks_option = click.option(
     "-k",
@@ -98,7 +94,9 @@ def known(collective: str, names: str, modules: tuple[str, ...], world_size: int
     if not contenders:
         raise click.BadParameter("name at least one", param_hint="--algorithms")
     for name in contenders:
-        if name not in (AUTO, NATIVE) and (reason := find(collective, name).restriction(world_size)):
+        if name not in (AUTO, NATIVE) and (
+            reason := find(collective, name).restriction(world_size)
+        ):
             raise UnsupportedWorldSizeError(
                 f"{name} {collective} cannot run on {world_size} ranks: {reason}"
             )
@@ -151,7 +149,7 @@ def run_here(
     request: Request,
     world_size: int,
     on_start: Callable[[list[dict[str, Any]]], object],
-    on_results: Callable[[list[Result]], object],
+    on_results: Callable[[list[Result]], None],
 ) -> list[Result]:
     """Start ranks, measure on them, end them.
 
@@ -166,13 +164,16 @@ def run_here(
         ranks = Ranks(world_size, timeout_s=_OPERATION_S)
     with ranks:
         on_start(ranks.run(device))
-        return ranks.run(on_rank, request, on_report=on_results, timeout_s=_RUN_S)[0]  # type: ignore[no-any-return]
+        results: list[Result] = ranks.run(on_rank, request, on_report=on_results, timeout_s=_RUN_S)[
+            0
+        ]
+        return results
 
 
 def run_under_torchrun(
     request: Request,
     on_start: Callable[[list[dict[str, Any]]], object],
-    on_results: Callable[[list[Result]], object],
+    on_results: Callable[[list[Result]], None],
 ) -> list[Result]:
     """Measure on the ranks that are there; the functions are called on rank 0 only."""
     import torch.distributed as dist

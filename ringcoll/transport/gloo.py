@@ -12,11 +12,13 @@ be left alone: closing it aborts the process).
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,22 +30,42 @@ from ringcoll.transport.base import Handle, Message
 
 __all__ = ["GlooTransport"]
 
-# Which descriptors a group opens is found by comparing before and after.
+# What a device listens on is found by comparing before and after.
 _creation = threading.Lock()
 
+_Address = tuple[str, int]
 
-def _sockets() -> dict[int, int]:
-    """The process's sockets: descriptor to inode."""
-    found = {}
+
+def _sockets() -> Iterator[socket.socket]:
+    """The process's sockets for the internet, one at a time."""
     opened = Path("/proc/self/fd")
     for entry in opened.iterdir() if opened.exists() else ():
         try:
-            status = os.fstat(int(entry.name))
+            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
+                continue
+            connection = socket.socket(fileno=os.dup(int(entry.name)))
         except OSError:
             continue  # closed meanwhile
-        if stat.S_ISSOCK(status.st_mode):
-            found[int(entry.name)] = status.st_ino
-    return found
+        with connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                yield connection
+
+
+def _listening() -> set[_Address]:
+    """The addresses that the process listens on."""
+    return {
+        connection.getsockname()[:2]
+        for connection in _sockets()
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    }
+
+
+def _devices() -> list[Any]:
+    """The devices that torch's own groups would use."""
+    names = os.environ.get("GLOO_SOCKET_IFNAME")  # not ours: torch reads it just so
+    if not names:
+        return [dist.ProcessGroupGloo.create_default_device()]
+    return [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
 
 
 class GlooTransport:
@@ -64,12 +86,23 @@ class GlooTransport:
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
         self.rank, self.world_size = rank, world_size
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
+        options._timeout = timedelta(seconds=timeout_s)
         with _creation:
-            before = _sockets()
-            self._group: Any = dist.ProcessGroupGloo(
-                store, rank, world_size, timedelta(seconds=timeout_s)
-            )
-            self._own = dict(_sockets().items() - before.items())
+            before = _listening()
+            options._devices = _devices()
+            own = _listening() - before
+        options._threads = 2 * len(options._devices)  # torch's default
+        # Connecting takes all ranks: no lock is held, or two groups that are made in
+        # another order elsewhere would wait for each other.
+        store.set(f"address/{rank}", json.dumps(sorted(own)))
+        self._group: Any = dist.ProcessGroupGloo(store, rank, world_size, options)
+        # One end of each of the group's connections is an address that a rank listens on.
+        self._addresses: set[_Address] = {
+            (host, port)
+            for peer in range(world_size)
+            for host, port in json.loads(store.get(f"address/{peer}"))
+        }
 
     def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
         """Start messages; see `Transport.post`."""
@@ -90,19 +123,15 @@ class GlooTransport:
 
     def abort(self) -> None:
         """Shut the connections down: whoever waits on them, here or there, wakes up."""
-        for descriptor, inode in self._own.items():
-            try:
-                # The number may have been given to another file since.
-                if os.fstat(descriptor).st_ino != inode:
-                    continue
-                with socket.socket(fileno=os.dup(descriptor)) as connection:
-                    connection.getpeername()  # fails for the listening socket
+        for connection in _sockets() if self._addresses else ():
+            with contextlib.suppress(OSError):
+                # The listening socket has no peer, and this fails: it must be left alone.
+                ends = {connection.getpeername()[:2], connection.getsockname()[:2]}
+                if ends & self._addresses:
                     connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
-        self._own = {}
+        self._addresses = set()
 
     def close(self) -> None:
         """Drop the group and its connections."""
-        self._own = {}
+        self._addresses = set()
         self._group = None

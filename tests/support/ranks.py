@@ -136,3 +136,272 @@ def run_batch(batch: Sequence[tuple[str, Case]], native: bool) -> list[Outcome]:
             wrong += _against_native(case, prepared, _groups[name], rank, world_size)
         outcomes.append((wrong, fingerprint(prepared)))
     return outcomes
+
+
+# --- groups ---------------------------------------------------------------------------
+
+
+def roots_of_a_group() -> dict[str, Any]:
+    """In the group of global ranks 3, 0, 2: the root by either name, and a wrong one."""
+    group, found = _groups["mixed"], {}
+    if position("mixed") is None:
+        try:
+            ringcoll.barrier(group)
+        except ringcoll.errors.ArgumentError as error:
+            return {"not a member": str(error)}
+        return {}
+    own = torch.tensor([dist.get_rank()])
+    for what, root in (("global", {"src": 2}), ("group", {"group_src": 2}), ("first", {"src": 3})):
+        tensor = own.clone()
+        ringcoll.broadcast(tensor, group=group, **root)
+        found[what] = tensor.item()
+    total = own.clone()
+    ringcoll.reduce(total, 0, group=group)
+    found["reduce to 0"] = total.item()
+    gathered = [torch.zeros_like(own) for _ in range(3)] if dist.get_rank() == 2 else None
+    ringcoll.gather(own, gathered, group=group, group_dst=2)
+    found["gather"] = [item.item() for item in gathered or ()]
+    for what, root in (("outside", {"src": 1}), ("beyond", {"group_src": 3})):
+        try:
+            ringcoll.broadcast(own, group=group, **root)
+        except ringcoll.errors.ArgumentError as error:
+            found[what] = str(error)
+    ringcoll.barrier(group)
+    return found
+
+
+def threads_with_groups_of_their_own(rounds: int) -> list[Any]:
+    """Three groups, made and used by three threads that start in another order on each rank."""
+    groups = [fresh_group() for _ in range(3)]
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    wrong: list[Any] = []
+
+    def main(index: int) -> None:
+        try:
+            for number in range(rounds):
+                tensor = torch.tensor([100 * index + number + rank])
+                ringcoll.all_reduce(tensor, group=groups[index], algorithm="ring")
+                wanted = world_size * (100 * index + number) + sum(range(world_size))
+                if tensor.item() != wanted:
+                    wrong.append((index, number, tensor.item(), wanted))
+        except Exception:
+            wrong.append(traceback.format_exc())
+
+    threads = []
+    for turn in range(3):
+        thread = threading.Thread(target=main, args=((turn + rank) % 3,))
+        thread.start()
+        threads.append(thread)
+        time.sleep(0.1)  # so that the orders differ indeed
+    for thread in threads:
+        thread.join(40)
+    return [*wrong, *(thread.name for thread in threads if thread.is_alive())]
+
+
+def several_groups_in_flight(count: int) -> list[Any]:
+    """Asynchronous operations on three groups, issued in another order on each rank."""
+    groups = [fresh_group() for _ in range(3)]
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    tensors = [[torch.full((50,), 100 * g + n + rank) for n in range(count)] for g in range(3)]
+    works = []
+    for turn in range(3):
+        g = (turn + rank) % 3
+        works += [ringcoll.all_reduce(t, group=groups[g], async_op=True) for t in tensors[g]]
+    for work in works:
+        assert work is not None
+        work.wait()
+    wanted = [
+        [world_size * (100 * g + n) + sum(range(world_size)) for n in range(count)]
+        for g in range(3)
+    ]
+    found = [[set(t.tolist()) for t in row] for row in tensors]
+    return [] if found == [[{n} for n in row] for row in wanted] else [found, wanted]
+
+
+def own_messages_beside_collectives(count: int) -> list[Any]:
+    """The user's isend and irecv, on the same group and with tag 0, while collectives run."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    ahead, behind = (rank + 1) % world_size, (rank - 1) % world_size
+    received = [torch.full((30,), -1) for _ in range(count)]
+    sums = [torch.full((30,), n + rank) for n in range(count)]
+    pending = []
+    for n in range(count):
+        pending.append(dist.irecv(received[n], behind))
+        pending.append(ringcoll.all_reduce(sums[n], async_op=True))
+        pending.append(dist.isend(torch.full((30,), 1000 * rank + n), ahead))
+        if n % 5 == 4:
+            ringcoll.barrier()
+    for work in pending:
+        assert work is not None
+        work.wait()
+    wrong: list[Any] = []
+    for n in range(count):
+        if set(received[n].tolist()) != {1000 * behind + n}:
+            wrong.append(("received", n, received[n].tolist()[:3]))
+        if set(sums[n].tolist()) != {world_size * n + sum(range(world_size))}:
+            wrong.append(("sum", n, sums[n].tolist()[:3]))
+    return wrong
+
+
+def close_and_use_again(times: int) -> list[int]:
+    """Release what the library holds for a group, and use it again."""
+    group, found = fresh_group(), []
+    for number in range(times):
+        tensor = torch.tensor([number + dist.get_rank()])
+        ringcoll.all_reduce(tensor, group=group)
+        found.append(int(tensor.item()))
+        dist.barrier(group)
+        ringcoll.close(group)
+    return found
+
+
+# --- nothing native -------------------------------------------------------------------
+
+_FUNCTIONS = (
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "_all_gather_base",
+    "_reduce_scatter_base",
+)
+_METHODS = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+)
+
+
+class NativeCalledError(Exception):
+    """A native collective was called."""
+
+
+def _native(name: str) -> Callable[..., Any]:
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise NativeCalledError(name)
+
+    return refuse
+
+
+def replace_native() -> Callable[[], None]:
+    """Replace every native collective by a function that raises; returns what undoes it."""
+    undo: list[tuple[Any, str, Any]] = []
+    classes = [dist.ProcessGroup, dist.ProcessGroupGloo, dist.ProcessGroupGloo.__mro__[1]]
+    owners = [(dist, _FUNCTIONS), (dist.distributed_c10d, _FUNCTIONS)]
+    owners += [(owner, _METHODS) for owner in classes]
+    for owner, names in owners:
+        for name in names:
+            if name in vars(owner):
+                undo.append((owner, name, vars(owner)[name]))
+                setattr(owner, name, _native(name))
+    for space in (torch.ops.c10d, torch.ops._c10d_functional):
+        for name in _operations(space.name):
+            undo.append((space, name, getattr(space, name)))
+            setattr(space, name, _native(name))
+
+    def restore() -> None:
+        for owner, name, value in undo:
+            setattr(owner, name, value)
+
+    return restore
+
+
+def _operations(space: str) -> set[str]:
+    """The collectives among torch's operators of a namespace."""
+    found = {
+        schema.name.removeprefix(f"{space}::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith(f"{space}::")
+    }
+    return {name for name in found if not name.startswith(("send", "recv", "wait", "isend"))}
+
+
+def native_collectives_that_still_work() -> list[str]:
+    """Call every one that was replaced; returns those that did not raise."""
+    tensor, group = torch.zeros(1), dist.group.WORLD
+    calls: dict[str, Callable[[], Any]] = {
+        "dist.all_reduce": lambda: dist.all_reduce(tensor),
+        "dist.broadcast": lambda: dist.broadcast(tensor, 0),
+        "dist.barrier": dist.barrier,
+        "c10d.all_reduce": lambda: dist.distributed_c10d.all_reduce(tensor),
+        "ProcessGroup.allreduce": lambda: group.allreduce([tensor]),
+        "ProcessGroup.barrier": lambda: group.barrier(),
+        "ProcessGroupGloo.allreduce": lambda: group._get_backend(torch.device("cpu")).allreduce(
+            [tensor]
+        ),
+        "torch.ops.c10d.allreduce_": lambda: torch.ops.c10d.allreduce_([tensor], None),
+        "functional": lambda: torch.ops._c10d_functional.all_reduce(tensor, "sum", "0"),
+    }
+    working = []
+    for name, call in calls.items():
+        try:
+            call()
+        except NativeCalledError:
+            continue
+        working.append(name)
+    return working
+
+
+def without_native(batch: Sequence[tuple[str, Case]]) -> tuple[list[str], list[Outcome], int]:
+    """Run a batch where no native collective can be called.
+
+    Returns
+    -------
+    tuple
+        Native collectives that could be called all the same, the outcomes, and how many
+        collectives the native groups have counted meanwhile.
+    """
+    groups = [dist.group.WORLD, *(group for group in _groups.values() if _is_member(group))]
+    before = [group._get_sequence_number_for_group() for group in groups]
+    # The library's own group is made where nothing native is left, too.
+    _groups["new"] = dist.new_group(list(range(dist.get_world_size())))
+    GROUPS[dist.get_world_size()]["new"] = tuple(range(dist.get_world_size()))
+    restore = replace_native()
+    try:
+        working = native_collectives_that_still_work()
+        outcomes = run_batch(batch, native=False)
+    finally:
+        restore()
+        del GROUPS[dist.get_world_size()]["new"]
+    after = [group._get_sequence_number_for_group() for group in groups]
+    return working, outcomes, sum(after) - sum(before)
+
+
+def _is_member(group: Any) -> bool:
+    return isinstance(group, dist.ProcessGroup)
