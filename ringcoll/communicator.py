@@ -16,13 +16,20 @@ import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import lru_cache
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import GroupBrokenError, RingcollError, TransportError
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    GroupBrokenError,
+    MismatchError,
+    RingcollError,
+    TransportError,
+)
 from ringcoll.execute import bind, execute
 from ringcoll.monitor import Monitor, Running
 from ringcoll.plan import Plan
@@ -97,6 +104,7 @@ class Communicator:
         self.rank, self.world_size = transport.rank, transport.world_size
         self._monitor = Monitor(store, self.rank, self.world_size, transport.abort)
         self._store = store
+        self._connected = False
         self._compared: set[str] = set()
         self._issued = 0
         self._turn = threading.Lock()
@@ -185,6 +193,9 @@ class Communicator:
         running = Running(number, call.description)
         self._monitor.start(running)
         try:
+            if not self._connected:
+                self.transport.connect(call.timeout_s)
+                self._connected = True
             if self.transport.ordered:
                 self._compare(call)
             plan = call.plan
@@ -246,10 +257,19 @@ class Communicator:
         key = f"call/{len(self._compared)}"
         self._store.set(f"{key}/{self.rank}", call.description)
         for peer in range(self.world_size):
+            try:
+                self._store.wait([f"{key}/{peer}"], timedelta(seconds=call.timeout_s))
+            except RuntimeError as error:
+                raise CollectiveTimeoutError(
+                    f"rank {self.rank} waited {call.timeout_s:g} s for rank {peer}", peer=peer
+                ) from error
             theirs = self._store.get(f"{key}/{peer}").decode()
             if theirs != call.description:
-                raise RingcollError(
-                    f"rank {self.rank} called {call.description}, rank {peer} called {theirs}"
+                raise MismatchError(
+                    f"rank {self.rank} called {call.description}, rank {peer} called {theirs}",
+                    peer=peer,
+                    mine=call.description,
+                    theirs=theirs,
                 )
 
 

@@ -31,7 +31,6 @@ __all__ = ["LocalGroup", "communicator", "group_rank", "run_threads"]
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 _known: weakref.WeakKeyDictionary[Any, dict[str, Communicator]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
-_making_one: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -53,7 +52,7 @@ class LocalGroup:
 def communicator(group: Any, device: torch.device) -> Communicator:
     """The communicator of a group for tensors on a device; made on first use.
 
-    Making it is collective: all ranks of the group have to come.
+    This waits for nobody; the ranks meet when the first operation runs.
 
     Parameters
     ----------
@@ -67,8 +66,6 @@ def communicator(group: Any, device: torch.device) -> Communicator:
     ArgumentError
         There is no default group, this process is not a member, or tensors of that
         device cannot be sent.
-    CollectiveTimeoutError
-        Some rank did not come; the message names it.
     """
     if isinstance(group, LocalGroup):
         return group.communicator
@@ -98,9 +95,6 @@ def communicator(group: Any, device: torch.device) -> Communicator:
     found = _known.get(group)
     if found is None or device.type not in found:
         with _making:
-            making = _making_one.setdefault(group, threading.Lock())
-        # A lock of the group's own: other ranks may make two groups in another order.
-        with making:
             found = _known.setdefault(group, {})
             if device.type not in found:
                 made = found[device.type] = _make(group, device)
@@ -174,14 +168,13 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     # After `close` the group is made anew, and nothing old may be met in the store.
     prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
     store = _private(dist.PrefixStore(prefix, c10d._get_process_group_store(group)))
-    _meet(store, rank, world_size, timeout_s)
     transport: Transport
     if device.type == "cpu":
-        transport = GlooTransport(dist.PrefixStore("gloo", store), rank, world_size, timeout_s)
+        transport = GlooTransport(dist.PrefixStore("gloo", store), rank, world_size)
     else:
         options = dist.ProcessGroupNCCL.Options()
         inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
-        transport = NcclTransport(inner, device)
+        transport = NcclTransport(inner, device, dist.PrefixStore("meeting", store))
     return Communicator(transport, dist.PrefixStore("monitor", store), timeout_s)
 
 
@@ -199,20 +192,6 @@ def _timeout_s(group: dist.ProcessGroup) -> float:
         if options is not None and options._timeout > timedelta(0):
             return float(options._timeout.total_seconds())
     return _DEFAULT_TIMEOUT_S
-
-
-def _meet(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
-    """Wait until every rank has come, so that one that does not can be named."""
-    store.set(f"here/{rank}", "")
-    for peer in range(world_size):
-        try:
-            store.wait([f"here/{peer}"], timedelta(seconds=timeout_s))
-        except RuntimeError as error:
-            raise CollectiveTimeoutError(
-                f"rank {rank} waited {timeout_s:g} s for rank {peer} to use the group "
-                "for the first time",
-                peer=peer,
-            ) from error
 
 
 def run_threads(

@@ -122,20 +122,21 @@ class Monitor:
             if verdict is not None:
                 self.error = self._from_verdict(verdict, running)
                 return self.error
-            peer = running.wait.peer if running.wait else None
-            if isinstance(error, CollectiveTimeoutError):
+            peer = running.wait.peer if running.wait else getattr(error, "peer", None)
+            timed_out = isinstance(error, CollectiveTimeoutError)
+            if running.wait is None:
+                text = f"{error}, in {running.where()}"  # the ranks had not met yet
+            elif timed_out:
                 text = (
                     f"rank {self.rank} timed out after {limit_s:g} s, waiting for {running.where()}"
                 )
-                self.error = CollectiveTimeoutError(text, peer=peer)
-                kind = "timeout"
             else:
                 text = (
                     f"rank {self.rank} lost rank {peer}, while it waited for "
                     f"{running.where()}: {_short(str(error))}"
                 )
-                self.error = PeerLostError(text, peer=peer)
-                kind = "lost"
+            self.error = (CollectiveTimeoutError if timed_out else PeerLostError)(text, peer=peer)
+            kind = "timeout" if timed_out else "lost"
             self._publish_verdict({"kind": kind, "peer": peer, "text": text})
             return self.error
 

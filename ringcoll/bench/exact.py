@@ -178,6 +178,8 @@ class Oracle:
     def _repeated(self, table: Tensor, start: int, numel: int) -> Tensor:
         """Elements from ``start`` on of a table that repeats itself for ever."""
         start %= _PERIOD
+        if start + numel <= _PERIOD:
+            return _converted(table[start : start + numel], self.dtype)
         values = _converted(table, self.dtype)
         return values.repeat(-(-(start + numel) // _PERIOD) or 1)[start : start + numel]
 
@@ -194,7 +196,7 @@ def _zeros() -> Tensor:
 def _converted(table: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype.is_floating_point and dtype.itemsize == 1:
         return table.to(torch.float32).to(dtype)  # there is no direct way to 8 bits
-    return table.to(dtype)
+    return table.to(dtype, copy=True)  # the table stays as it is
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -282,7 +282,6 @@ class Meeting:
 def _no_collection() -> Iterator[None]:
     """Keep Python's garbage collector out of the measurement."""
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -12,8 +12,8 @@ import click
 
 from ringcoll.algorithms import ALIASES
 from ringcoll.bench import NATIVE, Request, Result, plot
-from ringcoll.bench.environment import environment, oversubscribed
 from ringcoll.bench.contenders import Workload, shape
+from ringcoll.bench.environment import environment, oversubscribed
 from ringcoll.bench.findings import by_size, label, sentences, speed_against
 from ringcoll.bench.table import wrong_in
 from ringcoll.bench.units import as_size, time_in_words

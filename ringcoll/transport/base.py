@@ -6,12 +6,16 @@ no operator, no schedule. Nothing above it knows which one is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Handle", "Message", "Transport"]
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError
+
+__all__ = ["Handle", "Message", "Transport", "meet"]
 
 Handle = object
 """What `Transport.post` returns for a message, and `Transport.wait` takes."""
@@ -39,6 +43,18 @@ class Transport(Protocol):
     ordered: bool
     """Whether tags are ignored, so that ranks must agree before they send."""
 
+    def connect(self, timeout_s: float) -> None:
+        """Meet the other ranks: takes all of them. Called once, before the first message.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            Some rank did not come.
+        TransportError
+            The ranks could not be connected, or `abort` was called.
+        """
+        ...
+
     def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
         """Start messages; return a handle for each, receives first."""
         ...
@@ -62,3 +78,39 @@ class Transport(Protocol):
     def close(self) -> None:
         """Release what the transport holds. Nothing may be in flight."""
         ...
+
+
+def meet(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    given_up: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until every rank has come, so that one that does not can be named.
+
+    Looks again and again: a wait in the store would block the store for other threads.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        Some did not.
+    PeerLostError
+        ``given_up`` says that there is nothing to wait for any more.
+    """
+    keys = [f"here/{peer}" for peer in range(world_size)]
+    store.set(keys[rank], "")
+    deadline, pause_s = time.monotonic() + timeout_s, 0.0005
+    while not store.check(keys):
+        if given_up():
+            raise PeerLostError(f"rank {rank} gave up meeting the others")
+        if time.monotonic() > deadline:
+            missing = [peer for peer in range(world_size) if not store.check([keys[peer]])]
+            told = ", ".join(f"rank {peer}" for peer in missing)
+            raise CollectiveTimeoutError(
+                f"rank {rank} waited {timeout_s:g} s for {told} to use the group "
+                "for the first time",
+                peer=missing[0] if missing else None,
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.transport.base import Handle, Message
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.transport.base import Handle, Message, meet
 
 __all__ = ["GlooTransport"]
 
@@ -68,6 +68,16 @@ def _devices() -> list[Any]:
     return [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
 
 
+class _Lost:
+    """The handle of a message that could not be started."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        self._error = error
+
+    def wait(self, timeout: timedelta) -> None:
+        raise self._error
+
+
 class GlooTransport:
     """Messages over a private group of gloo.
 
@@ -77,15 +87,21 @@ class GlooTransport:
         Seen by all ranks of the group, and used by nobody else: a ``PrefixStore``.
     rank, world_size
         This rank, and the number of ranks.
-    timeout_s
-        Time limit for connecting.
     """
 
     name = "gloo"
     ordered = False
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
+        self._store, self._aborted = store, False
+        self._group: Any = None
+        self._addresses: set[_Address] = set()
+
+    def connect(self, timeout_s: float) -> None:
+        """Make the group; see `Transport.connect`."""
+        store, rank, world_size = self._store, self.rank, self.world_size
+        meet(store, rank, world_size, timeout_s, lambda: self._aborted)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
         options._timeout = timedelta(seconds=timeout_s)
         with _creation:
@@ -95,20 +111,28 @@ class GlooTransport:
         options._threads = 2 * len(options._devices)  # torch's default
         # Connecting takes all ranks: no lock is held, or two groups that are made in
         # another order elsewhere would wait for each other.
-        store.set(f"address/{rank}", json.dumps(sorted(own)))
-        self._group: Any = dist.ProcessGroupGloo(store, rank, world_size, options)
-        # One end of each of the group's connections is an address that a rank listens on.
-        self._addresses: set[_Address] = {
-            (host, port)
-            for peer in range(world_size)
-            for host, port in json.loads(store.get(f"address/{peer}"))
-        }
+        try:
+            store.set(f"address/{rank}", json.dumps(sorted(own)))
+            self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
+            # One end of each of the group's connections is an address that a rank listens on.
+            self._addresses = {
+                (host, port)
+                for peer in range(world_size)
+                for host, port in json.loads(store.get(f"address/{peer}"))
+            }
+        except RuntimeError as error:
+            raise TransportError(f"rank {rank} could not connect to the others: {error}") from error
 
     def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
         """Start messages; see `Transport.post`."""
-        group = self._group
-        handles: list[Handle] = [group.recv([tensor], peer, tag) for peer, tensor, tag in receives]
-        handles += [group.send([tensor], peer, tag) for peer, tensor, tag in sends]
+        handles: list[Handle] = []
+        for start, messages in ((self._group.recv, receives), (self._group.send, sends)):
+            for peer, tensor, tag in messages:
+                try:
+                    handles.append(start([tensor], peer, tag))
+                except RuntimeError as error:
+                    # The connection is gone; whoever waits for the message says what it was.
+                    handles.append(_Lost(error))
         return handles
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
@@ -123,6 +147,7 @@ class GlooTransport:
 
     def abort(self) -> None:
         """Shut the connections down: whoever waits on them, here or there, wakes up."""
+        self._aborted = True
         for connection in _sockets() if self._addresses else ():
             with contextlib.suppress(OSError):
                 # The listening socket has no peer, and this fails: it must be left alone.

@@ -127,6 +127,9 @@ class LocalTransport:
     def __init__(self, hub: Hub, rank: int) -> None:
         self.hub, self.rank, self.world_size = hub, rank, hub.world_size
 
+    def connect(self, timeout_s: float) -> None:
+        """There is nothing to connect."""
+
     def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
         """Start messages; see `Transport.post`."""
         return [*self.hub.post(self.rank, receives, sends)]

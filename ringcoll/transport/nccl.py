@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ringcoll.errors import PeerLostError
-from ringcoll.transport.base import Handle, Message
+from ringcoll.transport.base import Handle, Message, meet
 
 __all__ = ["NcclTransport", "grouped"]
 
@@ -57,16 +58,23 @@ class NcclTransport:
         A ``ProcessGroupNCCL`` that nobody else uses.
     device
         The CUDA device of this rank.
+    store
+        Seen by all ranks of the group, and used by nobody else.
     """
 
     name = "nccl"
     ordered = True
 
-    def __init__(self, group: Any, device: torch.device) -> None:
+    def __init__(self, group: Any, device: torch.device, store: dist.Store) -> None:
         self._group, self.device = group, device
+        self._store = store
         self.rank, self.world_size = group.rank(), group.size()
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect all ranks; see `Transport.connect`."""
+        meet(self._store, self.rank, self.world_size, timeout_s)
         # The first batched call must be joined by all ranks; connecting is such a call.
-        group.eager_connect_single_device(device)
+        self._group.eager_connect_single_device(self.device)
 
     def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
         """Start messages; see `Transport.post`."""

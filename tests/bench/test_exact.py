@@ -15,6 +15,16 @@ PAIRS = [(dtype, op) for dtype in DTYPES for op in OPS if _defined(dtype, op)]
 NUMEL = 1000
 
 
+def output(oracle: Oracle) -> torch.Tensor:
+    result = oracle.output(0, NUMEL)
+    assert result is not None
+    return result
+
+
+def added(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(tensors).sum(0)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4, 7])
 @pytest.mark.parametrize("dtype,op", PAIRS)
 def test_every_contribution_counts(dtype, op, world_size):
@@ -22,8 +32,7 @@ def test_every_contribution_counts(dtype, op, world_size):
     if not oracle.exact:
         pytest.skip("too few exact integers for so many ranks")
     inputs = [oracle.input(rank, NUMEL) for rank in range(world_size)]
-    result = oracle.output(0, NUMEL)
-    assert result is not None
+    result = output(oracle)
     assert result.dtype is inputs[0].dtype is DTYPES[dtype]
     assert result.numel() == NUMEL
     for one in range(world_size):
@@ -47,7 +56,7 @@ def test_sums_are_exact_in_any_order(dtype, world_size):
         total = total + one
         # Each partial sum survives being kept in the dtype.
         assert torch.equal(total.to(DTYPES[dtype]).to(torch.float64), total)
-    assert count_wrong(total.to(DTYPES[dtype]), oracle.output(0, NUMEL)) == 0
+    assert count_wrong(total.to(DTYPES[dtype]), output(oracle)) == 0
 
 
 @pytest.mark.parametrize("op", ["band", "bor", "bxor", "min", "max", "prod", "sum", "avg"])
@@ -68,7 +77,7 @@ def test_integers_against_torch(dtype, op):
     if op == "avg":
         assert not (result % world_size).any()
         result = result // world_size
-    assert torch.equal(result, oracle.output(0, NUMEL))
+    assert torch.equal(result, output(oracle))
 
 
 def test_blocks_go_where_the_collective_says():
@@ -82,8 +91,8 @@ def test_blocks_go_where_the_collective_says():
         "all_to_all": lambda ins, rank: torch.cat(
             [one[rank * count : (rank + 1) * count] for one in ins]
         ),
-        "reduce_scatter": lambda ins, rank: sum(ins)[rank * count : (rank + 1) * count],
-        "reduce": lambda ins, rank: sum(ins) if rank == root else None,
+        "reduce_scatter": lambda ins, rank: added(ins)[rank * count : (rank + 1) * count],
+        "reduce": lambda ins, rank: added(ins) if rank == root else None,
     }
     for collective, result in expected.items():
         oracle = Oracle(collective, "sum", torch.float32, k, root)

@@ -1,11 +1,12 @@
 """Measuring on real processes: every collective, against native; #wrong; refusals."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ringcoll.algorithms import algorithms
-from ringcoll.bench import Request, Workload, on_rank
+from ringcoll.bench import Request, Result, Workload, on_rank
 from ringcoll.bench.contenders import shape
 from ringcoll.bench.measure import _more_rounds
 from ringcoll.contracts import CONTRACTS
@@ -13,14 +14,12 @@ from tests.support import wrong
 
 pytestmark = pytest.mark.processes
 
-SHORT = {"warmup": 0, "most": 2}
+SHORT: dict[str, Any] = {"warmup": 0, "most": 2}
 
 
 @pytest.mark.parametrize("collective", CONTRACTS)
 def test_everything_is_right_in_both_modes(pool, collective):
-    names = [
-        entry.name for entry in algorithms(collective) if entry.restriction(3) is None
-    ]
+    names = [entry.name for entry in algorithms(collective) if entry.restriction(3) is None]
     request = Request(collective, (*names, "auto", "native"), (0, 4, 40_004), roots=(2,), **SHORT)
     results = pool(3).run(on_rank, request)[0]
     sizes = 1 if collective == "barrier" else 3
@@ -78,8 +77,9 @@ def test_without_check_nothing_is_called_right(pool):
     assert result.timed is not None
 
 
-@pytest.mark.parametrize("blocking,turns", [(0, 4), (1, 8), (2, 4)])
-@pytest.mark.parametrize("over_ranks", ["rank0", "avg", "min", "max"])
+@pytest.mark.parametrize(
+    "blocking,turns,over_ranks", [(0, 4, "rank0"), (1, 8, "avg"), (2, 4, "min"), (2, 4, "max")]
+)
 def test_ways_to_time(pool, blocking, turns, over_ranks):
     request = Request(
         "broadcast", ("auto", "native"), (64,), most=8, blocking=blocking, over_ranks=over_ranks
@@ -92,7 +92,7 @@ def test_ways_to_time(pool, blocking, turns, over_ranks):
 
 
 def test_reports_come_from_rank_0_as_soon_as_they_are_there(pool):
-    reports = []
+    reports: list[list[Result]] = []
     request = Request("all_reduce", ("ring", "tree"), (4, 8), **SHORT)
     results = pool(2).run(on_rank, request, on_report=reports.append)[0]
     assert [one for report in reports for one in report] == results

@@ -1,0 +1,286 @@
+"""``ringcoll bench`` and ``ringcoll compare`` as they are typed."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ringcoll.bench import on_rank, table
+from ringcoll.bench.environment import device, oversubscribed
+from ringcoll.cli import measuring
+from ringcoll.cli.app import cli
+from tests.support import wrong
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def call(*words):
+    result = CliRunner().invoke(cli, words, prog_name="ringcoll")
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def on_pool(pool, monkeypatch):
+    """Let commands use the tests' own pool of ranks instead of starting some."""
+
+    def run_here(request, world_size, on_start, on_results):
+        ranks = pool(world_size)
+        on_start(ranks.run(device))
+        return ranks.run(on_rank, request, on_report=on_results)[0]
+
+    monkeypatch.setattr(measuring, "run_here", run_here)
+
+
+@pytest.mark.usefixtures("on_pool")
+class TestBench:
+    def test_one_block_for_each_algorithm(self, tmp_path):
+        file = tmp_path / "found.json"
+        result = call(
+            "bench", "all-reduce", "-k", "2", "-b", "8", "-e", "32", "-f", "2", "-n", "2",
+            "--algorithms", "ring,native", "-J", str(file),
+        )  # fmt: skip
+        assert result.exit_code == 0
+        lines = result.stdout.splitlines()
+        blocks = [line for line in lines if line.startswith("# Algorithm: ")]
+        assert blocks == ["# Algorithm: ring", "# Algorithm: native"]
+        rows = [line.split() for line in lines if not line.startswith("#")]
+        assert [row[0] for row in rows] == ["8", "16", "32"] * 2
+        assert all(row[8::4] == ["0", "0"] for row in rows)
+        assert sum(line.startswith("# Avg bus bandwidth    : ") for line in lines) == 2
+        assert lines[-1] == f"# Writing JSON output to {file}"
+        found = json.loads(file.read_text(encoding="utf-8"))
+        assert [one["size"] for one in found["results"]] == [8, 8, 16, 16, 32, 32]
+        assert found["config"]["nranks"] == 2
+        assert [device["rank"] for device in found["config"]["devices"]] == [0, 1]
+
+    def test_all_types_operators_and_roots(self):
+        words = ("bench", "reduce", "-k", "2", "-b", "64", "-e", "64", "-n", "1", "-w", "0")
+        found = json.loads(call(*words, "-d", "all", "-o", "all", "-r", "all", "--json").stdout)[
+            "results"
+        ]
+        assert len({one["type"] for one in found}) == 12
+        assert {one["redop"] for one in found} == {"sum", "prod", "max", "min", "avg", "mulsum"}
+        assert {one["root"] for one in found} == {"0", "1"}
+        # 6 operators, but a scaled sum is for floats only: 6 of the 12 types
+        assert len(found) == 2 * (12 * 5 + 6)
+        assert all(one["in_place"]["nwrong"] == 0 for one in found)
+
+    def test_steps_and_factors(self):
+        words = ("bench", "broadcast", "-k", "2", "-b", "8", "-e", "24", "-n", "1", "--json")
+
+        def sizes(*more):
+            return [one["size"] for one in json.loads(call(*words, *more).stdout)["results"]]
+
+        assert sizes("-i", "8") == [8, 16, 24]
+        assert sizes("-f", "2", "-i", "8") == [8, 16]
+        assert sizes() == [8]
+
+    def test_a_wrong_algorithm_ends_in_status_1(self, monkeypatch):
+        monkeypatch.setattr(table, "wrong_in", lambda results: 5)
+        result = call("bench", "barrier", "-k", "2", "-n", "1")
+        assert result.exit_code == 1
+        assert "# Out of bounds values : 5 FAILED" in result.stdout
+
+    def test_compare_says_who_wins(self, tmp_path):
+        picture = tmp_path / "curves.svg"
+        result = call(
+            "compare", "-k", "3", "-b", "4", "-e", "64", "-f", "16", "--seconds", "0",
+            "--picture", str(picture),
+        )  # fmt: skip
+        assert result.exit_code == 0
+        lines = result.stdout.splitlines()
+        assert lines[-1] == str(picture)
+        assert picture.read_text(encoding="utf-8").startswith("<?xml")
+        for word in ("Lowest median: ", "Ring against tree: ", "Ring against double tree: "):
+            assert any(line.startswith(word) for line in lines), word
+        assert any("right to the last bit, on all 3 ranks" in line for line in lines)
+        warning = oversubscribed(3)
+        assert warning is None or warning in lines
+        rows = [line for line in lines if re.search(r"\d%", line)]
+        assert len(rows) == 10  # two sizes; ring, tree, double tree, native, best of the rest
+        assert sum("*" in row for row in rows) >= 2
+        assert sum("+" in row for row in rows) == 2
+
+    def test_compare_as_data(self):
+        words = ("compare", "all_gather", "-k", "2", "-b", "1", "-e", "64", "--seconds", "0")
+        result = call(*words, "--no-picture", "--json")
+        found = json.loads(result.stdout)
+        assert found["picture"] is None
+        assert found["wrong"] == 0
+        assert found["environment"]["world_size"] == 2
+        assert [one["nbytes"] for one in found["results"]][::4] == [16, 64]  # 1 and 4 are too few
+        native = [one for one in found["results"] if one["algorithm"] == "native"]
+        assert [one["speed_against_native"] for one in native] == [1.0, 1.0]
+        assert found["results"][0].keys() >= {"p50_s", "spread", "busbw", "wrong", "samples"}
+
+    def test_chosen_contenders(self):
+        words = ("compare", "-k", "2", "-b", "4", "-e", "4", "--seconds", "0", "--no-picture")
+        found = json.loads(call(*words, "--algorithms", "ring,auto", "--json").stdout)["results"]
+        assert [one["algorithm"] for one in found] == ["ring", "auto"]
+        assert {one["speed_against_native"] for one in found} == {None}
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        ("bench nonsense", "unknown collective 'nonsense'"),
+        ("bench all_reduce --algorithms nonsense", "unknown algorithm 'nonsense'"),
+        ("bench all_reduce --algorithms ,", "name at least one"),
+        ("bench all_reduce -b 3X", "is not a size"),
+        ("bench all_reduce -b 8 -e 4", "below the smallest"),
+        ("bench all_reduce -o band", "operator band is not defined for float"),
+        ("bench all_reduce -o nonsense", "is none of sum"),
+        ("bench reduce -k 2 -r 2", "rank 2 is not one of 2"),
+        ("bench reduce -r x", "neither a rank nor"),
+        ("bench all_reduce --import no.such.module", "No module named"),
+        ("compare barrier", "at no size is there an element"),
+        ("compare nonsense", "unknown collective"),
+    ],
+)
+def test_bad_calls_are_explained_before_anything_starts(words, said, monkeypatch):
+    monkeypatch.setattr(measuring, "Ranks", None)
+    result = call(*words.split())
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_without_matplotlib_nothing_is_measured(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(measuring, "Ranks", None)
+    result = call("compare")
+    assert result.exit_code == 2
+    assert "ringcoll[plot]" in result.output
+
+
+def ringcoll(*words, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "ringcoll.cli", *words],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_imported_algorithm_that_is_wrong(tmp_path):
+    done = ringcoll(
+        "bench", "all_reduce", "-k", "2", "-b", "4K", "-e", "4K", "-n", "2",
+        "--import", "tests.support.wrong_for_good", "--algorithms", wrong.NAME,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "# Out of bounds values : 2048 FAILED" in done.stdout
+
+
+@pytest.mark.slow
+def test_under_torchrun_only_rank_0_prints():
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            "-m", "ringcoll.cli", "bench", "all_reduce", "-b", "8", "-e", "64", "-f", "8", "-n", "2",
+            "--json",
+        ],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)  # once, and nothing else
+    assert found["config"]["nranks"] == 2
+    assert [one["size"] for one in found["results"]] == [8, 64]
+    assert found["out_of_bounds"]["count"] == 0
+
+
+def test_torchrun_decides_how_many(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    result = call("bench", "all_reduce", "-k", "2")
+    assert result.exit_code == 2
+    assert "torchrun has started 3" in result.output
+
+
+def of_session(session):
+    """The processes of a session that have not ended."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] not in "ZX":
+            found.append(int(status.parent.name))
+    return found
+
+
+def wait_until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.parametrize("moment", ["starting", "measuring"])
+def test_interrupt_leaves_no_process(moment):
+    terminal, theirs = pty.openpty()  # the progress bar is drawn on terminals only
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ringcoll.cli", "compare", "--no-picture", "--seconds", "600"],
+        env=ENVIRONMENT | {"TERM": "xterm", "COLUMNS": "200"},
+        stdout=subprocess.DEVNULL, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+
+    def shows(text):
+        nonlocal seen
+        while select.select([terminal], [], [], 0)[0]:
+            try:
+                piece = os.read(terminal, 65536)
+            except OSError:  # its other end is closed
+                break
+            seen += piece
+        return text in seen
+
+    try:
+        wait_until(lambda: shows(b"") and len(of_session(process.pid)) >= 5)
+        if moment == "measuring":
+            # The first size does not end within 600 / 12 s, but connections are made before.
+            wait_until(lambda: all(connected(pid) for pid in children(process.pid)))
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        assert process.wait(60) == measuring.INTERRUPTED
+        wait_until(lambda: not of_session(process.pid))
+        assert shows(b"interrupted; all ranks were ended")
+        assert b"Traceback" not in seen
+    finally:
+        for pid in of_session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        os.close(terminal)
+
+
+def children(session):
+    """The ranks: processes of a session that multiprocessing has started with a pipe."""
+    return [
+        pid
+        for pid in of_session(session)
+        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def connected(pid):
+    """Whether a process has as many sockets as a rank that has joined its group."""
+    try:
+        links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return sum(link.startswith("socket:") for link in links) >= 8

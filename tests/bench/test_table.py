@@ -1,0 +1,156 @@
+"""The table and the JSON of nccl-tests, read back."""
+
+import json
+import re
+
+import pytest
+
+from ringcoll.bench import Request, Result, Timing, Workload, table
+from ringcoll.bench.environment import environment
+
+DEVICE = {
+    "rank": 0, "group": 0, "pid": 1234, "hostname": "host", "device": 0, "device_info": "a CPU",
+    "threads": 1,
+}  # fmt: skip
+
+
+def result(out_of_place=2943.25, in_place=2953.54, wrong=0, **changes):
+    """The line that nccl-tests published: 2 x V100 over PCIe."""
+    fields = {
+        "workload": Workload("all_reduce", 33554432),
+        "contender": "ring",
+        "world_size": 2,
+        "count": 8388608,
+        "nbytes": 33554432,
+        "out_of_place": None if out_of_place is None else Timing((out_of_place * 1e-6,), 1, wrong),
+        "in_place": None if in_place is None else Timing((in_place * 1e-6,), 1, wrong),
+    }
+    return Result(**fields | changes)
+
+
+def test_the_published_line():
+    assert " ".join(table.line(result()).split()) == (
+        "33554432 8388608 float sum -1 2943.25 11.40 11.40 0 2953.54 11.36 11.36 0"
+    )
+
+
+def test_columns_stand_under_their_names():
+    names, units = list(table.header("ring"))[-2:]
+    line = table.line(result())
+    ends = [match.end() for match in re.finditer(r"\S+", line)]
+    assert names.startswith("# ")
+    assert [match.end() for match in re.finditer(r"\S+", names[1:])] == [end - 1 for end in ends]
+    assert names[1:].split() == [
+        "size", "count", "type", "redop", "root",
+        *["time", "algbw", "busbw", "#wrong"] * 2,
+    ]  # fmt: skip
+    assert units[1:].split() == ["(B)", "(elements)", *["(us)", "(GB/s)", "(GB/s)"] * 2]
+
+
+def test_a_script_for_nccl_tests_reads_a_block():
+    request = Request("all_reduce", ("ring",), (33554432,))
+    lines = [
+        *table.preamble(request, environment(2), [DEVICE]),
+        *table.header("ring"),
+        table.line(result()),
+        table.line(result(in_place=None)),
+        *table.footer(request, [result(), result(in_place=None)]),
+    ]
+    data = [line.split() for line in lines if not line.startswith("#")]
+    assert [len(row) for row in data] == [13, 13]
+    assert data[1][9:] == ["N/A"] * 4
+    text = "\n".join(lines)
+    assert re.search(r"^# Out of bounds values : (\d+) (\w+)", text, re.MULTILINE).groups() == (
+        "0",
+        "OK",
+    )
+    average = float(re.search(r"# Avg bus bandwidth    : ([\d.]+)", text)[1])
+    assert average == pytest.approx((2 * 11.4004 + 11.3607) / 3, rel=1e-4)
+    assert "#  Rank  0 Group  0 Pid   1234 on       host device  0 [cpu] a CPU" in lines
+
+
+def test_steps_are_named():
+    def step(*sizes):
+        request = Request("all_reduce", ("ring",), sizes)
+        (line,) = (line for line in table.preamble(request, environment(2), []) if "step" in line)
+        return re.search(r"step: (\S+)", line)[1]
+
+    assert step(8) == "0(bytes)"
+    assert step(8, 16, 32) == "2(factor)"
+    assert step(8, 16, 24) == "8(bytes)"
+    assert step(0, 8, 16) == "8(bytes)"
+
+
+def test_wrong_elements_fail():
+    request = Request("all_reduce", ("ring",), (33554432,))
+    bad = result(wrong=3)
+    assert table.line(bad).split()[8::4] == ["3", "3"]
+    assert "# Out of bounds values : 6 FAILED" in list(table.footer(request, [bad, result()]))
+
+
+def test_what_was_not_checked_or_refused_is_no_number():
+    assert table.line(result(wrong=None)).split()[8::4] == ["N/A", "N/A"]
+    refused = result(None, None, refused="no such dtype")
+    assert table.line(refused).split()[5:] == ["N/A"] * 8
+    request = Request("all_reduce", ("native",), (33554432,))
+    assert "# not available: no such dtype" in list(table.footer(request, [refused]))
+    assert table.average_busbw([refused]) == 0
+
+
+@pytest.mark.parametrize(
+    "value,width,text",
+    [
+        (0.004, 6, "0.00"),
+        (999.994, 6, "999.99"),
+        (9999.94, 6, "9999.9"),
+        (99999.4, 6, "99999"),
+        (1234567.0, 6, "1e+06"),
+        (99999.94, 7, "99999.9"),
+    ],
+)
+def test_numbers_fit_their_column(value, width, text):
+    written = table._number(value, width)
+    assert written.strip() == text
+    assert len(written) == width
+
+
+def test_json_has_what_nccl_tests_has():
+    request = Request("all_reduce", ("ring", "native"), (33554432,))
+    facts = environment(2)
+    refused = result(None, None, contender="native", refused="no such dtype")
+    found = json.loads(json.dumps(table.document(request, facts, [DEVICE], [result(), refused])))
+    assert set(found) >= {
+        "version", "start_time", "args", "env", "config", "results", "out_of_bounds",
+        "average_bus_bandwidth", "end_time", "errors",
+    }  # fmt: skip
+    assert found["version"] == 2
+    assert found["environment"]["cores"] >= 1
+    assert found["config"]["devices"] == [DEVICE]
+    assert found["out_of_bounds"] == {"count": 0, "okay": "true"}
+    assert found["average_bus_bandwidth"]["bandwidth"] == pytest.approx(11.3805, rel=1e-4)
+    assert found["errors"] == ["native: no such dtype"]
+    first, second = found["results"]
+    head = {"algorithm": "ring", "size": 33554432, "count": 8388608, "type": "float",
+            "redop": "sum", "root": "-1", "actual_iterations": 1}  # fmt: skip
+    assert first.items() >= head.items()
+    assert first["out_of_place"]["time"] == pytest.approx(2943.25)
+    assert first["out_of_place"]["alg_bw"] == pytest.approx(11.4004, rel=1e-4)
+    assert first["in_place"]["nwrong"] == 0
+    per_iteration = first["in_place_per_iter"]
+    for key in ("min_us", "max_us", "avg_us", "p50_us", "p95_us", "p99_us"):
+        assert per_iteration[key] == pytest.approx(2953.54)
+    assert per_iteration["stdev_us"] == 0
+    assert len(per_iteration["times_us"]) == 1
+    assert second["out_of_place"] is None
+    assert second["error"] == "no such dtype"
+
+
+def test_the_environment_holds_no_secrets(monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", "secret")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    facts = environment(3)
+    assert facts["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "secret" not in json.dumps(facts)
+    assert facts["oversubscribed"] == (facts["cores"] < 3)
+    assert facts["cpu"]
+    assert len(facts["load_average"]) == 3
