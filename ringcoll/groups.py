@@ -70,12 +70,19 @@ def communicator(group: Any, device: torch.device) -> Communicator:
     if isinstance(group, LocalGroup):
         return group.communicator
     if group is None:
-        if not dist.is_initialized():
-            raise ArgumentError(
-                "there is no default group; call torch.distributed.init_process_group first",
-                argument="group",
-            )
-        group = c10d._get_default_group()
+        group = dist.GroupMember.WORLD
+    found = _known.get(group) if isinstance(group, dist.ProcessGroup) else None
+    member = None if found is None else found.get(device.type)
+    return _introduce(group, device) if member is None else member
+
+
+def _introduce(group: Any, device: torch.device) -> Communicator:
+    """Check a group that is not known yet for a device, and make its communicator."""
+    if group is None:
+        raise ArgumentError(
+            "there is no default group; call torch.distributed.init_process_group first",
+            argument="group",
+        )
     if not isinstance(group, dist.ProcessGroup):
         member = "this process is not a member of the group"
         raise ArgumentError(
@@ -92,14 +99,12 @@ def communicator(group: Any, device: torch.device) -> Communicator:
             expected=f"one of the ranks {dist.get_process_group_ranks(group)}",
             got=f"rank {dist.get_rank()}",
         )
-    found = _known.get(group)
-    if found is None or device.type not in found:
-        with _making:
-            found = _known.setdefault(group, {})
-            if device.type not in found:
-                made = found[device.type] = _make(group, device)
-                # When torch lets go of the group, so do we: threads, connections, memory.
-                weakref.finalize(group, made.close)
+    with _making:
+        found = _known.setdefault(group, {})
+        if device.type not in found:
+            made = found[device.type] = _make(group, device)
+            # When torch lets go of the group, so do we: threads, connections, memory.
+            weakref.finalize(group, made.close)
     return found[device.type]
 
 

@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -81,7 +82,7 @@ class Ranks:
         self.world_size, self.timeout_s = world_size, timeout_s
         cores = len(os.sched_getaffinity(0))
         threads = threads or max(1, cores // world_size)
-        self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        self._store = _local_store()
         context = multiprocessing.get_context("spawn")
         self._connections: list[Connection] = []
         self.processes: list[multiprocessing.process.BaseProcess] = []
@@ -225,6 +226,20 @@ class Ranks:
             self.close()
         else:
             self.kill()
+
+
+def _local_store() -> dist.TCPStore:
+    """A store's server on the loopback interface; torch's own would listen on all."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
+        port = server.getsockname()[1]
+        return dist.TCPStore(
+            "127.0.0.1",
+            port,
+            None,
+            True,
+            wait_for_workers=False,
+            master_listen_fd=server.detach(),
+        )
 
 
 def _end_with_parent(parent: int) -> None:

@@ -34,7 +34,7 @@ COMMANDS = {
     "compare": Entry(
         "ringcoll.cli.compare:compare",
         "Ring, tree and native side by side, on real processes.",
-        "ringcoll compare -k 4",
+        "ringcoll compare",
     ),
     "bench": Entry(
         "ringcoll.cli.bench:bench",

@@ -28,7 +28,7 @@ _NCCL_OPS = 6
 _EXAMPLES = """\b
 Examples:
   ringcoll bench all_reduce -b 8 -e 128M -f 2
-  ringcoll bench all_reduce -k 2 --algorithms ring,tree,native -e 1M -b 1K -f 4
+  ringcoll bench all_reduce -k 2 --algorithms ring,native -b 1K -e 1M -f 4
   ringcoll bench broadcast -r all -d half -J broadcast.json
   torchrun --nproc-per-node 4 -m ringcoll.cli bench all_reduce
 """

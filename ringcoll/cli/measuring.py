@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from multiprocessing import resource_tracker
 from typing import Any
 
 import click
@@ -138,6 +139,7 @@ def _interrupts_held() -> Iterator[None]:
 
     A terminal sends it to them as well. They would print a traceback each; we end them.
     """
+    resource_tracker.ensure_running()  # starting it would let the signal through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -80,7 +80,7 @@ def test_one_size_and_wins_everywhere():
 
 
 def test_the_picture_has_units_legend_and_different_lines(tmp_path):
-    curves = {}
+    curves: dict[str, list[Result]] = {}
     for one in crossover():
         curves.setdefault(one.contender, []).append(one)
     figure = plot.draw(curves, "a title")
@@ -88,14 +88,16 @@ def test_the_picture_has_units_legend_and_different_lines(tmp_path):
     assert time_axes.get_ylabel() == "time, slowest rank (us)"
     assert bandwidth_axes.get_ylabel() == "bus bandwidth (GB/s)"
     assert {time_axes.get_xscale(), time_axes.get_yscale()} == {"log"}
-    legend = [text.get_text() for text in time_axes.get_legend().get_texts()]
+    box = time_axes.get_legend()
+    assert box is not None
+    legend = [text.get_text() for text in box.get_texts()]
     assert legend == ["ring", "tree", "native"]
     markers, dashes = zip(
         *((look["marker"], look["linestyle"]) for look in plot.styles(legend).values()), strict=True
     )
     assert len(set(markers)) == len(set(dashes)) == 3  # readable without colour
     assert [line.get_marker() for line in time_axes.lines] == list(markers)
-    assert list(time_axes.lines[0].get_ydata()) == pytest.approx([30.5, 40.5, 50.5, 60.5])
+    assert time_axes.lines[0].get_ydata() == pytest.approx([30.5, 40.5, 50.5, 60.5])
     path = tmp_path / "new" / "picture.png"
     plot.save(figure, path)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ DEVICE = {
 
 def result(out_of_place=2943.25, in_place=2953.54, wrong=0, **changes):
     """The line that nccl-tests published: 2 x V100 over PCIe."""
-    fields = {
+    fields: dict[str, Any] = {
         "workload": Workload("all_reduce", 33554432),
         "contender": "ring",
         "world_size": 2,
@@ -60,12 +61,10 @@ def test_a_script_for_nccl_tests_reads_a_block():
     assert [len(row) for row in data] == [13, 13]
     assert data[1][9:] == ["N/A"] * 4
     text = "\n".join(lines)
-    assert re.search(r"^# Out of bounds values : (\d+) (\w+)", text, re.MULTILINE).groups() == (
-        "0",
-        "OK",
-    )
-    average = float(re.search(r"# Avg bus bandwidth    : ([\d.]+)", text)[1])
-    assert average == pytest.approx((2 * 11.4004 + 11.3607) / 3, rel=1e-4)
+    found = re.findall(r"^# Out of bounds values : (\d+) (\w+)", text, re.MULTILINE)
+    assert found == [("0", "OK")]
+    (average,) = re.findall(r"# Avg bus bandwidth    : ([\d.]+)", text)
+    assert float(average) == pytest.approx((2 * 11.4004 + 11.3607) / 3, rel=1e-4)
     assert "#  Rank  0 Group  0 Pid   1234 on       host device  0 [cpu] a CPU" in lines
 
 
@@ -73,7 +72,7 @@ def test_steps_are_named():
     def step(*sizes):
         request = Request("all_reduce", ("ring",), sizes)
         (line,) = (line for line in table.preamble(request, environment(2), []) if "step" in line)
-        return re.search(r"step: (\S+)", line)[1]
+        return re.findall(r"step: (\S+)", line)[0]
 
     assert step(8) == "0(bytes)"
     assert step(8, 16, 32) == "2(factor)"
