@@ -705,7 +705,7 @@ class _Builder:
             open=io.open,
             timeout_s=self.timeout_s,
             results=outputs,
-            common_lengths=decision.common_lengths,
+            lengths=None if decision.common_lengths else decision.lengths,
         )
 
     def run(self, async_op: bool) -> Work | None:

@@ -63,8 +63,8 @@ class Call:
         What the operation's future will hold.
     timeout_s
         Time limit.
-    common_lengths
-        Whether all ranks know all lengths; otherwise tags depend on them.
+    lengths
+        Elements of each block, where no rank knows all of them; tags then depend on them.
     """
 
     plan: Plan
@@ -75,7 +75,7 @@ class Call:
     open: Callable[[], Opened]
     timeout_s: float
     results: list[Tensor] = field(default_factory=list)
-    common_lengths: bool = True
+    lengths: dict[int, int] | None = None
 
 
 _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -190,7 +190,7 @@ class Communicator:
             work.complete(error)
 
     def _execute(self, number: int, call: Call) -> None:
-        running = Running(number, call.description)
+        running = Running(number, call.description, call.lengths)
         self._monitor.start(running)
         try:
             if not self._connected:
@@ -211,7 +211,7 @@ class Communicator:
                 self.transport,
                 tag,
                 reduction=call.reduction,
-                tag_by_length=not call.common_lengths,
+                tag_by_length=call.lengths is not None,
             ):
                 running.wait = item.wait
                 wait(item.handle, max(deadline - time.monotonic(), 0.001))

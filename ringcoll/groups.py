@@ -16,7 +16,6 @@ from torch.distributed import distributed_c10d as c10d
 from ringcoll.communicator import Communicator
 from ringcoll.errors import (
     ArgumentError,
-    CollectiveTimeoutError,
     PeerLostError,
     RingcollError,
     TransportError,

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -46,6 +47,9 @@ class Running:
     number: int
     description: str
     """Equal on all ranks that call the same operation."""
+    lengths: dict[int, int] | None = None
+    """Elements of each block (source * world_size + destination) that this rank sends or
+    receives, where they are not in the description as no rank knows all of them."""
     wait: Wait | None = None
 
     def where(self) -> str:
@@ -182,7 +186,9 @@ class Monitor:
             self.on_break()
 
     def _publish_state(self) -> None:
-        state = {item.number: item.description for item in tuple(self._recent)}
+        state = {
+            item.number: (item.description, item.lengths) for item in tuple(self._recent)
+        }
         with contextlib.suppress(RuntimeError):
             self.store.set(f"state/{self.rank}", json.dumps(state))
 
@@ -191,12 +197,32 @@ class Monitor:
         mine = {item.number: item for item in tuple(self._recent)}
         for peer in range(self.world_size):
             state = self._read(f"state/{peer}") if peer != self.rank else None
-            for key, description in (state or {}).items():
+            for key, (description, lengths) in (state or {}).items():
                 own = mine.get(int(key))
-                if own is not None and own.description != description:
-                    calls = sorted([(self.rank, own.description), (peer, description)])
+                if own is None:
+                    continue
+                pair = (own.description, description)
+                if own.description == description:
+                    pair = self._other_lengths(own, description, lengths)
+                if pair[0] != pair[1]:
+                    calls = sorted([(self.rank, pair[0]), (peer, pair[1])])
                     return {"kind": "mismatch", "calls": calls, "number": int(key)}
         return None
+
+    def _other_lengths(
+        self, own: Running, description: str, lengths: dict[str, int] | None
+    ) -> tuple[str, str]:
+        """Both calls in words, with the length of a block that they disagree on, if any."""
+        for key, theirs in (lengths or {}).items():
+            ours = (own.lengths or {}).get(int(key), theirs)
+            if ours != theirs:
+                source, target = divmod(int(key), self.world_size)
+                way = f"from rank {source} to rank {target}"
+                return (
+                    f"{own.description} with {ours} elements {way}",
+                    f"{description} with {theirs} elements {way}",
+                )
+        return own.description, description
 
     def _from_verdict(self, verdict: dict[str, object], running: Running) -> RingcollError:
         if verdict["kind"] == "mismatch":
@@ -223,12 +249,12 @@ class Monitor:
         with contextlib.suppress(RuntimeError):
             self.store.compare_set("verdict", "", json.dumps(verdict))
 
-    def _read(self, key: str) -> dict[str, object] | None:
+    def _read(self, key: str) -> dict[str, Any] | None:
         # Without its host the store is gone; then there is nothing to be learnt from it.
         with contextlib.suppress(RuntimeError):
             self.store.set_timeout(timedelta(seconds=_STORE_S))
             if self.store.check([key]):
-                found: dict[str, object] = json.loads(self.store.get(key))
+                found: dict[str, Any] = json.loads(self.store.get(key))
                 return found
         return None
 

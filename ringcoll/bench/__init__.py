@@ -6,6 +6,10 @@
 `measure`         the rounds, on every rank
 `summary`         statistics, bandwidths
 `environment`     what a measurement has to be read with
+`table`           the table and the JSON of nccl-tests
+`findings`        who wins where, in sentences
+`plot`            curves; needs matplotlib
+`units`           how sizes and times are written and read
 ================  =============================================================
 
 ::

@@ -2,6 +2,9 @@
 
 ================  =====================================================
 `app`             the group of commands, and what they share
+`compare`         ``ringcoll compare``
+`bench`           ``ringcoll bench``
+`measuring`       what these two share
 `listing`         ``ringcoll list``
 `show`            ``ringcoll show``
 `prove`           ``ringcoll verify``

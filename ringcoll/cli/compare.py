@@ -162,7 +162,8 @@ def _announce(request: Request, facts: dict[str, Any]) -> None:
 
 def _measure(request: Request, world_size: int) -> list[Result]:
     with _bar(request) as advance:
-        return measuring.run_here(request, world_size, lambda devices: None, advance)
+        results = measuring.run_here(request, world_size, lambda devices: None, advance)
+    return sorted(results, key=lambda one: (one.nbytes, one.contender == NATIVE))  # it comes last
 
 
 @contextmanager
@@ -239,9 +240,6 @@ def _draw(results: list[Result], path: Path, facts: dict[str, Any]) -> Path:
     curves: dict[str, list[Result]] = {}
     for result in results:
         curves.setdefault(_REST if result.scouted else result.contender, []).append(result)
-    native = curves.pop(NATIVE, None)
-    if native is not None:  # last in the legend
-        curves[NATIVE] = native
     title = (
         f"{results[0].workload.collective} of float32, {facts['world_size']} processes "
         f"on {facts['cores']} cores, gloo: medians, quartiles shaded"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from multiprocessing import resource_tracker
 from typing import Any
@@ -139,12 +140,21 @@ def _interrupts_held() -> Iterator[None]:
 
     A terminal sends it to them as well. They would print a traceback each; we end them.
     """
-    resource_tracker.ensure_running()  # starting it would let the signal through again
+    if threading.current_thread() is not threading.main_thread():  # gets no signals
+        yield
+        return
+    noted: list[int] = []
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
+    # Blocking is for the processes, which inherit it; threads of ours may still get it.
+    handler = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+    if noted:
+        raise KeyboardInterrupt
 
 
 def run_here(
@@ -162,9 +172,9 @@ def run_here(
     on_results
         Called with the results of each workload.
     """
-    with _interrupts_held():
-        ranks = Ranks(world_size, timeout_s=_OPERATION_S)
-    with ranks:
+    with ExitStack() as stack:
+        with _interrupts_held():
+            ranks = stack.enter_context(Ranks(world_size, timeout_s=_OPERATION_S))
         on_start(ranks.run(device))
         results: list[Result] = ranks.run(on_rank, request, on_report=on_results, timeout_s=_RUN_S)[
             0

@@ -1,0 +1,246 @@
+"""Bad input and faults on real processes: errors with names, never a hang, never a crash."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from ringcoll.launch import RankError, Ranks
+from tests.support import faults
+from tests.support.faults import Caught
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[2]
+
+
+# --- bad arguments --------------------------------------------------------------------
+
+
+def test_bad_arguments_are_refused_and_the_group_still_works(pool):
+    wanted = {
+        "dtype of the operator": ("ArgumentError", "bor"),
+        "device": ("ArgumentError", "meta"),
+        "length of the list": ("ArgumentError", "expected 3 tensors, got 1"),
+        "root outside": ("ArgumentError", "not in the group"),
+        "global root outside": ("ArgumentError", "not in the group"),
+        "unknown algorithm": ("UnknownAlgorithmError", "double_tree"),
+        "no tensor": ("ArgumentError", "not a tensor"),
+    }
+    for found in pool(3).run(faults.bad_call_on_all, list(wanted)):
+        for caught, (kind, part) in zip(found, wanted.values(), strict=True):
+            assert caught.kind == kind
+            assert part in caught.text
+            assert caught.untouched, "something was posted"
+            assert caught.fresh_works, "the group works afterwards"
+
+
+# --- disagreement ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", faults.DISAGREEMENTS)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_that_disagree_raise_with_both_calls_named(pool, name: str, world_size: int):
+    found: list[Caught] = pool(world_size).run(faults.disagree, name, 1)
+    for rank, caught in enumerate(found):
+        assert caught.kind == "MismatchError", (rank, caught)
+        assert caught.seconds < 10, (rank, caught)
+        assert caught.mine != caught.theirs
+        ranks = set(map(int, re.findall(r"rank (\d+) called", caught.text)))
+        assert len(ranks) == 2, "both are named"
+        assert 1 in ranks or name in ("number of calls", "order of calls"), caught.text
+        assert caught.mine in caught.text
+        assert caught.theirs in caught.text
+        assert caught.next_kind == "GroupBrokenError"
+        assert caught.fresh_works
+        if world_size == 2 or rank == 1:
+            assert caught.untouched, "something was delivered"
+    # Seen from both sides, it is the same two calls.
+    if world_size == 2:
+        assert (found[0].mine, found[0].theirs) == (found[1].theirs, found[1].mine)
+
+
+def test_the_words_of_a_mismatch(pool):
+    caught = pool(2).run(faults.disagree, "length", 1)[0]
+    for part in ("8 elements", "9 elements", "all_reduce", "float32", "sum", "ring", "operation 0"):
+        assert part in caught.text, caught.text
+    caught = pool(2).run(faults.disagree, "lengths of all-to-all", 1)[0]
+    for part in ("4 elements", "5 elements", "from rank 0 to rank 1"):
+        assert part in caught.text, caught.text
+
+
+# --- death ----------------------------------------------------------------------------
+
+
+def deaths(world_size: int, dying: int, function: Callable[..., None], *args: object) -> list[tuple[int, Caught]]:
+    """Run a function in which a rank dies; returns what the survivors reported."""
+    reports: list[tuple[int, Caught]] = []
+    with Ranks(world_size, timeout_s=60.0) as ranks, pytest.raises(RankError) as failure:
+        ranks.run(function, *args, on_report=reports.append)
+    assert failure.value.failures == {dying: ("ProcessDied", "the process ended with exit code -9")}
+    assert {rank for rank, _ in reports} == set(range(world_size)) - {dying}
+    return reports
+
+
+@pytest.mark.parametrize(
+    ("world_size", "posts", "collective", "algorithm"),
+    [
+        (2, 0, "all_reduce", "ring"),
+        (3, 2, "all_reduce", "ring"),
+        (4, 3, "all_reduce", "ring"),
+        (4, 1, "all_reduce", "double_tree"),
+        (3, 1, "all_gather", "ring"),
+    ],
+)
+def test_a_peer_that_dies_raises_on_every_survivor(
+    world_size: int, posts: int, collective: str, algorithm: str
+):
+    dying = 1
+    reports = deaths(world_size, dying, faults.die_at, dying, posts, collective, algorithm)
+    for rank, caught in reports:
+        assert caught.kind == "PeerLostError", (rank, caught)
+        assert caught.seconds < 5, (rank, caught)
+        assert caught.peer == dying, (rank, caught)
+        assert f"rank {dying}" in caught.text
+        assert re.search(r"in step \d+ of", caught.text), caught.text
+        assert collective in caught.text
+        assert caught.next_kind == "GroupBrokenError"
+
+
+def test_a_peer_that_is_dead_already(monkeypatch: pytest.MonkeyPatch):
+    for rank, caught in deaths(3, 2, faults.die_before, 2):
+        assert caught.kind == "PeerLostError", (rank, caught)
+        assert caught.peer == 2, (rank, caught)
+        assert caught.seconds < 5
+        assert re.search(r"in step \d+ of all_reduce", caught.text), caught.text
+
+
+def test_a_peer_that_dies_while_operations_are_queued():
+    reports = deaths(2, 1, faults.die_in_async, 1)
+    assert len(reports) == 5
+    assert reports[0][1].kind == "PeerLostError"
+    assert [caught.kind for _, caught in reports[1:]] == ["GroupBrokenError"] * 4
+    assert sum(caught.seconds for _, caught in reports) < 5
+
+
+def test_the_host_of_the_store_dies():
+    """There is nobody left to ask; everybody is told all the same, by the broken connections."""
+    for rank, caught in deaths(3, 0, faults.die_with_the_store, 0):
+        assert caught.kind == "PeerLostError", (rank, caught)
+        assert caught.seconds < 10, (rank, caught)
+        assert re.search(r"in step \d+ of all_reduce", caught.text), caught.text
+
+
+# --- absence --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize(
+    ("world_size", "algorithm"), [(2, "ring"), (3, "direct"), (4, "ring"), (4, "double_tree")]
+)
+def test_a_rank_that_never_arrives_is_named(pool, world_size: int, algorithm: str, async_op: bool):
+    absent = world_size - 1
+    found: list[Caught | None] = pool(world_size).run(
+        lambda_stay_away, absent, algorithm, False, async_op
+    )
+    for rank, caught in enumerate(found):
+        if rank == absent:
+            assert caught is None
+            continue
+        assert caught is not None
+        assert caught.kind == "CollectiveTimeoutError", (rank, caught)
+        assert 1.0 < caught.seconds < 6, (rank, caught)
+        assert f"rank {absent}" in caught.text, (rank, caught)
+        assert re.search(r"in step \d+ of all_reduce", caught.text), caught.text
+        assert "operation 1 of the group" in caught.text
+        assert caught.next_kind == "GroupBrokenError"
+        assert caught.fresh_works
+
+
+def lambda_stay_away(absent: int, algorithm: str, first: bool, async_op: bool) -> Caught | None:
+    return faults.stay_away(absent, algorithm, first=first, async_op=async_op)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_rank_that_never_uses_the_group_at_all_is_named(pool, async_op: bool):
+    found = pool(3).run(lambda_stay_away, 1, "ring", True, async_op)
+    for rank in (0, 2):
+        caught = found[rank]
+        assert caught.kind == "CollectiveTimeoutError", caught
+        assert caught.peer == 1
+        for part in ("rank 1", "first time", "all_reduce", "operation 0 of the group"):
+            assert part in caught.text, caught.text
+        assert caught.fresh_works
+
+
+def test_a_rank_that_is_slow_inside_an_operation_times_out_on_the_others(pool):
+    for rank, caught in enumerate(pool(3).run(faults.sleep_on, 1)):
+        assert caught.kind in ("CollectiveTimeoutError", "PeerLostError"), (rank, caught)
+        if rank != 1:
+            assert caught.kind == "CollectiveTimeoutError", (rank, caught)
+            assert caught.seconds < 4
+
+
+# --- errors of the user's own ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "double_tree"])
+def test_an_operator_that_raises_is_told_to_the_others(pool, algorithm: str):
+    for rank, caught in enumerate(pool(3).run(faults.raise_in_operator, 1, algorithm)):
+        if rank == 1:
+            assert caught.kind == "ArithmeticError"
+        else:
+            assert caught.kind == "PeerLostError", (rank, caught)
+            assert caught.peer == 1
+            assert "rank 1 failed with ArithmeticError" in caught.text
+        assert "no sums on Sundays" in caught.text
+        assert caught.seconds < 5
+        assert caught.next_kind == "GroupBrokenError"
+        assert caught.fresh_works
+
+
+# --- the end of a program -------------------------------------------------------------
+
+ENDS = {
+    "all done": 0,
+    "nobody waits": 0,
+    "a peer never comes": 0,
+    "before the ranks have met": 0,
+    "after destroy_process_group": 0,
+    "a thread waits": 0,
+    "an exception": 3,
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_program_ends_cleanly_with_operations_pending(case: str):
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    command = [sys.executable, "-W", "error", "-m", "tests.support.exits", case]
+    begin = time.monotonic()
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), "2", str(store.port)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=40) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (out, error) in zip(processes, outputs, strict=True):
+        assert process.returncode == ENDS[case], error
+        assert error == "", "nothing is complained about"
+        assert ("the end" in out) == (ENDS[case] == 0)
+    assert time.monotonic() - begin < 20

@@ -1,0 +1,58 @@
+"""One rank of a program that ends while operations are pending.
+
+Run as ``python -m tests.support.exits CASE RANK WORLD_SIZE PORT``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import ringcoll
+
+
+def main(case: str, rank: int, world_size: int, port: int) -> None:
+    """Start operations, and end in one way or another."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=60)
+    store = dist.TCPStore("127.0.0.1", port, None, False, timeout=limit)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+    if case != "before the ranks have met":
+        ringcoll.barrier()
+    if case == "nobody waits":
+        for _ in range(20):
+            ringcoll.all_reduce(torch.ones(1000), async_op=True)
+    elif case in ("a peer never comes", "before the ranks have met"):
+        if rank == 0:
+            for _ in range(3):
+                ringcoll.all_reduce(torch.ones(1000), async_op=True)
+            time.sleep(0.5)
+    elif case == "after destroy_process_group":
+        work = ringcoll.all_reduce(torch.ones(1000), async_op=True)
+        assert work is not None
+        work.wait()
+        ringcoll.all_reduce(torch.ones(1000), async_op=True)
+        dist.destroy_process_group()
+    elif case == "an exception":
+        ringcoll.all_reduce(torch.ones(1000), async_op=True)
+        raise SystemExit(3)
+    elif case == "a thread waits":
+        if rank == 0:
+            work = ringcoll.all_reduce(torch.ones(1000), async_op=True)
+            assert work is not None
+            threading.Thread(target=work.wait, daemon=True).start()
+    else:
+        assert case == "all done", case
+        ringcoll.all_reduce(torch.ones(1000))
+    print("the end", flush=True)  # noqa: T201  # looked for by the test
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))
