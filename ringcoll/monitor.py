@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import torch.distributed as dist
@@ -80,6 +81,7 @@ class Monitor:
         self.store, self.rank, self.world_size, self.on_break = store, rank, world_size, on_break
         self.error: RingcollError | None = None
         self._running: Running | None = None
+        self._said_to_wait = False
         self._recent: deque[Running] = deque(maxlen=_REMEMBERED)
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -118,22 +120,27 @@ class Monitor:
         if self.error is not None:
             return self.error
         with self._lock:
-            verdict = None
-            deadline = time.monotonic() + _PATIENCE_S
+            timed_out = isinstance(error, CollectiveTimeoutError)
+            verdict = self._verdict()
+            # Who timed out has nobody to hear from; and others lose their connection to
+            # it at once, and wait for its verdict.
+            deadline = time.monotonic() + (0 if timed_out else _PATIENCE_S)
             while verdict is None and time.monotonic() < deadline:
+                time.sleep(_POLL_S / 2)
                 verdict = self._verdict()
-                time.sleep(0 if verdict else _POLL_S / 2)
             if verdict is not None:
                 self.error = self._from_verdict(verdict, running)
                 return self.error
             peer = running.wait.peer if running.wait else getattr(error, "peer", None)
-            timed_out = isinstance(error, CollectiveTimeoutError)
             if running.wait is None:
                 text = f"{error}, in {running.where()}"  # the ranks had not met yet
             elif timed_out:
                 text = (
                     f"rank {self.rank} timed out after {limit_s:g} s, waiting for {running.where()}"
                 )
+                chain = self._waiting_for(running)
+                text += "".join(f"; rank {one} waits for rank {two}" for one, two in pairwise(chain))
+                peer = chain[-1]
             else:
                 text = (
                     f"rank {self.rank} lost rank {peer}, while it waited for "
@@ -158,6 +165,9 @@ class Monitor:
             if self._stop.is_set() or self.error is not None:
                 return
             running = self._running
+            if self._said_to_wait and running is not last:
+                with self._lock:
+                    self._publish_state(None)  # it does not wait any more
             if running is None:
                 self._wake.clear()
                 # In between an operation may have begun, and seen the flag still set, or
@@ -177,7 +187,7 @@ class Monitor:
             return
         verdict = self._verdict()
         if verdict is None:
-            self._publish_state()
+            self._publish_state(running)
             verdict = self._disagreement()
             if verdict is not None:
                 self._publish_verdict(verdict)
@@ -185,10 +195,11 @@ class Monitor:
             self.error = self._from_verdict(verdict, running)
             self.on_break()
 
-    def _publish_state(self) -> None:
-        state = {
-            item.number: (item.description, item.lengths) for item in tuple(self._recent)
-        }
+    def _publish_state(self, running: Running | None) -> None:
+        calls = {item.number: (item.description, item.lengths) for item in tuple(self._recent)}
+        waits = (running.number, running.wait.peer) if running and running.wait else None
+        self._said_to_wait = waits is not None
+        state = {"calls": calls, "waits": waits}
         with contextlib.suppress(RuntimeError):
             self.store.set(f"state/{self.rank}", json.dumps(state))
 
@@ -197,7 +208,7 @@ class Monitor:
         mine = {item.number: item for item in tuple(self._recent)}
         for peer in range(self.world_size):
             state = self._read(f"state/{peer}") if peer != self.rank else None
-            for key, (description, lengths) in (state or {}).items():
+            for key, (description, lengths) in state["calls"].items() if state else ():
                 own = mine.get(int(key))
                 if own is None:
                     continue
@@ -208,6 +219,17 @@ class Monitor:
                     calls = sorted([(self.rank, pair[0]), (peer, pair[1])])
                     return {"kind": "mismatch", "calls": calls, "number": int(key)}
         return None
+
+    def _waiting_for(self, running: Running) -> list[int]:
+        """The rank that is waited for, the one that it waits for itself, and so on."""
+        assert running.wait is not None
+        chain = [running.wait.peer]
+        while True:
+            state = self._read(f"state/{chain[-1]}")
+            waits = state["waits"] if state else None
+            if waits is None or waits[0] != running.number or waits[1] in (self.rank, *chain):
+                return chain
+            chain.append(waits[1])
 
     def _other_lengths(
         self, own: Running, description: str, lengths: dict[str, int] | None
@@ -229,7 +251,8 @@ class Monitor:
             calls = dict(verdict["calls"])  # type: ignore[call-overload]
             told = " and ".join(f"rank {rank} called {what}" for rank, what in calls.items())
             mine = calls.get(self.rank, running.description)
-            others = [rank for rank in calls if rank != self.rank]
+            # Neither may be this rank; then it is the one that called something else.
+            others = [rank for rank, what in calls.items() if rank != self.rank and what != mine]
             text = (
                 f"rank {self.rank}: the ranks disagree on operation {verdict['number']} "
                 f"of the group: {told}"

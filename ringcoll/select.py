@@ -18,10 +18,10 @@ __all__ = ["checked_schedule", "choose", "segment_count"]
 
 # For each collective: up to so many bytes the first algorithm, beyond them the second.
 # Measured with `ringcoll compare` over gloo, 2 and 4 ranks on 2 cores: there the tree,
-# in which few ranks are busy at once, was the fastest all-reduce up to 1 MiB, the ring
-# from 4 MiB on.
+# in which few ranks are busy at once, was the fastest all-reduce up to 4 MiB, the ring
+# from 16 MiB on.
 _RULES: dict[str, tuple[int, str, str]] = {
-    "all_reduce": (1 << 20, "binomial_tree", "ring"),
+    "all_reduce": (4 << 20, "binomial_tree", "ring"),
     "reduce_scatter": (32 << 10, "direct", "ring"),
     "all_gather": (1 << 20, "bruck", "ring"),
     "broadcast": (1 << 20, "binomial_tree", "scatter_all_gather"),
@@ -34,7 +34,7 @@ _RULES: dict[str, tuple[int, str, str]] = {
 
 # The same for operators whose operands must stay in rank order.
 _RULES_IN_ORDER: dict[str, tuple[int, str, str]] = {
-    "all_reduce": (1 << 20, "binomial_tree", "rabenseifner"),
+    "all_reduce": (4 << 20, "binomial_tree", "rabenseifner"),
     "reduce_scatter": (0, "direct", "direct"),
     "reduce": (0, "direct", "direct"),
 }

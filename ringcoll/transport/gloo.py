@@ -8,6 +8,13 @@ process or is filled in part, so tags must tell calls apart; a wait cannot be po
 and neither ``abort()`` nor another thread wakes it, but shutting down the group's
 connected sockets does, within milliseconds, on both sides (the listening socket must
 be left alone: closing it aborts the process).
+
+One thread of gloo reads what arrives, for all connections. Woken while the thread that
+sends holds a connection's lock, and on the same core, it finds the lock taken and polls
+again and again, until its time slice of some milliseconds is over (gloo,
+``transport/tcp/pair.cc``, ``Pair::handleEvents``). As a *batch* thread it does not push
+the sender aside when it wakes up: `_wake_gently`. On 2 cores that made an all-reduce of
+4 KiB 4 times (4 ranks) to 10 times (2 ranks) faster.
 """
 
 from __future__ import annotations
@@ -68,6 +75,24 @@ def _devices() -> list[Any]:
     return [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
 
 
+def _loops() -> set[int]:
+    """The process's threads that read for gloo."""
+    found = set()
+    tasks = Path("/proc/self/task")
+    for task in tasks.iterdir() if tasks.exists() else ():
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if (task / "comm").read_text().startswith("gloo"):
+                found.add(int(task.name))
+    return found
+
+
+def _wake_gently(threads: set[int]) -> None:
+    """Make batch threads of some; needs no privilege, and does nothing but on Linux."""
+    for thread in threads if hasattr(os, "SCHED_BATCH") else ():
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+
+
 class _Lost:
     """The handle of a message that could not be started."""
 
@@ -105,7 +130,7 @@ class GlooTransport:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
         options._timeout = timedelta(seconds=timeout_s)
         with _creation:
-            before = _listening()
+            before, loops = _listening(), _loops()
             options._devices = _devices()
             own = _listening() - before
         options._threads = 2 * len(options._devices)  # torch's default
@@ -120,6 +145,8 @@ class GlooTransport:
                 for peer in range(world_size)
                 for host, port in json.loads(store.get(f"address/{peer}"))
             }
+            # By now each device's thread has got its name.
+            _wake_gently(_loops() - loops)
         except RuntimeError as error:
             raise TransportError(f"rank {rank} could not connect to the others: {error}") from error
 

@@ -68,9 +68,7 @@ def tensors_of(
     inputs, outputs = [], []
     for rank in range(world_size):
         mine, due = rules.inputs(rank, world_size, 0), rules.outputs(rank, world_size, 0)
-        data = [
-            torch.arange(lengths[block]) * 31 + rank * 1009 + block * 101 + 1 for block in mine
-        ]
+        data = [torch.arange(lengths[block]) * 31 + rank * 1009 + block * 101 + 1 for block in mine]
         source = torch.cat(data)
         target = torch.full((sum(lengths[block] for block in due),), UNWRITTEN)
         if in_place and len(mine) > len(due):
@@ -125,7 +123,7 @@ def outcome(
     executions = []
     for rank, transport in zip(ranks, hub.transports(), strict=True):
         layout = Layout(tuple(enumerate(lengths)), in_place=in_place)
-        plan = compile_plan(schedule, rank, layout, segments)
+        plan = compile_plan(schedule, rank, layout, segments, posts_early=seed % 4 != 0)
         workspace = torch.full((plan.workspace_numel,), -7)
         views = bind(plan, [inputs[rank]], [outputs[rank]], workspace)
         executions.append(execute(plan, views, transport, 0, reduction=REDUCTION))
@@ -226,10 +224,9 @@ HAZARDS = {
 def written(text: str, num_slots: int = 4) -> Schedule:
     """A schedule of two ranks from the steps of both."""
     header = f"schedule all_reduce written world_size=2 num_chunks=2 num_slots={num_slots} root=0"
-    lines = [header, "rank 0"]
-    for line in text.strip().splitlines():
-        lines.append("rank 1" if line.strip() == "---" else f"  {line.strip()}")
-    return Schedule.from_text("\n".join(lines) + "\n")
+    steps = [line.strip() for line in text.strip().splitlines()]
+    lines = ["rank 1" if step == "---" else f"  {step}" for step in steps]
+    return Schedule.from_text("\n".join([header, "rank 0", *lines]) + "\n")
 
 
 @pytest.mark.parametrize("hazard", HAZARDS)
@@ -252,9 +249,7 @@ def test_shifted_slots_are_not_added_as_one():
         plan = compile_plan(schedule, rank, Layout(((0, 128),)))
         workspace = torch.zeros(plan.workspace_numel, dtype=torch.int64)
         views = bind(plan, [inputs[rank]], [outputs[rank]], workspace)
-        executions.append(
-            execute(plan, views, transport, 0, reduction=resolve("sum", torch.int64))
-        )
+        executions.append(execute(plan, views, transport, 0, reduction=resolve("sum", torch.int64)))
     run_together(hub, executions)
     assert torch.equal(outputs[0], inputs[0] + inputs[1])
 
@@ -284,6 +279,11 @@ def test_without_the_guard_of_sends_some_schedule_fails(monkeypatch: pytest.Monk
 
 def test_without_deferred_writes_some_schedule_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_Compiler, "read_later", lambda *arguments: False)
+    assert fails_somewhere(100)
+
+
+def test_receives_posted_early_into_memory_in_use_fail(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ringcoll.plan._touched", lambda operation: ())
     assert fails_somewhere(100)
 
 

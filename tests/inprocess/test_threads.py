@@ -29,7 +29,16 @@ from ringcoll.errors import (
 )
 from ringcoll.transport.local import Hub
 from tests.support import data
-from tests.support.cases import STYLES, USER_OPS, Case, affine, expected, fingerprint, prepare, verdict
+from tests.support.cases import (
+    STYLES,
+    USER_OPS,
+    Case,
+    affine,
+    expected,
+    fingerprint,
+    prepare,
+    verdict,
+)
 from tests.support.effort import effort
 from tests.support.reference import mismatch, reduced
 from tests.support.strategies import cases
@@ -232,7 +241,11 @@ def test_a_failure_is_raised_by_wait_and_by_the_future():
 
     def main(group: LocalGroup) -> str:
         tensor = torch.tensor([1])
-        op = UserOp(broken, commutative=True) if group.rank() == 0 else UserOp(torch.add, commutative=True, name="broken")
+        op = (
+            UserOp(broken, commutative=True)
+            if group.rank() == 0
+            else UserOp(torch.add, commutative=True, name="broken")
+        )
         work = ringcoll.all_reduce(tensor, op, group, async_op=True, algorithm="direct")
         later = ringcoll.barrier(group, async_op=True)
         assert work is not None
@@ -336,7 +349,9 @@ def test_averages_of_large_numbers_do_not_overflow(dtype: torch.dtype):
     run_threads(main, 8)
 
 
-@pytest.mark.parametrize("wire_dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "wire_dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("op", ["sum", "avg", "max"])
 def test_wire_dtype(dtype: torch.dtype, wire_dtype: torch.dtype, op: str):
@@ -345,27 +360,11 @@ def test_wire_dtype(dtype: torch.dtype, wire_dtype: torch.dtype, op: str):
         case = Case(
             "all_reduce", entry.name, op=op, dtype=dtype, wire_dtype=wire_dtype, kind="rough"
         )
-        if op == "max":
-
-            def main(group: LocalGroup) -> str:
-                prepared = prepare(case, group.rank(), 4)
-                prepared.start(ringcoll, group)
-                # The largest, after each was rounded to the wire dtype.
-                every = [
-                    data.values(dtype, 5, rank=rank, kind="rough", op="max").to(wire_dtype)
-                    for rank in range(4)
-                ]
-                best = torch.stack([item.to(torch.float64) for item in every]).amax(0)
-                assert prepared.outputs[0].tolist() == best.to(dtype).tolist()
-                return fingerprint(prepared)
-
-            assert len(set(run_threads(main, 4))) == 1
-        else:
-            run_case(case, 4)
+        run_case(case, 4)
 
 
 def test_wire_dtype_is_what_travels(monkeypatch: pytest.MonkeyPatch):
-    seen = set()
+    seen: set[torch.dtype] = set()
     post = Hub.post
 
     def spy(self: Hub, rank: int, receives: Any, sends: Any) -> Any:
@@ -501,7 +500,9 @@ def test_all_to_all_single_cuts_rows():
         # Rank 0 sends 1 row to itself and 2 to rank 1; rank 1 sends 3 and 0.
         source = torch.arange(6).view(3, 2) + 100 * rank
         out = torch.full(([4, 2][rank], 2), -1)
-        ringcoll.all_to_all_single(out, source, [[1, 3], [2, 0]][rank], [[1, 2], [3, 0]][rank], group)
+        ringcoll.all_to_all_single(
+            out, source, [[1, 3], [2, 0]][rank], [[1, 2], [3, 0]][rank], group
+        )
         return out.tolist()
 
     assert run_threads(main, 2) == [
@@ -512,9 +513,12 @@ def test_all_to_all_single_cuts_rows():
 
 def test_no_split_sizes_and_empty_ones_mean_equal_pieces():
     def main(group: LocalGroup) -> None:
-        for sizes in (None, []):
+        none: list[int] = []
+        for sizes in (None, none):
             out = torch.zeros(4, dtype=torch.int64)
-            ringcoll.all_to_all_single(out, torch.arange(4) + 10 * group.rank(), sizes, sizes, group)
+            ringcoll.all_to_all_single(
+                out, torch.arange(4) + 10 * group.rank(), sizes, sizes, group
+            )
             assert out.tolist() == [[0, 1, 10, 11], [2, 3, 12, 13]][group.rank()]
 
     run_threads(main, 2)
@@ -524,7 +528,9 @@ def test_no_split_sizes_and_empty_ones_mean_equal_pieces():
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 8, 24, 1 << 20])
-@pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c not in ("barrier", "all_to_all")])
+@pytest.mark.parametrize(
+    "collective", [c for c in COLLECTIVES if c not in ("barrier", "all_to_all")]
+)
 def test_segments(collective: str, segment_bytes: int):
     for entry in algorithms(collective):
         run_case(Case(collective, entry.name, lengths=(23,), segment_bytes=segment_bytes), 3)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
-from ringcoll.launch import RankError, Ranks
+from ringcoll.launch import RankError, Ranks, _local_store
 from tests.support import faults
 from tests.support.faults import Caught
 
@@ -34,12 +33,12 @@ def test_bad_arguments_are_refused_and_the_group_still_works(pool):
         "unknown algorithm": ("UnknownAlgorithmError", "double_tree"),
         "no tensor": ("ArgumentError", "not a tensor"),
     }
-    for found in pool(3).run(faults.bad_call_on_all, list(wanted)):
-        for caught, (kind, part) in zip(found, wanted.values(), strict=True):
+    for found in pool(3).run(faults.bad_calls, list(wanted)):
+        for (caught, posted, works), (kind, part) in zip(found, wanted.values(), strict=True):
             assert caught.kind == kind
             assert part in caught.text
-            assert caught.untouched, "something was posted"
-            assert caught.fresh_works, "the group works afterwards"
+            assert posted == 0
+            assert works, "the group works afterwards"
 
 
 # --- disagreement ---------------------------------------------------------------------
@@ -50,6 +49,15 @@ def test_bad_arguments_are_refused_and_the_group_still_works(pool):
 def test_ranks_that_disagree_raise_with_both_calls_named(pool, name: str, world_size: int):
     found: list[Caught] = pool(world_size).run(faults.disagree, name, 1)
     for rank, caught in enumerate(found):
+        if world_size == 2 or rank == 1:
+            assert caught.delivered == [], "data of another call were delivered"
+        if caught.kind == "" and rank != 1 and name.startswith(("root", "lengths of all")):
+            # All that it sends and receives is with ranks that agree: it is done, and
+            # hears of the others in its next call.
+            assert world_size > 2
+            assert caught.next_kind == "MismatchError"
+            assert caught.fresh_works
+            continue
         assert caught.kind == "MismatchError", (rank, caught)
         assert caught.seconds < 10, (rank, caught)
         assert caught.mine != caught.theirs
@@ -60,8 +68,6 @@ def test_ranks_that_disagree_raise_with_both_calls_named(pool, name: str, world_
         assert caught.theirs in caught.text
         assert caught.next_kind == "GroupBrokenError"
         assert caught.fresh_works
-        if world_size == 2 or rank == 1:
-            assert caught.untouched, "something was delivered"
     # Seen from both sides, it is the same two calls.
     if world_size == 2:
         assert (found[0].mine, found[0].theirs) == (found[1].theirs, found[1].mine)
@@ -79,7 +85,9 @@ def test_the_words_of_a_mismatch(pool):
 # --- death ----------------------------------------------------------------------------
 
 
-def deaths(world_size: int, dying: int, function: Callable[..., None], *args: object) -> list[tuple[int, Caught]]:
+def deaths(
+    world_size: int, dying: int, function: Callable[..., None], *args: object
+) -> list[tuple[int, Caught]]:
     """Run a function in which a rank dies; returns what the survivors reported."""
     reports: list[tuple[int, Caught]] = []
     with Ranks(world_size, timeout_s=60.0) as ranks, pytest.raises(RankError) as failure:
@@ -90,7 +98,7 @@ def deaths(world_size: int, dying: int, function: Callable[..., None], *args: ob
 
 
 @pytest.mark.parametrize(
-    ("world_size", "posts", "collective", "algorithm"),
+    "world_size,posts,collective,algorithm",
     [
         (2, 0, "all_reduce", "ring"),
         (3, 2, "all_reduce", "ring"),
@@ -143,7 +151,7 @@ def test_the_host_of_the_store_dies():
 
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize(
-    ("world_size", "algorithm"), [(2, "ring"), (3, "direct"), (4, "ring"), (4, "double_tree")]
+    "world_size,algorithm", [(2, "ring"), (3, "direct"), (4, "ring"), (4, "double_tree")]
 )
 def test_a_rank_that_never_arrives_is_named(pool, world_size: int, algorithm: str, async_op: bool):
     absent = world_size - 1
@@ -157,6 +165,7 @@ def test_a_rank_that_never_arrives_is_named(pool, world_size: int, algorithm: st
         assert caught is not None
         assert caught.kind == "CollectiveTimeoutError", (rank, caught)
         assert 1.0 < caught.seconds < 6, (rank, caught)
+        assert caught.peer == absent, (rank, caught)
         assert f"rank {absent}" in caught.text, (rank, caught)
         assert re.search(r"in step \d+ of all_reduce", caught.text), caught.text
         assert "operation 1 of the group" in caught.text
@@ -196,6 +205,10 @@ def test_an_operator_that_raises_is_told_to_the_others(pool, algorithm: str):
     for rank, caught in enumerate(pool(3).run(faults.raise_in_operator, 1, algorithm)):
         if rank == 1:
             assert caught.kind == "ArithmeticError"
+        elif algorithm == "direct" and caught.kind == "":
+            # It has all that it needs from rank 1, and hears of it in its next call.
+            assert caught.next_kind == "PeerLostError"
+            continue
         else:
             assert caught.kind == "PeerLostError", (rank, caught)
             assert caught.peer == 1
@@ -221,7 +234,7 @@ ENDS = {
 
 @pytest.mark.parametrize("case", ENDS)
 def test_a_program_ends_cleanly_with_operations_pending(case: str):
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    store = _local_store()
     command = [sys.executable, "-W", "error", "-m", "tests.support.exits", case]
     begin = time.monotonic()
     processes = [
@@ -243,4 +256,4 @@ def test_a_program_ends_cleanly_with_operations_pending(case: str):
         assert process.returncode == ENDS[case], error
         assert error == "", "nothing is complained about"
         assert ("the end" in out) == (ENDS[case] == 0)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 35

@@ -74,32 +74,27 @@ def test_every_operator_and_dtype(pool, collective: str, world_size: int):
 def test_every_algorithm_at_every_length(pool, world_size: int):
     """Each algorithm in and out of place, from every root, up to a length that is cut."""
     near = (0, 1, world_size - 1, world_size, world_size + 1, 1000)
-    batch = []
-    for entry in algorithms():
-        if entry.collective == "barrier":
-            batch.append(("world", Case("barrier", entry.name)))
-            continue
-        rules = contract(entry.collective)
-        for numel in near:
-            for root in range(world_size) if rules.rooted and numel == near[-2] else (0,):
-                for in_place in rules.aliasings:
-                    for segment_bytes in (None, 64):
-                        batch.append(
-                            (
-                                "world",
-                                Case(
-                                    entry.collective,
-                                    entry.name,
-                                    lengths=(numel,),
-                                    root=root,
-                                    in_place=in_place,
-                                    segment_bytes=segment_bytes,
-                                    dtype=torch.float32,
-                                    kind="rough",
-                                    async_op=numel == 1000,
-                                ),
-                            )
-                        )
+    batch = [
+        (
+            "world",
+            Case(
+                entry.collective,
+                entry.name,
+                lengths=(numel,),
+                root=root,
+                in_place=in_place,
+                segment_bytes=64 if numel % 2 else None,
+                dtype=torch.float32,
+                kind="rough",
+                async_op=numel == 1000,
+            ),
+        )
+        for entry in algorithms()
+        for rules in (contract(entry.collective),)
+        for numel in near
+        for root in (range(world_size) if rules.rooted and numel == world_size else (0,))
+        for in_place in rules.aliasings
+    ]
     for start in range(0, len(batch), 100):
         check(pool, world_size, batch[start : start + 100])
 
@@ -205,7 +200,9 @@ def test_defect_the_buffer_that_is_sent_is_received_into(pool):
     batch = [
         (
             "world",
-            Case(collective, entry.name, lengths=(1001,), in_place=in_place, seed=seed, form="single"),
+            Case(
+                collective, entry.name, lengths=(1001,), in_place=in_place, seed=seed, form="single"
+            ),
         )
         for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
         for entry in algorithms(collective)
@@ -248,7 +245,14 @@ def count_sends(algorithm: str, numel: int) -> tuple[int, int]:
 
 def test_defect_an_even_number_of_ranks_only(pool):
     batch = [
-        (name, Case(entry.collective, entry.name, lengths=(4,) if entry.collective != "barrier" else (1,)))
+        (
+            name,
+            Case(
+                entry.collective,
+                entry.name,
+                lengths=(4,) if entry.collective != "barrier" else (1,),
+            ),
+        )
         for entry in algorithms()
         for name in ("world", "mixed")
         if not entry.restriction(3)

@@ -21,7 +21,17 @@ from ringcoll.contracts import contract
 from tests.support import data
 from tests.support.reference import Answer, bits, mismatch, moved, reduced
 
-__all__ = ["STYLES", "USER_OPS", "Case", "Prepared", "expected", "fingerprint", "prepare", "styled", "verdict"]
+__all__ = [
+    "STYLES",
+    "USER_OPS",
+    "Case",
+    "Prepared",
+    "expected",
+    "fingerprint",
+    "prepare",
+    "styled",
+    "verdict",
+]
 
 _PRIME = 251
 
@@ -45,7 +55,11 @@ USER_OPS = {
     "user_affine": UserOp(affine, commutative=False),
     "user_skewed": UserOp(skewed, commutative=False, associative=False),
 }
-_FUNCTIONS = {"user_sum": torch.add, "user_affine": affine, "user_skewed": skewed}
+_FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "user_sum": torch.add,
+    "user_affine": affine,
+    "user_skewed": skewed,
+}
 
 STYLES = ("flat", "strided", "columns", "offset", "scalar", "conj", "neg")
 _UNTOUCHED = 77

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["COMPLEX", "FLOATS", "FLOAT8", "INTEGERS", "UNSIGNED", "values"]
+__all__ = ["COMPLEX", "FLOAT8", "FLOATS", "INTEGERS", "UNSIGNED", "values"]
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *FLOAT8)
@@ -86,6 +86,10 @@ def values(
         return _real(numel, rank, block, seed, kind, op).to(dtype)
     # The bits of integers: any value of the type may occur.
     raw = torch.randint(
-        0, 256, (numel * dtype.itemsize,), dtype=torch.uint8, generator=_generator(seed, rank, block)
+        0,
+        256,
+        (numel * dtype.itemsize,),
+        dtype=torch.uint8,
+        generator=_generator(seed, rank, block),
     )
     return raw.view(dtype) if numel else torch.empty(0, dtype=dtype)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 import traceback
@@ -14,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from tests.support.cases import Case, expected, fingerprint, prepare, verdict
+from tests.support.cases import Case, Prepared, expected, fingerprint, prepare, verdict
 from tests.support.data import COMPLEX
-from tests.support.reference import Answer, bits, mismatch
+from tests.support.reference import Answer, mismatch
 
 __all__ = ["GROUPS", "Outcome", "accepted_by_gloo", "fresh_group", "join", "run_batch"]
 
@@ -36,9 +34,7 @@ Outcome = tuple[list[str], str] | None
 def join() -> None:
     """Make the groups; called once on every rank of a pool."""
     for name, members in GROUPS[dist.get_world_size()].items():
-        _groups[name] = (
-            None if name == "world" else dist.new_group(list(members), sort_ranks=False)
-        )
+        _groups[name] = None if name == "world" else dist.new_group(list(members), sort_ranks=False)
 
 
 def fresh_group(timeout_s: float = 60.0, members: Sequence[int] | None = None) -> Any:
@@ -87,7 +83,7 @@ def accepted_by_gloo(case: Case, world_size: int) -> bool:
         return False
     if case.dtype.is_complex and case.op not in ("sum", "avg"):
         return False
-    return case.dtype in plain and case.op not in ("premul_sum",) and "user" not in case.op
+    return case.dtype in plain and case.op != "premul_sum" and "user" not in case.op
 
 
 def _against_native(case: Case, ours: Any, group: Any, rank: int, world_size: int) -> list[str]:
@@ -114,7 +110,7 @@ def _against_native(case: Case, ours: Any, group: Any, rank: int, world_size: in
 
 def run_batch(batch: Sequence[tuple[str, Case]], native: bool) -> list[Outcome]:
     """Make the calls one after the other, with asynchronous ones in flight, then check all."""
-    calls = []
+    calls: list[tuple[Prepared, Any, int, int] | None] = []
     for name, case in batch:
         rank = position(name)
         if rank is None:
@@ -143,7 +139,8 @@ def run_batch(batch: Sequence[tuple[str, Case]], native: bool) -> list[Outcome]:
 
 def roots_of_a_group() -> dict[str, Any]:
     """In the group of global ranks 3, 0, 2: the root by either name, and a wrong one."""
-    group, found = _groups["mixed"], {}
+    group = _groups["mixed"]
+    found: dict[str, Any] = {}
     if position("mixed") is None:
         try:
             ringcoll.barrier(group)
@@ -151,7 +148,12 @@ def roots_of_a_group() -> dict[str, Any]:
             return {"not a member": str(error)}
         return {}
     own = torch.tensor([dist.get_rank()])
-    for what, root in (("global", {"src": 2}), ("group", {"group_src": 2}), ("first", {"src": 3})):
+    roots: dict[str, dict[str, Any]] = {
+        "global": {"src": 2},
+        "group": {"group_src": 2},
+        "first": {"src": 3},
+    }
+    for what, root in roots.items():
         tensor = own.clone()
         ringcoll.broadcast(tensor, group=group, **root)
         found[what] = tensor.item()
@@ -161,7 +163,8 @@ def roots_of_a_group() -> dict[str, Any]:
     gathered = [torch.zeros_like(own) for _ in range(3)] if dist.get_rank() == 2 else None
     ringcoll.gather(own, gathered, group=group, group_dst=2)
     found["gather"] = [item.item() for item in gathered or ()]
-    for what, root in (("outside", {"src": 1}), ("beyond", {"group_src": 3})):
+    roots = {"outside": {"src": 1}, "beyond": {"group_src": 3}}
+    for what, root in roots.items():
         try:
             ringcoll.broadcast(own, group=group, **root)
         except ringcoll.errors.ArgumentError as error:
@@ -184,7 +187,7 @@ def threads_with_groups_of_their_own(rounds: int) -> list[Any]:
                 wanted = world_size * (100 * index + number) + sum(range(world_size))
                 if tensor.item() != wanted:
                     wrong.append((index, number, tensor.item(), wanted))
-        except Exception:
+        except Exception:  # noqa: BLE001  # looked at by the test
             wrong.append(traceback.format_exc())
 
     threads = []
@@ -323,7 +326,10 @@ def replace_native() -> Callable[[], None]:
     """Replace every native collective by a function that raises; returns what undoes it."""
     undo: list[tuple[Any, str, Any]] = []
     classes = [dist.ProcessGroup, dist.ProcessGroupGloo, dist.ProcessGroupGloo.__mro__[1]]
-    owners = [(dist, _FUNCTIONS), (dist.distributed_c10d, _FUNCTIONS)]
+    owners: list[tuple[Any, tuple[str, ...]]] = [
+        (dist, _FUNCTIONS),
+        (dist.distributed_c10d, _FUNCTIONS),
+    ]
     owners += [(owner, _METHODS) for owner in classes]
     for owner, names in owners:
         for name in names:
@@ -354,14 +360,15 @@ def _operations(space: str) -> set[str]:
 
 def native_collectives_that_still_work() -> list[str]:
     """Call every one that was replaced; returns those that did not raise."""
-    tensor, group = torch.zeros(1), dist.group.WORLD
+    tensor = torch.zeros(1)
+    group: Any = dist.group.WORLD
     calls: dict[str, Callable[[], Any]] = {
         "dist.all_reduce": lambda: dist.all_reduce(tensor),
         "dist.broadcast": lambda: dist.broadcast(tensor, 0),
         "dist.barrier": dist.barrier,
         "c10d.all_reduce": lambda: dist.distributed_c10d.all_reduce(tensor),
         "ProcessGroup.allreduce": lambda: group.allreduce([tensor]),
-        "ProcessGroup.barrier": lambda: group.barrier(),
+        "ProcessGroup.barrier": group.barrier,
         "ProcessGroupGloo.allreduce": lambda: group._get_backend(torch.device("cpu")).allreduce(
             [tensor]
         ),

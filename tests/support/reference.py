@@ -162,7 +162,8 @@ def reduced(
     if not (dtype.is_floating_point or dtype.is_complex):
         return Answer(_integers(op, tensors))
     if op in ("min", "max"):
-        wide = torch.stack([tensor.to(torch.float64) for tensor in tensors])
+        # Rounded to the wire dtype first, which changes no order.
+        wide = torch.stack([t.to(wire_dtype or dtype).to(torch.float64) for t in tensors])
         best = wide.amin(0) if op == "min" else wide.amax(0)
         return Answer(best.to(dtype))
     return _rounded(op, tensors, exact, wire_dtype, factors)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ringcoll.algorithms import algorithms
 from ringcoll.contracts import contract
-from ringcoll.select import checked_schedule
 from ringcoll.errors import RingcollError
 from ringcoll.reduction import as_operator
+from ringcoll.select import checked_schedule
 from tests.support import data
 from tests.support.cases import STYLES, USER_OPS, Case
 
@@ -49,7 +49,12 @@ def _fits(collective: str, name: str, world_size: int, op: str) -> bool:
     """Whether an algorithm may run with an operator."""
     try:
         checked_schedule(
-            collective, name, world_size, 0, as_operator(USER_OPS[op]) if op in USER_OPS else None, 0
+            collective,
+            name,
+            world_size,
+            0,
+            as_operator(USER_OPS[op]) if op in USER_OPS else None,
+            0,
         )
     except RingcollError:
         return False
@@ -89,7 +94,12 @@ def cases(
     elif uneven and collective == "all_to_all" and algorithm in ("auto", "pairwise"):
         lengths = [random.choice([0, 1, 3, numel]) for _ in range(world_size * world_size)]
     wire = None
-    if rules.reduces and dtype.is_floating_point and op in ("sum", "avg") and draw(st.booleans()):
+    if (
+        rules.reduces
+        and dtype.is_floating_point
+        and op in ("sum", "avg", "min", "max")
+        and draw(st.booleans())
+    ):
         wire = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
     kind = draw(st.sampled_from(["exact", "rough"]))
     if wire is not None:

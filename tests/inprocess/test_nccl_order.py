@@ -1,0 +1,349 @@
+"""The NCCL transport against a stand-in for NCCL: which groups it forms, and in what order.
+
+NCCL ignores tags and can hang on messages whose groups two ranks order differently; a
+machine with GPUs is needed to see that happen, but not to see that it cannot.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ringcoll
+from ringcoll import LocalGroup
+from ringcoll.algorithms import algorithms, schedule_of
+from ringcoll.communicator import Communicator
+from ringcoll.contracts import contract
+from ringcoll.errors import MismatchError, PeerLostError
+from ringcoll.schedule import Recv, RecvReduce, Send
+from ringcoll.transport.base import Message
+from ringcoll.transport.nccl import NcclTransport, grouped
+from tests.support.cases import Case, prepare, verdict
+from tests.support.effort import effort
+from tests.support.fake_nccl import FakeGroup, World
+
+CPU = torch.device("cpu")
+EMPTY = torch.empty(0)
+
+Wave = list[tuple[int, int]]
+"""Messages as (source, destination), in the order in which both ends post them."""
+
+
+def posts(wave: Wave, world_size: int) -> list[tuple[list[Message], list[Message]]]:
+    """What each rank posts: (receives, sends); the tag is the message's number."""
+    found: list[tuple[list[Message], list[Message]]] = [([], []) for _ in range(world_size)]
+    for number, (source, destination) in enumerate(wave):
+        found[source][1].append(Message(destination, EMPTY, number))
+        found[destination][0].append(Message(source, EMPTY, number))
+    return found
+
+
+Groups = list[list[tuple[bool, int, int]]]
+"""Of one rank, in order: groups of (is send, peer, number of the message)."""
+
+
+def groups_of(wave: Wave, world_size: int) -> list[Groups]:
+    """The groups that each rank forms."""
+    found = []
+    for rank, (receives, sends) in enumerate(posts(wave, world_size)):
+        found.append(
+            [
+                [
+                    *((False, receives[i].peer, receives[i].tag) for i in incoming),
+                    *((True, sends[i].peer, sends[i].tag) for i in outgoing),
+                ]
+                for incoming, outgoing in grouped(rank, world_size, receives, sends)
+            ]
+        )
+    return found
+
+
+def hang(every: Sequence[Groups]) -> str:
+    """Run the groups of all ranks by rendezvous; says what goes wrong, or nothing.
+
+    A group runs when the one before it is complete; a message moves when the groups of
+    both ends run; and messages between two ranks meet in order, whatever their number.
+    """
+    current = [0] * len(every)
+    left = [Counter[tuple[bool, int]]() for _ in every]
+
+    def enter(rank: int) -> None:
+        if current[rank] < len(every[rank]):
+            left[rank] = Counter((kind, peer) for kind, peer, _ in every[rank][current[rank]])
+
+    for rank in range(len(every)):
+        enter(rank)
+    ready = set(range(len(every)))
+    while ready:
+        rank = ready.pop()
+        if current[rank] >= len(every[rank]):
+            continue
+        for kind, peer in list(left[rank]):
+            moved = min(left[rank][kind, peer], left[peer][not kind, rank])
+            if not moved:
+                continue
+            for mine, key in ((rank, (kind, peer)), (peer, (not kind, rank))):
+                left[mine][key] -= moved
+                if not left[mine][key]:
+                    del left[mine][key]
+            if not left[peer]:
+                current[peer] += 1
+                enter(peer)
+                ready.add(peer)
+        if not left[rank]:
+            current[rank] += 1
+            enter(rank)
+            ready.add(rank)
+    stuck = [rank for rank in range(len(every)) if current[rank] < len(every[rank])]
+    if stuck:
+        return f"ranks {stuck[:5]} hang"
+    orders = Counter[tuple[int, int, int, int]]()
+    for rank, groups in enumerate(every):
+        places = Counter[tuple[bool, int]]()
+        for group in groups:
+            for kind, peer, number in group:
+                ends = (rank, peer) if kind else (peer, rank)
+                orders[(*ends, places[kind, peer], number)] += 1
+                places[kind, peer] += 1
+    wrong = [key for key, times in orders.items() if times != 2]
+    return f"messages meet others: {wrong[:5]}" if wrong else ""
+
+
+@st.composite
+def waves(draw: st.DrawFn) -> tuple[Wave, int]:
+    world_size = draw(st.one_of(st.integers(2, 12), st.integers(13, 300)))
+    random = Random(draw(st.integers(0, 1 << 32)))
+    count = random.choice([1, 5, world_size, 4 * world_size])
+    wave = []
+    for _ in range(count):
+        source, destination = random.sample(range(world_size), 2)
+        wave += [(source, destination)] * random.choice([1, 1, 1, 2, 5])
+    random.shuffle(wave)
+    return wave, world_size
+
+
+@effort(150)
+@given(waves())
+def test_random_waves_neither_hang_nor_mix(drawn: tuple[Wave, int]):
+    wave, world_size = drawn
+    every = groups_of(wave, world_size)
+    assert max(len(group) for groups in every for group in groups) < 256
+    assert not hang(every)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 64, 65, 128, 129, 200, 257, 300])
+def test_everyone_to_everyone(world_size: int):
+    """The largest wave there is, and every rank has another order of peers."""
+    wave = [
+        (rank, (rank + step) % world_size)
+        for step in range(1, world_size)
+        for rank in range(world_size)
+    ]
+    every = groups_of(wave, world_size)
+    sizes = [len(group) for groups in every for group in groups]
+    assert max(sizes) < 256
+    assert sum(sizes) == 2 * len(wave)
+    assert not hang(every)
+
+
+def test_one_to_everyone_and_back():
+    wave = [(0, peer) for peer in range(1, 300)] + [(peer, 0) for peer in range(1, 300)]
+    every = groups_of(wave, 300)
+    assert max(len(group) for groups in every for group in groups) < 256
+    assert not hang(every)
+
+
+@effort(60)
+@given(waves())
+def test_both_ends_of_a_message_put_it_in_the_same_group(drawn: tuple[Wave, int]):
+    """By the place among the groups of its pair: those that hold messages of both ranks."""
+    wave, world_size = drawn
+    every = groups_of(wave, world_size)
+    together: dict[int, list[frozenset[int]]] = {}
+    for groups in every:
+        for group in groups:
+            for kind, peer, number in group:
+                between = frozenset(n for k, p, n in group if (k, p) == (kind, peer))
+                together.setdefault(number, []).append(between)
+    for number, (one, two) in together.items():
+        assert one == two, number
+
+
+def by_position(wave: Wave, world_size: int, most: int) -> list[Groups]:
+    """How not to do it: cut each rank's own list wherever it gets too long."""
+    found = []
+    for receives, sends in posts(wave, world_size):
+        whole = [(False, m.peer, m.tag) for m in receives] + [(True, m.peer, m.tag) for m in sends]
+        found.append([whole[start : start + most] for start in range(0, len(whole), most)])
+    return found
+
+
+def test_the_simulation_sees_what_hangs():
+    wave = [(rank, (rank + step) % 9) for step in range(1, 9) for rank in range(9)]
+    assert "hang" in hang(by_position(wave, 9, 3))
+    assert not hang(by_position(wave, 9, 100))
+    exchange = [[[(True, 1, 0)], [(False, 1, 1)]], [[(True, 0, 1)], [(False, 0, 0)]]]
+    assert "hang" in hang(exchange)
+    crossed = [[[(True, 1, 0), (True, 1, 1)]], [[(False, 0, 1), (False, 0, 0)]]]
+    assert "meet others" in hang(crossed)
+
+
+@pytest.mark.parametrize("entry", tuple(algorithms()), ids=lambda e: f"{e.collective}-{e.name}")
+@pytest.mark.parametrize("world_size", [2, 5, 8, 70])
+def test_the_waves_of_every_algorithm(entry, world_size: int):
+    """Step by step, as they are posted without segments."""
+    if entry.restriction(world_size):
+        pytest.skip(str(entry.restriction(world_size)))
+    schedule = schedule_of(entry.collective, entry.name, world_size)
+    programs = [list(schedule.steps(rank)) for rank in range(world_size)]
+    whole: list[Groups] = [[] for _ in range(world_size)]
+    number = 0
+    for step in range(max(map(len, programs))):
+        now = [program[step] if step < len(program) else () for program in programs]
+        sent: dict[tuple[int, int], list[int]] = {}
+        received = Counter[tuple[int, int]]()
+        lists: list[tuple[list[Message], list[Message]]] = [([], []) for _ in range(world_size)]
+        for rank in range(world_size):
+            for operation in now[rank]:
+                if isinstance(operation, Send):
+                    sent.setdefault((rank, operation.peer), []).append(number)
+                    lists[rank][1].append(Message(operation.peer, EMPTY, number))
+                    number += 1
+        for rank in range(world_size):
+            for operation in now[rank]:
+                if isinstance(operation, Recv | RecvReduce):
+                    pair = (operation.peer, rank)
+                    lists[rank][0].append(
+                        Message(operation.peer, EMPTY, sent[pair][received[pair]])
+                    )
+                    received[pair] += 1
+        for rank, (receives, sends) in enumerate(lists):
+            for incoming, outgoing in grouped(rank, world_size, receives, sends):
+                whole[rank].append(
+                    [
+                        *((False, receives[i].peer, receives[i].tag) for i in incoming),
+                        *((True, sends[i].peer, sends[i].tag) for i in outgoing),
+                    ]
+                )
+    assert not hang(whole)
+
+
+# --- the transport itself -------------------------------------------------------------
+
+
+def test_calls_and_handles():
+    world = World(3)
+    group = FakeGroup(world, 0)
+    transport = NcclTransport(group, CPU, dist.HashStore())
+    tensors = [torch.zeros(1) for _ in range(5)]
+    handles = transport.post(
+        [Message(1, tensors[0], 4), Message(2, tensors[1], 4), Message(1, tensors[2], 4)],
+        [Message(2, tensors[3], 4), Message(1, tensors[4], 4)],
+    )
+    first, second = group.calls[:6], group.calls[6:]
+    assert first == ["start", "recv 1", "recv 2", "send 2", "send 1", "end"]
+    assert second == ["start", "recv 1", "end"]
+    assert len(handles) == 5
+    assert handles[0] is handles[1] is handles[3] is handles[4]
+    assert handles[2] is not handles[0]
+    assert transport.post([], []) == []
+    transport.abort()
+    transport.close()
+    assert group.calls[-2:] == ["abort", "shutdown"]
+
+
+def test_a_failure_is_the_loss_of_a_peer():
+    class Broken:
+        def wait(self) -> None:
+            raise RuntimeError("NCCL communicator was aborted")
+
+    transport = NcclTransport(FakeGroup(World(2), 0), CPU, dist.HashStore())
+    with pytest.raises(PeerLostError, match="was aborted"):
+        transport.wait(Broken(), 1.0)
+
+
+def run_over_nccl(world_size: int, main) -> tuple[list[object], World]:
+    """Run a function on ranks whose messages go by the stand-in."""
+    world, store = World(world_size), dist.HashStore()
+    results: list[object] = [None] * world_size
+
+    def rank_main(rank: int) -> None:
+        transport = NcclTransport(FakeGroup(world, rank), CPU, dist.PrefixStore("meet", store))
+        member = Communicator(transport, dist.PrefixStore("monitor", store), 20.0)
+        try:
+            results[rank] = main(LocalGroup(member))
+        except Exception as error:  # noqa: BLE001  # looked at by the test
+            results[rank] = error
+        finally:
+            member.close()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    return results, world
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+def test_every_algorithm_without_tags(world_size: int):
+    """All algorithms, with segments too, one after the other and some asynchronous."""
+    batch = []
+    for entry in algorithms():
+        if entry.restriction(world_size):
+            continue
+        rules = contract(entry.collective)
+        for numel in (0, 1, 9):
+            for segment_bytes in (None, 16):
+                case = Case(
+                    entry.collective,
+                    entry.name,
+                    lengths=(numel,),
+                    root=world_size - 1 if rules.rooted else 0,
+                    segment_bytes=segment_bytes,
+                    async_op=bool(numel),
+                )
+                batch.append(case)
+
+    def main(group: LocalGroup) -> list[str]:
+        calls = []
+        for case in batch:
+            prepared = prepare(case, group.rank(), world_size)
+            calls.append((prepared, prepared.start(ringcoll, group)))
+        wrong = []
+        for prepared, work in calls:
+            if work is not None:
+                work.wait()
+            wrong += [
+                f"{prepared.case}: {item}" for item in verdict(prepared, group.rank(), world_size)
+            ]
+        return wrong
+
+    results, world = run_over_nccl(world_size, main)
+    assert results == [[]] * world_size
+    assert max(world.group_sizes, default=0) < 256
+    assert not any(world.running)
+
+
+def test_ranks_that_disagree_are_told_apart_before_anything_is_posted():
+    """Where tags are ignored, calls are compared through the store."""
+
+    def main(group: LocalGroup) -> None:
+        tensor = torch.ones(4 + (group.rank() == 1))
+        ringcoll.all_reduce(tensor, group=group, algorithm="ring")
+
+    results, world = run_over_nccl(2, main)
+    for rank, error in enumerate(results):
+        assert isinstance(error, MismatchError), error
+        assert error.peer == 1 - rank
+        assert "4 elements" in str(error)
+        assert "5 elements" in str(error)
+    assert world.group_sizes == []

@@ -1,0 +1,239 @@
+"""What every transport has to do, as functions that all ranks run together.
+
+Each is called with this rank's transport, and returns what is wrong, in words, or nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError
+from ringcoll.transport.base import Message, Transport
+from ringcoll.transport.gloo import GlooTransport
+from tests.support.data import COMPLEX, FLOATS, INTEGERS, values
+from tests.support.reference import bits
+
+__all__ = ["CONFORMANCE", "conforms_over_gloo", "spares_other_connections"]
+
+Check = Callable[[Transport], str]
+LIMIT_S = 20.0
+
+
+def order_within_a_tag(transport: Transport) -> str:
+    """Messages from one peer under one tag arrive in the order in which they are posted."""
+    others = [peer for peer in range(transport.world_size) if peer != transport.rank]
+    count = 25
+    arrived = {peer: [torch.full((3,), -1) for _ in range(count)] for peer in others}
+    receives = [Message(peer, tensor, 7) for peer in others for tensor in arrived[peer]]
+    sends = [
+        Message(peer, torch.full((3,), 100 * transport.rank + n), 7)
+        for n in range(count)
+        for peer in others
+    ]
+    handles = []
+    # In several posts, as of several waves.
+    for start in range(0, len(receives), 10):
+        handles += transport.post(receives[start : start + 10], sends[start : start + 10])
+    for handle in reversed(handles):
+        transport.wait(handle, LIMIT_S)
+    for peer in others:
+        got = [tensor.tolist() for tensor in arrived[peer]]
+        if got != [[100 * peer + n] * 3 for n in range(count)]:
+            return f"from {peer}: {got}"
+    return ""
+
+
+def tags_out_of_order(transport: Transport) -> str:
+    """Messages match by tag, in whatever order they are posted and waited for."""
+    rank, size = transport.rank, transport.world_size
+    ahead, behind = (rank + 1) % size, (rank - 1) % size
+    tags = [3, 1 << 30, 0, (1 << 31) - 1, 12]
+    kept = [torch.tensor([rank, tag]) for tag in tags]
+    sending = transport.post(
+        [], [Message(ahead, t, tag) for t, tag in zip(kept, tags, strict=True)]
+    )
+    arrived = {tag: torch.zeros(2, dtype=torch.int64) for tag in sorted(tags)}
+    receiving = transport.post([Message(behind, t, tag) for tag, t in arrived.items()], [])
+    for handle in [*reversed(receiving), *sending]:
+        transport.wait(handle, LIMIT_S)
+    wrong = {tag: t.tolist() for tag, t in arrived.items() if t.tolist() != [behind, tag]}
+    return f"{wrong}" if wrong else ""
+
+
+def empty_messages(transport: Transport) -> str:
+    """An empty message is a message: it matches one, and keeps its place in the order."""
+    rank, size = transport.rank, transport.world_size
+    ahead, behind = (rank + 1) % size, (rank - 1) % size
+    lengths = [0, 2, 0, 0, 1]
+    arrived = [torch.full((n,), -1) for n in lengths]
+    handles = transport.post(
+        [Message(behind, tensor, 5) for tensor in arrived],
+        [Message(ahead, torch.full((n,), place), 5) for place, n in enumerate(lengths)],
+    )
+    for handle in handles:
+        transport.wait(handle, LIMIT_S)
+    got = [tensor.tolist() for tensor in arrived]
+    return "" if got == [[], [1, 1], [], [], [4]] else f"{got}"
+
+
+def all_dtypes(transport: Transport) -> str:
+    """Bits arrive as they were, whatever they mean."""
+    rank, size = transport.rank, transport.world_size
+    ahead, behind = (rank + 1) % size, (rank - 1) % size
+    wrong = []
+    for dtype in (*INTEGERS, *FLOATS, *COMPLEX, torch.bool):
+        kind = "special" if dtype.is_floating_point else "exact"
+        own = values(dtype, 9, rank=rank, kind=kind)
+        arrived = torch.zeros(9).to(dtype)
+        for handle in transport.post([Message(behind, arrived, 1)], [Message(ahead, own, 1)]):
+            transport.wait(handle, LIMIT_S)
+        if bits(arrived) != bits(values(dtype, 9, rank=behind, kind=kind)):
+            wrong.append(str(dtype))
+    return ", ".join(wrong)
+
+
+def many_in_flight(transport: Transport) -> str:
+    """Hundreds of messages to and from every peer, none of which is waited for at first."""
+    others = [peer for peer in range(transport.world_size) if peer != transport.rank]
+    arrived = {(peer, n): torch.full((100,), -1) for peer in others for n in range(120)}
+    handles = transport.post([Message(peer, t, n % 3) for (peer, n), t in arrived.items()], [])
+    handles += transport.post(
+        [],
+        [
+            Message(peer, torch.full((100,), 1000 * transport.rank + n), n % 3)
+            for peer in others
+            for n in range(120)
+        ],
+    )
+    for handle in handles:
+        transport.wait(handle, LIMIT_S)
+    wrong = [
+        (peer, n, tensor[0].item())
+        for (peer, n), tensor in arrived.items()
+        if set(tensor.tolist()) != {1000 * peer + n}
+    ]
+    return f"{wrong[:3]}" if wrong else ""
+
+
+def large_messages_both_ways(transport: Transport) -> str:
+    """8 MiB each way at once, sends posted with the receives; nobody blocks."""
+    rank, size = transport.rank, transport.world_size
+    ahead, behind = (rank + 1) % size, (rank - 1) % size
+    own, arrived = torch.full((1 << 20,), rank), torch.full((1 << 20,), -1)
+    for handle in transport.post([Message(behind, arrived, 0)], [Message(ahead, own, 0)]):
+        transport.wait(handle, LIMIT_S)
+    return "" if bool((arrived == behind).all()) else "wrong data"
+
+
+def parts_of_tensors(transport: Transport) -> str:
+    """Only the part that is named is read and written."""
+    rank, size = transport.rank, transport.world_size
+    ahead, behind = (rank + 1) % size, (rank - 1) % size
+    own, arrived = torch.arange(10) + 100 * rank, torch.full((10,), -1)
+    for handle in transport.post([Message(behind, arrived[3:7], 0)], [Message(ahead, own[5:9], 0)]):
+        transport.wait(handle, LIMIT_S)
+    wanted = [-1] * 3 + [100 * behind + n for n in (5, 6, 7, 8)] + [-1] * 3
+    return "" if arrived.tolist() == wanted else f"{arrived.tolist()}"
+
+
+def time_limit(transport: Transport) -> str:
+    """A message that does not come ends in a time-out; for good, on some transports."""
+    if transport.rank != 0:
+        time.sleep(1.0)
+        return ""
+    (handle,) = transport.post([Message(1, torch.zeros(1), 0)], [])
+    begin = time.monotonic()
+    try:
+        transport.wait(handle, 0.3)
+    except CollectiveTimeoutError:
+        seconds = time.monotonic() - begin
+        return "" if 0.2 < seconds < 0.9 else f"after {seconds} s"
+    return "no time-out"
+
+
+def abort_wakes_all(transport: Transport) -> str:
+    """`abort` wakes whoever waits, here and at the peers, at once."""
+    rank, size = transport.rank, transport.world_size
+    (handle,) = transport.post([Message((rank + 1) % size, torch.zeros(1), 0)], [])
+    if rank == 0:
+        threading.Timer(0.3, transport.abort).start()
+    begin = time.monotonic()
+    try:
+        transport.wait(handle, LIMIT_S)
+    except PeerLostError:
+        seconds = time.monotonic() - begin
+        transport.abort()  # as whoever fails does; and again, it is harmless
+        transport.abort()
+        return "" if seconds < 3 else f"after {seconds} s"
+    return "no error"
+
+
+CONFORMANCE: dict[str, Check] = {
+    check.__name__: check
+    for check in (
+        order_within_a_tag,
+        tags_out_of_order,
+        empty_messages,
+        all_dtypes,
+        many_in_flight,
+        large_messages_both_ways,
+        parts_of_tensors,
+        time_limit,
+        abort_wakes_all,
+    )
+}
+
+_numbers = itertools.count()
+
+
+def gloo_transport() -> GlooTransport:
+    """A transport among all ranks of the pool."""
+    store = dist.distributed_c10d._get_default_store()
+    transport = GlooTransport(
+        dist.PrefixStore(f"transport {next(_numbers)}", store),
+        dist.get_rank(),
+        dist.get_world_size(),
+    )
+    transport.connect(LIMIT_S)
+    return transport
+
+
+def conforms_over_gloo(name: str) -> str:
+    """Run one check over gloo."""
+    transport = gloo_transport()
+    try:
+        return CONFORMANCE[name](transport)
+    finally:
+        transport.close()
+
+
+def spares_other_connections() -> list[str]:
+    """`abort` shuts the transport's own connections down, and no others of the process."""
+    transport, other = gloo_transport(), gloo_transport()
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    accepted, _ = server.accept()
+    transport.abort()
+    wrong = []
+    client.sendall(b"still here")
+    if accepted.recv(10) != b"still here":
+        wrong.append("a connection of the user's")
+    if many_in_flight(other):
+        wrong.append("another transport")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    if tensor.item() != dist.get_world_size():
+        wrong.append("the default group")
+    second = socket.create_connection(server.getsockname())
+    for item in (second, client, accepted, server):
+        item.close()
+    other.close()
+    transport.close()
+    return wrong
