@@ -139,7 +139,9 @@ class Monitor:
                     f"rank {self.rank} timed out after {limit_s:g} s, waiting for {running.where()}"
                 )
                 chain = self._waiting_for(running)
-                text += "".join(f"; rank {one} waits for rank {two}" for one, two in pairwise(chain))
+                text += "".join(
+                    f"; rank {one} waits for rank {two}" for one, two in pairwise(chain)
+                )
                 peer = chain[-1]
             else:
                 text = (

@@ -95,7 +95,10 @@ class Stage:
             same = source.data_ptr() == target.data_ptr() and source.shape == target.shape
             same = same and source.stride() == target.stride()
             # A lazy conjugate of the same memory is another tensor.
-            same = same and (source.is_conj(), source.is_neg()) == (target.is_conj(), target.is_neg())
+            same = same and (source.is_conj(), source.is_neg()) == (
+                target.is_conj(),
+                target.is_neg(),
+            )
             if same and len(inputs) == len(outputs) == 1:
                 # The same tensor: the copy that is made of it, if any, serves as both.
                 self._one_copy = not self._scales

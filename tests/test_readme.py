@@ -11,7 +11,7 @@ README = Path(__file__).parents[1] / "README.md"
 def test_the_examples_run(capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     assert len(blocks) == 2
-    names = {}
+    names: dict[str, object] = {}
     try:
         for block in blocks:
             exec(compile(block, str(README), "exec"), names)

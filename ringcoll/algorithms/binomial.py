@@ -205,7 +205,9 @@ def binomial_tree_gather(rank: int, world_size: int, root: int) -> Program:
     return _with_copy(steps, rank == root, root)
 
 
-@register("scatter", "binomial_tree", chunks=lambda k: k, slots=lambda k: (k - 1) // 2, cost=_BLOCKS)
+@register(
+    "scatter", "binomial_tree", chunks=lambda k: k, slots=lambda k: (k - 1) // 2, cost=_BLOCKS
+)
 def binomial_tree_scatter(rank: int, world_size: int, root: int) -> Program:
     """Binomial tree scatter: the root hands out halves, their owners quarters, ...
 

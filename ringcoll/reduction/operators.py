@@ -280,7 +280,11 @@ def _work_dtype(
         return dtype
     if not isinstance(wire_dtype, torch.dtype):
         raise ArgumentError(
-            "not a dtype", rank=rank, argument="wire_dtype", expected="a torch.dtype", got=wire_dtype
+            "not a dtype",
+            rank=rank,
+            argument="wire_dtype",
+            expected="a torch.dtype",
+            got=wire_dtype,
         )
     same_kind = (dtype.is_floating_point and wire_dtype.is_floating_point) or (
         dtype.is_complex and wire_dtype.is_complex
