@@ -105,7 +105,8 @@ class VerificationError(ScheduleError):
         named = {"rank": rank, "step": step, "peer": peer, "chunk": chunk}
         where = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
         detail = "" if expected is None else f" (expected {expected}, got {got})"
-        super().__init__(f"{where}: {message}{detail}" + (f"\n{grid}" if grid else ""))
+        place = f"{where}: " if where else ""
+        super().__init__(f"{place}{message}{detail}" + (f"\n{grid}" if grid else ""))
 
 
 class TransportError(RingcollError, RuntimeError):

@@ -45,6 +45,9 @@ class RankError(RingcollError, RuntimeError):
         self.details = details
         super().__init__(f"rank {rank} raised {self.kind}: {text}")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return RankError, (self.rank, self.failures, self.details)
+
 
 _to_parent: list[Connection] = []  # in a rank's process, its connection to the parent
 

@@ -10,6 +10,9 @@ from hypothesis import HealthCheck, settings
 from ringcoll.launch import Ranks
 from tests.support.ranks import join
 
+# Importing it has an effect, which collecting doctests must not have.
+collect_ignore = ["support/wrong_for_good.py"]
+
 # `pytest --hypothesis-profile thorough` tries ten times as much; see `tests.support.effort`.
 _CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 settings.register_profile("usual", max_examples=100, deadline=None, suppress_health_check=_CHECKS)

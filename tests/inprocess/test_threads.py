@@ -74,7 +74,7 @@ def run_case(case: Case, world_size: int) -> None:
         assert len({hashed for _, hashed in results}) == 1, "ranks differ"
 
 
-@effort(1500)
+@effort(1000)
 @given(st.sampled_from([1, 2, 3, 4, 5, 7]).flatmap(lambda k: st.tuples(cases(k), st.just(k))))
 def test_every_function(drawn: tuple[Case, int]):
     run_case(*drawn)

@@ -232,14 +232,13 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("case", ENDS)
-def test_a_program_ends_cleanly_with_operations_pending(case: str):
-    store = _local_store()
+def run_programs(case: str, store: str) -> None:
+    """Run a program on two ranks that end in a given way."""
     command = [sys.executable, "-W", "error", "-m", "tests.support.exits", case]
     begin = time.monotonic()
     processes = [
         subprocess.Popen(
-            [*command, str(rank), "2", str(store.port)],
+            [*command, str(rank), "2", store],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -248,7 +247,7 @@ def test_a_program_ends_cleanly_with_operations_pending(case: str):
         for rank in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=40) for process in processes]
+        outputs = [process.communicate(timeout=60) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -257,3 +256,13 @@ def test_a_program_ends_cleanly_with_operations_pending(case: str):
         assert error == "", "nothing is complained about"
         assert ("the end" in out) == (ENDS[case] == 0)
     assert time.monotonic() - begin < 35
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_program_ends_cleanly_with_operations_pending(case: str):
+    store = _local_store()
+    run_programs(case, str(store.port))
+
+
+def test_ranks_may_meet_in_a_file(tmp_path: Path):
+    run_programs("all done", str(tmp_path / "store"))

@@ -45,5 +45,11 @@ def test_the_users_own_messages_never_meet_the_librarys(pool, world_size: int):
     assert found == [[]] * world_size
 
 
+def test_threads_end_with_their_group(pool):
+    for before, during, after in pool(2).run(ranks.threads_of_a_group_that_is_destroyed):
+        assert during == before + 2, "a worker and a monitor"
+        assert after == before
+
+
 def test_a_group_may_be_closed_and_used_again(pool):
     assert pool(3).run(ranks.close_and_use_again, 3) == [[3, 6, 9]] * 3

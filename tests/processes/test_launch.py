@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 
 import pytest
@@ -56,6 +57,8 @@ def test_an_error_of_one_rank_is_raised_with_its_name_and_ends_the_others():
         assert caught.value.kind == "LookupError"
         assert "failing" in caught.value.details, "the traceback of the rank"
         assert not any(process.is_alive() for process in ranks.processes)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), vars(again)) == (str(caught.value), vars(caught.value))
 
 
 def test_a_result_that_cannot_be_sent_is_an_error_of_the_rank():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ringcoll.algorithms import algorithms
 from ringcoll.contracts import contract
 from tests.support import data
-from tests.support.cases import Case
+from tests.support.cases import STYLES, Case
 from tests.support.effort import effort
 from tests.support.ranks import GROUPS, Outcome, accepted_by_gloo, run_batch
 from tests.support.strategies import cases, operators
@@ -23,6 +23,9 @@ from tests.support.strategies import cases, operators
 pytestmark = pytest.mark.processes
 
 Batch = list[tuple[str, Case]]
+
+# torch's own collectives over gloo are asked where tensors are contiguous only.
+OFTEN_FLAT = (*("flat",) * 6, *STYLES)
 
 
 def check(pool, world_size: int, batch: Batch, *, native: bool = True) -> None:
@@ -43,7 +46,7 @@ def batches(draw: st.DrawFn, world_size: int) -> Batch:
     batch = []
     for _ in range(draw(st.integers(1, 5))):
         name = draw(st.sampled_from(sorted(GROUPS[world_size])))
-        batch.append((name, draw(cases(len(GROUPS[world_size][name])))))
+        batch.append((name, draw(cases(len(GROUPS[world_size][name]), styles=OFTEN_FLAT))))
     return batch
 
 
@@ -279,9 +282,9 @@ def test_the_oracle_is_asked_often_enough():
     asked = Counter[bool]()
 
     @settings(max_examples=300)
-    @given(cases(4))
+    @given(cases(4, styles=OFTEN_FLAT))
     def count(case: Case) -> None:
         asked[accepted_by_gloo(case, 4)] += 1
 
     count()
-    assert asked[True] > 30, asked
+    assert asked[True] > 60, asked

@@ -1,6 +1,6 @@
 """One rank of a program that ends while operations are pending.
 
-Run as ``python -m tests.support.exits CASE RANK WORLD_SIZE PORT``.
+Run as ``python -m tests.support.exits CASE RANK WORLD_SIZE STORE``; the store is a port or a file.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ def wait(work: ringcoll.Work) -> None:
         work.wait()
 
 
-def main(case: str, rank: int, world_size: int, port: int) -> None:
+def main(case: str, rank: int, world_size: int, where: str) -> None:
     """Start operations, and end in one way or another."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     limit = timedelta(seconds=60)
-    store = dist.TCPStore("127.0.0.1", port, None, False, timeout=limit)
+    store: dist.Store
+    if where.isdigit():
+        store = dist.TCPStore("127.0.0.1", int(where), None, False, timeout=limit)
+    else:
+        store = dist.FileStore(where, world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     if case != "before the ranks have met":
         ringcoll.barrier()
@@ -63,4 +67,4 @@ def main(case: str, rank: int, world_size: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

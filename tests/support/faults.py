@@ -342,7 +342,7 @@ def sleep_on(asleep: int) -> Caught | None:
     if dist.get_rank() == asleep:
 
         def slow(left: Tensor, right: Tensor) -> Tensor:
-            time.sleep(3.0)
+            time.sleep(1.5)
             return left + right
 
         op = UserOp(slow, commutative=True, name="add")
@@ -350,7 +350,7 @@ def sleep_on(asleep: int) -> Caught | None:
         op = UserOp(torch.add, commutative=True, name="add")
     return catch(
         lambda: ringcoll.all_reduce(
-            torch.ones(10), op, group, algorithm="ring", timeout=timedelta(seconds=1)
+            torch.ones(10), op, group, algorithm="ring", timeout=timedelta(seconds=0.7)
         )
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import traceback
@@ -244,6 +245,26 @@ def own_messages_beside_collectives(count: int) -> list[Any]:
         if set(sums[n].tolist()) != {world_size * n + sum(range(world_size))}:
             wrong.append(("sum", n, sums[n].tolist()[:3]))
     return wrong
+
+
+def threads_of_a_group_that_is_destroyed() -> list[int]:
+    """How many threads of the library there are: before a group is used, with it, after it."""
+
+    def count() -> int:
+        return sum(thread.name.startswith("ringcoll") for thread in threading.enumerate())
+
+    group = fresh_group()
+    found = [count()]
+    work = ringcoll.barrier(group, async_op=True)
+    assert work is not None
+    work.wait()
+    found.append(count())
+    dist.barrier()
+    dist.destroy_process_group(group)
+    del group, work
+    gc.collect()
+    found.append(count())
+    return found
 
 
 def close_and_use_again(times: int) -> list[int]:

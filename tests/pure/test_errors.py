@@ -1,0 +1,57 @@
+"""Errors are caught by kind, carry what they name, and survive being sent to another process."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ringcoll import errors
+
+EVERY = (
+    errors.ArgumentError("no", rank=1, argument="op", expected="a sum", got=3),
+    errors.CollectiveTimeoutError("late", peer=2),
+    errors.GroupBrokenError("broken"),
+    errors.MismatchError("differ", peer=1, mine="a", theirs="b"),
+    errors.PeerLostError("gone", peer=0),
+    errors.ScheduleError("bad"),
+    errors.TransportError("stuck"),
+    errors.UnknownAlgorithmError("who"),
+    errors.UnsupportedWorldSizeError("odd"),
+    errors.VerificationError("wrong", rank=0, step=3, peer=1, chunk=2, expected=1, got=2, grid="x"),
+    errors.VerificationError("wrong"),
+)
+
+
+@pytest.mark.parametrize("error", EVERY, ids=lambda error: type(error).__name__)
+def test_errors_survive_pickling(error: errors.RingcollError):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_every_error_is_here():
+    named = {getattr(errors, name) for name in errors.__all__} - {errors.RingcollError}
+    assert {type(error) for error in EVERY} == named
+
+
+@pytest.mark.parametrize(
+    "kind,builtin",
+    [
+        (errors.ArgumentError, ValueError),
+        (errors.ArgumentError, TypeError),
+        (errors.ScheduleError, ValueError),
+        (errors.TransportError, RuntimeError),
+        (errors.CollectiveTimeoutError, TimeoutError),
+        (errors.MismatchError, RuntimeError),
+    ],
+)
+def test_errors_are_also_builtin_ones(kind: type[Exception], builtin: type[Exception]):
+    assert issubclass(kind, builtin)
+    assert issubclass(kind, errors.RingcollError)
+
+
+def test_a_message_starts_with_the_place_if_there_is_one():
+    assert str(errors.VerificationError("wrong", rank=1, step=2)) == "rank 1, step 2: wrong"
+    assert str(errors.VerificationError("wrong")) == "wrong"
