@@ -45,17 +45,11 @@ def operators(dtype: torch.dtype) -> tuple[str, ...]:
     return (*integer, *USER_OPS) if dtype is torch.int64 else integer
 
 
-def _fits(collective: str, name: str, world_size: int, op: str) -> bool:
-    """Whether an algorithm may run with an operator."""
+def _fits(collective: str, name: str, world_size: int, root: int, op: str) -> bool:
+    """Whether an algorithm may run with an operator: some keep an order, from some roots."""
+    operator = as_operator(USER_OPS[op]) if op in USER_OPS else None
     try:
-        checked_schedule(
-            collective,
-            name,
-            world_size,
-            0,
-            as_operator(USER_OPS[op]) if op in USER_OPS else None,
-            0,
-        )
+        checked_schedule(collective, name, world_size, root, operator, 0)
     except RingcollError:
         return False
     return True
@@ -78,10 +72,11 @@ def cases(
     form = draw(st.sampled_from(["list", "single"]))
     dtype = draw(st.sampled_from(DTYPES))
     op = draw(st.sampled_from(operators(dtype))) if rules.reduces else "sum"
+    root = draw(st.integers(0, world_size - 1)) if rules.rooted else 0
     names = [
         entry.name
         for entry in algorithms(collective)
-        if not entry.restriction(world_size) and _fits(collective, entry.name, world_size, op)
+        if not entry.restriction(world_size) and _fits(collective, entry.name, world_size, root, op)
     ]
     algorithm = draw(st.sampled_from(["auto", *names]))
     near = [0, 1, world_size - 1, world_size, world_size + 1]
@@ -111,7 +106,7 @@ def cases(
         op=op,
         dtype=dtype,
         lengths=tuple(lengths),
-        root=draw(st.integers(0, world_size - 1)) if rules.rooted else 0,
+        root=root,
         segment_bytes=draw(st.sampled_from([None, None, 1, 16, 100])),
         in_place=draw(st.booleans()) and collective != "all_to_all",
         async_op=draw(st.booleans()),
