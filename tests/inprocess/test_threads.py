@@ -333,6 +333,30 @@ def test_a_plain_function_is_not_taken_to_be_commutative():
     run_threads(main, 3)
 
 
+def test_factors_of_premul_sum():
+    """A number or a tensor of one element, from here or from torch; ranks may differ."""
+    makers: list[Callable[[float], object]] = [
+        ringcoll.premul_sum,
+        lambda factor: ringcoll.premul_sum(torch.tensor(factor)),
+        lambda factor: ringcoll.premul_sum(torch.tensor([factor], dtype=torch.float64)),
+        dist._make_nccl_premul_sum,
+        lambda factor: dist._make_nccl_premul_sum(torch.tensor(factor)),
+    ]
+
+    def main(group: LocalGroup) -> list[list[float]]:
+        found = []
+        for maker in makers:
+            for dtype in (torch.float32, torch.float16, torch.complex64):
+                tensor = torch.tensor([1, 10], dtype=dtype)
+                ringcoll.all_reduce(tensor, maker(2.0 + group.rank()), group)
+                assert tensor.dtype is dtype
+                found.append(tensor.real.tolist())
+        return found
+
+    # 2 x + 3 x + 4 x
+    assert run_threads(main, 3) == [[[9.0, 90.0]] * 15] * 3
+
+
 # --- precision ------------------------------------------------------------------------
 
 

@@ -31,6 +31,8 @@ def test_bad_arguments_are_refused_and_the_group_still_works(pool):
         "root outside": ("ArgumentError", "not in the group"),
         "global root outside": ("ArgumentError", "not in the group"),
         "unknown algorithm": ("UnknownAlgorithmError", "double_tree"),
+        "wrong schedule": ("VerificationError", "ends wrong"),
+        "world size": ("UnsupportedWorldSizeError", "only multiples of four"),
         "no tensor": ("ArgumentError", "not a tensor"),
     }
     for found in pool(3).run(faults.bad_calls, list(wanted)):

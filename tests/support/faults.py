@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import UserOp
+from ringcoll.algorithms import Cost, register, unregister
 from ringcoll.launch import report
+from ringcoll.schedule import Schedule
 from ringcoll.transport.base import Message
 from ringcoll.transport.gloo import GlooTransport
 from tests.support.ranks import fresh_group
@@ -385,6 +388,15 @@ def bad_calls(names: Sequence[str]) -> list[tuple[Caught, int, bool]]:
         "root outside": lambda: ringcoll.broadcast(three, group=group, group_src=size),
         "global root outside": lambda: ringcoll.broadcast(three, size, group),
         "unknown algorithm": lambda: ringcoll.all_reduce(three, group=group, algorithm="rign"),
+        "wrong schedule": lambda: ringcoll.all_gather(
+            [three.clone() for _ in range(size)],
+            three,
+            group,
+            algorithm=Schedule("all_gather", "lazy", size, size, 0, lambda rank: iter(())),
+        ),
+        "world size": lambda: ringcoll.all_gather(
+            [three.clone() for _ in range(size)], three, group, algorithm="in fours"
+        ),
         "no tensor": lambda: ringcoll.all_reduce(None, group=group),  # type: ignore[arg-type]
     }
     post, counts = GlooTransport.post, [0]
@@ -393,6 +405,13 @@ def bad_calls(names: Sequence[str]) -> list[tuple[Caught, int, bool]]:
         counts[0] += 1
         return post(self, receives, sends)
 
+    register(
+        "all_gather",
+        "in fours",
+        cost=Cost(rounds=lambda k: 0, traffic=lambda k: Fraction(0)),
+        chunks=lambda k: k,
+        restriction=lambda k: "only multiples of four" if k % 4 else None,
+    )(lambda rank, world_size: iter(()))
     found = []
     for name in names:
         counts[0] = 0
@@ -402,4 +421,5 @@ def bad_calls(names: Sequence[str]) -> list[tuple[Caught, int, bool]]:
         finally:
             GlooTransport.post = post  # type: ignore[method-assign]
         found.append((caught, counts[0], works(group)))
+    unregister("all_gather", "in fours")
     return found
