@@ -390,7 +390,8 @@ class _Verifier:
                         value = self.read(rank, ref)
                         self.check_class(rank, sources[0], value)
                         total = self.symbols.join(total, value)
-                    self.check_final(rank, into_ref, total, final)
+                    # One operand is only copied: it was complete before, or is not now.
+                    self.check_final(rank, into_ref, total, final, reduced=len(sources) > 1)
                     self.write(rank, into_ref, total, written)
                 case _:
                     raise self.fail(f"{operation!r} is not an operation", rank)
@@ -456,8 +457,11 @@ class _Verifier:
                 got=f"chunk {self.symbols.chunk[value]}",
             )
 
-    def check_final(self, rank: int, ref: Ref, value: int, final: bool) -> None:
-        if self.completes and final != (self.symbols.contributors[value] == self.everyone):
+    def check_final(
+        self, rank: int, ref: Ref, value: int, final: bool, *, reduced: bool = True
+    ) -> None:
+        complete = reduced and self.symbols.contributors[value] == self.everyone
+        if self.completes and final != complete:
             raise self.fail(
                 f"the reduction of {ref} is {'' if final else 'not '}marked final",
                 rank,

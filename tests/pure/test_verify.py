@@ -1091,3 +1091,22 @@ def test_rank_order_and_left_fold() -> None:
     assert proof_of("reduce", "binomial_tree", 4, 0).rank_order
     assert not proof_of("reduce", "binomial_tree", 4, 1).rank_order
     assert not proof_of("all_reduce", "ring", 3).rank_order
+
+
+TWICE_FINAL = """\
+schedule all_reduce twice world_size=2 num_chunks=1 num_slots=1 root=0
+rank 0
+  send in[0] to 1 ; recv_reduce tmp0[0] = in[0] + recv from 1 final
+  reduce out[0] = tmp0[0]{mark}
+rank 1
+  send in[0] to 0 ; recv_reduce tmp0[0] = recv + in[0] from 0 final
+  reduce out[0] = tmp0[0]{mark}
+"""
+
+
+def test_a_reduce_of_one_operand_completes_nothing():
+    """An average would be divided twice."""
+    assert verify(Schedule.from_text(TWICE_FINAL.format(mark=""))).same_everywhere
+    with pytest.raises(VerificationError, match="is marked final") as caught:
+        verify(Schedule.from_text(TWICE_FINAL.format(mark=" final")))
+    assert (caught.value.rank, caught.value.step, caught.value.chunk) == (0, 1, 0)
