@@ -18,8 +18,8 @@ __all__ = ["checked_schedule", "choose", "segment_count"]
 
 # For each collective: up to so many bytes the first algorithm, beyond them the second.
 # Measured with `ringcoll compare` over gloo, 2 and 4 ranks on 2 cores: there the tree,
-# in which few ranks are busy at once, was the fastest all-reduce up to 4 MiB, the ring
-# from 16 MiB on.
+# in which few ranks are busy at once, was the fastest all-reduce up to 1 MiB, the ring
+# from 16 MiB on; at 4 MiB runs disagreed.
 _RULES: dict[str, tuple[int, str, str]] = {
     "all_reduce": (4 << 20, "binomial_tree", "ring"),
     "reduce_scatter": (32 << 10, "direct", "ring"),
