@@ -7,6 +7,9 @@ The collectives have the names and arguments of ``torch.distributed``::
     ringcoll.all_reduce(tensor)                       # chosen automatically
     ringcoll.all_reduce(tensor, algorithm="ring")     # or by name
 
+A program that uses ``torch.distributed`` runs on them after ``import ringcoll`` and
+``init_process_group("ringcoll")``.
+
 What lies beneath can be looked at, and used, without torch::
 
     from ringcoll.algorithms import schedule_of
@@ -23,6 +26,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ringcoll.registration import when_torch_is_imported
+
 __version__ = "0.1.0"
 
 # Loaded when first used, so that the pure modules can be used without torch.
@@ -30,6 +35,11 @@ _HOME = {
     **dict.fromkeys(
         (
             "all_gather",
+            "reduce_scatter_single_coalesced",
+            "monitored_barrier",
+            "all_reduce_coalesced",
+            "all_gather_single_coalesced",
+            "all_gather_coalesced",
             "all_gather_into_tensor",
             "all_gather_single",
             "all_reduce",
@@ -48,52 +58,68 @@ _HOME = {
     ),
     **dict.fromkeys(("UserOp", "premul_sum"), "ringcoll.reduction"),
     **dict.fromkeys(("LocalGroup", "run_threads", "close"), "ringcoll.groups"),
+    "Options": "ringcoll.backend",
     "Work": "ringcoll.work",
 }
 
 if TYPE_CHECKING:
     from ringcoll.api import (
         all_gather,
+        all_gather_coalesced,
         all_gather_into_tensor,
         all_gather_single,
+        all_gather_single_coalesced,
         all_reduce,
+        all_reduce_coalesced,
         all_to_all,
         all_to_all_single,
         barrier,
         broadcast,
         gather,
+        monitored_barrier,
         reduce,
         reduce_scatter,
         reduce_scatter_single,
+        reduce_scatter_single_coalesced,
         reduce_scatter_tensor,
         scatter,
     )
+    from ringcoll.backend import Options
     from ringcoll.groups import LocalGroup, close, run_threads
     from ringcoll.reduction import UserOp, premul_sum
     from ringcoll.work import Work
 
 __all__ = [
     "LocalGroup",
+    "Options",
     "UserOp",
     "Work",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_single",
+    "all_gather_single_coalesced",
     "all_reduce",
+    "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
     "barrier",
     "broadcast",
     "close",
     "gather",
+    "monitored_barrier",
     "premul_sum",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor",
     "run_threads",
     "scatter",
 ]
+
+
+when_torch_is_imported()
 
 
 def __getattr__(name: str) -> Any:

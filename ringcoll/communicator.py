@@ -1,20 +1,23 @@
 """The state that one rank keeps for one group: transport, plans, queue, memory.
 
 Operations of a group run one at a time, in the order in which they were issued.
-A blocking one runs in the caller's thread when nothing is queued before it; the
-others run on one thread of the group's own.
+A blocking one runs in the caller's thread when nothing is queued before it. The
+others run on threads of the group's own, of which one at a time serves the queue:
+when an operation has callbacks, the thread that ran it leaves the queue to another
+and runs them. So a callback may wait for other operations of the group.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import queue
 import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
@@ -31,11 +34,12 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.execute import bind, execute
-from ringcoll.monitor import Monitor, Running
+from ringcoll.monitor import Monitor, Running, monitored_barrier
 from ringcoll.plan import Plan
 from ringcoll.reduction import Reduction
 from ringcoll.stage import Opened
 from ringcoll.transport.base import Transport
+from ringcoll.transport.narrow import NarrowTransport
 from ringcoll.work import Work
 
 __all__ = ["Call", "Communicator"]
@@ -65,6 +69,11 @@ class Call:
         Time limit.
     lengths
         Elements of each block, where no rank knows all of them; tags then depend on them.
+    following
+        Calls that belong to the same operation and run after this one. Where they are
+        made by a generator, it may use the results of those before.
+    num_calls
+        This one and those that follow; the same on all ranks.
     """
 
     plan: Plan
@@ -76,7 +85,13 @@ class Call:
     timeout_s: float
     results: list[Tensor] = field(default_factory=list)
     lengths: dict[int, int] | None = None
+    following: Iterable[Call] = ()
+    num_calls: int = 1
 
+
+_log = logging.getLogger("ringcoll")
+_EXIT_S = 10.0  # for operations that are pending when the process ends
+_JOIN_S = 10.0  # for threads to end that have nothing to wait for any more
 
 _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -106,11 +121,14 @@ class Communicator:
         self._store = store
         self._connected = False
         self._compared: set[str] = set()
-        self._issued = 0
+        self._issued = self._barriers = 0
         self._turn = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[int, Call, Work] | None] = queue.SimpleQueue()
         self._queued = 0
-        self._worker: threading.Thread | None = None
+        self._serving = threading.Lock()  # held by the thread that serves the queue
+        self._threads: list[threading.Thread] = []
+        self._spare = 0  # threads that wait to serve
+        self._counting = threading.Lock()
         self._workspace: dict[torch.device, Tensor] = {}
         self._workspace_as: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._broken: BaseException | None = None
@@ -132,41 +150,70 @@ class Communicator:
         RingcollError
             The operation failed.
         """
+        work: Work | None = None
         with self._turn:
             self._check()
             number = self._issued
-            self._issued += 1
-            if not async_op and not self._queued:
+            self._issued += call.num_calls
+            if not self._queued and not async_op:
                 self._execute(number, call)
                 return None
             work = Work(call.description, call.results)
+            if not self._queued and self.world_size == 1:
+                work.complete(self._outcome(number, call))  # there is nobody to wait for
+                return work
             self._queued += 1
-            if self._worker is None:
-                self._worker = threading.Thread(
-                    target=self._serve, name=f"ringcoll-{self.rank}", daemon=True
-                )
-                self._worker.start()
+            if not self._threads:
+                self._add_thread()
             self._queue.put((number, call, work))
         if async_op:
             return work
         work.wait()
         return None
 
-    def close(self) -> None:
-        """End the threads and connections; operations that are queued fail."""
+    def close(self, drain_s: float = 0.0) -> None:
+        """End the threads and connections.
+
+        Parameters
+        ----------
+        drain_s
+            How long to wait, in seconds, for operations that are queued; then they fail.
+        """
         if self._closed:
             return
         self._closed = True
-        if self._queued:
-            self._broken = self._broken or GroupBrokenError("the group was closed")
-            self.transport.abort()
         self._queue.put(None)
-        if self._worker is not None and self._worker is not threading.current_thread():
-            self._worker.join(10)
+        self._join(drain_s)
+        if self._queued:
+            self._broken = self._broken or GroupBrokenError(
+                f"rank {self.rank}: the group was closed"
+            )
+            self.transport.abort()
+        self._join(_JOIN_S)
         self._monitor.close()
         self._workspace.clear()
         self._workspace_as.clear()
         self.transport.close()
+
+    def monitored_barrier(self, timeout_s: float, wait_all_ranks: bool) -> None:
+        """Wait until all ranks have come; see `ringcoll.monitored_barrier`."""
+        with self._turn:
+            self._check()
+            self._barriers += 1
+            store = dist.PrefixStore("barrier", self._store)
+            monitored_barrier(
+                store, self.rank, self.world_size, self._barriers, timeout_s, wait_all_ranks
+            )
+
+    def abort(self) -> None:
+        """Make all operations fail, here and at the peers that take part in them."""
+        self._break(GroupBrokenError(f"rank {self.rank}: the group was aborted"))
+
+    def _join(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        for thread in tuple(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _check(self) -> None:
         if self._closed:
@@ -176,20 +223,66 @@ class Communicator:
                 f"rank {self.rank}: the group is broken by an earlier failure: {self._broken}"
             ) from self._broken
 
+    def _add_thread(self) -> None:
+        with self._counting:
+            self._spare += 1
+        name = f"ringcoll-{self.rank}"
+        thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
     def _serve(self) -> None:
+        while True:
+            with self._serving:
+                with self._counting:
+                    self._spare -= 1
+                work = self._serve_until_callbacks()
+                if work is None:
+                    return
+                with self._counting:
+                    alone = not self._spare
+                if alone:
+                    self._add_thread()
+            work.settle()
+            del work  # with the user's tensors: this may now wait for long
+            with self._counting:
+                if self._spare:
+                    self._threads.remove(threading.current_thread())
+                    return
+                self._spare += 1
+
+    def _serve_until_callbacks(self) -> Work | None:
+        """Run what is queued, up to an operation whose future is yet to be settled."""
         while (item := self._queue.get()) is not None:
             number, call, work = item
-            error: BaseException | None = None
-            try:
-                self._check()
-                self._execute(number, call)
-            except BaseException as raised:  # noqa: BLE001  # `wait` raises it
-                error = raised
+            del item
+            error = self._outcome(number, call)
+            del call
             with self._turn:
                 self._queued -= 1
-            work.complete(error)
+            if work.complete(error):
+                return work
+            del work, error
+        self._queue.put(None)  # for the next thread
+        return None
+
+    def _outcome(self, number: int, call: Call) -> BaseException | None:
+        """Run a call; the error, if it fails, is for whoever waits for it."""
+        try:
+            if self._broken is not None:
+                self._check()
+            self._execute(number, call)
+        except BaseException as error:  # noqa: BLE001  # `Work.wait` raises it
+            return error
+        return None
 
     def _execute(self, number: int, call: Call) -> None:
+        """Run a call, and those that follow."""
+        self._run_plan(number, call)
+        for index, following in enumerate(call.following, 1):
+            self._run_plan(number + index, following)
+
+    def _run_plan(self, number: int, call: Call) -> None:
         running = Running(number, call.description, call.lengths)
         self._monitor.start(running)
         try:
@@ -202,15 +295,19 @@ class Communicator:
             inputs, outputs, finish = call.open()
             workspace = self._memory(plan.workspace_numel, call.dtype, call.device)
             views = bind(plan, inputs, outputs, workspace)
+            transport = self.transport
+            reduction = call.reduction
+            if reduction is not None and reduction.wire_dtype is not call.dtype:
+                transport = NarrowTransport(transport, reduction.wire_dtype)
             tag = (_hash(call.description) + number * 0x9E3779B1) & 0x7FFFFFFF
-            wait, limit_s = self.transport.wait, call.timeout_s
+            wait, limit_s = transport.wait, call.timeout_s
             deadline = time.monotonic() + limit_s
             for item in execute(
                 plan,
                 views,
-                self.transport,
+                transport,
                 tag,
-                reduction=call.reduction,
+                reduction=reduction,
                 tag_by_length=call.lengths is not None,
             ):
                 running.wait = item.wait
@@ -230,7 +327,11 @@ class Communicator:
             self._monitor.end()
 
     def _break(self, error: BaseException) -> None:
-        self._broken = self._broken or error
+        if self._broken is None:
+            self._broken = error
+            if threading.current_thread() in self._threads and not self._closed:
+                # Perhaps nobody waits for it.
+                _log.error("%s: %s", type(error).__name__, error)
         self.transport.abort()
 
     def _memory(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -277,4 +378,4 @@ class Communicator:
 def _close_all() -> None:
     for communicator in tuple(_open_communicators):
         with contextlib.suppress(RingcollError, RuntimeError):
-            communicator.close()
+            communicator.close(_EXIT_S)

@@ -25,7 +25,7 @@ from ringcoll.transport.gloo import GlooTransport
 from ringcoll.transport.local import Hub
 from ringcoll.transport.nccl import NcclTransport
 
-__all__ = ["LocalGroup", "communicator", "group_rank", "run_threads"]
+__all__ = ["LocalGroup", "abort", "close", "communicator", "group_rank", "run_threads"]
 
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 _known: weakref.WeakKeyDictionary[Any, dict[str, Communicator]] = weakref.WeakKeyDictionary()
@@ -90,7 +90,7 @@ def _introduce(group: Any, device: torch.device) -> Communicator:
             expected="a process group that this process is a member of",
             got=repr(group),
         )
-    if dist.get_rank(group) < 0:
+    if group.rank() < 0:
         raise ArgumentError(
             "this process is not a member of the group",
             rank=dist.get_rank(),
@@ -103,7 +103,7 @@ def _introduce(group: Any, device: torch.device) -> Communicator:
         if device.type not in found:
             made = found[device.type] = _make(group, device)
             # When torch lets go of the group, so do we: threads, connections, memory.
-            weakref.finalize(group, made.close)
+            weakref.finalize(group, made.close).atexit = False  # `Communicator` sees to that
     return found[device.type]
 
 
@@ -171,7 +171,7 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
         )
     # After `close` the group is made anew, and nothing old may be met in the store.
     prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
-    store = _private(dist.PrefixStore(prefix, c10d._get_process_group_store(group)))
+    store = _private(dist.PrefixStore(prefix, group.get_group_store()))
     transport: Transport
     if device.type == "cpu":
         transport = GlooTransport(dist.PrefixStore("gloo", store), rank, world_size)
@@ -265,15 +265,28 @@ def run_threads(
     return results
 
 
-def close(group: Any) -> None:
+def abort(group: Any) -> None:
+    """Make all operations on a group fail, here and at the peers that take part in them."""
+    for member in _known.get(group, {}).values():
+        member.abort()
+
+
+def close(group: Any, *, drain_s: float = 0.0) -> None:
     """Release what the library holds for a group; it may be used again afterwards.
 
     All ranks of the group have to do so before any uses it again; it is then as a fresh
     one, even if it was broken.
+
+    Parameters
+    ----------
+    group
+        As for `communicator`.
+    drain_s
+        How long to wait, in seconds, for operations that nobody has waited for yet.
     """
     group = c10d._get_default_group() if group is None else group
     found = _known.pop(group, {})
     _times_closed[group] = _times_closed.get(group, 0) + 1
     for member in found.values():
         with contextlib.suppress(TransportError, RingcollError):
-            member.close()
+            member.close(drain_s)

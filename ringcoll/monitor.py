@@ -33,7 +33,7 @@ from ringcoll.errors import (
 )
 from ringcoll.plan import Wait
 
-__all__ = ["Monitor", "Running"]
+__all__ = ["Monitor", "Running", "monitored_barrier"]
 
 _POLL_S = 0.1  # how often a rank that waits looks around
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
@@ -287,3 +287,77 @@ class Monitor:
 def _short(text: str) -> str:
     """The first sentence of a transport's message, without its source location."""
     return text.split("] ", 1)[-1].partition(". ")[0]
+
+
+def monitored_barrier(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    number: int,
+    timeout_s: float,
+    wait_all_ranks: bool,
+) -> None:
+    """Wait until all ranks have come, and say which ones do not.
+
+    Rank 0 looks for the others' keys, and tells them what has come of it.
+
+    Parameters
+    ----------
+    store
+        Seen by all ranks, and used for nothing else.
+    rank, world_size
+        This rank, and the number of ranks.
+    number
+        Of this barrier, counted alike on all ranks.
+    timeout_s
+        How long to wait.
+    wait_all_ranks
+        Whether rank 0 names all that are missing, or the first one.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        Some rank did not come.
+    """
+    keys = [f"{number}/{peer}" for peer in range(world_size)]
+    limit = f"{1000 * timeout_s:g} ms"
+    store.set(keys[rank], "")
+    deadline = time.monotonic() + timeout_s
+    if rank:
+        # Rank 0 may have come later by as long as it may wait, and then has to speak.
+        if not _appears(store, [keys[0]], deadline):
+            raise CollectiveTimeoutError(
+                f"rank {rank}: rank 0 failed to pass monitored_barrier in {limit}", peer=0
+            )
+        if not _appears(store, [f"{number}/over"], deadline + timeout_s + _STORE_S):
+            raise CollectiveTimeoutError(
+                f"rank {rank}: rank 0 was lost in monitored_barrier", peer=0
+            )
+        told = store.get(f"{number}/over").decode()
+        if told:
+            raise CollectiveTimeoutError(f"rank {rank}: monitored_barrier failed: {told}")
+        return
+    missing = []
+    for peer in range(1, world_size):
+        if not _appears(store, [keys[peer]], deadline):
+            missing.append(peer)
+            if not wait_all_ranks:
+                break
+    ranks = ", ".join(map(str, missing))
+    told = f"Rank{'s' * (len(missing) > 1)} {ranks} failed to pass monitoredBarrier in {limit}"
+    store.set(f"{number}/over", told if missing else "")
+    if missing:
+        raise CollectiveTimeoutError(told, peer=missing[0])
+    for key in (f"{number - 1}/over", *(f"{number - 1}/{peer}" for peer in range(world_size))):
+        store.delete_key(key)  # everybody has left the barrier before
+
+
+def _appears(store: dist.Store, keys: list[str], deadline: float) -> bool:
+    """Wait for keys; a wait in the store would block it for other threads."""
+    pause_s = 0.0005
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+    return True

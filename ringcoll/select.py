@@ -6,15 +6,23 @@ values that the collective's contract makes equal everywhere.
 
 from __future__ import annotations
 
+import contextlib
 from functools import lru_cache
 
 from ringcoll.algorithms import Algorithm, algorithms, find, schedule_of
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, ScheduleError, UnsupportedWorldSizeError
 from ringcoll.reduction import Operator
 from ringcoll.schedule import Schedule
 from ringcoll.verify import verify
 
-__all__ = ["checked_schedule", "choose", "segment_count"]
+__all__ = [
+    "COLLECTIVES",
+    "checked_schedule",
+    "choose",
+    "required",
+    "segment_count",
+    "where_possible",
+]
 
 # For each collective: up to so many bytes the first algorithm, beyond them the second.
 # Measured with `ringcoll compare` over gloo, 2 and 4 ranks on 2 cores: there the tree,
@@ -43,6 +51,42 @@ _RULES_IN_ORDER: dict[str, tuple[int, str, str]] = {
 # byte some 0.5 ns, so that a segment should be well above 100 KiB; 1 MiB was the best
 # of 256 KiB, 512 KiB and 1 MiB at 4 to 64 MiB.
 _PIPELINED_SEGMENT_BYTES = 1 << 20
+
+
+COLLECTIVES = tuple(_RULES)
+"""All collectives."""
+
+
+def required(collective: str, algorithm: str, world_size: int) -> str:
+    """Check that a collective has an algorithm of that name, for so many ranks.
+
+    Raises
+    ------
+    UnknownAlgorithmError, UnsupportedWorldSizeError
+        It has not.
+    """
+    if algorithm != "auto" and (reason := find(collective, algorithm).restriction(world_size)):
+        raise UnsupportedWorldSizeError(
+            f"{algorithm} {collective} cannot run on {world_size} ranks: {reason}"
+        )
+    return algorithm
+
+
+def where_possible(collective: str, algorithm: str, world_size: int) -> str:
+    """Name an algorithm if the collective has it, otherwise ``"auto"``.
+
+    Raises
+    ------
+    UnknownAlgorithmError
+        No collective has it for so many ranks.
+    """
+    found = {}
+    for one in COLLECTIVES:
+        with contextlib.suppress(ScheduleError):
+            found[one] = required(one, algorithm, world_size)
+    if not found:
+        required("all_reduce", algorithm, world_size)  # says why
+    return found.get(collective, "auto")
 
 
 def choose(collective: str, nbytes: int, operator: Operator | None = None) -> str:

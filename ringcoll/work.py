@@ -13,6 +13,8 @@ from ringcoll.errors import CollectiveTimeoutError
 
 __all__ = ["Work"]
 
+_making_futures = threading.Lock()
+
 
 class Work(dist.Work):
     """An operation on its way, as torch's own collectives return it.
@@ -23,10 +25,12 @@ class Work(dist.Work):
     def __init__(self, description: str, results: list[Tensor]) -> None:
         super().__init__()
         self._description, self._results = description, results
-        self._done = threading.Event()
+        self._done = False
+        self._gate = threading.Lock()  # held until the operation is over
+        self._gate.acquire()
         self._error: BaseException | None = None
+        self._base: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[Tensor]] | None = None
-        self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the operation.
@@ -34,7 +38,8 @@ class Work(dist.Work):
         Parameters
         ----------
         timeout
-            Time limit of this wait; the operation has its own in any case.
+            Time limit of this wait; the operation has its own in any case. None, as
+            torch's C++ code says it, is zero.
 
         Raises
         ------
@@ -43,19 +48,22 @@ class Work(dist.Work):
         RingcollError
             The operation failed.
         """
-        if not self._done.wait(timeout.total_seconds() if timeout else None):
-            raise CollectiveTimeoutError(f"{self._description} is not complete after {timeout}")
+        if not self._done:
+            limit_s = timeout.total_seconds() if timeout else -1
+            if not self._gate.acquire(timeout=limit_s):
+                raise CollectiveTimeoutError(f"{self._description} is not complete after {timeout}")
+            self._gate.release()
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
         """Whether it is over, well or badly."""
-        return self._done.is_set()
+        return self._done
 
     def is_success(self) -> bool:
         """Whether it is over and went well."""
-        return self._done.is_set() and self._error is None
+        return self._done and self._error is None
 
     def exception(self) -> BaseException | None:
         """The error it ended with, if it did."""
@@ -66,26 +74,37 @@ class Work(dist.Work):
         return self._results
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """A future of `result`; its callbacks never run on the communication thread."""
-        with self._lock:
+        """A future of `result`; its callbacks never hold up other operations."""
+        with _making_futures:
             if self._future is None:
-                self._future = torch.futures.Future()
-                if self._done.is_set():
-                    self._settle(self._future)
+                self._base = torch.futures.Future()
+                # `set_exception` would make C++ code, such as that of
+                # DistributedDataParallel, take the exception for the value; a callback
+                # that raises makes a future that has failed for C++ too.
+                self._future = self._base.then(self._outcome)
+                if self._done:
+                    self._base.set_result(None)
             return self._future
 
-    def complete(self, error: BaseException | None) -> None:
-        """Say that it is over."""
-        with self._lock:
-            self._error = error
-            self._done.set()
-            future = self._future
-        if future is not None:
-            # A thread of its own: a callback may block in another collective.
-            threading.Thread(target=self._settle, args=(future,), daemon=True).start()
+    def complete(self, error: BaseException | None) -> bool:
+        """Say that it is over; whoever waits wakes up.
 
-    def _settle(self, future: torch.futures.Future[list[Tensor]]) -> None:
-        if self._error is None:
-            future.set_result(self._results)
-        else:
-            future.set_exception(self._error)  # type: ignore[arg-type]
+        Returns
+        -------
+        bool
+            Whether there is a future, so that `settle` has to be called.
+        """
+        with _making_futures:
+            self._error, self._done = error, True
+            self._gate.release()
+            return self._base is not None
+
+    def settle(self) -> None:
+        """Complete the future; the user's callbacks run here."""
+        assert self._base is not None
+        self._base.set_result(None)
+
+    def _outcome(self, base: object) -> list[Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._results

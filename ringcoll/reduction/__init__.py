@@ -1,7 +1,7 @@
 """Reduction operators: what ``(+)`` means for a dtype, and in which dtype it is done.
 
 `resolve` turns an operator and a dtype into a `Reduction`. Arithmetic on 16-bit
-and 8-bit floats runs in float32 from end to end, unless a narrower wire dtype is
+and 8-bit floats runs in float32, and is sent as such unless a narrower wire dtype is
 asked for: eight times 60000 is already infinite in float16.
 
 Integers wrap around, as in torch. Unsigned types that torch cannot add go

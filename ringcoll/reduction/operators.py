@@ -163,7 +163,10 @@ class Reduction:
     dtype
         Of the user's tensors.
     work_dtype
-        In which data are sent and partial results are kept.
+        In which partial results are kept and added up.
+    wire_dtype
+        In which data are sent. Where it is not ``work_dtype``, what is encoded, scaled
+        or finished has been rounded to it, so that sending it loses nothing.
     combine
         ``combine(left, right, out=...)`` on flat tensors of ``work_dtype``; ``out``
         may be one of the operands.
@@ -180,6 +183,7 @@ class Reduction:
     operator: Operator
     dtype: torch.dtype
     work_dtype: torch.dtype
+    wire_dtype: torch.dtype
     combine: _Combine
     encode: Callable[[Tensor], Tensor] = _same
     decode: Callable[[Tensor], Tensor] = _same
@@ -252,17 +256,6 @@ def _divide_unsigned(bits: int) -> Callable[[Tensor, int], object]:
     return divide
 
 
-def _through_float32(combine: _Combine) -> _Combine:
-    """An operation on float8, which torch can convert but not compute with."""
-
-    def combined(left: Tensor, right: Tensor, *, out: Tensor) -> object:
-        wide = torch.empty(left.shape, dtype=torch.float32, device=left.device)
-        combine(left.to(torch.float32), right.to(torch.float32), out=wide)
-        return out.copy_(wide)
-
-    return combined
-
-
 def _user(function: Callable[[Tensor, Tensor], Tensor]) -> _Combine:
     def combined(left: Tensor, right: Tensor, *, out: Tensor) -> object:
         return out.copy_(function(left, right))
@@ -270,14 +263,17 @@ def _user(function: Callable[[Tensor, Tensor], Tensor]) -> _Combine:
     return combined
 
 
-def _work_dtype(
+def _dtypes(
     operator: Operator, dtype: torch.dtype, wire_dtype: torch.dtype | None, rank: int | None
-) -> torch.dtype:
-    if wire_dtype is None or wire_dtype is dtype:
-        arithmetic = operator.name in _ARITHMETIC
-        if wire_dtype is None and (dtype in _FLOAT8 or (dtype in _NARROW and arithmetic)):
-            return torch.float32
-        return dtype
+) -> tuple[torch.dtype, torch.dtype]:
+    """In which dtype is computed, and in which is sent."""
+    arithmetic = operator.name in _ARITHMETIC
+    wide = dtype in _FLOAT8 or (dtype in _NARROW and arithmetic)
+    work = torch.float32 if wide else dtype
+    if wire_dtype is None:
+        return work, work
+    if wire_dtype is dtype and not wide:
+        return dtype, dtype
     if not isinstance(wire_dtype, torch.dtype):
         raise ArgumentError(
             "not a dtype",
@@ -300,13 +296,13 @@ def _work_dtype(
         )
     if wire_dtype not in _COMPUTED:
         raise ArgumentError(
-            "arithmetic is not defined on the wire dtype",
+            "cannot be sent",
             rank=rank,
             argument="wire_dtype",
             expected=f"one of {', '.join(map(str, _COMPUTED))}",
             got=wire_dtype,
         )
-    return wire_dtype
+    return (work if wire_dtype.itemsize < work.itemsize else wire_dtype), wire_dtype
 
 
 def _check_factor(factor: object, dtype: torch.dtype, rank: int | None) -> None:
@@ -340,8 +336,9 @@ def resolve(
     dtype
         Of the user's tensors.
     wire_dtype
-        In which data are sent and partial results rounded; by default ``dtype``,
-        but float32 for arithmetic on narrower floats.
+        In which data are sent; by default ``dtype``, but float32 for arithmetic on
+        narrower floats. Partial results are added up in float32 or, if that is wider,
+        in ``dtype`` or the wire dtype, and rounded when they are sent.
     rank
         For error messages.
 
@@ -371,40 +368,40 @@ def _resolve(
         )
 
     if operator.user is not None:
-        work = dtype if wire_dtype is None else _work_dtype(operator, dtype, wire_dtype, rank)
-        return _cast(operator, dtype, work, _user(operator.user.fn))
+        work, wire = (
+            (dtype, dtype) if wire_dtype is None else (_dtypes(operator, dtype, wire_dtype, rank))
+        )
+        return _cast(operator, dtype, work, wire, _user(operator.user.fn))
     if dtype is torch.bool:
         if name not in _BOOL:
             raise refuse(f"one of {', '.join(_BOOL)}")
-        return Reduction(operator, dtype, dtype, _BOOL[name])
+        return Reduction(operator, dtype, dtype, dtype, _BOOL[name])
     if dtype.is_floating_point or dtype.is_complex:
         if dtype not in _COMPUTED:
             raise refuse(f"for one of {', '.join(map(str, _COMPUTED))}")
         allowed = _ARITHMETIC if dtype.is_complex else _ARITHMETIC | _ORDERING
         if name not in allowed:
             raise refuse(f"one of {', '.join(allowed)}")
-        work = _work_dtype(operator, dtype, wire_dtype, rank)
+        work, wire = _dtypes(operator, dtype, wire_dtype, rank)
         if name == "premul_sum":
             _check_factor(operator.factor, dtype, rank)
-        combine = allowed[name]
-        return _cast(
-            operator, dtype, work, _through_float32(combine) if work in _FLOAT8 else combine
-        )
+        return _cast(operator, dtype, work, wire, allowed[name])
     if dtype not in _INTEGERS:
         raise refuse(f"for one of {', '.join(map(str, _INTEGERS))}")
     if wire_dtype not in (None, dtype):
-        _work_dtype(operator, dtype, wire_dtype, rank)
+        _dtypes(operator, dtype, wire_dtype, rank)  # refuses it
     if name == "premul_sum":
         raise refuse("a floating-point or complex dtype")
     combine = (_ARITHMETIC | _ORDERING | _BITWISE)[name]
     finish = _divide if name == "avg" else None
     if dtype not in _SIGNED_TWIN:
-        return Reduction(operator, dtype, dtype, combine, finish=finish)
+        return Reduction(operator, dtype, dtype, dtype, combine, finish=finish)
     twin = _SIGNED_TWIN[dtype]
     if name in _ORDERING and dtype is torch.uint64:
         return Reduction(
             operator,
             dtype,
+            twin,
             twin,
             combine,
             encode=lambda tensor: _flip_top_bit(tensor.view(twin)),
@@ -412,10 +409,11 @@ def _resolve(
             shares_memory=False,
         )
     if name in _ORDERING:
-        return _cast(operator, dtype, torch.int64, combine)
+        return _cast(operator, dtype, torch.int64, torch.int64, combine)
     return Reduction(
         operator,
         dtype,
+        twin,
         twin,
         combine,
         encode=lambda tensor: tensor.view(twin),
@@ -425,35 +423,45 @@ def _resolve(
 
 
 def _cast(
-    operator: Operator, dtype: torch.dtype, work: torch.dtype, combine: _Combine
+    operator: Operator,
+    dtype: torch.dtype,
+    work: torch.dtype,
+    wire: torch.dtype,
+    combine: _Combine,
 ) -> Reduction:
     """A reduction that converts to ``work`` before, and back after."""
+    rounded = _same if wire is work else lambda tensor: tensor.to(wire).to(work)
     scale: Callable[[Tensor], Tensor] | None = None
     if operator.factor is not None:
         factor = operator.factor
 
         def scaled(tensor: Tensor) -> Tensor:
             wide = torch.float32 if tensor.dtype in _NARROW else tensor.dtype
-            return (tensor.to(wide) * factor).to(tensor.dtype)
+            return rounded((tensor.to(wide) * factor).to(tensor.dtype))
 
         scale = scaled
-    narrow_average = operator.name == "avg" and work in _FLOAT8
+    finish: Callable[[Tensor, int], object] | None = None
+    if operator.name == "avg":
+        finish = _divide
+    if wire is not work:
+        divide = finish
+
+        def finish(tensor: Tensor, world_size: int) -> object:
+            if divide is not None:
+                divide(tensor, world_size)
+            return tensor.copy_(rounded(tensor))
+
     return Reduction(
         operator,
         dtype,
         work,
+        wire,
         combine,
-        encode=_same if work is dtype else lambda tensor: tensor.to(work),
+        encode=_same if work is wire is dtype else lambda tensor: rounded(tensor.to(work)),
         decode=_same if work is dtype else lambda tensor: tensor.to(dtype),
-        shares_memory=work is dtype,
+        shares_memory=work is wire is dtype,
         scale=scale,
-        finish=(
-            (lambda tensor, world_size: tensor.copy_(tensor.to(torch.float32) / world_size))
-            if narrow_average
-            else _divide
-        )
-        if operator.name == "avg"
-        else None,
+        finish=finish,
     )
 
 

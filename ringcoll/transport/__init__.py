@@ -5,5 +5,6 @@
 `gloo`          a process group of torch's gloo, CPU tensors
 `nccl`          grouped batches on a process group of torch's NCCL
 `local`         k ranks in one process, with threads or step by step
+`narrow`        another transport, with messages in a narrower dtype
 ==============  ==========================================================
 """

@@ -151,7 +151,7 @@ def ends_of(run: Run, rank: int, reduction: Reduction) -> Ends:
 def plain(dtype: torch.dtype) -> Reduction:
     """For collectives that only move data."""
     combine = resolve("sum", torch.int64).combine
-    return Reduction(resolve("sum", torch.int64).operator, dtype, dtype, combine)
+    return Reduction(resolve("sum", torch.int64).operator, dtype, dtype, dtype, combine)
 
 
 def execute_all(run: Run) -> tuple[list[Ends], Reduction]:

@@ -235,7 +235,7 @@ def _rounded(
     if op == "avg":
         total, size, roundings = total / count, size / count, roundings + 1
     if work is not dtype:
-        roundings += 1  # to the wire dtype
+        roundings += 2  # of the input and of the result, to the wire dtype
     roundoff, least = _ROUNDOFF[_PART.get(work, work)], _LEAST[_PART.get(work, work)]
     step = roundoff * (math.sqrt(5) if is_complex and op == "product" else 1.0)
     # The reference is rounded to float64 itself: two roundings more, at that precision.

@@ -1,0 +1,378 @@
+"""From the arguments of a public function to a `Call` that a communicator can run.
+
+All checks that one rank can make by itself are made here, before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ringcoll import select, stage
+from ringcoll.algorithms import generation
+from ringcoll.communicator import Call, Communicator
+from ringcoll.contracts import contract
+from ringcoll.errors import ArgumentError
+from ringcoll.groups import communicator
+from ringcoll.plan import Layout, Plan, compile_plan
+from ringcoll.reduction import Operator, Reduction, resolve
+from ringcoll.schedule import Schedule
+from ringcoll.work import Work
+
+__all__ = ["AlgorithmChoice", "Builder", "Timeout", "run_together", "seconds"]
+
+AlgorithmChoice = str | Schedule
+Timeout = timedelta | float | None
+
+
+def seconds(timeout: Any, member: Communicator) -> float:
+    """A time limit in seconds; by default the group's.
+
+    Raises
+    ------
+    ArgumentError
+        It is none.
+    """
+    if timeout is None:
+        return member.timeout_s
+    limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if not isinstance(limit, int | float) or not limit > 0:
+        raise ArgumentError(
+            "must be positive", rank=member.rank, argument="timeout", expected="> 0 s", got=timeout
+        )
+    return float(limit)
+
+
+def run_together(builders: Sequence[Builder], async_op: bool) -> Work | None:
+    """Run several calls as one operation.
+
+    Raises
+    ------
+    ArgumentError
+        There is none.
+    """
+    if not builders:
+        raise ArgumentError(
+            "must not be empty", argument="tensors", expected="a tensor", got="none"
+        )
+    first, *following = [builder.call for builder in builders]
+    first.following, first.num_calls = following, len(builders)
+    first.results = [tensor for builder in builders for tensor in builder.call.results]
+    return builders[0].run(async_op)
+
+
+class Builder:
+    """Checks the arguments of one call, and makes a `Call` of them."""
+
+    def __init__(
+        self,
+        collective: str,
+        group: Any,
+        tensors: Sequence[Any],  # what users give, as yet unchecked
+        algorithm: AlgorithmChoice,
+        segment_bytes: Any,
+        timeout: Timeout,
+    ) -> None:
+        first = tensors[0]
+        device = first.device if isinstance(first, Tensor) else torch.device("cpu")
+        self.collective, self.algorithm, self.segment_bytes = collective, algorithm, segment_bytes
+        self.communicator: Communicator = communicator(group, device)
+        self.rank, self.world_size = self.communicator.rank, self.communicator.world_size
+        self._check_tensors(tensors)
+        self.device, self.dtype = first.device, first.dtype
+        self.root = 0
+        self.reduction: Reduction | None = None
+        self.timeout_s = seconds(timeout, self.communicator)
+        if segment_bytes is not None and (not isinstance(segment_bytes, int) or segment_bytes < 1):
+            raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
+        if not isinstance(algorithm, str | Schedule):
+            raise self._refuse("not an algorithm", "algorithm", "a name or a Schedule", algorithm)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank is the root."""
+        return self.rank == self.root
+
+    def _refuse(self, message: str, argument: str, expected: object, got: object) -> ArgumentError:
+        return ArgumentError(message, rank=self.rank, argument=argument, expected=expected, got=got)
+
+    def _check_tensors(self, tensors: Sequence[Any]) -> None:
+        first = tensors[0]
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                raise self._refuse("not a tensor", "tensor", "a torch.Tensor", type(tensor))
+            if tensor.layout is not torch.strided or tensor.is_quantized:
+                kind = tensor.dtype if tensor.is_quantized else tensor.layout
+                raise self._refuse("must be dense", "tensor", "a strided tensor", kind)
+            if tensor.is_meta:
+                raise self._refuse("has no data", "tensor", "memory", tensor.device)
+            if tensor is first:
+                continue
+            if tensor.dtype is not first.dtype:
+                raise self._refuse(
+                    "all tensors of a call must have one dtype", "tensor", first.dtype, tensor.dtype
+                )
+            if tensor.device != first.device:
+                raise self._refuse(
+                    "all tensors of a call must be on one device",
+                    "tensor",
+                    first.device,
+                    tensor.device,
+                )
+
+    def like(self, tensor: Tensor, other: Tensor, argument: str) -> None:
+        """Check that two tensors have the same shape."""
+        if tensor.shape != other.shape:
+            raise self._refuse(
+                "has another shape", argument, tuple(other.shape), tuple(tensor.shape)
+            )
+
+    def same_numel(self, tensor: Tensor, numel: int, argument: str) -> None:
+        """Check the number of elements of a tensor."""
+        if tensor.numel() != numel:
+            raise self._refuse("has the wrong number of elements", argument, numel, tensor.numel())
+
+    def one_a_rank(self, tensors: object, argument: str) -> None:
+        """Check that there is one tensor for each rank."""
+        if not isinstance(tensors, list | tuple) or len(tensors) != self.world_size:
+            got = len(tensors) if isinstance(tensors, list | tuple) else type(tensors)
+            raise self._refuse(
+                "must hold one tensor for each rank", argument, f"{self.world_size} tensors", got
+            )
+
+    def list_at_root(self, tensors: list[Tensor], like: Tensor, argument: str) -> None:
+        """Check a list that only the root gives."""
+        if not self.is_root:
+            if tensors:
+                raise self._refuse(
+                    f"only rank {self.root} gives it", argument, "None", f"{len(tensors)} tensors"
+                )
+            return
+        self.one_a_rank(tensors, argument)
+        for tensor in tensors:
+            self.same_numel(tensor, like.numel(), argument)
+
+    def split(self, tensor: Tensor, sizes: list[int] | None, side: str) -> list[int]:
+        """Elements of each rank's piece of a tensor."""
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if sizes is None or len(sizes) == 0:
+            if rows % self.world_size:
+                raise self._refuse(
+                    "does not divide evenly among the ranks",
+                    side,
+                    f"a multiple of {self.world_size} rows",
+                    rows,
+                )
+            sizes = [rows // self.world_size] * self.world_size
+        argument = f"{side}_split_sizes"
+        if len(sizes) != self.world_size or min(sizes) < 0:
+            raise self._refuse(
+                "must hold one size for each rank", argument, f"{self.world_size} sizes", sizes
+            )
+        if sum(sizes) != rows:
+            raise self._refuse("must add up to the rows", argument, rows, sum(sizes))
+        row = tensor.numel() // rows if rows else 0
+        return [size * row for size in sizes]
+
+    def reduces(self, op: object, wire_dtype: torch.dtype | None) -> None:
+        """Bind the operator."""
+        self.reduction = resolve(op, self.dtype, wire_dtype=wire_dtype, rank=self.rank)
+
+    def vector(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """The call is on one vector."""
+        numel = (inputs or outputs)[0].numel()
+        self._finish(inputs, outputs, ((0, numel),))
+
+    def blocks(
+        self,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        lengths: list[int],
+        *,
+        split_input: bool = False,
+        split_output: bool = False,
+    ) -> None:
+        """The call is on one block a rank, of lengths that all ranks know."""
+        numbered = tuple(enumerate(lengths))
+        self._finish(inputs, outputs, numbered, split_input, split_output)
+
+    def exchange(
+        self,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        outgoing: list[int],
+        incoming: list[int],
+        *,
+        split: bool,
+    ) -> None:
+        """The call is on one block a pair of ranks; a rank knows its own only."""
+        world_size = self.world_size
+        if incoming[self.rank] != outgoing[self.rank]:
+            raise self._refuse(
+                "what this rank sends to itself has two lengths",
+                "output",
+                outgoing[self.rank],
+                incoming[self.rank],
+            )
+        equal = len({*outgoing, *incoming}) == 1
+        if equal and self.algorithm not in ("auto", "pairwise"):
+            lengths = dict.fromkeys(range(world_size * world_size), outgoing[0])
+        else:
+            lengths = {self.rank * world_size + dst: n for dst, n in enumerate(outgoing)}
+            lengths |= {src * world_size + self.rank: n for src, n in enumerate(incoming)}
+        self._finish(inputs, outputs, tuple(lengths.items()), split, split)
+
+    def _finish(
+        self,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        lengths: tuple[tuple[int, int], ...],
+        split_input: bool = False,
+        split_output: bool = False,
+    ) -> None:
+        reduction = self.reduction
+        decision = _decide(
+            _Question(
+                self.collective,
+                self.algorithm,
+                self.rank,
+                self.world_size,
+                self.root,
+                lengths,
+                self.dtype,
+                self.dtype if reduction is None else reduction.work_dtype,
+                self.dtype if reduction is None else reduction.wire_dtype,
+                None if reduction is None else reduction.operator,
+                self.segment_bytes,
+                split_input,
+                split_output,
+                not self.communicator.transport.ordered,
+                generation(),
+            )
+        )
+        io = stage.Stage(self.rank, inputs, outputs, reduction)
+        in_place = io.shared_memory(decision.inputs, decision.outputs, decision.lengths)
+        self.call = Call(
+            plan=decision.plan(in_place),
+            dtype=decision.dtype,
+            device=self.device,
+            reduction=reduction,
+            description=decision.description,
+            open=io.open,
+            timeout_s=self.timeout_s,
+            results=outputs,
+            lengths=None if decision.common_lengths else decision.lengths,
+        )
+
+    def run(self, async_op: bool) -> Work | None:
+        """Run the call."""
+        return self.communicator.run(self.call, async_op=async_op)
+
+
+class _Question(NamedTuple):
+    """All that the decision how to run a call depends on."""
+
+    collective: str
+    algorithm: AlgorithmChoice
+    rank: int
+    world_size: int
+    root: int
+    lengths: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+    work_dtype: torch.dtype
+    wire_dtype: torch.dtype
+    operator: Operator | None
+    segment_bytes: int | None
+    split_input: bool
+    split_output: bool
+    posts_early: bool
+    generation: int
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """How to run a call."""
+
+    question: _Question
+    schedule: Schedule
+    segments: int
+    dtype: torch.dtype
+    description: str
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    lengths: dict[int, int]
+    common_lengths: bool
+    plans: dict[bool, Plan] = field(default_factory=dict)
+
+    def plan(self, in_place: bool) -> Plan:
+        """The compiled plan; made when first needed."""
+        plan = self.plans.get(in_place)
+        if plan is None:
+            asked = self.question
+            layout = Layout(asked.lengths, asked.split_input, asked.split_output, in_place)
+            plan = compile_plan(
+                self.schedule, asked.rank, layout, self.segments, posts_early=asked.posts_early
+            )
+            self.plans[in_place] = plan
+        return plan
+
+
+@lru_cache(maxsize=1024)
+def _decide(question: _Question) -> _Decision:
+    """Choose and check the schedule and the segments; the same on every rank."""
+    collective, algorithm, rank, world_size, root, lengths, *_ = question
+    rules, operator = contract(collective), question.operator
+    dtype, wire_dtype = question.work_dtype, question.wire_dtype
+    inputs = rules.inputs(rank, world_size, root)
+    length = dict(lengths)
+    equal = len(set(length.values())) == 1
+    if algorithm == "auto":
+        blocks = inputs if collective == "all_to_all" else length
+        nbytes = sum(length[block] for block in blocks) * wire_dtype.itemsize
+        algorithm = select.choose(collective, nbytes, operator)
+    schedule = select.checked_schedule(collective, algorithm, world_size, root, operator, rank)
+    if not equal and not rules.common_lengths and schedule.algorithm != "pairwise":
+        raise ArgumentError(
+            f"{schedule.algorithm} {collective} needs blocks of equal length",
+            rank=rank,
+            argument="algorithm",
+            expected="pairwise, or auto",
+            got=schedule.algorithm,
+        )
+    segments = 1
+    if rules.common_lengths:
+        per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
+        longest = -(-max(length.values()) // per_block)
+        segments = select.segment_count(
+            schedule, longest * wire_dtype.itemsize, question.segment_bytes, longest
+        )
+        told = "+".join(map(str, length.values()))
+        told = f"{max(length.values())} x {len(length)}" if equal and len(length) > 1 else told
+    else:
+        told = "its own number of"
+    words = [str(operator)] if operator is not None else []
+    words += [str(question.dtype).removeprefix("torch."), f"{told} elements"]
+    words += [f"root {root}"] if rules.rooted else []
+    if wire_dtype is not question.dtype:
+        words += [f"sent as {wire_dtype}".replace("torch.", "")]
+    if dtype is not wire_dtype:
+        words += [f"computed in {dtype}".replace("torch.", "")]
+    words += [f"algorithm {schedule.algorithm}"]
+    words += [f"{segments} segments"] if segments > 1 else []
+    return _Decision(
+        question=question,
+        schedule=schedule,
+        segments=segments,
+        dtype=dtype,
+        description=f"{collective}({', '.join(words)})",
+        inputs=inputs,
+        outputs=rules.outputs(rank, world_size, root),
+        lengths=length,
+        common_lengths=rules.common_lengths,
+    )
