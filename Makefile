@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)
 
-# The demo: sizes and repetitions chosen to take about a minute on 2 cores.
+# The demo: sizes and repetitions chosen to take about a minute and a half on 2 cores.
 DEMO_FLAGS ?=
+TRAIN_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
@@ -16,8 +17,10 @@ BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.installed-plot ## Ring, tree and native all-reduce side by side, on four processes
+demo: $(VENV)/.installed-demo ## Ring, tree and native side by side: all-reduce, then training
 	@$(BIN)/ringcoll compare $(DEMO_FLAGS)
+	@echo
+	@$(BIN)/ringcoll train $(TRAIN_FLAGS)
 
 test: lint ## Lint, type check, then all tests, doctests and notebooks
 	@$(BIN)/python -m pytest

@@ -123,6 +123,8 @@ when_torch_is_imported()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ddp":
+        return import_module("ringcoll.ddp")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

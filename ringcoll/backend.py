@@ -480,7 +480,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """See `ringcoll.monitored_barrier`; torch's function of that name insists on gloo."""
-        api.monitored_barrier(self, timeout or self.timeout, wait_all_ranks)
+        api.monitored_barrier(self, self.timeout if timeout is None else timeout, wait_all_ranks)
 
     # --- the user's sends and receives -----------------------------------------------
 

@@ -210,10 +210,12 @@ class Communicator:
         self._break(GroupBrokenError(f"rank {self.rank}: the group was aborted"))
 
     def _join(self, limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        for thread in tuple(self._threads):
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+        deadline, me = time.monotonic() + limit_s, threading.current_thread()
+        # One that goes to its callbacks may start another.
+        while alive := [one for one in self._threads if one.is_alive() and one is not me]:
+            alive[0].join(max(0.0, deadline - time.monotonic()))
+            if time.monotonic() >= deadline:
+                return
 
     def _check(self) -> None:
         if self._closed:
@@ -228,8 +230,8 @@ class Communicator:
             self._spare += 1
         name = f"ringcoll-{self.rank}"
         thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
 
     def _serve(self) -> None:
         while True:
@@ -247,7 +249,6 @@ class Communicator:
             del work  # with the user's tensors: this may now wait for long
             with self._counting:
                 if self._spare:
-                    self._threads.remove(threading.current_thread())
                     return
                 self._spare += 1
 

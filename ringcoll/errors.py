@@ -9,9 +9,11 @@ from __future__ import annotations
 
 __all__ = [
     "ArgumentError",
+    "BackwardError",
     "CollectiveTimeoutError",
     "GroupBrokenError",
     "MismatchError",
+    "MissingExtraError",
     "PeerLostError",
     "RingcollError",
     "ScheduleError",
@@ -150,3 +152,11 @@ class MismatchError(RingcollError, RuntimeError):
 
 class GroupBrokenError(TransportError):
     """The group failed in an earlier operation and cannot be used any more."""
+
+
+class MissingExtraError(RingcollError, ImportError):
+    """A package is missing that comes with one of ringcoll's extras."""
+
+
+class BackwardError(RingcollError, RuntimeError):
+    """Gradients arrived when they could not be taken; the message says what to do."""

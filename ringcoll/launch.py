@@ -3,6 +3,8 @@
 Problem: start k ranks once, run many things on them, and never leave one behind.
 The store that the ranks meet at is held by the parent, so it outlives any of them;
 it listens on a free port of the loopback interface, and nothing leaves the machine.
+
+Ctrl-C reaches the parent only, which then ends the ranks.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
@@ -27,7 +30,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import RingcollError
 
-__all__ = ["RankError", "Ranks", "report"]
+__all__ = ["RankError", "Ranks", "rendezvous", "report"]
 
 _GRACE_S = 5.0  # between asking a rank to end and killing it, and for late causes of failure
 
@@ -58,13 +61,64 @@ def report(item: object) -> None:
         connection.send(("report", item))
 
 
+_meeting: list[tuple[dist.Store, int, int]] = []  # in a rank's process: where it belongs
+
+
+def rendezvous() -> tuple[dist.Store, int, int]:
+    """Where the ranks meet; called by a function that runs on a rank.
+
+    Returns
+    -------
+    tuple
+        The store, this rank, and the number of ranks: what ``init_process_group`` needs.
+        The default group, if there is one, uses the same store, so that a group of
+        one's own wants a ``torch.distributed.PrefixStore`` of it.
+
+    Raises
+    ------
+    RingcollError
+        This process is no rank of a pool.
+    """
+    if not _meeting:
+        raise RingcollError("this process is no rank of a pool of `Ranks`")
+    return _meeting[0]
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Deliver Ctrl-C at the end; processes started in between never get it.
+
+    A terminal sends it to them as well. They would print a traceback each; we end them.
+    """
+    if threading.current_thread() is not threading.main_thread():  # gets no signals
+        yield
+        return
+    noted: list[int] = []
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
+    # Blocking is for the processes, which inherit it; threads of ours may still get it.
+    handler = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)  # none if it was not Python's
+    if noted:
+        raise KeyboardInterrupt
+
+
 class Ranks:
-    """k processes, each with an initialised default group of gloo.
+    """k processes, each with an initialised default group.
+
+    On Ctrl-C the ranks are ended, and the caller gets `KeyboardInterrupt`.
 
     Parameters
     ----------
     world_size
         Number of ranks.
+    backend
+        Of the default group: ``"gloo"``, ``"ringcoll"``, or any other that torch knows;
+        ``None`` for no default group at all: see `rendezvous`.
     timeout_s
         Time limit of a run, and of the group's operations.
     threads
@@ -80,7 +134,12 @@ class Ranks:
     """
 
     def __init__(
-        self, world_size: int, *, timeout_s: float = 120.0, threads: int | None = None
+        self,
+        world_size: int,
+        *,
+        backend: str | None = "gloo",
+        timeout_s: float = 120.0,
+        threads: int | None = None,
     ) -> None:
         self.world_size, self.timeout_s = world_size, timeout_s
         cores = len(os.sched_getaffinity(0))
@@ -90,18 +149,20 @@ class Ranks:
         self._connections: list[Connection] = []
         self.processes: list[multiprocessing.process.BaseProcess] = []
         try:
-            for rank in range(world_size):
-                ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=_main,
-                    args=(rank, world_size, self._store.port, timeout_s, threads, theirs),
-                    name=f"rank-{rank}",
-                    daemon=True,
-                )
-                process.start()
-                theirs.close()
-                self._connections.append(ours)
-                self.processes.append(process)
+            with _interrupts_held():
+                for rank in range(world_size):
+                    ours, theirs = context.Pipe()
+                    meeting = (self._store.port, rank, world_size, timeout_s)
+                    process = context.Process(
+                        target=_main,
+                        args=(meeting, backend, threads, theirs),
+                        name=f"rank-{rank}",
+                        daemon=True,
+                    )
+                    process.start()
+                    theirs.close()
+                    self._connections.append(ours)
+                    self.processes.append(process)
         except BaseException:
             self.kill()
             raise
@@ -252,16 +313,24 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _main(
-    rank: int, world_size: int, port: int, timeout_s: float, threads: int, connection: Connection
+    meeting: tuple[int, int, int, float],
+    backend: str | None,
+    threads: int,
+    connection: Connection,
 ) -> None:
     """What a rank's process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(threads)
+    port, rank, world_size, timeout_s = meeting
     limit = timedelta(seconds=timeout_s)
     store = dist.TCPStore("127.0.0.1", port, None, False, timeout=limit)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+    _meeting.append((store, rank, world_size))
+    if backend is not None:
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=limit
+        )
     _to_parent.append(connection)
     while True:
         try:
@@ -278,4 +347,5 @@ def _main(
             kind = type(error).__name__
             answer = ForkingPickler.dumps(("error", (kind, str(error), traceback.format_exc())))
         connection.send_bytes(answer)
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from ringcoll.bench.findings import label
 from ringcoll.bench.measure import Result
 from ringcoll.bench.units import as_size
-from ringcoll.errors import RingcollError
+from ringcoll.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["MissingExtraError", "Style", "check_matplotlib", "draw", "save", "styles"]
+__all__ = ["Style", "check_matplotlib", "draw", "save", "styles"]
 
 Style = dict[str, Any]
 _LOOKS: tuple[tuple[str, str, object], ...] = (
@@ -32,10 +32,6 @@ _LOOKS: tuple[tuple[str, str, object], ...] = (
     ("#56B4E9", "P", (0, (3, 1, 1, 1, 1, 1))),
 )
 _NATIVE_LOOK: tuple[str, str, object] = ("#000000", "x", (0, (1, 1)))
-
-
-class MissingExtraError(RingcollError, ImportError):
-    """A package is missing that comes with one of ringcoll's extras."""
 
 
 def check_matplotlib() -> None:

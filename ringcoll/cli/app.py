@@ -41,6 +41,11 @@ COMMANDS = {
         "One collective, in the table of nccl-tests.",
         "ringcoll bench all_reduce -b 8 -e 128M -f 2",
     ),
+    "train": Entry(
+        "ringcoll.cli.train:train",
+        "A small training run: ring, tree and native side by side.",
+        "ringcoll train",
+    ),
     "list": Entry(
         "ringcoll.cli.listing:list_algorithms",
         "The algorithms of each collective.",

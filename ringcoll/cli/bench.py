@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,7 +134,7 @@ def bench(
 
     Exit status: 1 if any element was wrong.
     """
-    world_size = _world_size(ranks)
+    world_size = measuring.ranks_to_use(ranks, 4)
     rules = contract(collective)
     roots = range(world_size) if root == "all" else [int(root)]
     if rules.rooted and max(roots) >= world_size:
@@ -161,15 +160,6 @@ def bench(
         wrong = _run(request, world_size, file, as_json=as_json)
     if wrong:
         ctx.exit(1)
-
-
-def _world_size(ranks: int | None) -> int:
-    if not measuring.under_torchrun():
-        return ranks or 4
-    world_size = int(os.environ["WORLD_SIZE"])
-    if ranks not in (None, world_size):
-        raise click.BadParameter(f"torchrun has started {world_size}", param_hint="--ranks")
-    return world_size
 
 
 class _Printer:

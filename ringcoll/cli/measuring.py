@@ -7,15 +7,13 @@ every one of them runs the command, and only rank 0 prints.
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing import resource_tracker
 from typing import Any
 
 import click
+import torch.distributed as dist
 
 from ringcoll.algorithms import algorithms, find
 from ringcoll.bench import AUTO, NATIVE, Request, Result, measure, on_rank
@@ -29,7 +27,9 @@ __all__ = [
     "imports",
     "interruptible",
     "known",
+    "on_ranks",
     "ranks_option",
+    "ranks_to_use",
     "run_here",
     "run_under_torchrun",
     "size",
@@ -124,6 +124,22 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def ranks_to_use(asked: int | None, usual: int) -> int:
+    """The number of ranks: as many as asked for, or as ``torchrun`` has started.
+
+    Raises
+    ------
+    click.BadParameter
+        These are two different numbers.
+    """
+    if not under_torchrun():
+        return asked or usual
+    started = int(os.environ["WORLD_SIZE"])
+    if asked not in (None, started):
+        raise click.BadParameter(f"torchrun has started {started}", param_hint="--ranks")
+    return started
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """End quietly on Ctrl-C, with the exit status of a command that was interrupted."""
@@ -132,29 +148,6 @@ def interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         click.echo("\ninterrupted; all ranks were ended", err=True)
         raise click.exceptions.Exit(INTERRUPTED) from None
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Deliver Ctrl-C at the end; processes started in between never get it.
-
-    A terminal sends it to them as well. They would print a traceback each; we end them.
-    """
-    if threading.current_thread() is not threading.main_thread():  # gets no signals
-        yield
-        return
-    noted: list[int] = []
-    resource_tracker.ensure_running()  # starting it later would unblock the signal
-    # Blocking is for the processes, which inherit it; threads of ours may still get it.
-    handler = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        signal.signal(signal.SIGINT, handler)
-    if noted:
-        raise KeyboardInterrupt
 
 
 def run_here(
@@ -172,9 +165,7 @@ def run_here(
     on_results
         Called with the results of each workload.
     """
-    with ExitStack() as stack:
-        with _interrupts_held():
-            ranks = stack.enter_context(Ranks(world_size, timeout_s=_OPERATION_S))
+    with Ranks(world_size, timeout_s=_OPERATION_S) as ranks:
         on_start(ranks.run(device))
         results: list[Result] = ranks.run(on_rank, request, on_report=on_results, timeout_s=_RUN_S)[
             0
@@ -188,8 +179,6 @@ def run_under_torchrun(
     on_results: Callable[[list[Result]], None],
 ) -> list[Result]:
     """Measure on the ranks that are there; the functions are called on rank 0 only."""
-    import torch.distributed as dist
-
     dist.init_process_group("gloo")
     devices: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(devices, device())
@@ -199,3 +188,36 @@ def run_under_torchrun(
     dist.barrier()
     dist.destroy_process_group()
     return results
+
+
+def on_ranks(
+    function: Callable[..., Any],
+    *args: Any,
+    world_size: int,
+    backend: str,
+    on_report: Callable[[Any], None],
+) -> Any:
+    """Call a function on ranks that are started here, or on those of ``torchrun``.
+
+    Parameters
+    ----------
+    function, args
+        See `ringcoll.launch.Ranks.run`.
+    world_size, backend
+        Number of ranks to start; backend of the default group.
+    on_report
+        Called with what the ranks report; never under ``torchrun``.
+
+    Returns
+    -------
+    object
+        What the function returned on rank 0, or on this one of ``torchrun``'s.
+    """
+    if under_torchrun():
+        dist.init_process_group(backend)
+        result = function(*args)
+        dist.barrier()
+        dist.destroy_process_group()
+        return result
+    with Ranks(world_size, backend=backend, timeout_s=_OPERATION_S) as ranks:
+        return ranks.run(function, *args, on_report=on_report, timeout_s=_RUN_S)[0]

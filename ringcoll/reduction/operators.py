@@ -347,7 +347,12 @@ def resolve(
     ArgumentError
         The operator is not defined for the dtype, or the wire dtype is of another kind.
     """
-    if isinstance(op, dist.ReduceOp.RedOpType | str | UserOp):
+    kind = getattr(op, "op", None)  # of a ReduceOp
+    if kind is not None and kind != dist.ReduceOp.PREMUL_SUM:
+        op = kind
+    if isinstance(op, dist.ReduceOp.RedOpType | str | UserOp) or (
+        isinstance(op, Operator) and not isinstance(op.factor, Tensor)
+    ):
         return _resolve_cached(op, dtype, wire_dtype, rank)
     return _resolve(op, dtype, wire_dtype, rank)
 

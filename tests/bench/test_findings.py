@@ -6,6 +6,7 @@ import pytest
 
 from ringcoll.bench import Result, Timing, Workload, plot
 from ringcoll.bench.findings import EVEN, by_size, duel, faster, sentences, speed_against
+from ringcoll.errors import MissingExtraError
 
 
 def result(name, nbytes, *microseconds, wrong=0, refused=None, scouted=False):
@@ -105,5 +106,5 @@ def test_the_picture_has_units_legend_and_different_lines(tmp_path):
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(plot.MissingExtraError, match=r"ringcoll\[plot\]"):
+    with pytest.raises(MissingExtraError, match=r"ringcoll\[plot\]"):
         plot.check_matplotlib()

@@ -47,7 +47,7 @@ def finish_tensor(tensor: Tensor, world_size: int) -> Tensor:
 
 
 REDUCTION = Reduction(
-    Operator("user"), *[torch.int64] * 3, combine_tensors, finish=finish_tensor
+    Operator("user"), torch.int64, torch.int64, torch.int64, combine_tensors, finish=finish_tensor
 )
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from ringcoll.launch import RankError, Ranks, report
+from ringcoll.errors import RingcollError
+from ringcoll.launch import RankError, Ranks, rendezvous, report
 from ringcoll.transport.gloo import _listening
 
 pytestmark = pytest.mark.processes
@@ -35,6 +42,22 @@ def reporting() -> None:
 
 def sleeping(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def backend_and_sum() -> tuple[str, int]:
+    total = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(total)
+    return dist.get_backend(), int(total)
+
+
+def own_group(name: str) -> tuple[bool, str, int]:
+    before = dist.is_initialized()
+    store, rank, world_size = rendezvous()
+    store = dist.PrefixStore(name, store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    found = backend_and_sum()
+    dist.destroy_process_group()
+    return before, *found
 
 
 def listening() -> list[str]:
@@ -84,3 +107,70 @@ def test_nothing_but_the_loopback_interface_is_listened_on(pool):
         ranks.run(rank_of)
         own = _listening() - before
     assert {host for host, _ in own} == {"127.0.0.1"}
+
+
+def test_the_default_group_has_the_backend_that_was_asked_for():
+    with Ranks(2, backend="ringcoll") as ranks:
+        assert ranks.run(backend_and_sum) == [("ringcoll", 3)] * 2
+
+
+def test_without_a_group_functions_make_their_own():
+    with Ranks(2, backend=None) as ranks:
+        for name in ("first", "second"):
+            assert ranks.run(own_group, name) == [(False, "gloo", 3)] * 2
+
+
+def test_only_ranks_have_a_rendezvous():
+    with pytest.raises(RingcollError, match="no rank of a pool"):
+        rendezvous()
+
+
+PROGRAM = """
+import time
+from ringcoll.launch import Ranks
+print("starting", flush=True)
+with Ranks(3) as ranks:
+    ranks.run(time.sleep, 0.0)
+    print("running", flush=True)
+    ranks.run(time.sleep, 100.0)
+"""
+
+
+def of_session(session):
+    """The processes of a session that have not ended."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] not in "ZX":
+            found.append(int(status.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+@pytest.mark.parametrize("moment", ["starting", "running"])
+def test_an_interrupt_reaches_the_caller_only_and_leaves_nobody_behind(moment):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        while process.stdout.readline().strip() != moment:
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        _, errors = process.communicate(timeout=60)
+        deadline = time.monotonic() + 60
+        while of_session(process.pid):
+            assert time.monotonic() < deadline, "ranks were left behind"
+            time.sleep(0.05)
+    finally:
+        for pid in of_session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1
+    assert errors.endswith("KeyboardInterrupt\n")

@@ -1,6 +1,8 @@
 """One rank of a program that ends while operations are pending.
 
-Run as ``python -m tests.support.exits CASE RANK WORLD_SIZE STORE``; the store is a port or a file.
+Run as ``python -m tests.support.exits BACKEND CASE RANK WORLD_SIZE STORE``; the store is a
+port or a file. With the backend gloo, the operations are calls of ringcoll's functions on a
+group of gloo; with ringcoll, they are calls of torch.distributed.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,13 +22,13 @@ import ringcoll
 from ringcoll.errors import RingcollError
 
 
-def wait(work: ringcoll.Work) -> None:
+def wait(work: dist.Work) -> None:
     """Wait for what never comes."""
     with contextlib.suppress(RingcollError):
         work.wait()
 
 
-def main(case: str, rank: int, world_size: int, where: str) -> None:
+def main(backend: str, case: str, rank: int, world_size: int, where: str) -> None:
     """Start operations, and end in one way or another."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -35,36 +38,41 @@ def main(case: str, rank: int, world_size: int, where: str) -> None:
         store = dist.TCPStore("127.0.0.1", int(where), None, False, timeout=limit)
     else:
         store = dist.FileStore(where, world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+    library: Any = dist if backend == "ringcoll" else ringcoll
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
     if case != "before the ranks have met":
-        ringcoll.barrier()
+        library.barrier()
     if case == "nobody waits":
         for _ in range(20):
-            ringcoll.all_reduce(torch.ones(1000), async_op=True)
+            library.all_reduce(torch.ones(1000), async_op=True)
     elif case in ("a peer never comes", "before the ranks have met"):
         if rank == 0:
             for _ in range(3):
-                ringcoll.all_reduce(torch.ones(1000), async_op=True)
+                library.all_reduce(torch.ones(1000), async_op=True)
             time.sleep(0.5)
     elif case == "after destroy_process_group":
-        work = ringcoll.all_reduce(torch.ones(1000), async_op=True)
+        work = library.all_reduce(torch.ones(1000), async_op=True)
         assert work is not None
         work.wait()
-        ringcoll.all_reduce(torch.ones(1000), async_op=True)
+        library.all_reduce(torch.ones(1000), async_op=True)
         dist.destroy_process_group()
+    elif case == "callbacks":
+        for _ in range(20):
+            future = library.all_reduce(torch.ones(1000), async_op=True).get_future()
+            future.then(lambda _: library.all_reduce(torch.ones(10), async_op=True))
     elif case == "an exception":
-        ringcoll.all_reduce(torch.ones(1000), async_op=True)
+        library.all_reduce(torch.ones(1000), async_op=True)
         raise SystemExit(3)
     elif case == "a thread waits":
         if rank == 0:
-            work = ringcoll.all_reduce(torch.ones(1000), async_op=True)
+            work = library.all_reduce(torch.ones(1000), async_op=True)
             assert work is not None
             threading.Thread(target=wait, args=(work,), daemon=True).start()
     else:
         assert case == "all done", case
-        ringcoll.all_reduce(torch.ones(1000))
+        library.all_reduce(torch.ones(1000))
     print("the end", flush=True)  # noqa: T201  # looked for by the test
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -1,0 +1,314 @@
+"""``ringcoll train``: a small real training run, against torch's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from ringcoll.bench.contenders import NATIVE as NATIVE_ALGORITHM
+from ringcoll.bench.environment import environment, oversubscribed
+from ringcoll.bench.findings import label
+from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.cli import measuring
+from ringcoll.cli.output import print_json, print_table, progress
+from ringcoll.cli.parameters import json_option
+from ringcoll.train import (
+    NATIVE,
+    TRAINERS,
+    WIRE_DTYPES,
+    Contender,
+    Digits,
+    Epoch,
+    Request,
+    Result,
+    load_digits,
+    on_rank,
+    shares,
+    tolerances,
+)
+
+__all__ = ["train"]
+
+_EXAMPLES = """\b
+Examples:
+  ringcoll train
+  ringcoll train -k 4 --epochs 20 --wire bfloat16
+  ringcoll train --trainer per-parameter,bucketed,torch-ddp-hook
+  ringcoll train --trainer torch-ddp --backend ringcoll
+  torchrun --nproc-per-node 2 -m ringcoll.cli train
+"""
+
+
+def _trainers(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Read names that are given one by one, or separated by commas."""
+    names = [name.strip() for value in values for name in value.split(",") if name.strip()]
+    if not names:
+        raise click.BadParameter("name at least one")
+    for name in names:
+        if name not in TRAINERS:
+            raise click.BadParameter(f"{name!r} is none of {', '.join(TRAINERS)}")
+    return tuple(dict.fromkeys(names))
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option("--trainer", "trainers", multiple=True, default=["bucketed"], show_default=True,
+              callback=_trainers, metavar="NAMES",
+              help=f"Any of {', '.join(TRAINERS)}; separated by commas, or repeated.")  # fmt: skip
+@click.option("--algorithm", "--algorithms", "names", metavar="NAMES", default="ring,tree",
+              show_default=True, help="Names from `ringcoll list`, or auto.")  # fmt: skip
+@click.option("--backend", type=click.Choice(["gloo", "ringcoll"]), default="gloo",
+              show_default=True, help="Of the process group.")  # fmt: skip
+@click.option("-k", "--ranks", "--world-size", "ranks", type=click.IntRange(min=1),
+              help="Number of ranks to start; 2.")  # fmt: skip
+@click.option("--epochs", type=click.IntRange(min=1), default=Request.epochs, show_default=True,
+              help="How often each picture is seen.")  # fmt: skip
+@click.option("--batch", type=click.IntRange(min=1), default=Request.batch, show_default=True,
+              help="Pictures in a step of one rank.")  # fmt: skip
+@click.option("--layers", type=click.IntRange(min=1), default=Request.layers, show_default=True,
+              help="Linear layers of the model.")  # fmt: skip
+@click.option("--width", type=click.IntRange(min=1), default=Request.width, show_default=True,
+              help="Neurons between two layers.")  # fmt: skip
+@click.option("--bucket-bytes", type=measuring.size, default=as_size(Request.bucket_bytes),
+              show_default=True, help="Size of the buckets, where there are any.")  # fmt: skip
+@click.option("--wire", type=click.Choice(list(WIRE_DTYPES)),
+              help="Send gradients in 16 bits, except natively.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), default=Request.seed, show_default=True,
+              help="Of the weights and of the order of the pictures.")  # fmt: skip
+@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=Request.lr,
+              show_default=True, help="Learning rate.")  # fmt: skip
+@json_option
+@click.pass_context
+def train(
+    ctx: click.Context,
+    /,
+    trainers: tuple[str, ...],
+    names: str,
+    backend: str,
+    ranks: int | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    r"""Train on handwritten digits, with every trainer and algorithm, and natively.
+
+    Ranks are processes on this machine. All contenders start from the same weights,
+    see the same pictures, and take turns epoch by epoch; native is torch's
+    DistributedDataParallel on gloo. Trainers:
+
+    \b
+    per-parameter   one all-reduce for each parameter, after backward
+    bucketed        all-reduce of buckets, while backward goes on
+    torch-ddp       DistributedDataParallel on a group of --backend
+    torch-ddp-hook  DistributedDataParallel that calls ringcoll in a hook
+
+    Loss and accuracy are those on the test set. Times are medians, of the slowest rank;
+    the spread is the interquartile range over the median. Overlap is the part of the
+    communication that was hidden behind backward.
+
+    Exit status: 1 if ranks ended with different parameters, or a contender with others
+    than native: after the first step by more than rounding, at the end by more than
+    rounding grows to: a tenth of the way that the parameters have gone, a quarter
+    with --wire float16, half with bfloat16.
+    """
+    world_size = measuring.ranks_to_use(ranks, 2)
+    algorithms = measuring.known("all_reduce", names, (), world_size)
+    if NATIVE_ALGORITHM in algorithms and names.strip() != "all":
+        raise click.BadParameter("native takes part in any case", param_hint="--algorithm")
+    request = Request(
+        tuple(_contenders(trainers, algorithms, backend)), backend=backend, **settings
+    )
+    digits = load_digits()
+    shares(request, 0, len(digits.train_targets), 0, world_size)  # complains where it must
+    facts = environment(world_size)
+    printing = os.environ["RANK"] == "0" if measuring.under_torchrun() else True
+    if printing and not as_json:
+        _announce(request, digits, facts)
+    with measuring.interruptible():
+        results = _run(request, digits, world_size)
+    wrong = list(_complaints(request, results))
+    if printing and as_json:
+        print_json(_document(request, facts, results, wrong))
+    elif printing:
+        _print(request, results, wrong, facts)
+    if wrong:
+        ctx.exit(1)
+
+
+def _contenders(trainers: tuple[str, ...], names: list[str], backend: str) -> Iterator[Contender]:
+    for trainer in trainers:
+        if trainer == "torch-ddp" and backend == "gloo":
+            yield NATIVE
+            continue
+        yield from (Contender(trainer, name) for name in names if name != NATIVE_ALGORITHM)
+
+
+def _announce(request: Request, digits: Digits, facts: dict[str, Any]) -> None:
+    sizes = [64, *[request.width] * (request.layers - 1), 10]
+    pictures, world_size = len(digits.train_targets), facts["world_size"]
+    click.echo(
+        f"{'-'.join(map(str, sizes))} perceptron on {pictures} pictures of digits, "
+        f"{pictures // (world_size * request.batch)} steps an epoch of "
+        f"{world_size} x {request.batch}"
+    )
+    click.echo(
+        f"{world_size} processes over {request.backend}, {facts['cores']} cores "
+        f"({facts['cpu']}), load {facts['load_average'][0]}\n"
+    )
+
+
+def _run(request: Request, digits: Digits, world_size: int) -> list[Result]:
+    with _bar(request) as advance:
+        results: list[Result] = measuring.on_ranks(
+            on_rank,
+            request,
+            digits,
+            world_size=world_size,
+            backend=request.backend,
+            on_report=advance,
+        )
+        return results
+
+
+@contextmanager
+def _bar(request: Request) -> Iterator[Callable[[Epoch], None]]:
+    """A progress bar that counts epochs, and shows the last one's loss and accuracy."""
+    total = request.epochs * len({*request.contenders, NATIVE})
+    with progress() as bar:
+        task = bar.add_task("starting ranks", total=total)
+
+        def advance(epoch: Epoch) -> None:
+            told = f"epoch {epoch.number}: {_name(epoch.contender)} {_quality(epoch)}"
+            bar.update(task, advance=1, description=told)
+
+        yield advance
+
+
+def _name(contender: Contender) -> str:
+    trainer, algorithm = contender
+    return "native" if algorithm is None else f"{trainer}, {label(algorithm)}"
+
+
+def _quality(epoch: Epoch) -> str:
+    return f"{epoch.loss:.4f} {100 * epoch.accuracy:.1f}%"
+
+
+_COLUMNS = (
+    ("trainer", ""),
+    ("test", "loss"),
+    ("test", "accuracy"),
+    ("step", "(ms)"),
+    ("", "spread"),
+    ("all-reduced", "a step"),
+    ("overlap", ""),
+    ("between", "ranks"),
+    ("from", "native"),
+)
+
+
+def _print(
+    request: Request, results: list[Result], wrong: list[str], facts: dict[str, Any]
+) -> None:
+    names = [_name(result.contender) for result in results]
+    lines = zip(*(result.epochs for result in results), strict=True)
+    rows = [(str(line[0].number), *map(_quality, line)) for line in lines]
+    print_table(["epoch", *names], rows, left=1)
+    click.echo()
+    print_table([f"{above}\n{below}" for above, below in _COLUMNS], map(_row, results), left=1)
+    if (warning := oversubscribed(facts["world_size"])) is not None:
+        click.echo(f"\n{warning}")
+    click.echo()
+    for line in wrong or _findings(request, results):
+        click.echo(line)
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    summary, last = result.summary, result.epochs[-1]
+    return (
+        _name(result.contender),
+        f"{last.loss:.6f}",
+        f"{100 * last.accuracy:.2f}%",
+        f"{summary.p50_s * 1e3:.2f}",
+        f"{100 * summary.spread:.0f}%",
+        as_size(result.nbytes),
+        "-" if result.overlap is None else f"{100 * result.overlap:.0f}%",
+        f"{result.between_ranks:.2g}",
+        "-" if result.contender == NATIVE else f"{result.end.from_native:.2g}",
+    )
+
+
+def _findings(request: Request, results: list[Result]) -> Iterator[str]:
+    losses = [result.epochs[-1].loss for result in results]
+    fastest = min(results, key=lambda one: one.summary.p50_s)
+    yield "Parameters are the same on all ranks, to the last bit, for every contender."
+    if len(results) > 1:
+        ours = [one for one in results if one.contender != NATIVE]
+        worst = max(one.end.from_native for one in ours)
+        if worst == 0:
+            yield "Every contender ends with the parameters of native, to the last bit."
+        else:
+            limit = min(tolerances(request, one)[1] for one in ours)
+            yield (
+                f"Largest difference from native: {worst:.2g}, allowed {limit:.2g}; "
+                f"losses differ by {max(losses) - min(losses):.2g} at most."
+            )
+        took = time_in_words(fastest.summary.p50_s)
+        yield f"Lowest median of a step: {_name(fastest.contender)}, {took}."
+
+
+def _complaints(request: Request, results: list[Result]) -> Iterator[str]:
+    """What is wrong, in sentences; what is not a number is wrong."""
+    for one in results:
+        if one.between_ranks != 0:
+            yield f"WRONG: {_name(one.contender)}: ranks differ by {one.between_ranks:.2g}"
+        moments = zip(
+            ("after the first step", "at the end"),
+            (one.first, one.end),
+            tolerances(request, one),
+            strict=True,
+        )
+        for moment, compared, limit in moments:
+            if not compared.from_native <= limit:
+                yield (
+                    f"WRONG: {_name(one.contender)}: {moment} {compared.from_native:.2g} "
+                    f"from native, allowed {limit:.2g}"
+                )
+
+
+def _document(
+    request: Request, facts: dict[str, Any], results: list[Result], wrong: list[str]
+) -> dict[str, Any]:
+    return {
+        "environment": facts,
+        "settings": {
+            name: value for name, value in asdict(request).items() if name != "contenders"
+        },
+        "world_size": facts["world_size"],
+        "results": [_record(request, result) for result in results],
+        "wrong": wrong,
+        "findings": [] if wrong else list(_findings(request, results)),
+    }
+
+
+def _record(request: Request, result: Result) -> dict[str, Any]:
+    return {
+        "trainer": result.contender.trainer,
+        "algorithm": result.contender.algorithm or "native",
+        "epochs": [
+            {"number": one.number, "loss": one.loss, "accuracy": one.accuracy}
+            for one in result.epochs
+        ],
+        "step": asdict(result.summary) | {"spread": result.summary.spread},
+        "nbytes_per_step": result.nbytes,
+        "overlap": result.overlap,
+        "between_ranks": result.between_ranks,
+        "from_native": result.end.from_native,
+        "from_native_after_one_step": result.first.from_native,
+        "moved": result.end.moved,
+        "moved_in_one_step": result.first.moved,
+    }

@@ -1,0 +1,190 @@
+"""``ringcoll train`` as it is typed."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ringcoll import train
+from ringcoll.bench.environment import oversubscribed
+from ringcoll.cli import measuring
+from ringcoll.train import NATIVE, Comparison, Contender, Epoch, Request, Result
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("--epochs", "1", "--layers", "2", "--width", "16", "--bucket-bytes", "1K")
+
+
+@pytest.fixture
+def on_pool(pool, monkeypatch):
+    """Let the command use the tests' own pool of ranks instead of starting some."""
+
+    def on_ranks(function, *args, world_size, backend, on_report):
+        assert backend == "gloo"
+        return pool(world_size).run(function, *args, on_report=on_report)[0]
+
+    monkeypatch.setattr(measuring, "on_ranks", on_ranks)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("on_pool")
+class TestOnRanks:
+    def test_all_trainers_end_where_native_does(self, run):
+        names = "per-parameter,bucketed,torch-ddp,torch-ddp-hook"
+        result = run("train", "--trainer", names, *SMALL)
+        assert result.exit_code == 0
+        lines = result.stdout.splitlines()
+        assert lines[0].startswith("64-16-10 perceptron on 1438 pictures of digits, 22 steps")
+        table = [line for line in lines if " KiB " in line]
+        contenders = [
+            f"{trainer}, {algorithm}"
+            for trainer in ("per-parameter", "bucketed", "torch-ddp-hook")
+            for algorithm in ("ring", "tree")
+        ]
+        assert [line.partition("  ")[0] for line in table] == [*contenders, "native"]
+        assert {line.split()[-2] for line in table} == {"0"}, "between ranks"
+        assert "Every contender ends with the parameters of native, to the last bit." in lines
+        warning = oversubscribed(2)
+        assert warning is None or warning in lines
+
+    def test_as_data(self, run):
+        words = ("--trainer", "bucketed", "--trainer", "torch-ddp-hook", "--wire", "float16")
+        result = run("train", "--algorithm", "double-tree", *words, *SMALL, "--json")
+        assert result.exit_code == 0
+        found = json.loads(result.stdout)
+        assert found["world_size"] == 2
+        assert found["settings"]["wire"] == "float16"
+        assert (found["wrong"], len(found["findings"])) == ([], 3)
+        names = [(one["trainer"], one["algorithm"]) for one in found["results"]]
+        assert names == [
+            ("bucketed", "double_tree"),
+            ("torch-ddp-hook", "double_tree"),
+            ("torch-ddp", "native"),
+        ]
+        bucketed, hook, native = found["results"]
+        numel = 64 * 16 + 16 + 16 * 10 + 10
+        assert [one["nbytes_per_step"] for one in found["results"]] == [
+            2 * numel,
+            2 * numel,
+            4 * numel,
+        ]
+        assert [one["between_ranks"] for one in found["results"]] == [0, 0, 0]
+        assert 0 < bucketed["from_native"] < bucketed["moved"]
+        assert 0 <= bucketed["overlap"] <= 1
+        assert hook["overlap"] is native["overlap"] is None
+        assert native["from_native"] == 0
+        assert native["step"]["samples"] == 1438 // 2 // 32
+        assert 0 < native["epochs"][0]["accuracy"] < 1
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        ("--trainer nonsense", "'nonsense' is none of per-parameter, bucketed"),
+        ("--trainer ,", "name at least one"),
+        ("--algorithm nonsense", "unknown algorithm 'nonsense'"),
+        ("--algorithm ring,native", "native takes part in any case"),
+        ("--wire float8", "'float8' is not one of"),
+        ("--backend mpi", "'mpi' is not one of"),
+        ("--epochs 0", "0 is not in the range"),
+        ("-k 3 --batch 480", "more pictures than there are (expected at most 479, got 480)"),
+    ],
+)
+def test_bad_calls_are_explained_before_anything_starts(run, monkeypatch, words, said):
+    monkeypatch.setattr(measuring, "Ranks", None)
+    result = run("train", *words.split())
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_without_scikit_learn(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(measuring, "Ranks", None)
+    result = run("train")
+    assert result.exit_code == 2
+    assert "pip install 'ringcoll[train]'" in result.output
+
+
+GOOD = Result(
+    contender=Contender("bucketed", "ring"),
+    epochs=(Epoch(Contender("bucketed", "ring"), 1, 0.5, 0.9),),
+    steps_s=(1.0, 2.0),
+    nbytes=8,
+    overlap=0.5,
+    between_ranks=0.0,
+    first=Comparison(0.0, 0.1, 1.0),
+    end=Comparison(0.0, 0.5, 1.0),
+)
+BAD = {
+    "ranks differ by 1e-09": replace(GOOD, between_ranks=1e-9),
+    "ranks differ by nan": replace(GOOD, between_ranks=float("nan")),
+    "after the first step 0.01 from native": replace(GOOD, first=Comparison(0.01, 0.1, 1.0)),
+    "at the end 0.2 from native": replace(GOOD, end=Comparison(0.2, 0.5, 1.0)),
+    "at the end nan from native": replace(GOOD, end=Comparison(float("nan"), 0.5, 1.0)),
+}
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_what_is_wrong_ends_in_status_1(run, monkeypatch, said):
+    monkeypatch.setattr(measuring, "on_ranks", lambda *args, **options: [BAD[said]])
+    result = run("train")
+    assert result.exit_code == 1
+    assert f"WRONG: bucketed, ring: {said}" in result.stdout
+    assert json.loads(run("train", "--json").stdout)["wrong"]
+
+
+def test_differences_within_the_tolerance(run, monkeypatch):
+    native = replace(GOOD, contender=NATIVE)
+    within = replace(GOOD, end=Comparison(0.04, 0.5, 1.0), first=Comparison(1e-7, 0.1, 1.0))
+    monkeypatch.setattr(measuring, "on_ranks", lambda *args, **options: [within, native])
+    result = run("train")
+    assert result.exit_code == 0
+    assert "Largest difference from native: 0.04, allowed 0.05" in result.stdout
+
+
+def test_every_rank_and_step_has_pictures_of_its_own():
+    digits = train.load_digits()
+    assert [len(part) for part in digits] == [1438, 1438, 359, 359]
+    assert torch.equal(digits.train_inputs, train.load_digits().train_inputs)
+    inked = digits.train_inputs.std(0) > 0
+    assert digits.train_inputs.mean(0).abs().max() < 1e-5
+    assert int(inked.sum()) > 50
+    assert digits.train_inputs.std(0).max() < 1.001
+
+    request = Request((NATIVE,), batch=7)
+    seen = torch.stack([train.shares(request, 4, 100, rank, 3) for rank in range(3)])
+    assert seen.shape == (3, 4, 7)
+    assert len(seen.unique()) == seen.numel()
+    again = train.shares(request, 5, 100, 0, 3)
+    assert not torch.equal(seen[0], again), "each epoch has another order"
+
+
+def test_the_model_has_as_many_layers_as_asked_for():
+    for layers in (1, 2, 4):
+        model = train.mlp(layers, 9, seed=0)
+        assert sum(isinstance(one, nn.Linear) for one in model) == layers
+        assert model(torch.zeros(2, 64)).shape == (2, 10)
+    one, other, another = (train.mlp(2, 9, seed).state_dict()["0.weight"] for seed in (1, 1, 2))
+    assert torch.equal(one, other)
+    assert not torch.equal(one, another)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_under_torchrun_only_rank_0_prints():
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            "-m", "ringcoll.cli", "train", "--algorithm", "ring", *SMALL, "--json",
+        ],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)  # once, and nothing else
+    assert [one["from_native"] for one in found["results"]] == [0, 0]
