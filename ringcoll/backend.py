@@ -20,6 +20,7 @@ what c10d expects. How torch reaches a process group, and what has to be minded
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,12 @@ def _untraced(method: _Method) -> _Method:
             eval_frame.set_eval_frame(tracer)
 
     run._torchdynamo_disable = True  # type: ignore[attr-defined]
+    # Where nothing is traced on the way here, as after a graph break, the tracer looks at
+    # every frame, and would warn that it cannot follow this one.
+    with contextlib.suppress(AttributeError):  # where a version of torch has it otherwise
+        frames: Any = eval_frame
+        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        frames.set_code_exec_strategy(run.__code__, strategy)
     return run  # type: ignore[return-value]
 
 
@@ -210,9 +217,12 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # --- reductions ------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = _SUM, timeout: timedelta | None = None) -> Work:
+    def allreduce(
+        self, tensors: Any, opts: Any = _SUM, timeout: timedelta | None = None, *, op: Any = None
+    ) -> Work:
         """``all_reduce``, of a list of one tensor."""
         (tensor,) = _listed(tensors)
+        opts = opts if op is None else op
         return self._start(
             "all_reduce",
             api.all_reduce,
@@ -239,9 +249,16 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def reduce(
-        self, tensors: Any, opts: Any = 0, op: Any = _SUM, timeout: timedelta | None = None
+        self,
+        tensors: Any,
+        opts: Any = 0,
+        op: Any = _SUM,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
     ) -> Work:
         """``reduce``, of a list of one tensor."""
+        opts = opts if root is None else root
         (tensor,) = _listed(tensors)
         op = _operator(opts, op)
         return self._start(
@@ -262,8 +279,11 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         input_tensors: Any,
         opts: Any = _SUM,
         timeout: timedelta | None = None,
+        *,
+        op: Any = None,
     ) -> Work:
         """``reduce_scatter``, of a list of one output and one list of inputs."""
+        opts = opts if op is None else op
         (output,) = _listed(output_tensors)
         inputs = _inner(input_tensors)
         return self._start(
@@ -311,8 +331,16 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # --- data that are only moved ----------------------------------------------------
 
-    def broadcast(self, tensors: Any, opts: Any = 0, timeout: timedelta | None = None) -> Work:
+    def broadcast(
+        self,
+        tensors: Any,
+        opts: Any = 0,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Work:
         """``broadcast``, of a list of one tensor."""
+        opts = opts if root is None else root
         tensor = _listed(tensors)[getattr(opts, "rootTensor", 0)]
         return self._start(
             "broadcast",
@@ -400,8 +428,11 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         input_tensors: Any,
         opts: Any = 0,
         timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
     ) -> Work:
         """``gather``, of one list of outputs (at the root) and a list of one input."""
+        opts = opts if root is None else root
         outputs = _inner(output_tensors)
         (tensor,) = _listed(input_tensors)
         return self._start(
@@ -422,8 +453,11 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         input_tensors: Any,
         opts: Any = 0,
         timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
     ) -> Work:
         """``scatter``, of a list of one output and one list of inputs (at the root)."""
+        opts = opts if root is None else root
         (output,) = _listed(output_tensors)
         return self._start(
             "scatter",

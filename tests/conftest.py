@@ -24,12 +24,13 @@ class _Pools:
     """Ranks that are started once, and again where a test has ended them."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Ranks] = {}
+        self._open: dict[tuple[int, str], Ranks] = {}
 
-    def __call__(self, world_size: int) -> Ranks:
-        ranks = self._open.get(world_size)
+    def __call__(self, world_size: int, backend: str = "gloo") -> Ranks:
+        ranks = self._open.get((world_size, backend))
         if ranks is None or not all(process.is_alive() for process in ranks.processes):
-            ranks = self._open[world_size] = Ranks(world_size, timeout_s=60.0)
+            ranks = Ranks(world_size, backend=backend, timeout_s=60.0)
+            self._open[world_size, backend] = ranks
             ranks.run(join)
         return ranks
 
@@ -39,8 +40,8 @@ class _Pools:
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Callable[[int], Ranks]]:
-    """Called with a world size, gives a pool of so many real processes."""
+def pool() -> Iterator[Callable[..., Ranks]]:
+    """Called with a world size, and a backend, gives a pool of so many real processes."""
     pools = _Pools()
     yield pools
     pools.close()

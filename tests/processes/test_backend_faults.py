@@ -13,22 +13,6 @@ from tests.support.faults import Caught
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    """Two ranks, and three, on the backend."""
-    pools: dict[int, Ranks] = {}
-
-    def pool(world_size: int) -> Ranks:
-        found = pools.get(world_size)
-        if found is None or not all(process.is_alive() for process in found.processes):
-            found = pools[world_size] = Ranks(world_size, backend="ringcoll", timeout_s=60.0)
-        return found
-
-    yield pool
-    for found in pools.values():
-        found.close()
-
-
 def deaths(
     world_size: int, dying: int, function: Callable[..., None], *args: object
 ) -> list[tuple[int, Caught]]:
@@ -77,25 +61,28 @@ def test_a_rank_dies_while_it_is_received_from():
         assert caught.seconds < 5
 
 
-def test_a_hook_that_raises_fails_the_step(ranks):
-    for caught in ranks(2).run(backend_faults.hooked_step, "raises"):
+def test_a_hook_that_raises_fails_the_step(pool):
+    for caught in pool(2, "ringcoll").run(backend_faults.hooked_step, "raises"):
         assert isinstance(caught, Caught)
         assert "no gradients today" in caught.text
 
 
-def test_a_hook_may_block_in_other_collectives(ranks):
+def test_a_hook_may_block_in_other_collectives(pool):
     for world_size in (2, 3):
         # The sum of rank + 1 over the ranks, summed up once more.
         wanted = {float(world_size * sum(range(1, world_size + 1)))}
-        assert ranks(world_size).run(backend_faults.hooked_step, "blocks") == [wanted] * world_size
+        assert (
+            pool(world_size, "ringcoll").run(backend_faults.hooked_step, "blocks")
+            == [wanted] * world_size
+        )
 
 
-def test_power_sgd_keeps_ranks_equal(ranks):
-    assert ranks(3).run(backend_faults.power_sgd) == [[0.0] * 3] * 3
+def test_power_sgd_keeps_ranks_equal(pool):
+    assert pool(3, "ringcoll").run(backend_faults.power_sgd) == [[0.0] * 3] * 3
 
 
-def test_time_limits_are_kept_however_they_are_given(ranks):
-    for rank, found in enumerate(ranks(3).run(backend_faults.time_limits)):
+def test_time_limits_are_kept_however_they_are_given(pool):
+    for rank, found in enumerate(pool(3, "ringcoll").run(backend_faults.time_limits)):
         for how, caught in found.items():
             if rank == 2:
                 assert caught is None
@@ -106,8 +93,8 @@ def test_time_limits_are_kept_however_they_are_given(ranks):
             assert {caught.kind for caught in found.values()} >= {"CollectiveTimeoutError"}
 
 
-def test_ten_thousand_operations_at_once_end_in_order(ranks):
-    for in_order, wrong, threads in ranks(2).run(backend_faults.many_at_once, 10_000):
+def test_ten_thousand_operations_at_once_end_in_order(pool):
+    for in_order, wrong, threads in pool(2, "ringcoll").run(backend_faults.many_at_once, 10_000):
         assert in_order
         assert wrong == 0
         assert threads < 15

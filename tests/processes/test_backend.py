@@ -1,0 +1,121 @@
+"""The process group behind ``init_process_group("ringcoll")``: names, forms, options."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from ringcoll import Options
+from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
+from tests.support import backend_calls
+
+ROOT = Path(__file__).parents[2]
+
+
+# --- registration ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import ringcoll, torch.distributed as dist",
+        "import torch.distributed as dist, ringcoll",
+        "import torch, ringcoll; import torch.distributed as dist",
+        "import torch.distributed as dist; from ringcoll import registration;"
+        "registration.register(); registration.register()",
+    ],
+)
+def test_the_name_is_known_once_both_are_imported(program: str):
+    program += "; print(dist.Backend('ringcoll'), dist.Backend.backend_capability['ringcoll'])"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == "ringcoll ['cpu', 'cuda']"
+
+
+def test_the_entry_point_is_there():
+    """Newer versions of torch look for it, and call it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    target = project["entry-points"]["torch.distributed.backends"]["ringcoll"]
+    module, function = target.split(":")
+    getattr(import_module(module), function)()
+
+
+# --- forms of calls -------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", backend_calls.SHORT_FORMS)
+def test_calls_without_options(pool, name: str):
+    for world_size in (2, 3):
+        for got, wanted in pool(world_size, "ringcoll").run(backend_calls.short_form, name):
+            assert got == wanted
+
+
+@pytest.mark.processes
+def test_collectives_are_counted(pool):
+    assert pool(3, "ringcoll").run(backend_calls.sequence_numbers) == [(0, 2)] * 3
+
+
+# --- options --------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "options, wanted",
+    [
+        (Options(algorithm="ring"), ["ring", "ring", "ring", "dissemination"]),
+        (
+            Options(algorithm={"all_reduce": "rabenseifner", "all_gather": "ring"}),
+            ["rabenseifner", "rabenseifner", "ring", "dissemination"],
+        ),
+        (None, ["binomial_tree", "binomial_tree", "bruck", "dissemination"]),
+    ],
+)
+def test_options_choose_algorithms(pool, options: Options | None, wanted: list[str]):
+    collectives = ["all_reduce", "all_reduce", "all_gather", "barrier"]
+    for found in pool(3, "ringcoll").run(backend_calls.with_options, options):
+        assert [name for name, _, _ in found] == collectives
+        assert [algorithm for _, algorithm, _ in found] == wanted
+
+
+@pytest.mark.processes
+def test_options_choose_what_travels(pool):
+    options = Options(wire_dtype=torch.bfloat16)
+    for found in pool(2, "ringcoll").run(backend_calls.with_options, options):
+        dtypes = [dtype for _, _, dtype in found]
+        assert dtypes == [torch.bfloat16, torch.int64, torch.float32, torch.uint8]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "options, kind, part",
+    [
+        (Options(algorithm="rnig"), "UnknownAlgorithmError", "rnig"),
+        (Options(algorithm={"barrier": "ring"}), "UnknownAlgorithmError", "ring"),
+        ({"algorithm": "ring"}, "ArgumentError", "pg_options"),
+    ],
+)
+def test_bad_options_are_refused(pool, options: object, kind: str, part: str):
+    for got, text in pool(3, "ringcoll").run(backend_calls.refused, options):
+        assert got == kind
+        assert part in text
+
+
+def test_an_algorithm_that_cannot_run_on_so_many_ranks():
+    with pytest.raises(UnknownAlgorithmError, match="rnig"):
+        Options(algorithm="rnig").algorithm_of("all_reduce", 4)
+    assert Options(algorithm="ring").algorithm_of("all_to_all", 4) == "auto"
+    assert UnsupportedWorldSizeError.__mro__.index(ValueError)
