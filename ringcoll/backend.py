@@ -101,14 +101,15 @@ def _untraced(method: _Method) -> _Method:
         finally:
             eval_frame.set_eval_frame(tracer)
 
-    run._torchdynamo_disable = True  # type: ignore[attr-defined]
+    made: Any = run
+    made._torchdynamo_disable = True
     # Where nothing is traced on the way here, as after a graph break, the tracer looks at
     # every frame, and would warn that it cannot follow this one.
     with contextlib.suppress(AttributeError):  # where a version of torch has it otherwise
         frames: Any = eval_frame
         strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-        frames.set_code_exec_strategy(run.__code__, strategy)
-    return run  # type: ignore[return-value]
+        frames.set_code_exec_strategy(made.__code__, strategy)
+    return made  # type: ignore[no-any-return]
 
 
 def _listed(tensors: Any) -> list[Any]:

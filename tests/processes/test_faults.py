@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -279,6 +280,38 @@ def run_programs(backend: str, case: str, store: str) -> None:
 def test_a_program_ends_cleanly_with_operations_pending(backend: str, case: str):
     store = _local_store()
     run_programs(backend, case, str(store.port))
+
+
+def test_ctrl_c_in_training_leaves_no_process():
+    store = _local_store()
+    command = [sys.executable, "-m", "tests.support.exits", "ringcoll", "in training"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), "2", str(store.port)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in ranks:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "training\n"
+        time.sleep(0.5)
+        for process in ranks:  # as a terminal does
+            process.send_signal(signal.SIGINT)
+        errors = [process.communicate(timeout=40)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    for process, error in zip(ranks, errors, strict=True):
+        # Python's own way to end on an interrupt; or the other rank was quicker to go.
+        assert process.returncode in (-signal.SIGINT, 1), error
+        assert "KeyboardInterrupt" in error or "lost rank" in error
+        assert "terminate called" not in error
+    assert any("KeyboardInterrupt" in error for error in errors)
 
 
 def test_ranks_may_meet_in_a_file(tmp_path: Path):

@@ -60,6 +60,11 @@ def main(backend: str, case: str, rank: int, world_size: int, where: str) -> Non
         for _ in range(20):
             future = library.all_reduce(torch.ones(1000), async_op=True).get_future()
             future.then(lambda _: library.all_reduce(torch.ones(10), async_op=True))
+    elif case == "in training":
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+        print("training", flush=True)  # noqa: T201  # the test waits for it
+        while True:
+            model(torch.ones(10, 100)).sum().backward()
     elif case == "an exception":
         library.all_reduce(torch.ones(1000), async_op=True)
         raise SystemExit(3)
