@@ -23,6 +23,7 @@ one dies and `CollectiveTimeoutError` if one does not come.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -674,7 +675,8 @@ def monitored_barrier(
         Some rank did not come. On rank 0 it names which; the others are told.
     """
     member = communicator(group, torch.device("cpu"))
-    member.monitored_barrier(seconds(timeout, member), wait_all_ranks)
+    at_once = timeout in (0, timedelta(0))
+    member.monitored_barrier(0.0 if at_once else seconds(timeout, member), wait_all_ranks)
 
 
 def all_gather_into_tensor(*args: Any, **kwargs: Any) -> Work | None:

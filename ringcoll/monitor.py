@@ -335,7 +335,10 @@ def monitored_barrier(
             )
         told = store.get(f"{number}/over").decode()
         if told:
-            raise CollectiveTimeoutError(f"rank {rank}: monitored_barrier failed: {told}")
+            raise CollectiveTimeoutError(  # in gloo's words, which programs look for
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while "
+                f"waiting for send/recv from rank 0: {told}"
+            )
         return
     missing = []
     for peer in range(1, world_size):
@@ -344,7 +347,10 @@ def monitored_barrier(
             if not wait_all_ranks:
                 break
     ranks = ", ".join(map(str, missing))
-    told = f"Rank{'s' * (len(missing) > 1)} {ranks} failed to pass monitoredBarrier in {limit}"
+    told = (
+        f"Rank{'s' * (len(missing) > 1)} {ranks} failed to pass monitoredBarrier in {limit}, "
+        "Rank 0 timed out in monitoredBarrier"
+    )
     store.set(f"{number}/over", told if missing else "")
     if missing:
         raise CollectiveTimeoutError(told, peer=missing[0])

@@ -108,8 +108,8 @@ def meet(
             missing = [peer for peer in range(world_size) if not store.check([keys[peer]])]
             told = ", ".join(f"rank {peer}" for peer in missing)
             raise CollectiveTimeoutError(
-                f"rank {rank} waited {timeout_s:g} s for {told} to use the group "
-                "for the first time",
+                f"rank {rank} waited the whole timeout of {timeout_s:g} s for {told} to use the "
+                "group for the first time",
                 peer=missing[0] if missing else None,
             )
         time.sleep(pause_s)
