@@ -55,6 +55,16 @@ def quantized() -> torch.Tensor:
 
 
 QUANTIZED = quantized()
+SPARSE = torch.eye(3).to_sparse()
+
+
+def sparse_rows() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in beta state
+        return torch.eye(3).to_sparse_csr()
+
+
+SPARSE_ROWS = sparse_rows()
 
 
 ARGUMENTS: dict[str, Bad] = {
@@ -62,7 +72,9 @@ ARGUMENTS: dict[str, Bad] = {
     "a list for a tensor": all_reduce([1.0, 2.0]),
     "a number for a tensor": all_reduce(1.0),
     "nothing for a tensor": all_reduce(None),
-    "a sparse tensor": all_reduce(torch.eye(3).to_sparse()),
+    "a sparse tensor in rows": all_reduce(SPARSE_ROWS),
+    "a sparse tensor": lambda group: ringcoll.broadcast(SPARSE, 0, group),
+    "an operator that a sparse tensor does not have": all_reduce(SPARSE, op="max"),
     "a quantized tensor": lambda group: ringcoll.all_reduce(QUANTIZED, group=group),
     "a tensor without memory": all_reduce(torch.ones(3, device="meta")),
     "a number in the list": lambda group: ringcoll.all_gather([THREE, 1.0], THREE, group),  # type: ignore[list-item]

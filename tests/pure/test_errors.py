@@ -20,6 +20,8 @@ EVERY = (
     errors.UnsupportedWorldSizeError("odd"),
     errors.VerificationError("wrong", rank=0, step=3, peer=1, chunk=2, expected=1, got=2, grid="x"),
     errors.VerificationError("wrong"),
+    errors.BackwardError("call finish()"),
+    errors.MissingExtraError("ringcoll[plot]"),
 )
 
 
@@ -45,6 +47,8 @@ def test_every_error_is_here():
         (errors.TransportError, RuntimeError),
         (errors.CollectiveTimeoutError, TimeoutError),
         (errors.MismatchError, RuntimeError),
+        (errors.BackwardError, RuntimeError),
+        (errors.MissingExtraError, ImportError),
     ],
 )
 def test_errors_are_also_builtin_ones(kind: type[Exception], builtin: type[Exception]):
