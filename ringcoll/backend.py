@@ -9,31 +9,29 @@ what c10d expects. How torch reaches a process group, and what has to be minded
   (DistributedDataParallel, functional collectives) calls those of them that its
   pybind11 trampoline knows, and for the rest runs the collective of the *backend* that
   is registered for the device: here an inner group that is meant for the user's
-  sends and receives only. `_mend_bypasses` closes the one gap that is known.
+  sends and receives only. See `ringcoll.torch_gaps`.
 - Both the names of 2.13 and the older ones are used in the wild, and so are the
   short forms (``group.allreduce(tensor, op)``) next to those with options.
 - ``options.timeout`` is negative unless the user gave one; then the group's counts.
 - A call whose options say that it is synchronous is waited for by the caller at
   once, so it may as well run in the caller's thread.
-- torch.compile must not trace into the methods: see `_untraced`.
+- torch.compile must not trace into the methods.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._dynamo import eval_frame
 
 from ringcoll import api, groups, select
 from ringcoll.errors import ArgumentError, PeerLostError
+from ringcoll.torch_gaps import mend_bypasses, untraced
 from ringcoll.work import Work
 
 __all__ = ["NAME", "Options", "ProcessGroup", "create"]
@@ -41,10 +39,9 @@ __all__ = ["NAME", "Options", "ProcessGroup", "create"]
 NAME = "ringcoll"
 
 _SUM = dist.ReduceOp.SUM
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 # pybind11's overloads and the names of their parameters are not ours to repeat.
 _ProcessGroup: Any = dist.ProcessGroup
-_c10d: Any = torch._C._distributed_c10d
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -86,30 +83,12 @@ class Options:
         name = self.algorithm.get(collective, "auto")
         return select.required(collective, name, world_size)
 
-
-def _untraced(method: _Method) -> _Method:
-    """Keep torch.compile's tracer out of a method and of all that it calls.
-
-    As ``torch.compiler.disable`` does, without the 2 s that importing it takes.
-    """
-
-    @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        tracer = eval_frame.set_eval_frame(None)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            eval_frame.set_eval_frame(tracer)
-
-    made: Any = run
-    made._torchdynamo_disable = True
-    # Where nothing is traced on the way here, as after a graph break, the tracer looks at
-    # every frame, and would warn that it cannot follow this one.
-    with contextlib.suppress(AttributeError):  # where a version of torch has it otherwise
-        frames: Any = eval_frame
-        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-        frames.set_code_exec_strategy(made.__code__, strategy)
-    return made  # type: ignore[no-any-return]
+    def keywords(self, collective: str, world_size: int) -> dict[str, Any]:
+        """What to give to a function of `ringcoll.api`."""
+        found: dict[str, Any] = {"algorithm": self.algorithm_of(collective, world_size)}
+        if self.segment_bytes is not None and collective not in ("all_to_all", "barrier"):
+            found["segment_bytes"] = self.segment_bytes
+        return found
 
 
 def _listed(tensors: Any) -> list[Any]:
@@ -155,10 +134,10 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 expected="ringcoll.Options, or None",
                 got=type(options),
             )
-        _mend_bypasses()
+        mend_bypasses()
         self.options = options or Options()
-        self._algorithms = {
-            collective: self.options.algorithm_of(collective, world_size)
+        self._keywords = {
+            collective: self.options.keywords(collective, world_size)
             for collective in select.COLLECTIVES
         }
         self._store = store
@@ -232,7 +211,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             timeout,
             tensor,
             _operator(opts),
-            **self._reducing(tensor, opts),
         )
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = _SUM) -> Work:
@@ -246,7 +224,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             None,
             tensors,
             _operator(opts),
-            **self._reducing(tensors, opts),
         )
 
     def reduce(
@@ -271,7 +248,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             tensor,
             group_dst=_root(opts),
             op=op,
-            **self._reducing(tensor, op),
         )
 
     def reduce_scatter(
@@ -296,7 +272,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             output,
             inputs,
             _operator(opts),
-            **self._reducing(output, opts),
         )
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = _SUM) -> Work:  # noqa: A002
@@ -310,7 +285,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             output,
             input,
             _operator(opts),
-            **self._reducing(output, opts),
         )
 
     def reduce_scatter_single_coalesced(
@@ -327,7 +301,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             outputs,
             inputs,
             _operator(opts),
-            **self._reducing(outputs, opts),
         )
 
     # --- data that are only moved ----------------------------------------------------
@@ -351,7 +324,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             timeout,
             tensor,
             group_src=_root(opts),
-            segment_bytes=self.options.segment_bytes,
         )
 
     def allgather(
@@ -372,7 +344,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             timeout,
             outputs,
             tensor,
-            segment_bytes=self.options.segment_bytes,
         )
 
     def allgather_coalesced(
@@ -391,7 +362,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             None,
             [list(tensors) for tensors in output_lists],
             list(input_list),
-            segment_bytes=self.options.segment_bytes,
         )
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002
@@ -404,7 +374,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             None,
             output,
             input,
-            segment_bytes=self.options.segment_bytes,
         )
 
     def all_gather_single_coalesced(
@@ -420,7 +389,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             None,
             outputs,
             inputs,
-            segment_bytes=self.options.segment_bytes,
         )
 
     def gather(
@@ -445,7 +413,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             tensor,
             outputs or None,
             group_dst=_root(opts),
-            segment_bytes=self.options.segment_bytes,
         )
 
     def scatter(
@@ -469,7 +436,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             output,
             _inner(input_tensors) or None,
             group_src=_root(opts),
-            segment_bytes=self.options.segment_bytes,
         )
 
     def alltoall(
@@ -625,14 +591,6 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # --- how all of them run ---------------------------------------------------------
 
-    def _reducing(self, tensors: Any, opts: Any) -> dict[str, Any]:
-        """The options of a reduction."""
-        first = _listed(tensors)[0] if tensors is not None and len(_listed(tensors)) else None
-        wire = self.options.wire_dtype
-        if wire is not None and (first is None or not first.is_floating_point()):
-            wire = None
-        return {"segment_bytes": self.options.segment_bytes, "wire_dtype": wire}
-
     def _start(
         self,
         collective: str,
@@ -648,12 +606,16 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if limit is None or limit <= timedelta(0):
             limit = self.timeout
         self._issued += 1
+        if self.options.wire_dtype is not None and collective in _REDUCTIONS:
+            # Integers have no other dtype to travel in.
+            floating = bool(results) and results[0].is_floating_point()
+            keywords["wire_dtype"] = self.options.wire_dtype if floating else None
         work = function(
             *arguments,
             group=self,
             async_op=getattr(opts, "asyncOp", True),
-            algorithm=self._algorithms[collective],
             timeout=limit,
+            **self._keywords[collective],
             **keywords,
         )
         if work is None:
@@ -673,7 +635,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
 for _name, _function in tuple(vars(ProcessGroup).items()):
     if callable(_function) and (not _name.startswith("_") or _name.endswith("_base")):
-        setattr(ProcessGroup, _name, _untraced(_function))
+        setattr(ProcessGroup, _name, untraced(_function))
 
 
 def _operator(opts: Any, op: Any = None) -> Any:
@@ -760,54 +722,6 @@ class _All(dist.Work):
     def get_future(self) -> Any:
         """A future of all of their futures."""
         return torch.futures.collect_all([work.get_future() for work in self._works])
-
-
-@functools.cache
-def _mend_bypasses() -> Any:
-    """Bring home the calls of C++ that would run the inner group's own collective.
-
-    In torch 2.13 these are the functional collectives with ``out=``, which call methods
-    that pybind11's trampoline does not know. The kernels given here call the group's
-    methods by name, so they do for any group what torch's own do.
-    """
-
-    def all_gather_out(
-        input: Tensor,  # noqa: A002  # the schema's name
-        group_size: int,
-        group_name: str,
-        *,
-        out: Tensor,
-    ) -> Tensor:
-        group = _c10d._resolve_process_group(group_name)
-        return _registered(out, group._allgather_base(out, input, _c10d.AllgatherOptions()))
-
-    def reduce_scatter_out(
-        input: Tensor,  # noqa: A002  # the schema's name
-        reduce_op: str,
-        group_size: int,
-        group_name: str,
-        *,
-        out: Tensor,
-    ) -> Tensor:
-        group = _c10d._resolve_process_group(group_name)
-        options = _c10d.ReduceScatterOptions()
-        options.reduceOp = getattr(dist.ReduceOp, reduce_op.upper())
-        return _registered(out, group._reduce_scatter_base(out, input, options))
-
-    library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
-    for key in ("CPU", "CUDA"):
-        library.impl("all_gather_into_tensor_out", all_gather_out, key)
-        library.impl("reduce_scatter_tensor_out", reduce_scatter_out, key)
-    return library
-
-
-def _registered(out: Tensor, work: dist.Work) -> Tensor:
-    """Note the work that ``wait_tensor`` will wait for."""
-    if isinstance(work, Work):
-        # Only the part of a work that is C++ is kept; this one has no other.
-        work = _c10d._create_work_from_future(work.get_future())
-    _c10d._register_work(out, work)
-    return out
 
 
 def create(given: Any, options: Any) -> ProcessGroup:

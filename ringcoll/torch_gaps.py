@@ -1,0 +1,99 @@
+"""Where torch 2.13 does not come by the front door of a process group written in Python.
+
+`mend_bypasses`
+    C++ code that would run a collective of the inner group.
+`untraced`
+    torch.compile, which would trace into the group's methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._dynamo import eval_frame
+
+from ringcoll.work import Work
+
+__all__ = ["mend_bypasses", "untraced"]
+
+_c10d: Any = torch._C._distributed_c10d
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def untraced(method: _Method) -> _Method:
+    """Keep torch.compile's tracer out of a method and of all that it calls.
+
+    As ``torch.compiler.disable`` does, without the 2 s that importing it takes.
+    """
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tracer = eval_frame.set_eval_frame(None)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            eval_frame.set_eval_frame(tracer)
+
+    made: Any = run
+    made._torchdynamo_disable = True
+    # Where nothing is traced on the way here, as after a graph break, the tracer looks at
+    # every frame, and would warn that it cannot follow this one.
+    with contextlib.suppress(AttributeError):  # where a version of torch has it otherwise
+        frames: Any = eval_frame
+        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        frames.set_code_exec_strategy(made.__code__, strategy)
+    return made  # type: ignore[no-any-return]
+
+
+@functools.cache
+def mend_bypasses() -> Any:
+    """Bring home the calls of C++ that would run the inner group's own collective.
+
+    In torch 2.13 these are the functional collectives with ``out=``, which call methods
+    that pybind11's trampoline does not know. The kernels given here call the group's
+    methods by name, so they do for any group what torch's own do.
+    """
+
+    def all_gather_out(
+        input: Tensor,  # noqa: A002  # the schema's name
+        group_size: int,
+        group_name: str,
+        *,
+        out: Tensor,
+    ) -> Tensor:
+        group = _c10d._resolve_process_group(group_name)
+        return _registered(out, group._allgather_base(out, input, _c10d.AllgatherOptions()))
+
+    def reduce_scatter_out(
+        input: Tensor,  # noqa: A002  # the schema's name
+        reduce_op: str,
+        group_size: int,
+        group_name: str,
+        *,
+        out: Tensor,
+    ) -> Tensor:
+        group = _c10d._resolve_process_group(group_name)
+        options = _c10d.ReduceScatterOptions()
+        options.reduceOp = getattr(dist.ReduceOp, reduce_op.upper())
+        return _registered(out, group._reduce_scatter_base(out, input, options))
+
+    library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+    for key in ("CPU", "CUDA"):
+        library.impl("all_gather_into_tensor_out", all_gather_out, key)
+        library.impl("reduce_scatter_tensor_out", reduce_scatter_out, key)
+    return library
+
+
+def _registered(out: Tensor, work: dist.Work) -> Tensor:
+    """Note the work that ``wait_tensor`` will wait for."""
+    if isinstance(work, Work):
+        # Only the part of a work that is C++ is kept; this one has no other.
+        work = _c10d._create_work_from_future(work.get_future())
+    _c10d._register_work(out, work)
+    return out
