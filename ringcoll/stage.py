@@ -53,8 +53,9 @@ class Stage:
         self._rank, self._reduction = rank, reduction
         self._converts = reduction is not None and not reduction.shares_memory
         self._scales = reduction is not None and reduction.scale is not None
-        self._inputs = list(map(_detached, inputs))
-        self._outputs = list(map(_detached, outputs))
+        # All of them: autograd may come to need the gradient of a tensor while it is in use.
+        self._inputs = [tensor.detach() for tensor in inputs]
+        self._outputs = [tensor.detach() for tensor in outputs]
         if any(not tensor.is_contiguous() for tensor in self._outputs) and _overlap(self._outputs):
             raise self._refuse("elements of the outputs share memory", "distinct elements")
         self._one_copy = False
@@ -190,10 +191,6 @@ class Stage:
             return flat if self._reduction is None else self._reduction.encode(flat)
         dtype = tensor.dtype if self._reduction is None else self._reduction.work_dtype
         return torch.empty(tensor.numel(), dtype=dtype, device=tensor.device)
-
-
-def _detached(tensor: Tensor) -> Tensor:
-    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _overlap(tensors: Sequence[Tensor]) -> bool:

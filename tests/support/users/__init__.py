@@ -1,0 +1,1 @@
+"""Programs that use torch.distributed, run on gloo and on this library's backend."""
