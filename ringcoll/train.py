@@ -104,7 +104,7 @@ class Request:
     """
 
     contenders: tuple[Contender, ...]
-    backend: str = "gloo"
+    backend: str = "ringcoll"
     epochs: int = 5
     batch: int = 32
     layers: int = 4

@@ -39,7 +39,7 @@ Examples:
   ringcoll train
   ringcoll train -k 4 --epochs 20 --wire bfloat16
   ringcoll train --trainer per-parameter,bucketed,torch-ddp-hook
-  ringcoll train --trainer torch-ddp --backend ringcoll
+  ringcoll train --trainer bucketed --backend gloo
   torchrun --nproc-per-node 2 -m ringcoll.cli train
 """
 
@@ -58,12 +58,12 @@ def _trainers(
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--trainer", "trainers", multiple=True, default=["bucketed"], show_default=True,
+@click.option("--trainer", "trainers", multiple=True, default=["bucketed,torch-ddp"], show_default=True,
               callback=_trainers, metavar="NAMES",
               help=f"Any of {', '.join(TRAINERS)}; separated by commas, or repeated.")  # fmt: skip
 @click.option("--algorithm", "--algorithms", "names", metavar="NAMES", default="ring,tree",
               show_default=True, help="Names from `ringcoll list`, or auto.")  # fmt: skip
-@click.option("--backend", type=click.Choice(["gloo", "ringcoll"]), default="gloo",
+@click.option("--backend", type=click.Choice(["gloo", "ringcoll"]), default="ringcoll",
               show_default=True, help="Of the process group.")  # fmt: skip
 @click.option("-k", "--ranks", "--world-size", "ranks", type=click.IntRange(min=1),
               help="Number of ranks to start; 2.")  # fmt: skip
