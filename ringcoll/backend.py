@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ringcoll import api, groups, select
 from ringcoll.errors import ArgumentError, PeerLostError
-from ringcoll.torch_gaps import mend_bypasses, untraced
+from ringcoll.torch_gaps import mend_built_in_hook, mend_bypasses, untraced
 from ringcoll.work import Work
 
 __all__ = ["NAME", "Options", "ProcessGroup", "create"]
@@ -135,6 +135,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 got=type(options),
             )
         mend_bypasses()
+        mend_built_in_hook(ProcessGroup)
         self.options = options or Options()
         self._keywords = {
             collective: self.options.keywords(collective, world_size)

@@ -2,6 +2,8 @@
 
 `mend_bypasses`
     C++ code that would run a collective of the inner group.
+`mend_built_in_hook`
+    A communication hook in C++ that takes futures of C++ only.
 `untraced`
     torch.compile, which would trace into the group's methods.
 """
@@ -20,7 +22,7 @@ from torch._C._dynamo import eval_frame
 
 from ringcoll.work import Work
 
-__all__ = ["mend_bypasses", "untraced"]
+__all__ = ["mend_built_in_hook", "mend_bypasses", "untraced"]
 
 _c10d: Any = torch._C._distributed_c10d
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -90,6 +92,34 @@ def mend_bypasses() -> Any:
         library.impl("all_gather_into_tensor_out", all_gather_out, key)
         library.impl("reduce_scatter_tensor_out", reduce_scatter_out, key)
     return library
+
+
+@functools.cache
+def mend_built_in_hook(group_class: type) -> None:
+    """Let DDP's built-in hook FP16_COMPRESS be torch's own Python version of it.
+
+    The one in C++ insists on a future whose value is a list of tensors made by C++, and a
+    future made in Python holds a Python object. Both halve, add up and widen alike.
+
+    Parameters
+    ----------
+    group_class
+        The class of process groups that need it; on others nothing changes.
+    """
+    ddp: Any = torch.nn.parallel.DistributedDataParallel
+    built_in = ddp._register_builtin_comm_hook
+
+    @functools.wraps(built_in)
+    def register(self: Any, comm_hook_type: Any) -> None:
+        compresses = comm_hook_type == dist.BuiltinCommHookType.FP16_COMPRESS
+        if compresses and isinstance(self.process_group, group_class):
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            self.register_comm_hook(self.process_group, default_hooks.fp16_compress_hook)
+        else:
+            built_in(self, comm_hook_type)
+
+    ddp._register_builtin_comm_hook = register
 
 
 def _registered(out: Tensor, work: dist.Work) -> Tensor:

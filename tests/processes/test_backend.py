@@ -65,6 +65,11 @@ def test_calls_without_options(pool, name: str):
 
 
 @pytest.mark.processes
+def test_a_world_of_one(pool):
+    assert pool(1, "ringcoll").run(backend_calls.alone) == [[[0.0, 1.0, 2.0]] * 3]
+
+
+@pytest.mark.processes
 def test_collectives_are_counted(pool):
     assert pool(3, "ringcoll").run(backend_calls.sequence_numbers) == [(0, 2)] * 3
 

@@ -115,6 +115,27 @@ def short_form(name: str) -> tuple[list[Any], list[Any]]:
     return got.tolist(), wanted.tolist()
 
 
+def alone() -> list[list[float]]:
+    """A world of one: every collective gives back what it got."""
+    tensor, other, third = torch.arange(3.0), torch.zeros(3), torch.zeros(3)
+    dist.all_reduce(tensor)
+    dist.broadcast(tensor, 0)
+    dist.reduce(tensor, 0, dist.ReduceOp.AVG)
+    dist.all_gather_into_tensor(other, tensor)
+    dist.reduce_scatter_tensor(third, other)
+    dist.gather(tensor, [other], 0)
+    dist.scatter(third, [other], 0)
+    dist.all_to_all_single(other, third)
+    work = dist.all_reduce(other, async_op=True)
+    assert work.is_completed()
+    assert torch.equal(work.get_future().wait()[0], other)
+    dist.barrier()
+    objects = [None]
+    dist.all_gather_object(objects, "me")
+    assert objects == ["me"]
+    return [tensor.tolist(), other.tolist(), third.tolist()]
+
+
 # --- options --------------------------------------------------------------------------
 
 

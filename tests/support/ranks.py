@@ -21,6 +21,7 @@ __all__ = ["GROUPS", "Outcome", "accepted_by_gloo", "fresh_group", "join", "run_
 
 # By world size: the members of each group, in the order of their ranks in it.
 GROUPS: dict[int, dict[str, tuple[int, ...]]] = {
+    1: {"world": (0,)},
     2: {"world": (0, 1), "backwards": (1, 0), "one": (1,)},
     3: {"world": (0, 1, 2), "ends": (0, 2), "mixed": (2, 0, 1)},
     4: {"world": (0, 1, 2, 3), "evens": (0, 2), "odds": (1, 3), "mixed": (3, 0, 2)},

@@ -257,6 +257,13 @@ def hook_then_optimizer(rank: int, world_size: int) -> dict[str, Tensor]:
     return {**state(model), "losses": torch.stack(losses)}
 
 
+def builtin_float16(rank: int, world_size: int) -> dict[str, Tensor]:
+    """The hook that is C++ on gloo, and has to be replaced here."""
+    model = _wrapped(mlp())
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return _trained(model, rank)
+
+
 def builtin_all_reduce(rank: int, world_size: int) -> dict[str, Tensor]:
     """The hook that is C++."""
     model = _wrapped(mlp())

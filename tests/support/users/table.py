@@ -77,6 +77,7 @@ _USERS = (
     User("data_parallel.hook_local_sgd"),
     User("data_parallel.hook_then_optimizer"),
     User("data_parallel.builtin_all_reduce"),
+    User("data_parallel.builtin_float16", tolerance=_HALF),
     User("sharded.fsdp_full_shard"),
     User("sharded.fsdp_original_parameters"),
     User("sharded.fsdp_grad_op"),
