@@ -78,7 +78,8 @@ def all_reduce(
     ----------
     tensor
         Any shape; same number of elements and dtype on all ranks. Overwritten with
-        the result, unless ``out`` is given.
+        the result, unless ``out`` is given. It may be sparse, in coordinate layout, for
+        sums and averages: see `ringcoll.sparse`.
     op
         Reduction operator; see `ringcoll.reduction.as_operator`.
     group

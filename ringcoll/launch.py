@@ -10,10 +10,12 @@ Ctrl-C reaches the parent only, which then ends the ranks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -145,7 +147,7 @@ class Ranks:
         cores = len(os.sched_getaffinity(0))
         threads = threads or max(1, cores // world_size)
         self._store = _local_store()
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         self._connections: list[Connection] = []
         self.processes: list[multiprocessing.process.BaseProcess] = []
         try:
@@ -155,7 +157,7 @@ class Ranks:
                     meeting = (self._store.port, rank, world_size, timeout_s)
                     process = context.Process(
                         target=_main,
-                        args=(meeting, backend, threads, theirs),
+                        args=(meeting, backend, threads, theirs, dict(os.environ)),
                         name=f"rank-{rank}",
                         daemon=True,
                     )
@@ -292,6 +294,20 @@ class Ranks:
             self.kill()
 
 
+@functools.cache
+def _context() -> Any:
+    """How processes are started: forked from one that has imported torch, and nothing else.
+
+    Importing it costs each process seconds. Where forking is not safe, on macOS, they
+    all pay them.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ringcoll.launch", "ringcoll.backend"])
+    return context
+
+
 def _local_store() -> dist.TCPStore:
     """A store's server on the loopback interface; torch's own would listen on all."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
@@ -317,8 +333,11 @@ def _main(
     backend: str | None,
     threads: int,
     connection: Connection,
+    environment: dict[str, str],
 ) -> None:
     """What a rank's process does."""
+    os.environ.clear()  # those of the process that it was forked from may be old
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

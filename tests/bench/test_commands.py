@@ -281,11 +281,15 @@ def read_all(terminal, seen):
 
 
 def children(session):
-    """The ranks: processes of a session that multiprocessing has started with a pipe."""
+    """The ranks: processes of a session that were forked from multiprocessing's server."""
+    processes = of_session(session)
+    servers = {
+        pid for pid in processes if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    }
     return [
         pid
-        for pid in of_session(session)
-        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        for pid in servers
+        if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) in servers
     ]
 
 
