@@ -31,7 +31,12 @@ from torch import Tensor
 
 from ringcoll import api, groups, select
 from ringcoll.errors import ArgumentError, PeerLostError
-from ringcoll.torch_gaps import mend_built_in_hook, mend_bypasses, untraced
+from ringcoll.torch_gaps import (
+    mend_built_in_hook,
+    mend_bypasses,
+    mend_monitored_barrier,
+    untraced,
+)
 from ringcoll.work import Work
 
 __all__ = ["NAME", "Options", "ProcessGroup", "create"]
@@ -136,6 +141,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             )
         mend_bypasses()
         mend_built_in_hook(ProcessGroup)
+        mend_monitored_barrier(ProcessGroup)
         self.options = options or Options()
         self._keywords = {
             collective: self.options.keywords(collective, world_size)
@@ -481,7 +487,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """See `ringcoll.monitored_barrier`; torch's function of that name insists on gloo."""
+        """See `ringcoll.monitored_barrier`."""
         api.monitored_barrier(self, self.timeout if timeout is None else timeout, wait_all_ranks)
 
     # --- the user's sends and receives -----------------------------------------------

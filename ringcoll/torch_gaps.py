@@ -4,6 +4,8 @@
     C++ code that would run a collective of the inner group.
 `mend_built_in_hook`
     A communication hook in C++ that takes futures of C++ only.
+`mend_monitored_barrier`
+    A function that asks for the backend's name, and wants it to be gloo.
 `untraced`
     torch.compile, which would trace into the group's methods.
 """
@@ -22,7 +24,7 @@ from torch._C._dynamo import eval_frame
 
 from ringcoll.work import Work
 
-__all__ = ["mend_built_in_hook", "mend_bypasses", "untraced"]
+__all__ = ["mend_built_in_hook", "mend_bypasses", "mend_monitored_barrier", "untraced"]
 
 _c10d: Any = torch._C._distributed_c10d
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -120,6 +122,31 @@ def mend_built_in_hook(group_class: type) -> None:
             built_in(self, comm_hook_type)
 
     ddp._register_builtin_comm_hook = register
+
+
+@functools.cache
+def mend_monitored_barrier(group_class: type) -> None:
+    """Let ``torch.distributed.monitored_barrier`` call the group's own.
+
+    Parameters
+    ----------
+    group_class
+        The class of process groups that have one; on others nothing changes.
+    """
+    torchs = dist.monitored_barrier
+
+    @functools.wraps(torchs)
+    def monitored_barrier(
+        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+    ) -> None:
+        meant = dist.group.WORLD if group is None else group
+        if isinstance(meant, group_class):
+            meant.monitored_barrier(timeout, wait_all_ranks)  # type: ignore[attr-defined]
+        else:
+            torchs(group, timeout, wait_all_ranks)
+
+    for module in (dist, dist.distributed_c10d):
+        module.monitored_barrier = monitored_barrier  # type: ignore[attr-defined]
 
 
 def _registered(out: Tensor, work: dist.Work) -> Tensor:

@@ -10,7 +10,6 @@ Which tests are run for which backend torch decides by names and world sizes:
 - The module is imported under gloo's name, as most of that is decided then.
 - Tests that only MPI's name opens are opened too: `closed`.
 - Tests of groups of ranks 1 and 2 are run with 3 ranks; torch wants 8, except of MPI.
-- ``dist.monitored_barrier`` is replaced by one that does not insist on gloo.
 
 What stays closed is what the tests assert of the profiler: that an operation's event has
 the backend's name, where that is one of a list.
@@ -183,7 +182,6 @@ def _run(name: str, backend: str, directory: str, store: dist.Store) -> str:
     with contextlib.ExitStack() as stack:
         if backend == "ringcoll":
             stack.enter_context(no_native_collective())
-            stack.enter_context(mock.patch.object(dist, "monitored_barrier", _monitored_barrier))
         dist.init_process_group(
             backend,
             store=dist.PrefixStore("group", store),
@@ -214,16 +212,6 @@ def outcome_of(call: Callable[[], None]) -> str:
             raise AssertionError(f"the test ends its process with {end.code}") from end
         return f"skipped: {reasons[end.code]}"
     return PASSED
-
-
-def _monitored_barrier(
-    group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
-) -> None:
-    """Torch's, but for the check that the group is one of gloo's."""
-    if group == dist.GroupMember.NON_GROUP_MEMBER:
-        return
-    group = group or dist.group.WORLD
-    group.monitored_barrier(timeout, wait_all_ranks)
 
 
 @contextlib.contextmanager
