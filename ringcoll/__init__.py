@@ -57,7 +57,7 @@ _HOME = {
         "ringcoll.api",
     ),
     **dict.fromkeys(("UserOp", "premul_sum"), "ringcoll.reduction"),
-    **dict.fromkeys(("LocalGroup", "run_threads", "close"), "ringcoll.groups"),
+    **dict.fromkeys(("LocalGroup", "run_threads", "close", "use"), "ringcoll.groups"),
     "Options": "ringcoll.backend",
     "Work": "ringcoll.work",
 }
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
         scatter,
     )
     from ringcoll.backend import Options
-    from ringcoll.groups import LocalGroup, close, run_threads
+    from ringcoll.groups import LocalGroup, close, run_threads, use
     from ringcoll.reduction import UserOp, premul_sum
     from ringcoll.work import Work
 
@@ -116,6 +116,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "run_threads",
     "scatter",
+    "use",
 ]
 
 

@@ -61,6 +61,8 @@ class Options:
     segment_bytes, wire_dtype
         As for the functions of `ringcoll.api`; the wire dtype is used for sums of
         floating-point tensors only.
+    transport
+        As for `ringcoll.use`.
 
     Examples
     --------
@@ -74,6 +76,7 @@ class Options:
     algorithm: str | Mapping[str, str] = "auto"
     segment_bytes: int | None = None
     wire_dtype: torch.dtype | None = None
+    transport: str | None = None
 
     def algorithm_of(self, collective: str, world_size: int) -> str:
         """The algorithm to use for a collective.
@@ -149,6 +152,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         }
         self._store = store
         self._issued = 0
+        if self.options.transport is not None:
+            groups.use(self, transport=self.options.transport)
         self._coalesced: list[Work] | None = None
         # For the user's sends and receives, which so never meet the library's own.
         self._channels: dict[str, Any] = {

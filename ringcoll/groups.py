@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ringcoll import select
 from ringcoll.communicator import Communicator
 from ringcoll.errors import (
     ArgumentError,
@@ -24,12 +25,14 @@ from ringcoll.transport.base import Transport
 from ringcoll.transport.gloo import GlooTransport
 from ringcoll.transport.local import Hub
 from ringcoll.transport.nccl import NcclTransport
+from ringcoll.transport.ucx import UcxTransport
 
-__all__ = ["LocalGroup", "abort", "close", "communicator", "group_rank", "run_threads"]
+__all__ = ["LocalGroup", "abort", "close", "communicator", "group_rank", "run_threads", "use"]
 
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 _known: weakref.WeakKeyDictionary[Any, dict[str, Communicator]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
+_asked: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -174,7 +177,9 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     store = _private(dist.PrefixStore(prefix, group.get_group_store()))
     transport: Transport
     if device.type == "cpu":
-        transport = GlooTransport(dist.PrefixStore("gloo", store), rank, world_size)
+        chosen: dict[str, Callable[..., Transport]] = {"gloo": GlooTransport, "ucx": UcxTransport}
+        name = select.transport(_asked.get(group))
+        transport = chosen[name](dist.PrefixStore("transport", store), rank, world_size)
     else:
         options = dist.ProcessGroupNCCL.Options()
         inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
@@ -263,6 +268,37 @@ def run_threads(
     if failures:
         raise (own or failures)[0][1]
     return results
+
+
+def use(group: Any = None, *, transport: str) -> None:
+    """Choose how CPU tensors of a group travel, before the first operation on it.
+
+    Parameters
+    ----------
+    group
+        As for `communicator`; all its ranks have to choose alike.
+    transport
+        ``"gloo"``, or ``"ucx"`` (with ``ringcoll[ucx]``). The environment's
+        ``RINGCOLL_TRANSPORT`` overrides it.
+
+    Raises
+    ------
+    ArgumentError
+        There is none of that name, or the group is in use.
+    MissingExtraError
+        It is not installed.
+    """
+    group = c10d._get_default_group() if group is None else group
+    if select.transport(transport) == "ucx":
+        UcxTransport.check()
+    if "cpu" in _known.get(group, {}):
+        raise ArgumentError(
+            "the group is in use; ringcoll.close(group), on all ranks, makes it as new",
+            argument="group",
+            expected="one without operations so far",
+            got=group,
+        )
+    _asked[group] = transport
 
 
 def abort(group: Any) -> None:

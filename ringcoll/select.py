@@ -7,6 +7,7 @@ values that the collective's contract makes equal everywhere.
 from __future__ import annotations
 
 import contextlib
+import os
 from functools import lru_cache
 
 from ringcoll.algorithms import Algorithm, algorithms, find, schedule_of
@@ -21,8 +22,12 @@ __all__ = [
     "choose",
     "required",
     "segment_count",
+    "transport",
     "where_possible",
 ]
+
+_TRANSPORTS = ("gloo", "ucx")
+_TRANSPORT_VARIABLE = "RINGCOLL_TRANSPORT"
 
 # For each collective: up to so many bytes the first algorithm, beyond them the second.
 # Measured with `ringcoll compare` over gloo, 2 and 4 ranks on 2 cores: there the tree,
@@ -55,6 +60,32 @@ _PIPELINED_SEGMENT_BYTES = 1 << 20
 
 COLLECTIVES = tuple(_RULES)
 """All collectives."""
+
+
+def transport(asked: str | None) -> str:
+    """Name the transport of CPU tensors.
+
+    Parameters
+    ----------
+    asked
+        What the program asks for; the environment's ``RINGCOLL_TRANSPORT`` overrides it,
+        and ``"gloo"`` is the default.
+
+    Raises
+    ------
+    ArgumentError
+        There is none of that name.
+    """
+    forced = os.environ.get(_TRANSPORT_VARIABLE)
+    name = forced or asked or "gloo"
+    if name not in _TRANSPORTS:
+        raise ArgumentError(
+            "no such transport",
+            argument=_TRANSPORT_VARIABLE if forced else "transport",
+            expected=" or ".join(_TRANSPORTS),
+            got=name,
+        )
+    return name
 
 
 def required(collective: str, algorithm: str, world_size: int) -> str:

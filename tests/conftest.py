@@ -24,14 +24,15 @@ class _Pools:
     """Ranks that are started once, and again where a test has ended them."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[int, str], Ranks] = {}
+        self._open: dict[tuple[int, str, str], Ranks] = {}
 
-    def __call__(self, world_size: int, backend: str = "gloo") -> Ranks:
-        ranks = self._open.get((world_size, backend))
+    def __call__(self, world_size: int, backend: str = "gloo", transport: str = "gloo") -> Ranks:
+        key = world_size, backend, transport
+        ranks = self._open.get(key)
         if ranks is None or not all(process.is_alive() for process in ranks.processes):
             ranks = Ranks(world_size, backend=backend, timeout_s=60.0)
-            self._open[world_size, backend] = ranks
-            ranks.run(join)
+            self._open[key] = ranks
+            ranks.run(join, transport)
         return ranks
 
     def close(self) -> None:
@@ -41,7 +42,7 @@ class _Pools:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Callable[..., Ranks]]:
-    """Called with a world size, and a backend, gives a pool of so many real processes."""
+    """Gives a pool of real processes: so many, on a backend, with a transport."""
     pools = _Pools()
     yield pools
     pools.close()

@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import CollectiveTimeoutError, PeerLostError
+from ringcoll import __version__
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 
 __all__ = ["Handle", "Message", "Transport", "meet"]
 
@@ -85,21 +86,37 @@ def meet(
     rank: int,
     world_size: int,
     timeout_s: float,
+    name: str,
     given_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait until every rank has come, so that one that does not can be named.
+    """Wait until every rank has come with the same transport and version.
 
-    Looks again and again: a wait in the store would block the store for other threads.
+    One that does not can be named. Looks again and again: a wait in the store would
+    block the store for other threads.
+
+    Parameters
+    ----------
+    store
+        The same for every transport, so that ranks with different ones find out.
+    rank, world_size, timeout_s
+        Of the group.
+    name
+        Of the transport.
+    given_up
+        Whether there is nothing to wait for any more.
 
     Raises
     ------
     CollectiveTimeoutError
-        Some did not.
+        Some rank did not come.
+    TransportError
+        Some rank came with another transport, or another version of the library.
     PeerLostError
-        ``given_up`` says that there is nothing to wait for any more.
+        As ``given_up`` says.
     """
     keys = [f"here/{peer}" for peer in range(world_size)]
-    store.set(keys[rank], "")
+    mine = f"transport {name} of ringcoll {__version__}"
+    store.set(keys[rank], mine)
     deadline, pause_s = time.monotonic() + timeout_s, 0.0005
     while not store.check(keys):
         if given_up():
@@ -114,3 +131,6 @@ def meet(
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.02)
+    for peer, key in enumerate(keys):
+        if (theirs := store.get(key).decode()) != mine:
+            raise TransportError(f"rank {rank} came with {mine}, rank {peer} with {theirs}")

@@ -120,14 +120,16 @@ class GlooTransport:
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
-        self._store, self._aborted = store, False
+        # Beside the keys at which the ranks meet, whatever transport they have.
+        self._meeting, self._store = store, dist.PrefixStore(self.name, store)
+        self._aborted = False
         self._group: Any = None
         self._addresses: set[_Address] = set()
 
     def connect(self, timeout_s: float) -> None:
         """Make the group; see `Transport.connect`."""
         store, rank, world_size = self._store, self.rank, self.world_size
-        meet(store, rank, world_size, timeout_s, lambda: self._aborted)
+        meet(self._meeting, rank, world_size, timeout_s, self.name, lambda: self._aborted)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
         options._timeout = timedelta(seconds=timeout_s)
         with _creation:

@@ -72,7 +72,7 @@ class NcclTransport:
 
     def connect(self, timeout_s: float) -> None:
         """Connect all ranks; see `Transport.connect`."""
-        meet(self._store, self.rank, self.world_size, timeout_s)
+        meet(self._store, self.rank, self.world_size, timeout_s, self.name)
         # The first batched call must be joined by all ranks; connecting is such a call.
         self._group.eager_connect_single_device(self.device)
 

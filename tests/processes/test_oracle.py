@@ -28,9 +28,12 @@ Batch = list[tuple[str, Case]]
 OFTEN_FLAT = (*("flat",) * 6, *STYLES)
 
 
-def check(pool, world_size: int, batch: Batch, *, native: bool = True) -> None:
+def check(
+    pool, world_size: int, batch: Batch, *, native: bool = True, transport: str = "gloo"
+) -> None:
     """Run a batch on all ranks, and compare the ranks with each other."""
-    results: list[list[Outcome]] = pool(world_size).run(run_batch, batch, native)
+    ranks = pool(world_size, transport=transport)
+    results: list[list[Outcome]] = ranks.run(run_batch, batch, native)
     for index, (name, case) in enumerate(batch):
         outcomes = [result[index] for result in results]
         members = [outcome for outcome in outcomes if outcome is not None]
@@ -51,11 +54,12 @@ def batches(draw: st.DrawFn, world_size: int) -> Batch:
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_batches_of_calls_on_several_groups(pool, world_size: int):
-    @effort(150, shrink=False)
+@pytest.mark.parametrize("transport", ["gloo", "ucx"])
+def test_batches_of_calls_on_several_groups(pool, transport: str, world_size: int):
+    @effort(150 if transport == "gloo" else 100, shrink=False)
     @given(batches(world_size))
     def tried(batch: Batch) -> None:
-        check(pool, world_size, batch)
+        check(pool, world_size, batch, transport=transport)
 
     tried()
 
@@ -74,7 +78,8 @@ def test_every_operator_and_dtype(pool, collective: str, world_size: int):
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_every_algorithm_at_every_length(pool, world_size: int):
+@pytest.mark.parametrize("transport", ["gloo", "ucx"])
+def test_every_algorithm_at_every_length(pool, transport: str, world_size: int):
     """Each algorithm in and out of place, from every root, up to a length that is cut."""
     near = (0, 1, world_size - 1, world_size, world_size + 1, 1000)
     batch = [
@@ -99,7 +104,7 @@ def test_every_algorithm_at_every_length(pool, world_size: int):
         for in_place in rules.aliasings
     ]
     for start in range(0, len(batch), 100):
-        check(pool, world_size, batch[start : start + 100])
+        check(pool, world_size, batch[start : start + 100], transport=transport)
 
 
 def test_long_vectors(pool):

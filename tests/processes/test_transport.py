@@ -1,33 +1,95 @@
-"""What a transport has to do, on gloo between processes and in one process with threads."""
+"""What a transport has to do: between processes, and in one process with threads."""
 
 from __future__ import annotations
 
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from ringcoll.errors import TransportError
+from ringcoll import select
+from ringcoll.errors import ArgumentError, MissingExtraError, TransportError
+from ringcoll.launch import RankError, Ranks
+from ringcoll.transport import ucx
 from ringcoll.transport.base import Message
 from ringcoll.transport.local import Hub
-from tests.support.transports import CONFORMANCE, conforms_over_gloo, spares_other_connections
+from tests.support import transports
+from tests.support.transports import CONFORMANCE, spares_other_connections
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", CONFORMANCE)
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_gloo(pool, name: str, world_size: int):
-    assert pool(world_size).run(conforms_over_gloo, name) == [""] * world_size
+@pytest.mark.parametrize("transport", transports.TRANSPORTS)
+def test_between_processes(pool, transport: str, name: str, world_size: int):
+    assert pool(world_size).run(transports.conforms, transport, name) == [""] * world_size
+
+
+@pytest.mark.processes
+def test_ranks_with_different_transports_are_told(pool):
+    for text in pool(3).run(transports.different_transports):
+        assert "transport gloo of ringcoll" in text
+        assert "transport ucx of ringcoll" in text
+        assert "rank 1" in text
+
+
+@pytest.mark.processes
+def test_a_rank_that_dies_is_missed_over_shared_memory():
+    reports: list[tuple[int, str, int, float]] = []
+    with Ranks(3, timeout_s=60.0) as ranks, pytest.raises(RankError):
+        ranks.run(transports.die_over_ucx, 1, on_report=reports.append)
+    assert {rank for rank, *_ in reports} == {0, 2}
+    for _, text, peer, seconds in reports:
+        assert "rank 1" in text
+        assert "all_reduce" in text
+        assert peer == 1
+        assert seconds < 2
+
+
+@pytest.mark.processes
+def test_groups_over_ucx_leave_nothing(pool):
+    memory = set(Path("/dev/shm").iterdir())
+    for early, late in pool(2).run(transports.groups_come_and_go, 20):
+        assert late[0] <= early[0] + 1
+        assert late[1] == early[1]
+    assert not {path for path in set(Path("/dev/shm").iterdir()) - memory if "ucx" in path.name}
+
+
+@pytest.mark.processes
+def test_a_transport_is_chosen_before_the_first_operation(pool):
+    for unknown, late in pool(2).run(transports.late_choice):
+        assert "expected gloo or ucx, got pigeons" in unknown
+        assert "the group is in use" in late
+
+
+def test_the_environment_overrides_the_program(monkeypatch: pytest.MonkeyPatch):
+    assert select.transport(None) == "gloo"
+    assert select.transport("ucx") == "ucx"
+    monkeypatch.setenv("RINGCOLL_TRANSPORT", "ucx")
+    assert select.transport(None) == select.transport("gloo") == "ucx"
+    monkeypatch.setenv("RINGCOLL_TRANSPORT", "pigeons")
+    with pytest.raises(ArgumentError, match=r"'RINGCOLL_TRANSPORT'.*expected gloo or ucx"):
+        select.transport("gloo")
+
+
+def test_a_missing_ucx_names_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ucxx._lib.libucxx", None)
+    ucx._ucx.cache_clear()
+    with pytest.raises(MissingExtraError, match=r"pip install 'ringcoll\[ucx\]'"):
+        ucx.UcxTransport.check()
+    ucx._ucx.cache_clear()
 
 
 @pytest.mark.parametrize("name", CONFORMANCE)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_local(name: str, world_size: int):
     found = ["not done"] * world_size
-    transports = Hub(world_size).transports()
+    ends = Hub(world_size).transports()
 
     def main(rank: int) -> None:
-        transports[rank].connect(10)
-        found[rank] = CONFORMANCE[name](transports[rank])
+        ends[rank].connect(10)
+        found[rank] = CONFORMANCE[name](ends[rank])
 
     threads = [threading.Thread(target=main, args=(rank,)) for rank in range(world_size)]
     for thread in threads:

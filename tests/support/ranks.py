@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 import traceback
@@ -33,8 +34,10 @@ Outcome = tuple[list[str], str] | None
 """What is wrong, and a hash of the outputs; ``None`` where a rank is not a member."""
 
 
-def join() -> None:
-    """Make the groups; called once on every rank of a pool."""
+def join(transport: str) -> None:
+    """Make the groups, which use a transport; called once on every rank of a pool."""
+    if transport != "gloo":  # the default, which a test may override
+        os.environ["RINGCOLL_TRANSPORT"] = transport
     for name, members in GROUPS[dist.get_world_size()].items():
         _groups[name] = None if name == "world" else dist.new_group(list(members), sort_ranks=False)
 

@@ -6,21 +6,32 @@ Each is called with this rank's transport, and returns what is wrong, in words, 
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from ringcoll.errors import CollectiveTimeoutError, PeerLostError
+import ringcoll
+from ringcoll.errors import (
+    ArgumentError,
+    CollectiveTimeoutError,
+    PeerLostError,
+    TransportError,
+)
+from ringcoll.launch import report
 from ringcoll.transport.base import Message, Transport
 from ringcoll.transport.gloo import GlooTransport
+from ringcoll.transport.ucx import UcxTransport
 from tests.support.data import COMPLEX, FLOATS, INTEGERS, values
 from tests.support.reference import bits
 
-__all__ = ["CONFORMANCE", "conforms_over_gloo", "spares_other_connections"]
+__all__ = ["CONFORMANCE", "TRANSPORTS", "conforms", "spares_other_connections"]
 
 Check = Callable[[Transport], str]
 LIMIT_S = 20.0
@@ -193,30 +204,87 @@ CONFORMANCE: dict[str, Check] = {
 _numbers = itertools.count()
 
 
-def gloo_transport() -> GlooTransport:
+TRANSPORTS: dict[str, Callable[..., Transport]] = {"gloo": GlooTransport, "ucx": UcxTransport}
+
+
+def transport_of_all(name: str, limit_s: float = LIMIT_S) -> Transport:
     """A transport among all ranks of the pool."""
     store = dist.distributed_c10d._get_default_store()
-    transport = GlooTransport(
+    transport = TRANSPORTS[name](
         dist.PrefixStore(f"transport {next(_numbers)}", store),
         dist.get_rank(),
         dist.get_world_size(),
     )
-    transport.connect(LIMIT_S)
+    transport.connect(limit_s)
     return transport
 
 
-def conforms_over_gloo(name: str) -> str:
-    """Run one check over gloo."""
-    transport = gloo_transport()
+def conforms(transport_name: str, name: str) -> str:
+    """Run one check over a transport between processes."""
+    transport = transport_of_all(transport_name)
     try:
         return CONFORMANCE[name](transport)
     finally:
         transport.close()
 
 
+def different_transports() -> str:
+    """What each rank is told when rank 1 comes with another transport."""
+    try:
+        transport_of_all("ucx" if dist.get_rank() == 1 else "gloo")
+    except TransportError as error:
+        return str(error)
+    return "nothing"
+
+
+def die_over_ucx(dying: int) -> None:
+    """One rank ends while the others wait for it over shared memory."""
+    group = dist.new_group()
+    ringcoll.use(group, transport="ucx")
+    ringcoll.barrier(group)
+    if dist.get_rank() == dying:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        ringcoll.all_reduce(torch.ones(1 << 20), group=group, algorithm="ring")
+    except PeerLostError as error:
+        report((dist.get_rank(), str(error), error.peer, time.monotonic() - begin))
+
+
+def groups_come_and_go(count: int) -> list[tuple[int, int]]:
+    """Descriptors and threads of the process, after some groups and after all."""
+    found = []
+    for number in range(count):
+        group = dist.new_group()
+        ringcoll.use(group, transport="ucx")
+        tensor = torch.ones(10)
+        ringcoll.all_reduce(tensor, group=group)
+        assert tensor[0] == dist.get_world_size()
+        dist.barrier()
+        ringcoll.close(group)
+        dist.destroy_process_group(group)
+        if number in (4, count - 1):
+            found.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
+    return found
+
+
+def late_choice() -> list[str]:
+    """The errors of `ringcoll.use` when it comes too late, or asks for what there is not."""
+    group = dist.new_group()
+    found = []
+    for name in ("pigeons", "gloo"):
+        try:
+            ringcoll.use(group, transport=name)
+        except ArgumentError as error:
+            found.append(str(error))
+        ringcoll.barrier(group)
+    return found
+
+
 def spares_other_connections() -> list[str]:
     """`abort` shuts the transport's own connections down, and no others of the process."""
-    transport, other = gloo_transport(), gloo_transport()
+    transport, other = transport_of_all("gloo"), transport_of_all("gloo")
     server = socket.create_server(("127.0.0.1", 0))
     client = socket.create_connection(server.getsockname())
     accepted, _ = server.accept()
