@@ -40,7 +40,8 @@ class _Pools:
             ranks.close()
 
 
-@pytest.fixture(scope="session")
+# Of a module: groups that tests leave behind keep threads that wake up 100 times a second.
+@pytest.fixture(scope="module")
 def pool() -> Iterator[Callable[..., Ranks]]:
     """Gives a pool of real processes: so many, on a backend, with a transport."""
     pools = _Pools()
