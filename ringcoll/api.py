@@ -16,6 +16,10 @@ Every function has torch's positional arguments, and beyond them keyword-only on
 ``timeout``
     Time limit of the operation; by default the group's.
 
+Called as ``function.plan(...)``, with the same arguments, they return a persistent operation:
+checked, decided and bound to its tensors once, and run whenever it is called
+(`ringcoll.call.Collective.plan`).
+
 All arguments are checked before anything is sent. Errors are `ArgumentError` and
 `ScheduleError` for a bad call, `MismatchError` if ranks disagree, `PeerLostError` if
 one dies and `CollectiveTimeoutError` if one does not come.
@@ -31,9 +35,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll import sparse
-from ringcoll.call import AlgorithmChoice, Builder, Timeout, run_together, seconds
+from ringcoll.call import (
+    AlgorithmChoice,
+    Builder,
+    Collective,
+    Repeat,
+    Timeout,
+    repeat,
+    seconds,
+    together,
+)
 from ringcoll.groups import communicator, group_rank
-from ringcoll.work import Work
+from ringcoll.stage import fusible
 
 __all__ = [
     "all_gather",
@@ -60,6 +73,7 @@ __all__ = [
 _SUM = dist.ReduceOp.SUM
 
 
+@Collective
 def all_reduce(
     tensor: Tensor,
     op: object = _SUM,
@@ -71,7 +85,7 @@ def all_reduce(
     wire_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Reduce a tensor over all ranks; every rank gets the result, bitwise the same.
 
     Parameters
@@ -108,35 +122,53 @@ def all_reduce(
     """
     if getattr(tensor, "layout", None) is torch.sparse_coo:
         return sparse.all_reduce(tensor, op, group, async_op, algorithm=algorithm, timeout=timeout)
-    return _all_reduce(
-        tensor,
-        tensor if out is None else out,
-        op,
-        group,
-        algorithm,
-        segment_bytes,
-        wire_dtype,
-        timeout,
-    ).run(async_op)
-
-
-def _all_reduce(
-    tensor: Tensor,
-    out: Tensor,
-    op: object,
-    group: Any,
-    algorithm: AlgorithmChoice,
-    segment_bytes: int | None,
-    wire_dtype: torch.dtype | None,
-    timeout: Timeout,
-) -> Builder:
-    call = Builder("all_reduce", group, [tensor, out], algorithm, segment_bytes, timeout)
-    call.like(out, tensor, "out")
+    result = tensor if out is None else out
+    options = algorithm, segment_bytes, timeout
+    call = Builder("all_reduce", group, [tensor, result], async_op, *options)
+    call.like(result, tensor, "out")
     call.reduces(op, wire_dtype)
-    call.vector([tensor], [out])
+    call.vector([tensor], [result])
     return call
 
 
+def _all_reduce_as_before(
+    tensor: Tensor,
+    op: object = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    wire_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    timeout: Timeout = None,
+) -> Repeat | None:
+    kind = getattr(op, "op", op)  # of a ReduceOp
+    plain = isinstance(kind, dist.ReduceOp.RedOpType | str) and kind != dist.ReduceOp.PREMUL_SUM
+    if out is not None or not plain or not isinstance(algorithm, str):
+        return None
+    options = kind, algorithm, segment_bytes, wire_dtype, timeout
+    return repeat(
+        options,
+        tensor,
+        group,
+        async_op,
+        lambda own: all_reduce.build(
+            own,
+            kind,
+            group,
+            algorithm=algorithm,
+            segment_bytes=segment_bytes,
+            wire_dtype=wire_dtype,
+            timeout=timeout,
+        ),
+    )
+
+
+all_reduce.shortcut = _all_reduce_as_before
+
+
+@Collective
 def all_reduce_coalesced(
     tensors: list[Tensor],
     op: object = _SUM,
@@ -147,8 +179,10 @@ def all_reduce_coalesced(
     segment_bytes: int | None = None,
     wire_dtype: torch.dtype | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Reduce several tensors over all ranks, as one operation.
+
+    Short ones that follow each other are laid end to end and reduced together.
 
     Parameters
     ----------
@@ -157,13 +191,27 @@ def all_reduce_coalesced(
     op, group, async_op, algorithm, segment_bytes, wire_dtype, timeout
         As for `all_reduce`.
     """
-    calls = [
-        _all_reduce(tensor, tensor, op, group, algorithm, segment_bytes, wire_dtype, timeout)
-        for tensor in tensors
-    ]
-    return run_together(calls, async_op)
+    options: dict[str, Any] = {
+        "algorithm": algorithm,
+        "segment_bytes": segment_bytes,
+        "wire_dtype": wire_dtype,
+        "timeout": timeout,
+    }
+    calls = []
+    for run in fusible(list(tensors)):
+        flat = (
+            run[0]
+            if len(run) == 1
+            else torch.empty(sum(map(torch.numel, run)), dtype=run[0].dtype, device=run[0].device)
+        )
+        call = all_reduce.build(flat, op, group, async_op, **options)
+        if len(run) > 1:
+            call.fused(run)
+        calls.append(call)
+    return together(calls)
 
 
+@Collective
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
@@ -177,7 +225,7 @@ def reduce(
     wire_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Reduce a tensor over all ranks onto one of them; the others' tensors stay as they are.
 
     Parameters
@@ -193,14 +241,15 @@ def reduce(
         See the module.
     """
     result = tensor if out is None else out
-    call = Builder("reduce", group, [tensor, result], algorithm, segment_bytes, timeout)
+    call = Builder("reduce", group, [tensor, result], async_op, algorithm, segment_bytes, timeout)
     call.root = group_rank(group, dst, group_dst, "dst")
     call.like(result, tensor, "out")
     call.reduces(op, wire_dtype)
     call.vector([tensor], [result] if call.is_root else [])
-    return call.run(async_op)
+    return call
 
 
+@Collective
 def broadcast(
     tensor: Tensor,
     src: int | None = None,
@@ -211,7 +260,7 @@ def broadcast(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Send one rank's tensor to all.
 
     Parameters
@@ -226,12 +275,13 @@ def broadcast(
     algorithm, segment_bytes, timeout
         See the module.
     """
-    call = Builder("broadcast", group, [tensor], algorithm, segment_bytes, timeout)
+    call = Builder("broadcast", group, [tensor], async_op, algorithm, segment_bytes, timeout)
     call.root = group_rank(group, src, group_src, "src")
     call.vector([tensor] if call.is_root else [], [tensor])
-    return call.run(async_op)
+    return call
 
 
+@Collective
 def all_gather(
     tensor_list: list[Tensor],
     tensor: Tensor,
@@ -241,7 +291,7 @@ def all_gather(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Gather every rank's tensor into a list on all ranks.
 
     Parameters
@@ -256,19 +306,14 @@ def all_gather(
     algorithm, segment_bytes, timeout
         See the module.
     """
-    return _all_gather(tensor_list, tensor, group, algorithm, segment_bytes, timeout).run(async_op)
-
-
-def _all_gather(
-    tensor_list: list[Tensor],
-    tensor: Tensor,
-    group: Any,
-    algorithm: AlgorithmChoice,
-    segment_bytes: int | None,
-    timeout: Timeout,
-) -> Builder:
     call = Builder(
-        "all_gather", group, [tensor, *_listed(tensor_list)], algorithm, segment_bytes, timeout
+        "all_gather",
+        group,
+        [tensor, *_listed(tensor_list)],
+        async_op,
+        algorithm,
+        segment_bytes,
+        timeout,
     )
     call.one_a_rank(tensor_list, "tensor_list")
     call.same_numel(tensor, tensor_list[call.rank].numel(), "tensor")
@@ -276,6 +321,7 @@ def _all_gather(
     return call
 
 
+@Collective
 def all_gather_coalesced(
     output_tensor_lists: list[list[Tensor]],
     input_tensor_list: list[Tensor],
@@ -285,7 +331,7 @@ def all_gather_coalesced(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Gather several tensors of every rank, as one operation.
 
     Parameters
@@ -297,13 +343,19 @@ def all_gather_coalesced(
     group, async_op, algorithm, segment_bytes, timeout
         As for `all_gather`.
     """
+    options: dict[str, Any] = {
+        "algorithm": algorithm,
+        "segment_bytes": segment_bytes,
+        "timeout": timeout,
+    }
     calls = [
-        _all_gather(list(outputs), tensor, group, algorithm, segment_bytes, timeout)
+        all_gather.build(list(outputs), tensor, group, async_op, **options)
         for *outputs, tensor in zip(*output_tensor_lists, input_tensor_list, strict=True)
     ]
-    return run_together(calls, async_op)
+    return together(calls)
 
 
+@Collective
 def all_gather_single(
     output_tensor: Tensor,
     input_tensor: Tensor,
@@ -313,7 +365,7 @@ def all_gather_single(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Gather every rank's tensor, one after the other, into one tensor on all ranks.
 
     Parameters
@@ -328,26 +380,14 @@ def all_gather_single(
     algorithm, segment_bytes, timeout
         See the module.
     """
-    return _all_gather_single(
-        output_tensor, input_tensor, group, algorithm, segment_bytes, timeout
-    ).run(async_op)
-
-
-def _all_gather_single(
-    output_tensor: Tensor,
-    input_tensor: Tensor,
-    group: Any,
-    algorithm: AlgorithmChoice,
-    segment_bytes: int | None,
-    timeout: Timeout,
-) -> Builder:
     tensors = [output_tensor, input_tensor]
-    call = Builder("all_gather", group, tensors, algorithm, segment_bytes, timeout)
+    call = Builder("all_gather", group, tensors, async_op, algorithm, segment_bytes, timeout)
     call.same_numel(output_tensor, call.world_size * input_tensor.numel(), "output_tensor")
     call.blocks([input_tensor], [output_tensor], [input_tensor.numel()] * call.world_size)
     return call
 
 
+@Collective
 def all_gather_single_coalesced(
     output_tensors: list[Tensor],
     input_tensors: list[Tensor],
@@ -357,7 +397,7 @@ def all_gather_single_coalesced(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Do `all_gather_single` for several pairs of tensors, as one operation.
 
     Parameters
@@ -367,13 +407,19 @@ def all_gather_single_coalesced(
     group, async_op, algorithm, segment_bytes, timeout
         As for `all_gather_single`.
     """
+    options: dict[str, Any] = {
+        "algorithm": algorithm,
+        "segment_bytes": segment_bytes,
+        "timeout": timeout,
+    }
     calls = [
-        _all_gather_single(output, tensor, group, algorithm, segment_bytes, timeout)
+        all_gather_single.build(output, tensor, group, async_op, **options)
         for output, tensor in zip(output_tensors, input_tensors, strict=True)
     ]
-    return run_together(calls, async_op)
+    return together(calls)
 
 
+@Collective
 def gather(
     tensor: Tensor,
     gather_list: list[Tensor] | None = None,
@@ -385,7 +431,7 @@ def gather(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Gather every rank's tensor into a list on one rank.
 
     Parameters
@@ -402,14 +448,15 @@ def gather(
         See the module.
     """
     results = _listed(gather_list)
-    call = Builder("gather", group, [tensor, *results], algorithm, segment_bytes, timeout)
+    call = Builder("gather", group, [tensor, *results], async_op, algorithm, segment_bytes, timeout)
     dst = 0 if dst is None and group_dst is None else dst
     call.root = group_rank(group, dst, group_dst, "dst")
     call.list_at_root(results, tensor, "gather_list")
     call.blocks([tensor], results, [tensor.numel()] * call.world_size, split_output=True)
-    return call.run(async_op)
+    return call
 
 
+@Collective
 def scatter(
     tensor: Tensor,
     scatter_list: list[Tensor] | None = None,
@@ -421,7 +468,7 @@ def scatter(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Send each rank its tensor of a list that one rank has.
 
     Parameters
@@ -438,14 +485,17 @@ def scatter(
         See the module.
     """
     sources = _listed(scatter_list)
-    call = Builder("scatter", group, [tensor, *sources], algorithm, segment_bytes, timeout)
+    call = Builder(
+        "scatter", group, [tensor, *sources], async_op, algorithm, segment_bytes, timeout
+    )
     src = 0 if src is None and group_src is None else src
     call.root = group_rank(group, src, group_src, "src")
     call.list_at_root(sources, tensor, "scatter_list")
     call.blocks(sources, [tensor], [tensor.numel()] * call.world_size, split_input=True)
-    return call.run(async_op)
+    return call
 
 
+@Collective
 def reduce_scatter(
     output: Tensor,
     input_list: list[Tensor],
@@ -457,7 +507,7 @@ def reduce_scatter(
     segment_bytes: int | None = None,
     wire_dtype: torch.dtype | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Reduce a list of tensors over all ranks; rank r gets tensor r of the result.
 
     Parameters
@@ -473,14 +523,15 @@ def reduce_scatter(
         See the module.
     """
     tensors = [output, *_listed(input_list)]
-    call = Builder("reduce_scatter", group, tensors, algorithm, segment_bytes, timeout)
+    call = Builder("reduce_scatter", group, tensors, async_op, algorithm, segment_bytes, timeout)
     call.one_a_rank(input_list, "input_list")
     call.same_numel(output, input_list[call.rank].numel(), "output")
     call.reduces(op, wire_dtype)
     call.blocks(input_list, [output], [item.numel() for item in input_list], split_input=True)
-    return call.run(async_op)
+    return call
 
 
+@Collective
 def reduce_scatter_single(
     output: Tensor,
     input: Tensor,  # noqa: A002  # torch's name
@@ -492,7 +543,7 @@ def reduce_scatter_single(
     segment_bytes: int | None = None,
     wire_dtype: torch.dtype | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Reduce a tensor over all ranks; rank r gets the r-th part of the result.
 
     Parameters
@@ -506,28 +557,16 @@ def reduce_scatter_single(
     algorithm, segment_bytes, wire_dtype, timeout
         See the module.
     """
-    return _reduce_scatter_single(
-        output, input, op, group, algorithm, segment_bytes, wire_dtype, timeout
-    ).run(async_op)
-
-
-def _reduce_scatter_single(
-    output: Tensor,
-    tensor: Tensor,
-    op: object,
-    group: Any,
-    algorithm: AlgorithmChoice,
-    segment_bytes: int | None,
-    wire_dtype: torch.dtype | None,
-    timeout: Timeout,
-) -> Builder:
-    call = Builder("reduce_scatter", group, [output, tensor], algorithm, segment_bytes, timeout)
-    call.same_numel(tensor, call.world_size * output.numel(), "input")
+    call = Builder(
+        "reduce_scatter", group, [output, input], async_op, algorithm, segment_bytes, timeout
+    )
+    call.same_numel(input, call.world_size * output.numel(), "input")
     call.reduces(op, wire_dtype)
-    call.blocks([tensor], [output], [output.numel()] * call.world_size)
+    call.blocks([input], [output], [output.numel()] * call.world_size)
     return call
 
 
+@Collective
 def reduce_scatter_single_coalesced(
     output_tensors: list[Tensor],
     input_tensors: list[Tensor],
@@ -539,7 +578,7 @@ def reduce_scatter_single_coalesced(
     segment_bytes: int | None = None,
     wire_dtype: torch.dtype | None = None,
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Do `reduce_scatter_single` for several pairs of tensors, as one operation.
 
     Parameters
@@ -549,15 +588,20 @@ def reduce_scatter_single_coalesced(
     op, group, async_op, algorithm, segment_bytes, wire_dtype, timeout
         As for `reduce_scatter_single`.
     """
+    options: dict[str, Any] = {
+        "algorithm": algorithm,
+        "segment_bytes": segment_bytes,
+        "wire_dtype": wire_dtype,
+        "timeout": timeout,
+    }
     calls = [
-        _reduce_scatter_single(
-            output, tensor, op, group, algorithm, segment_bytes, wire_dtype, timeout
-        )
+        reduce_scatter_single.build(output, tensor, op, group, async_op, **options)
         for output, tensor in zip(output_tensors, input_tensors, strict=True)
     ]
-    return run_together(calls, async_op)
+    return together(calls)
 
 
+@Collective
 def all_to_all(
     output_tensor_list: list[Tensor],
     input_tensor_list: list[Tensor],
@@ -566,7 +610,7 @@ def all_to_all(
     *,
     algorithm: AlgorithmChoice = "auto",
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Send tensor j of the input list to rank j, and receive one from each rank.
 
     Parameters
@@ -581,7 +625,7 @@ def all_to_all(
         See the module. All algorithms but ``"pairwise"`` need blocks of equal size.
     """
     outputs, inputs = _listed(output_tensor_list), _listed(input_tensor_list)
-    call = Builder("all_to_all", group, [*outputs, *inputs], algorithm, None, timeout)
+    call = Builder("all_to_all", group, [*outputs, *inputs], async_op, algorithm, None, timeout)
     call.one_a_rank(outputs, "output_tensor_list")
     call.one_a_rank(inputs, "input_tensor_list")
     call.exchange(
@@ -591,9 +635,10 @@ def all_to_all(
         [item.numel() for item in outputs],
         split=True,
     )
-    return call.run(async_op)
+    return call
 
 
+@Collective
 def all_to_all_single(
     output: Tensor,
     input: Tensor,  # noqa: A002  # torch's name
@@ -604,7 +649,7 @@ def all_to_all_single(
     *,
     algorithm: AlgorithmChoice = "auto",
     timeout: Timeout = None,
-) -> Work | None:
+) -> Builder:
     """Cut a tensor in pieces, send piece j to rank j, and join what comes from each rank.
 
     Parameters
@@ -618,13 +663,14 @@ def all_to_all_single(
     algorithm, timeout
         See `all_to_all`.
     """
-    call = Builder("all_to_all", group, [output, input], algorithm, None, timeout)
+    call = Builder("all_to_all", group, [output, input], async_op, algorithm, None, timeout)
     incoming = call.split(output, output_split_sizes, "output")
     outgoing = call.split(input, input_split_sizes, "input")
     call.exchange([input], [output], outgoing, incoming, split=False)
-    return call.run(async_op)
+    return call
 
 
+@Collective
 def barrier(
     group: Any = None,
     async_op: bool = False,
@@ -632,7 +678,7 @@ def barrier(
     timeout: Timeout = None,
     *,
     algorithm: AlgorithmChoice = "auto",
-) -> Work | None:
+) -> Builder:
     """Wait until all ranks have come.
 
     Parameters
@@ -646,10 +692,10 @@ def barrier(
     """
     device = torch.device("cuda", device_ids[0]) if device_ids else torch.device("cpu")
     token = torch.ones(1, dtype=torch.uint8, device=device)
-    call = Builder("barrier", group, [token], algorithm, None, timeout)
+    call = Builder("barrier", group, [token], async_op, algorithm, None, timeout)
     call.reduces("bor", None)
     call.vector([token], [token])
-    return call.run(async_op)
+    return call
 
 
 def monitored_barrier(
@@ -680,14 +726,8 @@ def monitored_barrier(
     member.monitored_barrier(0.0 if at_once else seconds(timeout, member), wait_all_ranks)
 
 
-def all_gather_into_tensor(*args: Any, **kwargs: Any) -> Work | None:
-    """The older name of `all_gather_single`."""
-    return all_gather_single(*args, **kwargs)
-
-
-def reduce_scatter_tensor(*args: Any, **kwargs: Any) -> Work | None:
-    """The older name of `reduce_scatter_single`."""
-    return reduce_scatter_single(*args, **kwargs)
+all_gather_into_tensor = all_gather_single  # the older name
+reduce_scatter_tensor = reduce_scatter_single  # the older name
 
 
 def _listed(tensors: object) -> list[Tensor]:

@@ -5,27 +5,38 @@ All checks that one rank can make by itself are made here, before anything is se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import functools
+import zlib
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor
 
 from ringcoll import select, stage
 from ringcoll.algorithms import generation
-from ringcoll.communicator import Call, Communicator
+from ringcoll.communicator import Call, Communicator, Decision, Keeper
 from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError
 from ringcoll.groups import communicator
-from ringcoll.plan import Layout, Plan, compile_plan
+from ringcoll.plan import Layout, compile_plan
 from ringcoll.reduction import Operator, Reduction, resolve
 from ringcoll.schedule import Schedule
 from ringcoll.work import Work
 
-__all__ = ["AlgorithmChoice", "Builder", "Timeout", "run_together", "seconds"]
+__all__ = [
+    "AlgorithmChoice",
+    "Builder",
+    "Collective",
+    "Persistent",
+    "Repeat",
+    "Timeout",
+    "repeat",
+    "seconds",
+    "together",
+]
 
 AlgorithmChoice = str | Schedule
 Timeout = timedelta | float | None
@@ -49,8 +60,78 @@ def seconds(timeout: Any, member: Communicator) -> float:
     return float(limit)
 
 
-def run_together(builders: Sequence[Builder], async_op: bool) -> Work | None:
-    """Run several calls as one operation.
+P = ParamSpec("P")
+
+
+class Collective(Generic[P]):
+    """A public function: called, it runs; `plan` makes a persistent operation of it.
+
+    Parameters
+    ----------
+    build
+        Checks the arguments; its signature and docstring are those of the function.
+    shortcut
+        Asked first; see `repeat`.
+    """
+
+    def __init__(
+        self, build: Callable[P, Builder], shortcut: Callable[P, Repeat | None] | None = None
+    ) -> None:
+        self.build, self.shortcut = build, shortcut
+        functools.update_wrapper(self, build)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Work | None:
+        """Run it."""
+        found = self.shortcut(*args, **kwargs) if self.shortcut is not None else None
+        return (found or self.build(*args, **kwargs)).run()
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Persistent:
+        """Make ready to call the function with these arguments again and again.
+
+        Everything is checked, decided and bound once. The tensors are kept, and each run
+        works on what is in them at the time. All ranks must run the operation as often,
+        and in the same order among the group's other operations.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Those of the function; ``async_op`` says whether each run returns a work at once.
+
+        Examples
+        --------
+        >>> import torch, ringcoll
+        >>> def rank_main(group):
+        ...     tensor = torch.zeros(3)
+        ...     operation = ringcoll.all_reduce.plan(tensor, group=group)
+        ...     for step in range(2):
+        ...         tensor.fill_(step + group.rank())
+        ...         operation()
+        ...     return tensor.tolist()
+        >>> ringcoll.run_threads(rank_main, 2)
+        [[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]
+        """
+        return self.build(*args, **kwargs).persistent()
+
+
+class Persistent:
+    """An operation that is bound to its tensors; see `Collective.plan`."""
+
+    def __init__(self, member: Communicator, call: Call, async_op: bool) -> None:
+        self._member, self._call, self._async_op = member, call, async_op
+
+    def __call__(self) -> Work | None:
+        """Run it once.
+
+        Returns
+        -------
+        Work or None
+            The work, if ``async_op`` was asked for.
+        """
+        return self._member.run(self._call, async_op=self._async_op)
+
+
+def together(builders: Sequence[Builder]) -> Builder:
+    """Make one operation of several calls.
 
     Raises
     ------
@@ -61,10 +142,12 @@ def run_together(builders: Sequence[Builder], async_op: bool) -> Work | None:
         raise ArgumentError(
             "must not be empty", argument="tensors", expected="a tensor", got="none"
         )
-    first, *following = [builder.call for builder in builders]
-    first.following, first.num_calls = following, len(builders)
-    first.results = [tensor for builder in builders for tensor in builder.call.results]
-    return builders[0].run(async_op)
+    first, *following = builders
+    call = first.call
+    first.following = following
+    call.following, call.num_calls = [one.call for one in following], len(builders)
+    call.results = [tensor for builder in builders for tensor in builder.call.results]
+    return first
 
 
 class Builder:
@@ -75,6 +158,7 @@ class Builder:
         collective: str,
         group: Any,
         tensors: Sequence[Any],  # what users give, as yet unchecked
+        async_op: bool,
         algorithm: AlgorithmChoice,
         segment_bytes: Any,
         timeout: Timeout,
@@ -82,11 +166,13 @@ class Builder:
         first = tensors[0]
         device = first.device if isinstance(first, Tensor) else torch.device("cpu")
         self.collective, self.algorithm, self.segment_bytes = collective, algorithm, segment_bytes
+        self.async_op = async_op
         self.communicator: Communicator = communicator(group, device)
         self.rank, self.world_size = self.communicator.rank, self.communicator.world_size
         self._check_tensors(tensors)
-        self.device, self.dtype = first.device, first.dtype
+        self._first, self.device, self.dtype = first, first.device, first.dtype
         self.root = 0
+        self.following: Sequence[Builder] | None = ()  # nothing that can be said in advance
         self.reduction: Reduction | None = None
         self.timeout_s = seconds(timeout, self.communicator)
         if segment_bytes is not None and (not isinstance(segment_bytes, int) or segment_bytes < 1):
@@ -236,43 +322,73 @@ class Builder:
         split_input: bool = False,
         split_output: bool = False,
     ) -> None:
-        reduction = self.reduction
-        decision = _decide(
-            _Question(
-                self.collective,
-                self.algorithm,
-                self.rank,
-                self.world_size,
-                self.root,
-                lengths,
-                self.dtype,
-                self.dtype if reduction is None else reduction.work_dtype,
-                self.dtype if reduction is None else reduction.wire_dtype,
-                None if reduction is None else reduction.operator,
-                self.segment_bytes,
-                split_input,
-                split_output,
-                not self.communicator.transport.ordered,
-                generation(),
-            )
+        reduction, member = self.reduction, self.communicator
+        question = _Question(
+            self.collective,
+            self.algorithm,
+            self.rank,
+            self.world_size,
+            self.root,
+            lengths,
+            self.dtype,
+            self.dtype if reduction is None else reduction.work_dtype,
+            self.dtype if reduction is None else reduction.wire_dtype,
+            None if reduction is None else reduction.operator,
+            self.segment_bytes,
+            split_input,
+            split_output,
+            not member.transport.ordered,
+            generation(),
         )
-        io = stage.Stage(self.rank, inputs, outputs, reduction)
-        in_place = io.shared_memory(decision.inputs, decision.outputs, decision.lengths)
+        blocks = _blocks(question)
+        io = self._stage = stage.Stage(self.rank, inputs, outputs, reduction)
+        in_place = io.shared_memory(blocks.inputs, blocks.outputs, blocks.lengths)
+        decide: Callable[[], Decision]
+        if self.algorithm == "auto":
+            decide = functools.partial(_choose, question, in_place, member)
+        else:
+            # An algorithm that was asked for may not fit, and that is told at once.
+            decided = _decide(question, in_place)
+            decide = lambda: decided  # noqa: E731
         self.call = Call(
-            plan=decision.plan(in_place),
-            dtype=decision.dtype,
+            name=self.collective,
+            decide=decide,
             device=self.device,
             reduction=reduction,
-            description=decision.description,
             open=io.open,
             timeout_s=self.timeout_s,
             results=outputs,
-            lengths=None if decision.common_lengths else decision.lengths,
+            lengths=None if blocks.common else blocks.lengths,
         )
 
-    def run(self, async_op: bool) -> Work | None:
+    def run(self) -> Work | None:
         """Run the call."""
-        return self.communicator.run(self.call, async_op=async_op)
+        return self.communicator.run(self.call, async_op=self.async_op)
+
+    def persistent(self) -> Persistent:
+        """Make the call ready to be run again and again.
+
+        Raises
+        ------
+        ArgumentError
+            What it does depends on what the tensors hold.
+        """
+        self.keep()
+        return Persistent(self.communicator, self.call, self.async_op)
+
+    def keep(self) -> None:
+        """Let the call keep what it is bound to."""
+        if self.following is None:
+            raise self._refuse("cannot be prepared", "tensor", "a dense tensor", "a sparse one")
+        self.call.keeper = Keeper()
+        self._stage.keep()
+        for builder in self.following:
+            builder.keep()
+
+    def fused(self, tensors: Sequence[Tensor]) -> None:
+        """Let the one vector of the call stand for several tensors, laid end to end."""
+        self.call.open = stage.packed(self.call.open, self._first, tensors)
+        self.call.results = list(tensors)
 
 
 class _Question(NamedTuple):
@@ -295,47 +411,43 @@ class _Question(NamedTuple):
     generation: int
 
 
-@dataclass(frozen=True)
-class _Decision:
-    """How to run a call."""
+class _Blocks(NamedTuple):
+    """Which blocks a rank has, and their lengths."""
 
-    question: _Question
-    schedule: Schedule
-    segments: int
-    dtype: torch.dtype
-    description: str
     inputs: Sequence[int]
     outputs: Sequence[int]
     lengths: dict[int, int]
-    common_lengths: bool
-    plans: dict[bool, Plan] = field(default_factory=dict)
-
-    def plan(self, in_place: bool) -> Plan:
-        """The compiled plan; made when first needed."""
-        plan = self.plans.get(in_place)
-        if plan is None:
-            asked = self.question
-            layout = Layout(asked.lengths, asked.split_input, asked.split_output, in_place)
-            plan = compile_plan(
-                self.schedule, asked.rank, layout, self.segments, posts_early=asked.posts_early
-            )
-            self.plans[in_place] = plan
-        return plan
+    common: bool
+    """Whether all ranks know all lengths."""
 
 
 @lru_cache(maxsize=1024)
-def _decide(question: _Question) -> _Decision:
-    """Choose and check the schedule and the segments; the same on every rank."""
+def _blocks(question: _Question) -> _Blocks:
+    rules = contract(question.collective)
+    rank, world_size, root = question.rank, question.world_size, question.root
+    inputs, outputs = rules.inputs(rank, world_size, root), rules.outputs(rank, world_size, root)
+    return _Blocks(inputs, outputs, dict(question.lengths), rules.common_lengths)
+
+
+def _choose(question: _Question, in_place: bool, member: Communicator) -> Decision:
+    """Decide what ``auto`` stands for in this group."""
+    blocks = _blocks(question)
+    counted = blocks.inputs if question.collective == "all_to_all" else blocks.lengths
+    numel = sum(blocks.lengths[block] for block in counted)
+    name = select.choose(
+        question.collective, numel * question.wire_dtype.itemsize, question.operator
+    )
+    return _decide(question._replace(algorithm=name), in_place)
+
+
+@lru_cache(maxsize=1024)
+def _decide(question: _Question, in_place: bool) -> Decision:
+    """Check the schedule, and compile it; the same on every rank."""
     collective, algorithm, rank, world_size, root, lengths, *_ = question
     rules, operator = contract(collective), question.operator
     dtype, wire_dtype = question.work_dtype, question.wire_dtype
-    inputs = rules.inputs(rank, world_size, root)
     length = dict(lengths)
     equal = len(set(length.values())) == 1
-    if algorithm == "auto":
-        blocks = inputs if collective == "all_to_all" else length
-        nbytes = sum(length[block] for block in blocks) * wire_dtype.itemsize
-        algorithm = select.choose(collective, nbytes, operator)
     schedule = select.checked_schedule(collective, algorithm, world_size, root, operator, rank)
     if not equal and not rules.common_lengths and schedule.algorithm != "pairwise":
         raise ArgumentError(
@@ -365,14 +477,104 @@ def _decide(question: _Question) -> _Decision:
         words += [f"computed in {dtype}".replace("torch.", "")]
     words += [f"algorithm {schedule.algorithm}"]
     words += [f"{segments} segments"] if segments > 1 else []
-    return _Decision(
-        question=question,
-        schedule=schedule,
-        segments=segments,
+    description = f"{collective}({', '.join(words)})"
+    layout = Layout(lengths, question.split_input, question.split_output, in_place)
+    return Decision(
+        plan=compile_plan(schedule, rank, layout, segments, posts_early=question.posts_early),
         dtype=dtype,
-        description=f"{collective}({', '.join(words)})",
-        inputs=inputs,
-        outputs=rules.outputs(rank, world_size, root),
-        lengths=length,
-        common_lengths=rules.common_lengths,
+        description=description,
+        signature=zlib.crc32(description.encode()),
     )
+
+
+_SHORT_NBYTES = 32 << 10  # a copy of so much takes as long as binding an instruction or two
+_MOST_REPEATED = 256  # kinds of calls that a group remembers
+
+
+class Repeat:
+    """A call on a short tensor, run on memory of the group's own; see `repeat`."""
+
+    def __init__(
+        self, member: Communicator, on_own: Builder, own: Tensor, tensor: Tensor, async_op: bool
+    ) -> None:
+        self._member, self._async_op = member, async_op
+        # Detached: autograd may come to need the tensor's gradient while it is in use.
+        user = tensor.detach() if async_op or tensor.requires_grad else tensor
+        kept = on_own.call
+
+        def open_() -> stage.Opened:
+            own.copy_(user)
+            inputs, outputs, finish = kept.open()
+
+            def bring_home() -> None:
+                if finish is not None:
+                    finish()
+                user.copy_(own)
+
+            return inputs, outputs, bring_home
+
+        self._call = Call(
+            kept.name,
+            kept.decide,
+            kept.device,
+            kept.reduction,
+            open_,
+            kept.timeout_s,
+            [tensor],
+            keeper=kept.keeper,
+        )
+
+    def run(self) -> Work | None:
+        """Run the call."""
+        return self._member.run(self._call, async_op=self._async_op)
+
+
+def repeat(
+    signature: tuple[object, ...],
+    tensor: Any,  # what users give, as yet unchecked
+    group: Any,
+    async_op: bool,
+    build: Callable[[Tensor], Builder],
+) -> Repeat | None:
+    """Do with a short tensor what was done with one of its kind before.
+
+    Checking, choosing and binding cost more than moving a few bytes. So for short tensors
+    the operation is bound once to memory of the group's own, and every call copies
+    the user's tensor to it, and the result back.
+
+    Parameters
+    ----------
+    signature
+        All arguments but the tensor, so far as they matter.
+    tensor, group, async_op
+        As for `all_reduce`.
+    build
+        Makes the call on a tensor of the same kind.
+
+    Returns
+    -------
+    Repeat or None
+        Nothing where the tensor is not short, or not plain.
+    """
+    if (
+        not isinstance(tensor, Tensor)
+        or tensor.layout is not torch.strided
+        or tensor.device.type != "cpu"
+        or not 0 < tensor.nbytes <= _SHORT_NBYTES
+        or not tensor.is_contiguous()
+        or tensor.is_conj()
+        or tensor.is_neg()
+    ):
+        return None
+    member = communicator(group, tensor.device)
+    key = (signature, tensor.shape, tensor.dtype, generation())
+    found = member.repeated.get(key)
+    if found is None:
+        own = torch.empty(tensor.shape, dtype=tensor.dtype)
+        on_own = build(own)
+        on_own.keep()
+        if len(member.repeated) >= _MOST_REPEATED:
+            member.repeated.clear()
+        found = member.repeated[key] = on_own, own
+    on_own, own = found
+    return Repeat(member, on_own, own, tensor, async_op)

@@ -16,11 +16,10 @@ import queue
 import threading
 import time
 import weakref
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +32,7 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.execute import bind, execute
+from ringcoll.execute import Bound, bind, execute
 from ringcoll.monitor import Monitor, Running, monitored_barrier
 from ringcoll.plan import Plan
 from ringcoll.reduction import Reduction
@@ -42,7 +41,45 @@ from ringcoll.transport.base import Transport
 from ringcoll.transport.narrow import NarrowTransport
 from ringcoll.work import Work
 
-__all__ = ["Call", "Communicator"]
+__all__ = ["Call", "Communicator", "Decision", "Keeper"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a call is run: the same on every rank.
+
+    Parameters
+    ----------
+    plan
+        What to run.
+    dtype
+        Of the flat tensors on which it runs.
+    description
+        The call in words. It names all that ranks must agree on, so it is what is
+        compared between them, and what tags are made of.
+    """
+
+    plan: Plan
+    dtype: torch.dtype
+    description: str
+    signature: int
+    """A hash of the description, of 32 bits."""
+
+
+@dataclass(slots=True)
+class Bindings:
+    """A decision that is bound to memory and to a transport."""
+
+    decision: Decision
+    transport: Transport
+    instructions: Iterable[Bound]
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Where a call that is run again and again keeps what it is bound to."""
+
+    bindings: Bindings | None = None
 
 
 @dataclass(slots=True)
@@ -51,15 +88,14 @@ class Call:
 
     Parameters
     ----------
-    plan
-        What to run.
-    dtype, device
+    name
+        Its collective.
+    decide
+        How to run it; asked when the operation's turn has come and the ranks have met.
+    device
         Of the flat tensors on which it runs.
     reduction
         What ``(+)`` means; ``None`` where nothing is reduced.
-    description
-        The call in words. It names all that ranks must agree on, so it is what is
-        compared between them, and what tags are made of.
     open
         Makes the flat inputs and outputs, when the operation's turn has come, and
         what is to be done with them at the end.
@@ -69,6 +105,8 @@ class Call:
         Time limit.
     lengths
         Elements of each block, where no rank knows all of them; tags then depend on them.
+    keeper
+        For a call that is run again and again: ``open`` always gives the same memory.
     following
         Calls that belong to the same operation and run after this one. Where they are
         made by a generator, it may use the results of those before.
@@ -76,15 +114,15 @@ class Call:
         This one and those that follow; the same on all ranks.
     """
 
-    plan: Plan
-    dtype: torch.dtype
+    name: str
+    decide: Callable[[], Decision]
     device: torch.device
     reduction: Reduction | None
-    description: str
     open: Callable[[], Opened]
     timeout_s: float
     results: list[Tensor] = field(default_factory=list)
     lengths: dict[int, int] | None = None
+    keeper: Keeper | None = None
     following: Iterable[Call] = ()
     num_calls: int = 1
 
@@ -94,11 +132,6 @@ _EXIT_S = 10.0  # for operations that are pending when the process ends
 _JOIN_S = 10.0  # for threads to end that have nothing to wait for any more
 
 _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
-
-
-@lru_cache(maxsize=4096)
-def _hash(description: str) -> int:
-    return zlib.crc32(description.encode())
 
 
 class Communicator:
@@ -117,6 +150,7 @@ class Communicator:
     def __init__(self, transport: Transport, store: dist.Store, timeout_s: float) -> None:
         self.transport, self.timeout_s = transport, timeout_s
         self.rank, self.world_size = transport.rank, transport.world_size
+        self.repeated: dict[object, tuple[Any, Tensor]] = {}  # for `ringcoll.call.repeat`
         self._monitor = Monitor(store, self.rank, self.world_size, transport.abort)
         self._store = store
         self._connected = False
@@ -158,7 +192,7 @@ class Communicator:
             if not self._queued and not async_op:
                 self._execute(number, call)
                 return None
-            work = Work(call.description, call.results)
+            work = Work(call.name, call.results)
             if not self._queued and self.world_size == 1:
                 work.complete(self._outcome(number, call))  # there is nobody to wait for
                 return work
@@ -193,6 +227,7 @@ class Communicator:
         self._monitor.close()
         self._workspace.clear()
         self._workspace_as.clear()
+        self.repeated.clear()
         self.transport.close()
 
     def monitored_barrier(self, timeout_s: float, wait_all_ranks: bool) -> None:
@@ -284,35 +319,28 @@ class Communicator:
             self._run_plan(number + index, following)
 
     def _run_plan(self, number: int, call: Call) -> None:
-        running = Running(number, call.description, call.lengths)
+        running = Running(number, call.name, call.lengths)
         self._monitor.start(running)
         try:
             if not self._connected:
                 self.transport.connect(call.timeout_s)
                 self._connected = True
-            if self.transport.ordered:
-                self._compare(call)
-            plan = call.plan
             inputs, outputs, finish = call.open()
-            workspace = self._memory(plan.workspace_numel, call.dtype, call.device)
-            views = bind(plan, inputs, outputs, workspace)
-            transport = self.transport
-            reduction = call.reduction
-            if reduction is not None and reduction.wire_dtype is not call.dtype:
-                transport = NarrowTransport(transport, reduction.wire_dtype)
-            tag = (_hash(call.description) + number * 0x9E3779B1) & 0x7FFFFFFF
-            wait, limit_s = transport.wait, call.timeout_s
-            deadline = time.monotonic() + limit_s
-            for item in execute(
-                plan,
-                views,
-                transport,
-                tag,
-                reduction=reduction,
-                tag_by_length=call.lengths is not None,
-            ):
+            keeper = call.keeper
+            bindings = keeper.bindings if keeper is not None else None
+            if bindings is None:
+                bindings = self._bind(call, inputs, outputs)
+                if keeper is not None:
+                    bindings.instructions = [*bindings.instructions]
+                    keeper.bindings = bindings
+            decision = bindings.decision
+            running.description = decision.description
+            tag = (decision.signature + number * 0x9E3779B1) & 0x7FFFFFFF
+            wait, now = bindings.transport.wait, time.monotonic
+            deadline = now() + call.timeout_s
+            for item in execute(bindings.instructions, tag):
                 running.wait = item.wait
-                wait(item.handle, max(deadline - time.monotonic(), 0.001))
+                wait(item.handle, max(deadline - now(), 0.001))
             if finish is not None:
                 finish()
         except TransportError as error:
@@ -326,6 +354,24 @@ class Communicator:
             raise
         finally:
             self._monitor.end()
+
+    def _bind(self, call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Bindings:
+        decision, reduction = call.decide(), call.reduction
+        transport: Transport = self.transport
+        if transport.ordered:
+            self._compare(decision.description, call.timeout_s)
+        if reduction is not None and reduction.wire_dtype is not decision.dtype:
+            transport = NarrowTransport(transport, reduction.wire_dtype)
+        instructions = bind(
+            decision.plan,
+            inputs,
+            outputs,
+            self._memory(decision.plan.workspace_numel, decision.dtype, call.device),
+            transport,
+            reduction=reduction,
+            tag_by_length=call.lengths is not None,
+        )
+        return Bindings(decision, transport, instructions)
 
     def _break(self, error: BaseException) -> None:
         if self._broken is None:
@@ -351,26 +397,26 @@ class Communicator:
             self._workspace_as[device, dtype] = view
         return view
 
-    def _compare(self, call: Call) -> None:
+    def _compare(self, description: str, timeout_s: float) -> None:
         """Compare signatures through the store, once, where tags cannot do it."""
-        if call.description in self._compared:
+        if description in self._compared:
             return
-        self._compared.add(call.description)
+        self._compared.add(description)
         key = f"call/{len(self._compared)}"
-        self._store.set(f"{key}/{self.rank}", call.description)
+        self._store.set(f"{key}/{self.rank}", description)
         for peer in range(self.world_size):
             try:
-                self._store.wait([f"{key}/{peer}"], timedelta(seconds=call.timeout_s))
+                self._store.wait([f"{key}/{peer}"], timedelta(seconds=timeout_s))
             except RuntimeError as error:
                 raise CollectiveTimeoutError(
-                    f"rank {self.rank} waited {call.timeout_s:g} s for rank {peer}", peer=peer
+                    f"rank {self.rank} waited {timeout_s:g} s for rank {peer}", peer=peer
                 ) from error
             theirs = self._store.get(f"{key}/{peer}").decode()
-            if theirs != call.description:
+            if theirs != description:
                 raise MismatchError(
-                    f"rank {self.rank} called {call.description}, rank {peer} called {theirs}",
+                    f"rank {self.rank} called {description}, rank {peer} called {theirs}",
                     peer=peer,
-                    mine=call.description,
+                    mine=description,
                     theirs=theirs,
                 )
 

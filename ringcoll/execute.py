@@ -8,7 +8,8 @@ where a scheduler decides which rank goes on (`ringcoll.transport.local`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from ringcoll.plan import Combine, Move, Plan, Post, Wait
 from ringcoll.reduction import Reduction
 from ringcoll.transport.base import Handle, Message, Transport
 
-__all__ = ["Waiting", "bind", "execute"]
+__all__ = ["Bound", "Waiting", "bind", "execute"]
 
 
 class Waiting(NamedTuple):
@@ -27,10 +28,30 @@ class Waiting(NamedTuple):
     wait: Wait
 
 
+class Posting(NamedTuple):
+    """Messages that are ready: called with the operation's tag, it starts them."""
+
+    post: Callable[[int], list[Handle]]
+
+
+Bound = Wait | Posting | Callable[[], object]
+"""An instruction that is bound to memory: wait, start messages, or local work."""
+
+
 def bind(
-    plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor], workspace: Tensor
-) -> list[Tensor]:
-    """Make the views that a plan's instructions work on.
+    plan: Plan,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    workspace: Tensor,
+    transport: Transport,
+    *,
+    reduction: Reduction | None = None,
+    tag_by_length: bool = False,
+) -> Iterator[Bound]:
+    """Bind a plan's instructions to memory, one after the other, as they are asked for.
+
+    The first messages may thus be on their way before the last instruction is bound. Who
+    wants to run them again keeps them in a list.
 
     Parameters
     ----------
@@ -40,72 +61,71 @@ def bind(
         The flat parts of the input and the output, all of one dtype.
     workspace
         At least ``plan.workspace_numel`` elements of that dtype.
-    """
-    work = (workspace,)
-    parts = (inputs, outputs, work, work, work)
-    views = []
-    for space, part, offset, numel in plan.regions:
-        whole = parts[space][part]
-        views.append(whole if numel == whole.numel() else whole.narrow(0, offset, numel))
-    return views
-
-
-def execute(
-    plan: Plan,
-    views: Sequence[Tensor],
-    transport: Transport,
-    tag: int,
-    *,
-    reduction: Reduction | None = None,
-    tag_by_length: bool = False,
-) -> Iterator[Waiting]:
-    """Run a plan; yields what has to be waited for.
-
-    Parameters
-    ----------
-    plan, views
-        The plan, and its views as `bind` made them.
     transport
         Where messages go.
-    tag
-        Tag of all messages of this operation.
     reduction
         What ``(+)`` means; ``None`` where nothing is reduced.
     tag_by_length
         Whether the length of a message is mixed into its tag, for collectives in
         which only the two ends of a message know it.
     """
-    handles: list[Handle] = []
-    world_size = transport.world_size
+    work = (workspace,)
+    parts = (inputs, outputs, work, work, work)
+    regions = plan.regions
+    views: dict[int, Tensor] = {}
+
+    def view(number: int) -> Tensor:
+        found = views.get(number)
+        if found is None:
+            space, part, offset, numel = regions[number]
+            whole = parts[space][part]
+            found = whole if numel == whole.numel() else whole.narrow(0, offset, numel)
+            views[number] = found
+        return found
+
+    def message(item: tuple[int, int, int]) -> Message:
+        peer, number, numel = item
+        # Knuth's multiplicative hash spreads lengths over the 31 bits of a tag.
+        salt = (numel * 2654435761) & 0x7FFFFFFF if tag_by_length else 0
+        return Message(peer, view(number), salt)
+
     combine = reduction.combine if reduction is not None else None
     finish = reduction.finish if reduction is not None else None
     for instruction in plan.instructions:
         if isinstance(instruction, Wait):
-            yield Waiting(handles[instruction.message], instruction)
+            yield instruction
         elif isinstance(instruction, Post):
             receives, sends = instruction
-            handles += transport.post(
-                [_message(item, views, tag, tag_by_length) for item in receives],
-                [_message(item, views, tag, tag_by_length) for item in sends],
-            )
+            ready = transport.bind([*map(message, receives)], [*map(message, sends)])
+            yield Posting(ready)
         elif isinstance(instruction, Combine):
             into, left, right, final = instruction
             assert combine is not None
-            combine(views[left], views[right], out=views[into])
+            yield partial(combine, view(left), view(right), out=view(into))
             if final and finish is not None:
-                finish(views[into], world_size)
+                yield partial(finish, view(into), transport.world_size)
         elif isinstance(instruction, Move):
             into, source = instruction
-            views[into].copy_(views[source])
+            yield partial(view(into).copy_, view(source))
         elif finish is not None:
-            finish(views[instruction.into], world_size)
+            yield partial(finish, view(instruction.into), transport.world_size)
 
 
-def _message(
-    item: tuple[int, int, int], views: Sequence[Tensor], tag: int, tag_by_length: bool
-) -> Message:
-    peer, view, numel = item
-    if tag_by_length:
-        # Knuth's multiplicative hash spreads lengths over the 31 bits of a tag.
-        tag = (tag ^ (numel * 2654435761)) & 0x7FFFFFFF
-    return Message(peer, views[view], tag)
+def execute(instructions: Iterable[Bound], tag: int) -> Iterator[Waiting]:
+    """Run bound instructions; yields what has to be waited for.
+
+    Parameters
+    ----------
+    instructions
+        As `bind` made them.
+    tag
+        Tag of all messages of this operation, of 31 bits.
+    """
+    handles: list[Handle] = []
+    for instruction in instructions:
+        if isinstance(instruction, Wait):
+            yield Waiting(handles[instruction.message], instruction)
+        elif isinstance(instruction, Posting):
+            handles += instruction.post(tag)
+        else:
+            instruction()

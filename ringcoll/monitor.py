@@ -46,16 +46,18 @@ class Running:
     """An operation in execution, as the monitor sees it."""
 
     number: int
-    description: str
-    """Equal on all ranks that call the same operation."""
+    name: str
+    """Of the collective."""
     lengths: dict[int, int] | None = None
     """Elements of each block (source * world_size + destination) that this rank sends or
     receives, where they are not in the description as no rank knows all of them."""
+    description: str | None = None
+    """Equal on all ranks that call the same operation; not known before the ranks have met."""
     wait: Wait | None = None
 
     def where(self) -> str:
         """What is being waited for, in words."""
-        operation = f"{self.description}, operation {self.number} of the group"
+        operation = f"{self.description or self.name}, operation {self.number} of the group"
         if self.wait is None:
             return operation
         verb = "data from" if self.wait.is_receive else "taking of data by"
@@ -198,7 +200,11 @@ class Monitor:
             self.on_break()
 
     def _publish_state(self, running: Running | None) -> None:
-        calls = {item.number: (item.description, item.lengths) for item in tuple(self._recent)}
+        calls = {
+            item.number: (item.description, item.lengths)
+            for item in tuple(self._recent)
+            if item.description is not None
+        }
         waits = (running.number, running.wait.peer) if running and running.wait else None
         self._said_to_wait = waits is not None
         state = {"calls": calls, "waits": waits}
@@ -212,7 +218,7 @@ class Monitor:
             state = self._read(f"state/{peer}") if peer != self.rank else None
             for key, (description, lengths) in state["calls"].items() if state else ():
                 own = mine.get(int(key))
-                if own is None:
+                if own is None or own.description is None:
                     continue
                 pair = (own.description, description)
                 if own.description == description:
@@ -246,13 +252,13 @@ class Monitor:
                     f"{own.description} with {ours} elements {way}",
                     f"{description} with {theirs} elements {way}",
                 )
-        return own.description, description
+        return own.description or own.name, description
 
     def _from_verdict(self, verdict: dict[str, object], running: Running) -> RingcollError:
         if verdict["kind"] == "mismatch":
             calls = dict(verdict["calls"])  # type: ignore[call-overload]
             told = " and ".join(f"rank {rank} called {what}" for rank, what in calls.items())
-            mine = calls.get(self.rank, running.description)
+            mine = calls.get(self.rank, running.description or running.name)
             # Neither may be this rank; then it is the one that called something else.
             others = [rank for rank, what in calls.items() if rank != self.rank and what != mine]
             text = (

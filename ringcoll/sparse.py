@@ -19,7 +19,6 @@ from ringcoll.call import AlgorithmChoice, Builder, Timeout
 from ringcoll.communicator import Call
 from ringcoll.errors import ArgumentError, MismatchError
 from ringcoll.reduction import as_operator
-from ringcoll.work import Work
 
 __all__ = ["all_reduce"]
 
@@ -32,7 +31,7 @@ def all_reduce(
     *,
     algorithm: AlgorithmChoice,
     timeout: Timeout,
-) -> Work | None:
+) -> Builder:
     """Add up a sparse tensor over all ranks.
 
     Parameters
@@ -59,7 +58,7 @@ def all_reduce(
     signature = f"{tuple(own.shape)}, {own.sparse_dim()} of the dimensions sparse"
     # The two that every rank tells the others; shapes may differ in length.
     about = torch.tensor([own._nnz(), zlib.crc32(signature.encode())], device=own.device)
-    first = _gather(group, about, [2], "auto", timeout)
+    first = _gather(group, about, [2], async_op, "auto", timeout)
     if operator.name not in ("sum", "avg"):
         raise ArgumentError(
             "sparse tensors can be added up only",
@@ -84,11 +83,21 @@ def all_reduce(
         sparse_dims, entry = own.sparse_dim(), own.values().shape[1:].numel()
         # Entry by entry, so that what comes from the ranks can be laid end to end.
         indices = _gather(
-            group, own.indices().t(), [sparse_dims * count for count in counts], algorithm, timeout
+            group,
+            own.indices().t(),
+            [sparse_dims * count for count in counts],
+            async_op,
+            algorithm,
+            timeout,
         )
         yield indices.call
         values = _gather(
-            group, own.values(), [entry * count for count in counts], algorithm, timeout
+            group,
+            own.values(),
+            [entry * count for count in counts],
+            async_op,
+            algorithm,
+            timeout,
         )
         yield values.call
         total = torch.sparse_coo_tensor(
@@ -103,14 +112,20 @@ def all_reduce(
             tensor.copy_(total)
 
     first.call.following, first.call.num_calls, first.call.results = following(), 3, [tensor]
-    return first.run(async_op)
+    first.following = None
+    return first
 
 
 def _gather(
-    group: Any, tensor: Tensor, lengths: list[int], algorithm: AlgorithmChoice, timeout: Timeout
+    group: Any,
+    tensor: Tensor,
+    lengths: list[int],
+    async_op: bool,
+    algorithm: AlgorithmChoice,
+    timeout: Timeout,
 ) -> Builder:
     """An all-gather into one tensor, of parts of different lengths (or all of the one given)."""
-    call = Builder("all_gather", group, [tensor], algorithm, None, timeout)
+    call = Builder("all_gather", group, [tensor], async_op, algorithm, None, timeout)
     lengths = lengths * call.world_size if len(lengths) == 1 else lengths
     gathered = torch.empty(sum(lengths), dtype=tensor.dtype, device=tensor.device)
     call.blocks([tensor.contiguous()], [gathered], lengths)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import Reduction
 
-__all__ = ["Opened", "Stage"]
+__all__ = ["Opened", "Stage", "packed"]
 
 Opened = tuple[Sequence[Tensor], Sequence[Tensor], Callable[[], None] | None]
 """Flat inputs, flat outputs, and what brings results home that are not there yet."""
@@ -57,17 +57,9 @@ class Stage:
         self._inputs = [tensor.detach() for tensor in inputs]
         self._outputs = [tensor.detach() for tensor in outputs]
         if any(not tensor.is_contiguous() for tensor in self._outputs) and _overlap(self._outputs):
-            raise self._refuse("elements of the outputs share memory", "distinct elements")
-        self._one_copy = False
-
-    def _refuse(self, message: str, expected: str) -> ArgumentError:
-        return ArgumentError(
-            message,
-            rank=self._rank,
-            argument="output",
-            expected=expected,
-            got="overlapping memory",
-        )
+            raise _shared_memory("elements of the outputs share memory", "distinct elements", rank)
+        self._one_copy = self._keeps = False
+        self._opened: Opened | None = None
 
     def _as_it_is(self, tensor: Tensor) -> bool:
         """Whether the schedule can run on the tensor's own memory."""
@@ -116,9 +108,10 @@ class Stage:
             if first < output_end or (is_output and first < input_end):
                 twin = last is not None and (first, end, not is_output, block) == last
                 if not twin:
-                    raise self._refuse(
+                    raise _shared_memory(
                         "an output overlaps an input or another output",
                         "separate memory, or a block in its own place",
+                        self._rank,
                     )
                 shared = True
             if is_output:
@@ -154,8 +147,23 @@ class Stage:
                 start = end
         return found
 
+    def keep(self) -> None:
+        """Let `open` give the same memory every time."""
+        self._keeps = True
+
     def open(self) -> Opened:
         """Make the flat tensors."""
+        if self._opened is None:
+            opened = self._open()
+            if self._keeps:
+                self._opened = opened
+            return opened
+        for flat, tensor in zip(self._opened[0], self._inputs, strict=True):
+            if not (self._as_it_is(tensor) and not self._scales):
+                flat.copy_(self._flat_input(tensor))
+        return self._opened
+
+    def _open(self) -> Opened:
         inputs = [self._flat_input(tensor) for tensor in self._inputs]
         if self._one_copy:
             outputs = inputs
@@ -191,6 +199,86 @@ class Stage:
             return flat if self._reduction is None else self._reduction.encode(flat)
         dtype = tensor.dtype if self._reduction is None else self._reduction.work_dtype
         return torch.empty(tensor.numel(), dtype=dtype, device=tensor.device)
+
+
+_FUSED_NBYTES = 32 << 10  # a message of so much costs little more than an empty one
+_MOST_FUSED_NBYTES = 1 << 20
+
+
+def fusible(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Divide tensors into runs that may be laid end to end.
+
+    It depends on what is the same on all ranks: dtypes and numbers of elements.
+    """
+    runs: list[list[Tensor]] = []
+    total = 0
+    for tensor in tensors:
+        short = _may_be_fused(tensor)
+        last = runs[-1][-1] if runs else None
+        if (
+            short
+            and last is not None
+            and _may_be_fused(last)
+            and total + tensor.nbytes <= _MOST_FUSED_NBYTES
+            and (last.dtype, last.device) == (tensor.dtype, tensor.device)
+        ):
+            runs[-1].append(tensor)
+            total += tensor.nbytes
+        else:
+            runs.append([tensor])
+            total = tensor.nbytes if short else _MOST_FUSED_NBYTES
+    return runs
+
+
+def _may_be_fused(tensor: object) -> bool:
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+        return False
+    return not tensor.is_quantized and 0 < tensor.nbytes <= _FUSED_NBYTES
+
+
+def packed(
+    open_flat: Callable[[], Opened], flat: Tensor, tensors: Sequence[Tensor]
+) -> Callable[[], Opened]:
+    """Open a flat tensor in place of several: they are copied to it, and the results back.
+
+    Parameters
+    ----------
+    open_flat
+        Opens the flat tensor, which is input and output.
+    flat
+        As many elements as all tensors together.
+    tensors
+        Dense ones, of its dtype.
+
+    Raises
+    ------
+    ArgumentError
+        Elements of one of them share memory.
+    """
+    users = [tensor.detach() for tensor in tensors]
+    if any(not one.is_contiguous() and _overlap([one]) for one in users):
+        raise _shared_memory("elements of a tensor share memory", "distinct elements")
+    parts = torch.split(flat, [one.numel() for one in users])
+
+    def open_() -> Opened:
+        torch.cat([one.reshape(-1) for one in users], out=flat)
+        inputs, outputs, finish = open_flat()
+
+        def bring_home() -> None:
+            if finish is not None:
+                finish()
+            for one, part in zip(users, parts, strict=True):
+                one.copy_(part.view(one.shape))
+
+        return inputs, outputs, bring_home
+
+    return open_
+
+
+def _shared_memory(message: str, expected: str, rank: int | None = None) -> ArgumentError:
+    return ArgumentError(
+        message, rank=rank, argument="output", expected=expected, got="overlapping memory"
+    )
 
 
 def _overlap(tensors: Sequence[Tensor]) -> bool:

@@ -35,7 +35,7 @@ class Transport(Protocol):
 
     Messages between two ranks match by tag, and within a tag in the order in which
     they are posted. A transport that ignores tags (``ordered``) matches by order
-    alone. Tensors stay in use from `post` until `wait` returns.
+    alone. Tensors stay in use from when they are posted until `wait` returns.
     """
 
     rank: int
@@ -56,9 +56,22 @@ class Transport(Protocol):
         """
         ...
 
-    def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
-        """Start messages; return a handle for each, receives first."""
+    def bind(
+        self, receives: Sequence[Message], sends: Sequence[Message]
+    ) -> Callable[[int], list[Handle]]:
+        """Make messages ready, that may then be posted any number of times.
+
+        Returns
+        -------
+        callable
+            Starts the messages, and returns a handle for each, receives first. It takes
+            a number of 31 bits, which is mixed into their tags (exclusive or).
+        """
         ...
+
+    def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
+        """Start messages once; return a handle for each, receives first."""
+        return self.bind(receives, sends)(0)
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message.

@@ -26,7 +26,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.transport.base import Handle, Message, meet
+from ringcoll.transport.base import Handle, Message, Transport, meet
 
 __all__ = ["GlooTransport"]
 
@@ -104,7 +104,7 @@ class _Lost:
         raise self._error
 
 
-class GlooTransport:
+class GlooTransport(Transport):
     """Messages over a private group of gloo.
 
     Parameters
@@ -153,17 +153,25 @@ class GlooTransport:
         except RuntimeError as error:
             raise TransportError(f"rank {rank} could not connect to the others: {error}") from error
 
-    def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
-        """Start messages; see `Transport.post`."""
-        handles: list[Handle] = []
-        for start, messages in ((self._group.recv, receives), (self._group.send, sends)):
-            for peer, tensor, tag in messages:
+    def bind(
+        self, receives: Sequence[Message], sends: Sequence[Message]
+    ) -> Callable[[int], list[Handle]]:
+        """Make messages ready; see `Transport.bind`."""
+        recv, send = self._group.recv, self._group.send
+        ready = [(recv, [tensor], peer, tag) for peer, tensor, tag in receives]
+        ready += [(send, [tensor], peer, tag) for peer, tensor, tag in sends]
+
+        def post(mixed: int) -> list[Handle]:
+            handles: list[Handle] = []
+            for start, tensors, peer, tag in ready:
                 try:
-                    handles.append(start([tensor], peer, tag))
+                    handles.append(start(tensors, peer, tag ^ mixed))
                 except RuntimeError as error:
                     # The connection is gone; whoever waits for the message says what it was.
                     handles.append(_Lost(error))
-        return handles
+            return handles
+
+        return post
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -22,7 +22,7 @@ import torch
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.execute import Waiting
-from ringcoll.transport.base import Handle, Message
+from ringcoll.transport.base import Handle, Message, Transport
 
 __all__ = ["Hub", "LocalTransport", "run_together"]
 
@@ -118,7 +118,7 @@ def _transfer(receive: _Half, send: _Half) -> None:
     receive.done = send.done = True
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """The transport of one rank of a `Hub`."""
 
     name = "local"
@@ -130,9 +130,18 @@ class LocalTransport:
     def connect(self, timeout_s: float) -> None:
         """There is nothing to connect."""
 
-    def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
-        """Start messages; see `Transport.post`."""
-        return [*self.hub.post(self.rank, receives, sends)]
+    def bind(
+        self, receives: Sequence[Message], sends: Sequence[Message]
+    ) -> Callable[[int], list[Handle]]:
+        """Make messages ready; see `Transport.bind`."""
+
+        def post(mixed: int) -> list[Handle]:
+            both = (
+                [one._replace(tag=one.tag ^ mixed) for one in some] for some in (receives, sends)
+            )
+            return [*self.hub.post(self.rank, *both)]
+
+        return post
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""

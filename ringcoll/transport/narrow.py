@@ -11,7 +11,7 @@ be the library's own working copies, never the user's memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,14 +30,7 @@ class _Arriving(NamedTuple):
     into: Tensor
 
 
-class _Leaving(NamedTuple):
-    """A send: its handle in the transport below, and the tensor that is being read."""
-
-    handle: Handle
-    narrow: Tensor
-
-
-class NarrowTransport:
+class NarrowTransport(Transport):
     """Messages of another transport, sent in a wire dtype.
 
     Parameters
@@ -52,35 +45,52 @@ class NarrowTransport:
         self._below, self._wire_dtype = below, wire_dtype
         self.rank, self.world_size = below.rank, below.world_size
         self.name, self.ordered = below.name, below.ordered
-        self.connect, self.abort, self.close = below.connect, below.abort, below.close
 
-    def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
-        """Start messages; see `Transport.post`."""
-        arriving = [
-            Message(peer, torch.empty_like(into, dtype=self._wire_dtype), tag)
-            for peer, into, tag in receives
-        ]
-        leaving = []
-        for peer, tensor, tag in sends:
-            narrow = tensor.to(self._wire_dtype)
-            tensor.copy_(narrow)
-            leaving.append(Message(peer, narrow, tag))
-        handles = self._below.post(arriving, leaving)
-        # The rest of the handles are of sends; they keep their tensors alive below.
-        return [
-            *(
-                _Arriving(handle, message.tensor, original.tensor)
-                for handle, message, original in zip(handles, arriving, receives, strict=False)
-            ),
-            *(
-                _Leaving(handle, message.tensor)
-                for handle, message in zip(handles[len(arriving) :], leaving, strict=True)
-            ),
-        ]
+    def connect(self, timeout_s: float) -> None:
+        """Connect the transport below."""
+        self._below.connect(timeout_s)
+
+    def abort(self) -> None:
+        """Abort the transport below."""
+        self._below.abort()
+
+    def close(self) -> None:
+        """Close the transport below."""
+        self._below.close()
+
+    def bind(
+        self, receives: Sequence[Message], sends: Sequence[Message]
+    ) -> Callable[[int], list[Handle]]:
+        """Make messages ready; see `Transport.bind`."""
+        arriving, leaving = (
+            [
+                one._replace(tensor=torch.empty_like(one.tensor, dtype=self._wire_dtype))
+                for one in some
+            ]
+            for some in (receives, sends)
+        )
+        start = self._below.bind(arriving, leaving)
+
+        def post(mixed: int) -> list[Handle]:
+            for (_, tensor, _), (_, narrow, _) in zip(sends, leaving, strict=True):
+                narrow.copy_(tensor)
+                tensor.copy_(narrow)
+            incoming, outgoing = (
+                (handles := start(mixed))[: len(receives)],
+                handles[len(receives) :],
+            )
+            widened = [
+                _Arriving(handle, narrow.tensor, original.tensor)
+                for handle, narrow, original in zip(incoming, arriving, receives, strict=True)
+            ]
+            return [*widened, *outgoing]
+
+        return post
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
-        assert isinstance(handle, _Arriving | _Leaving)
-        self._below.wait(handle.handle, timeout_s)
         if isinstance(handle, _Arriving):
+            self._below.wait(handle.handle, timeout_s)
             handle.into.copy_(handle.narrow)
+        else:
+            self._below.wait(handle, timeout_s)

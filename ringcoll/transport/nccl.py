@@ -10,14 +10,14 @@ receiver is from the sender, and which of the messages of that pair it is.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ringcoll.errors import PeerLostError
-from ringcoll.transport.base import Handle, Message, meet
+from ringcoll.transport.base import Handle, Message, Transport, meet
 
 __all__ = ["NcclTransport", "grouped"]
 
@@ -46,7 +46,7 @@ def grouped(
     return [groups[key] for key in sorted(groups)]
 
 
-class NcclTransport:
+class NcclTransport(Transport):
     """Messages over a private group of NCCL.
 
     Completion is ordered by the stream: after `wait`, later work on the current
@@ -76,23 +76,30 @@ class NcclTransport:
         # The first batched call must be joined by all ranks; connecting is such a call.
         self._group.eager_connect_single_device(self.device)
 
-    def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
-        """Start messages; see `Transport.post`."""
-        handles: list[Handle] = [None] * (len(receives) + len(sends))
-        for incoming, outgoing in grouped(self.rank, self.world_size, receives, sends):
-            self._group._start_coalescing(self.device)
-            for index in incoming:
-                peer, tensor, tag = receives[index]
-                self._group.recv([tensor], peer, tag)
-            for index in outgoing:
-                peer, tensor, tag = sends[index]
-                self._group.send([tensor], peer, tag)
-            work = self._group._end_coalescing(self.device)
-            for index in incoming:
-                handles[index] = work
-            for index in outgoing:
-                handles[len(receives) + index] = work
-        return handles
+    def bind(
+        self, receives: Sequence[Message], sends: Sequence[Message]
+    ) -> Callable[[int], list[Handle]]:
+        """Make messages ready; see `Transport.bind`."""
+        groups = grouped(self.rank, self.world_size, receives, sends)
+
+        def post(mixed: int) -> list[Handle]:  # tags are ignored
+            handles: list[Handle] = [None] * (len(receives) + len(sends))
+            for incoming, outgoing in groups:
+                self._group._start_coalescing(self.device)
+                for index in incoming:
+                    peer, tensor, tag = receives[index]
+                    self._group.recv([tensor], peer, tag)
+                for index in outgoing:
+                    peer, tensor, tag = sends[index]
+                    self._group.send([tensor], peer, tag)
+                work = self._group._end_coalescing(self.device)
+                for index in incoming:
+                    handles[index] = work
+                for index in outgoing:
+                    handles[len(receives) + index] = work
+            return handles
+
+        return post
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Order the current stream after the message; see `Transport.wait`."""

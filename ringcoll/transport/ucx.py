@@ -18,28 +18,31 @@ its own: the sender's rank is above the 31 bits of the message's tag.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, MissingExtraError, PeerLostError
-from ringcoll.transport.base import Handle, Message, meet
+from ringcoll.transport.base import Handle, Message, Transport, meet
 
 __all__ = ["UcxTransport"]
 
 _ABORT = 1 << 63  # the tag of the message that says: give up
-_SPINS = 2000  # looks before the processor is given away: some 0.5 ms
+_SPINS = 50  # looks before the processor is given away: longer than a short message takes
 _LOOKS = 200  # between two looks at the clock, the peers and `abort`
+_DOZES_AFTER_S = 0.02  # a peer that is so late is busy elsewhere: looking costs others time
+_DOZE_S = 50e-6
 
 
 @functools.cache
@@ -81,23 +84,28 @@ def _place() -> str:
 _NOTHING = bytearray(1)  # what an empty message carries
 
 
+@functools.lru_cache(maxsize=4096)
+def _at(address: int, nbytes: int) -> Any:
+    """Some bytes of memory as ucxx takes them; whose they are, and how long, is not its business.
+
+    It takes 5 us to make, so it is kept: training uses the same addresses again and again.
+    """
+    return _array()((ctypes.c_char * nbytes).from_address(address))
+
+
 def _buffer(tensor: Tensor) -> Any:
-    if tensor.numel() == 0:
-        return _array()(_NOTHING)
-    # A tensor of one element may have any stride, which no view of its bytes can have.
-    flat = tensor.as_strided((tensor.numel(),), (1,))
-    return _array()(flat.view(torch.uint8).numpy())
+    nbytes = tensor.nbytes
+    return _at(tensor.data_ptr(), nbytes) if nbytes else _array()(_NOTHING)
 
 
 class _Request(NamedTuple):
-    """A message on its way; the tensor must outlive it."""
+    """A message on its way."""
 
     request: Any
     peer: int
-    tensor: Tensor
 
 
-class UcxTransport:
+class UcxTransport(Transport):
     """Messages over UCX.
 
     Parameters
@@ -177,56 +185,80 @@ class UcxTransport:
         for handle in handles:
             self.wait(handle, max(deadline - time.monotonic(), 0.001))
 
-    def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
-        """Start messages; see `Transport.post`."""
-        ucx, worker = self._ucx, self._worker
-        handles: list[Handle] = []
-        for peer, tensor, tag in receives:
-            key = ucx.UCXXTag(peer << 31 | tag)
-            request = worker.tag_recv(_buffer(tensor), key, ucx.UCXXTagMaskFull)
-            handles.append(_Request(request, peer, tensor))
-        for peer, tensor, tag in sends:
-            key = ucx.UCXXTag(self.rank << 31 | tag)
-            handles.append(
-                _Request(self._endpoints[peer].tag_send(_buffer(tensor), key), peer, tensor)
-            )
-        return handles
+    def bind(
+        self, receives: Sequence[Message], sends: Sequence[Message]
+    ) -> Callable[[int], list[Handle]]:
+        """Make messages ready; see `Transport.bind`."""
+        recv, of, everything = self._worker.tag_recv, self._ucx.UCXXTag, self._ucx.UCXXTagMaskFull
+        mine = self.rank << 31
+        arriving = [(_buffer(tensor), peer << 31 | tag, peer) for peer, tensor, tag in receives]
+        leaving = [
+            (self._endpoints[peer].tag_send, _buffer(tensor), mine | tag, peer)
+            for peer, tensor, tag in sends
+        ]
+
+        def post(mixed: int) -> list[Handle]:
+            handles: list[Handle] = [
+                _Request(recv(buffer, of(tag ^ mixed), everything), peer)
+                for buffer, tag, peer in arriving
+            ]
+            handles += [
+                _Request(send(buffer, of(tag ^ mixed)), peer) for send, buffer, tag, peer in leaving
+            ]
+            return handles
+
+        return post
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
-        assert isinstance(handle, _Request)
-        request, progress = handle.request, self._worker.progress
-        looks, deadline = 0, time.monotonic() + timeout_s
-        while not request.completed:
-            progress()
-            looks += 1
-            if looks > self._spins:
-                time.sleep(0)  # gives away the processor, and Python's lock
-            if looks % _LOOKS == 0:
-                self._look_around(handle, deadline, timeout_s)
+        request, peer = cast("_Request", handle)
+        progress = self._worker.progress
+        if not request.completed:
+            for _ in range(self._spins):
+                progress()
+                if request.completed:
+                    break
+            else:
+                self._wait_long(request, peer, timeout_s)
         try:
             request.check_error()
         except self._ucx.UCXError as error:
-            raise PeerLostError(f"UCX: {error}", peer=handle.peer) from error
+            raise PeerLostError(f"UCX: {error}", peer=peer) from error
 
-    def _look_around(self, handle: _Request, deadline: float, timeout_s: float) -> None:
+    def _wait_long(self, request: Any, peer: int, timeout_s: float) -> None:
+        """Look for a message, and let others work in between."""
+        progress, since, looks = self._worker.progress, time.monotonic(), 0
+        dozes = False
+        progress()
+        while not request.completed:
+            # Either gives away the processor, and Python's lock.
+            if dozes:
+                time.sleep(_DOZE_S)
+            else:
+                os.sched_yield()
+            progress()
+            looks += 1
+            if looks % _LOOKS == 0:
+                passed_s = time.monotonic() - since
+                dozes = passed_s > _DOZES_AFTER_S
+                self._look_around(request, peer, timeout_s if passed_s > timeout_s else None)
+
+    def _look_around(self, request: Any, peer: int, exceeded_s: float | None) -> None:
         """Whether there is a reason to stop waiting."""
         if self._aborted or (self._heard is not None and self._heard.completed):
             self._give_up()
-            raise PeerLostError("the connection was broken", peer=handle.peer)
-        life = self._lives.get(handle.peer)
+            raise PeerLostError("the connection was broken", peer=peer)
+        life = self._lives.get(peer)
         if life is not None and select.select([life], [], [], 0)[0]:
             # What it sent before may still be on its way.
             for _ in range(1000):
                 self._worker.progress()
-            if not handle.request.completed:
+            if not request.completed:
                 self._give_up()
-                raise PeerLostError(
-                    f"the process of rank {handle.peer} has ended", peer=handle.peer
-                )
-        if time.monotonic() > deadline:
+                raise PeerLostError(f"the process of rank {peer} has ended", peer=peer)
+        if exceeded_s is not None:
             self._give_up()
-            raise CollectiveTimeoutError(f"no message within {timeout_s:g} s", peer=handle.peer)
+            raise CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
 
     def _give_up(self) -> None:
         """Take back what is in flight, so that nothing is written any more."""

@@ -171,17 +171,16 @@ def execute_all(run: Run) -> tuple[list[Ends], Reduction]:
             posts_early=run.seed % 4 != 0,
         )
         workspace = torch.full((plan.workspace_numel,), 55).to(own.source.dtype)
-        views = bind(plan, [own.source], [own.target], workspace)
-        executions.append(
-            execute(
-                plan,
-                views,
-                transport,
-                5,
-                reduction=reduction if reduces else None,
-                tag_by_length=run.algorithm.collective == "all_to_all",
-            )
+        instructions = bind(
+            plan,
+            [own.source],
+            [own.target],
+            workspace,
+            transport,
+            reduction=reduction if reduces else None,
+            tag_by_length=run.algorithm.collective == "all_to_all",
         )
+        executions.append(execute(instructions, 5))
         ends.append(own)
     run_together(hub, executions)
     return ends, reduction

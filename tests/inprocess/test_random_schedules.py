@@ -125,8 +125,9 @@ def outcome(
         layout = Layout(tuple(enumerate(lengths)), in_place=in_place)
         plan = compile_plan(schedule, rank, layout, segments, posts_early=seed % 4 != 0)
         workspace = torch.full((plan.workspace_numel,), -7)
-        views = bind(plan, [inputs[rank]], [outputs[rank]], workspace)
-        executions.append(execute(plan, views, transport, 0, reduction=REDUCTION))
+        ends = [inputs[rank]], [outputs[rank]]
+        bound = bind(plan, *ends, workspace, transport, reduction=REDUCTION)
+        executions.append(execute(bound, 0))
     run_together(hub, executions)
     for rank in ranks:
         got = memory_of(schedule, rank, chunks, inputs[rank], outputs[rank], in_place)
@@ -248,8 +249,10 @@ def test_shifted_slots_are_not_added_as_one():
     for rank, transport in enumerate(hub.transports()):
         plan = compile_plan(schedule, rank, Layout(((0, 128),)))
         workspace = torch.zeros(plan.workspace_numel, dtype=torch.int64)
-        views = bind(plan, [inputs[rank]], [outputs[rank]], workspace)
-        executions.append(execute(plan, views, transport, 0, reduction=resolve("sum", torch.int64)))
+        ends = [inputs[rank]], [outputs[rank]]
+        reduction = resolve("sum", torch.int64)
+        bound = bind(plan, *ends, workspace, transport, reduction=reduction)
+        executions.append(execute(bound, 0))
     run_together(hub, executions)
     assert torch.equal(outputs[0], inputs[0] + inputs[1])
 

@@ -1,0 +1,242 @@
+"""Operations that are prepared once: persistent ones, repeated short ones, fused ones."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import ringcoll
+from ringcoll import LocalGroup, run_threads
+from ringcoll.errors import ArgumentError, GroupBrokenError, MismatchError
+from tests.support.cases import Case, prepare, verdict
+from tests.support.effort import effort
+from tests.support.strategies import cases
+
+
+def tensors_in(*arguments: object) -> list[Tensor]:
+    found: list[Tensor] = []
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            found.append(argument)
+        elif isinstance(argument, list | tuple):
+            found += tensors_in(*argument)
+    return found
+
+
+class Planned:
+    """The library, with every function run as a persistent operation, twice."""
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(ringcoll, name)
+
+        def twice(*args: Any, **kwargs: Any) -> Any:
+            # With nothing of the user's own in the way: what a run reads is what is there then.
+            tensors = [one.detach() for one in tensors_in(*args, *kwargs.values())]
+            before = [one.clone() for one in tensors]
+            operation = function.plan(*args, **kwargs)
+            work = operation()
+            if work is not None:
+                work.wait()
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+            return operation()
+
+        return twice
+
+
+@effort(300)
+@given(st.sampled_from([1, 2, 3, 5]).flatmap(lambda k: st.tuples(cases(k), st.just(k))))
+def test_a_persistent_operation_does_what_the_function_does(drawn: tuple[Case, int]):
+    case, world_size = drawn
+
+    def main(group: LocalGroup) -> list[str]:
+        prepared = prepare(case, group.rank(), world_size)
+        work = prepared.start(Planned(), group)
+        assert (work is not None) == case.async_op
+        if work is not None:
+            assert work.wait()
+        return verdict(prepared, group.rank(), world_size)
+
+    wrong = [item for found in run_threads(main, world_size, timeout_s=20) for item in found]
+    assert not wrong, wrong
+
+
+def test_a_persistent_operation_sees_what_is_in_the_tensors_when_it_runs():
+    def main(group: LocalGroup) -> list[list[float]]:
+        rank = group.rank()
+        source, target = torch.zeros(2), torch.zeros(3, 2)
+        narrow = torch.zeros(4, dtype=torch.bfloat16)
+        gather = ringcoll.all_gather_single.plan(target, source, group)
+        average = ringcoll.all_reduce.plan(narrow, "avg", group, True)
+        found = []
+        for step in range(4):
+            source.fill_(10 * step + rank)
+            narrow.fill_(step + rank)
+            gather()
+            work = average()
+            assert work is not None
+            work.wait()
+            found.append([*target[:, 0].tolist(), *narrow[:1].tolist()])
+        return found
+
+    wanted = [[10.0 * s, 10.0 * s + 1, 10.0 * s + 2, s + 1.0] for s in range(4)]
+    assert run_threads(main, 3) == [wanted] * 3
+
+
+def test_ranks_with_other_persistent_operations_are_told():
+    def main(group: LocalGroup) -> str:
+        numel = 3 if group.rank() else 4
+        operation = ringcoll.all_reduce.plan(torch.zeros(numel), group=group)
+        with pytest.raises(MismatchError) as caught:
+            operation()
+        with pytest.raises(GroupBrokenError):
+            operation()
+        return str(caught.value)
+
+    for text in run_threads(main, 2, timeout_s=20):
+        assert "3 elements" in text
+        assert "4 elements" in text
+
+
+def test_bad_arguments_are_refused_when_the_operation_is_made():
+    def main(group: LocalGroup) -> None:
+        with pytest.raises(ArgumentError, match="not a tensor"):
+            ringcoll.all_reduce.plan(3, group=group)  # type: ignore[arg-type]
+        sparse = torch.eye(3).to_sparse()
+        with pytest.raises(ArgumentError, match="cannot be prepared"):
+            ringcoll.all_reduce.plan(sparse, group=group)
+        # The sparse one was refused before anything was sent.
+        tensor = torch.ones(2)
+        ringcoll.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [2, 2]
+
+    run_threads(main, 2)
+
+
+# --- short tensors --------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 6), st.sampled_from(["sum", "max", "avg"]), st.booleans()),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_repeated_short_calls_do_not_meet_each_other(calls: list[tuple[int, str, bool]]):
+    """Several in flight, of the same and of other kinds, each on its own tensor."""
+
+    def main(group: LocalGroup) -> None:
+        rank, running = group.rank(), []
+        for index, (numel, op, async_op) in enumerate(calls):
+            tensor = torch.arange(float(numel)) * (rank + 1) + 7 * index
+            work = ringcoll.all_reduce(tensor, op, group, async_op)
+            running.append((work, tensor))
+        for (work, tensor), (index, (numel, op, _)) in zip(running, enumerate(calls), strict=True):
+            if work is not None:
+                work.wait()
+            ranks = torch.stack([torch.arange(float(numel)) * k + 7 * index for k in (1, 2, 3)])
+            wanted = {"sum": ranks.sum(0), "max": ranks.amax(0), "avg": ranks.sum(0) / 3}[op]
+            assert torch.equal(tensor, wanted)
+
+    run_threads(main, 3)
+
+
+def test_a_short_call_keeps_nothing_of_the_users():
+    def main(group: LocalGroup) -> bool:
+        for _ in range(2):
+            tensor = torch.ones(3)
+            ringcoll.all_reduce(tensor, group=group)
+        alive = weakref.ref(tensor)
+        del tensor
+        gc.collect()
+        return alive() is None
+
+    assert run_threads(main, 2) == [True, True]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_short_calls_on_every_kind_of_tensor(async_op: bool):
+    def main(group: LocalGroup) -> list[Any]:
+        def reduced(tensor: Tensor) -> Any:
+            with torch.no_grad():
+                work = ringcoll.all_reduce(tensor, group=group, async_op=async_op)
+            if work is not None:
+                work.wait()
+            return tensor.detach().resolve_conj().tolist()
+
+        found: list[Any] = []
+        for _ in range(2):  # the second time it is known
+            found += [
+                reduced(torch.ones(2, requires_grad=True)),
+                reduced(torch.tensor(3.0)),
+                reduced(torch.ones(2, 3).t()),
+                reduced(torch.tensor([1 + 2j]).conj()),
+                reduced(torch.ones(0)),
+                reduced(torch.ones(4)[1:3]),
+            ]
+        return found
+
+    wanted = [[2, 2], 6.0, [[2, 2]] * 3, [2 - 4j], [], [2, 2]]
+    assert run_threads(main, 2) == [wanted * 2] * 2
+
+
+def test_a_new_algorithm_is_not_mistaken_for_the_old_one():
+    def main(group: LocalGroup) -> None:
+        tensor = torch.ones(2)
+        for algorithm in ("ring", "tree", "ring"):
+            ringcoll.all_reduce(tensor, group=group, algorithm=algorithm)
+        with pytest.raises(ringcoll.errors.UnknownAlgorithmError):
+            ringcoll.all_reduce(tensor, group=group, algorithm="rong")
+        assert tensor.tolist() == [8, 8]
+
+    run_threads(main, 2)
+
+
+# --- fused ones -----------------------------------------------------------------------
+
+
+def test_short_tensors_are_reduced_together():
+    sizes = [3, 0, 5, 9000, 1, 1, 1, 7]  # 9000 is not short, 0 nothing at all
+
+    def main(group: LocalGroup) -> int:
+        before = group.communicator._issued
+        tensors = [torch.arange(float(n)) * (group.rank() + 1) + n for n in sizes]
+        tensors += [torch.full((2, 3), group.rank()).t(), torch.full((4,), 2, dtype=torch.int64)]
+        ringcoll.all_reduce_coalesced(tensors, group=group)
+        for tensor, n in zip(tensors, sizes, strict=False):
+            assert torch.equal(tensor, torch.arange(float(n)) * 3 + 2 * n)
+        assert tensors[-2].tolist() == [[1, 1]] * 3
+        assert tensors[-1].tolist() == [4] * 4
+        return group.communicator._issued - before
+
+    # 3 | 0 | 5 | 9000 | 1 1 1 7 | the last two, of integers
+    assert run_threads(main, 2) == [6, 6]
+
+
+def test_the_fused_ones_are_bounded():
+    def main(group: LocalGroup) -> int:
+        before = group.communicator._issued
+        tensors = [torch.ones(8 << 10) for _ in range(64)]  # 32 KiB each, 2 MiB in all
+        ringcoll.all_reduce_coalesced(tensors, group=group)
+        assert all(bool((tensor == 2).all()) for tensor in tensors)
+        return group.communicator._issued - before
+
+    assert run_threads(main, 2) == [2, 2]
+
+
+def test_a_tensor_whose_elements_share_memory_is_refused_among_others():
+    def main(group: LocalGroup) -> None:
+        tensors = [torch.ones(2), torch.ones(1).expand(3)]
+        with pytest.raises(ArgumentError, match="share memory"):
+            ringcoll.all_reduce_coalesced(tensors, group=group)
+        assert tensors[0].tolist() == [1, 1]
+
+    run_threads(main, 2)
