@@ -76,7 +76,7 @@ class Options:
     algorithm: str | Mapping[str, str] = "auto"
     segment_bytes: int | None = None
     wire_dtype: torch.dtype | None = None
-    transport: str | None = None
+    transport: str = "auto"
 
     def algorithm_of(self, collective: str, world_size: int) -> str:
         """The algorithm to use for a collective.
@@ -152,8 +152,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         }
         self._store = store
         self._issued = 0
-        if self.options.transport is not None:
-            groups.use(self, transport=self.options.transport)
+        groups.use(self, transport=self.options.transport)
         self._coalesced: list[Work] | None = None
         # For the user's sends and receives, which so never meet the library's own.
         self._channels: dict[str, Any] = {

@@ -79,7 +79,7 @@ def bind(
         if found is None:
             space, part, offset, numel = regions[number]
             whole = parts[space][part]
-            found = whole if numel == whole.numel() else whole.narrow(0, offset, numel)
+            found = whole if numel == whole.numel() else whole[offset : offset + numel]
             views[number] = found
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from ringcoll import select
 from ringcoll.communicator import Communicator
 from ringcoll.errors import (
     ArgumentError,
+    MissingExtraError,
     PeerLostError,
     RingcollError,
     TransportError,
@@ -29,6 +31,7 @@ from ringcoll.transport.ucx import UcxTransport
 
 __all__ = ["LocalGroup", "abort", "close", "communicator", "group_rank", "run_threads", "use"]
 
+_log = logging.getLogger("ringcoll")
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 _known: weakref.WeakKeyDictionary[Any, dict[str, Communicator]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
@@ -177,14 +180,28 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     store = _private(dist.PrefixStore(prefix, group.get_group_store()))
     transport: Transport
     if device.type == "cpu":
-        chosen: dict[str, Callable[..., Transport]] = {"gloo": GlooTransport, "ucx": UcxTransport}
-        name = select.transport(_asked.get(group))
-        transport = chosen[name](dist.PrefixStore("transport", store), rank, world_size)
+        name = _installed(select.transport(_asked.get(group)))
+        transport = _TRANSPORTS[name](dist.PrefixStore("transport", store), rank, world_size)
     else:
         options = dist.ProcessGroupNCCL.Options()
         inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
         transport = NcclTransport(inner, device, dist.PrefixStore("meeting", store))
     return Communicator(transport, dist.PrefixStore("monitor", store), timeout_s)
+
+
+_TRANSPORTS: dict[str, Callable[..., Transport]] = {"gloo": GlooTransport, "ucx": UcxTransport}
+
+
+def _installed(name: str) -> str:
+    """What ``auto`` stands for here; it has to be the same on all ranks, who tell each other."""
+    if name != "auto":
+        return name
+    try:
+        UcxTransport.check()
+    except MissingExtraError as error:
+        _log.debug("messages travel over gloo: %s", error)
+        return "gloo"
+    return "ucx"
 
 
 def _private(store: dist.Store) -> dist.Store:
@@ -278,8 +295,8 @@ def use(group: Any = None, *, transport: str) -> None:
     group
         As for `communicator`; all its ranks have to choose alike.
     transport
-        ``"gloo"``, or ``"ucx"`` (with ``ringcoll[ucx]``). The environment's
-        ``RINGCOLL_TRANSPORT`` overrides it.
+        ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), or ``"auto"``: UCX where it is
+        installed, otherwise gloo. The environment's ``RINGCOLL_TRANSPORT`` overrides it.
 
     Raises
     ------

@@ -26,7 +26,7 @@ __all__ = [
     "where_possible",
 ]
 
-_TRANSPORTS = ("gloo", "ucx")
+_TRANSPORTS = ("auto", "gloo", "ucx")
 _TRANSPORT_VARIABLE = "RINGCOLL_TRANSPORT"
 
 # For each collective: up to so many bytes the first algorithm, beyond them the second.
@@ -69,7 +69,7 @@ def transport(asked: str | None) -> str:
     ----------
     asked
         What the program asks for; the environment's ``RINGCOLL_TRANSPORT`` overrides it,
-        and ``"gloo"`` is the default.
+        and ``"gloo"`` is the default. ``"auto"`` is UCX where it is installed.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def transport(asked: str | None) -> str:
         raise ArgumentError(
             "no such transport",
             argument=_TRANSPORT_VARIABLE if forced else "transport",
-            expected=" or ".join(_TRANSPORTS),
+            expected=f"one of {', '.join(_TRANSPORTS)}",
             got=name,
         )
     return name

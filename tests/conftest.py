@@ -24,9 +24,11 @@ class _Pools:
     """Ranks that are started once, and again where a test has ended them."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[int, str, str], Ranks] = {}
+        self._open: dict[tuple[int, str, str | None], Ranks] = {}
 
-    def __call__(self, world_size: int, backend: str = "gloo", transport: str = "gloo") -> Ranks:
+    def __call__(
+        self, world_size: int, backend: str = "gloo", transport: str | None = None
+    ) -> Ranks:
         key = world_size, backend, transport
         ranks = self._open.get(key)
         if ranks is None or not all(process.is_alive() for process in ranks.processes):

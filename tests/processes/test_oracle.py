@@ -236,18 +236,18 @@ def count_sends(algorithm: str, numel: int) -> tuple[int, int]:
     from ringcoll.transport.gloo import GlooTransport
 
     counts = Counter[str]()
-    post = GlooTransport.post
+    bind = GlooTransport.bind
 
     def counting(self, receives, sends):
         counts["messages"] += len(sends)
         counts["elements"] += sum(message.tensor.numel() for message in sends)
-        return post(self, receives, sends)
+        return bind(self, receives, sends)
 
-    GlooTransport.post = counting  # type: ignore[method-assign]
+    GlooTransport.bind = counting  # type: ignore[method-assign]
     try:
         ringcoll.all_reduce(torch.full((numel,), dist.get_rank()), algorithm=algorithm)
     finally:
-        GlooTransport.post = post  # type: ignore[method-assign]
+        GlooTransport.bind = bind  # type: ignore[method-assign]
     return counts["elements"], counts["messages"]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from ringcoll import select
+from ringcoll import groups, select
 from ringcoll.errors import ArgumentError, MissingExtraError, TransportError
 from ringcoll.launch import RankError, Ranks
 from ringcoll.transport import ucx
@@ -59,7 +60,7 @@ def test_groups_over_ucx_leave_nothing(pool):
 @pytest.mark.processes
 def test_a_transport_is_chosen_before_the_first_operation(pool):
     for unknown, late in pool(2).run(transports.late_choice):
-        assert "expected gloo or ucx, got pigeons" in unknown
+        assert "expected one of auto, gloo, ucx, got pigeons" in unknown
         assert "the group is in use" in late
 
 
@@ -68,17 +69,30 @@ def test_the_environment_overrides_the_program(monkeypatch: pytest.MonkeyPatch):
     assert select.transport("ucx") == "ucx"
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "ucx")
     assert select.transport(None) == select.transport("gloo") == "ucx"
+    monkeypatch.setenv("RINGCOLL_TRANSPORT", "auto")
+    assert groups._installed(select.transport("gloo")) == "ucx"
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "pigeons")
-    with pytest.raises(ArgumentError, match=r"'RINGCOLL_TRANSPORT'.*expected gloo or ucx"):
+    with pytest.raises(
+        ArgumentError, match=r"'RINGCOLL_TRANSPORT'.*expected one of auto, gloo, ucx"
+    ):
         select.transport("gloo")
 
 
-def test_a_missing_ucx_names_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_ucx_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setitem(sys.modules, "ucxx._lib.libucxx", None)
     ucx._ucx.cache_clear()
     with pytest.raises(MissingExtraError, match=r"pip install 'ringcoll\[ucx\]'"):
         ucx.UcxTransport.check()
+    # With none asked for, there is gloo.
+    with caplog.at_level(logging.DEBUG, logger="ringcoll"):
+        assert groups._installed("auto") == "gloo"
+    (line,) = caplog.messages
+    assert "over gloo" in line
+    assert "ringcoll[ucx]" in line
     ucx._ucx.cache_clear()
+    assert groups._installed("gloo") == "gloo"
 
 
 @pytest.mark.parametrize("name", CONFORMANCE)

@@ -146,9 +146,9 @@ def chosen() -> Iterator[list[tuple[str, str, torch.dtype]]]:
     module: Any = ringcoll.call
     decide = module._decide
 
-    def noting(question: Any) -> Any:
-        decision = decide(question)
-        schedule = decision.schedule
+    def noting(question: Any, in_place: bool) -> Any:
+        decision = decide(question, in_place)
+        schedule = decision.plan.schedule
         found.append((schedule.collective, schedule.algorithm, question.wire_dtype))
         return decision
 

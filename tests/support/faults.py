@@ -238,15 +238,20 @@ def die_at(rank: int, posts: int, collective: str, algorithm: str) -> None:
     group = fresh_group(timeout_s=60.0)
     ringcoll.barrier(group)  # all are connected
     if dist.get_rank() == rank:
-        post, done = GlooTransport.post, [0]
+        bind, done = GlooTransport.bind, [0]
 
         def deadly(self: Any, receives: Sequence[Message], sends: Sequence[Message]) -> Any:
-            done[0] += 1
-            if done[0] > posts:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return post(self, receives, sends)
+            post = bind(self, receives, sends)
 
-        GlooTransport.post = deadly  # type: ignore[method-assign]
+            def deadly_post(mixed: int) -> Any:
+                done[0] += 1
+                if done[0] > posts:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return post(mixed)
+
+            return deadly_post
+
+        GlooTransport.bind = deadly  # type: ignore[method-assign]
     tensor = torch.ones(100_000)
     outs = [torch.zeros(100_000) for _ in range(dist.get_world_size())]
 
@@ -399,11 +404,11 @@ def bad_calls(names: Sequence[str]) -> list[tuple[Caught, int, bool]]:
         ),
         "no tensor": lambda: ringcoll.all_reduce(None, group=group),  # type: ignore[arg-type]
     }
-    post, counts = GlooTransport.post, [0]
+    bind, counts = GlooTransport.bind, [0]
 
     def counting(self: Any, receives: Sequence[Message], sends: Sequence[Message]) -> Any:
         counts[0] += 1
-        return post(self, receives, sends)
+        return bind(self, receives, sends)
 
     register(
         "all_gather",
@@ -415,11 +420,11 @@ def bad_calls(names: Sequence[str]) -> list[tuple[Caught, int, bool]]:
     found = []
     for name in names:
         counts[0] = 0
-        GlooTransport.post = counting  # type: ignore[method-assign]
+        GlooTransport.bind = counting  # type: ignore[method-assign]
         try:
             caught = catch(calls[name])
         finally:
-            GlooTransport.post = post  # type: ignore[method-assign]
+            GlooTransport.bind = bind  # type: ignore[method-assign]
         found.append((caught, counts[0], works(group)))
     unregister("all_gather", "in fours")
     return found
