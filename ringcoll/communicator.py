@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,9 @@ from ringcoll.stage import Opened
 from ringcoll.transport.base import Transport
 from ringcoll.transport.narrow import NarrowTransport
 from ringcoll.work import Work
+
+if TYPE_CHECKING:
+    from ringcoll.tracing.recorder import Tracer
 
 __all__ = ["Call", "Communicator"]
 
@@ -133,6 +137,7 @@ class Communicator:
         self._workspace_as: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._broken: BaseException | None = None
         self._closed = False
+        self.tracer: Tracer | None = None  # whoever looks where the time goes
         _open_communicators.add(self)
 
     def run(self, call: Call, *, async_op: bool) -> Work | None:
@@ -279,9 +284,10 @@ class Communicator:
 
     def _execute(self, number: int, call: Call) -> None:
         """Run a call, and those that follow."""
-        self._run_plan(number, call)
+        run = self._run_plan if self.tracer is None else self.tracer.around(self._run_plan)
+        run(number, call)
         for index, following in enumerate(call.following, 1):
-            self._run_plan(number + index, following)
+            run(number + index, following)
 
     def _run_plan(self, number: int, call: Call) -> None:
         running = Running(number, call.description, call.lengths)
@@ -303,16 +309,19 @@ class Communicator:
             tag = (_hash(call.description) + number * 0x9E3779B1) & 0x7FFFFFFF
             wait, limit_s = transport.wait, call.timeout_s
             deadline = time.monotonic() + limit_s
-            for item in execute(
-                plan,
-                views,
-                transport,
-                tag,
-                reduction=reduction,
-                tag_by_length=call.lengths is not None,
-            ):
-                running.wait = item.wait
-                wait(item.handle, max(deadline - time.monotonic(), 0.001))
+            if self.tracer is not None:
+                self.tracer.drive(call, views, transport, tag, running, deadline)
+            else:
+                for item in execute(
+                    plan,
+                    views,
+                    transport,
+                    tag,
+                    reduction=reduction,
+                    tag_by_length=call.lengths is not None,
+                ):
+                    running.wait = item.wait
+                    wait(item.handle, max(deadline - time.monotonic(), 0.001))
             if finish is not None:
                 finish()
         except TransportError as error:
