@@ -47,9 +47,9 @@ Examples:
 @click.option("-w", "--warmup_iters", type=click.IntRange(min=0), default=2, show_default=True,
               help="Times that it runs before.")  # fmt: skip
 @click.option("--op", type=click.Choice(list(OPS)), default="sum", show_default=True,
-              help="The reduction operator.")  # fmt: skip
+              metavar="OP", help=f"One of {', '.join(OPS)}.")  # fmt: skip
 @click.option("-d", "--datatype", "dtype", type=click.Choice(list(DTYPES)), default="float",
-              show_default=True, help="Of the elements.")  # fmt: skip
+              show_default=True, metavar="TYPE", help=f"One of {', '.join(DTYPES)}.")  # fmt: skip
 @click.option("-r", "--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
 @click.option("--segment-bytes", type=measuring.size,
               help="Size of the pieces in which chunks are pipelined.")  # fmt: skip

@@ -8,6 +8,7 @@ rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,6 +60,8 @@ def document(ranks: list[Records]) -> dict[str, Any]:
             events += writer.operation(one.rank, operation)
     for number, item in enumerate(found):
         events += writer.arrow(number, item.source, item.target, item.sent, item.wait)
+    # Begins stay before ends, and slices before those in them: the sort is stable.
+    events.sort(key=lambda event: event.get("ts", -math.inf))
     return {
         "traceEvents": events,
         "displayTimeUnit": "ns",
