@@ -104,6 +104,7 @@ class _Writer:
 
     def __init__(self, clocks: list[Clock], start: int) -> None:
         self.clocks, self.start = clocks, start
+        self.flights = 0
 
     def time(self, rank: int, time_ns: int) -> float:
         return (self.clocks[rank].corrected(time_ns) - self.start) / 1000
@@ -141,18 +142,15 @@ class _Writer:
             yield self.slice(rank, span.kind, span.begin, span.end, name, args)
         arrivals = one.arrivals()
         for number, message in enumerate(one.messages):
-            yield from self.flight(rank, one, number, message, arrivals.get(number))
+            yield from self.flight(rank, one, message, arrivals.get(number))
 
     def flight(
-        self, rank: int, one: Operation, number: int, message: Message, wait: Span | None
+        self, rank: int, one: Operation, message: Message, wait: Span | None
     ) -> Iterator[_Event]:
         """A message from its post until it has been waited for."""
+        self.flights += 1
         way = "send" if message.is_send else "receive"
-        same = {
-            "name": _message_name(message),
-            "cat": way,
-            "id": f"{rank}.{one.number}.{number}",
-        }
+        same = {"name": _message_name(message), "cat": way, "id": hex(self.flights)}
         args = {"number": one.number, "tag": message.tag, "complete": wait is not None}
         args |= _about(message)
         yield self.event("b", rank, "post", message.begin, args=args, **same)

@@ -38,11 +38,11 @@ class World:
         return found
 
     def traffic(self, count: int, since: int, until: int) -> list[Sighting]:
-        ranks = range(len(self.offsets))
-        return [
-            self.message(*self.random.sample(ranks, 2), self.random.randrange(since, until))
-            for _ in range(count)
-        ]
+        found = []
+        for _ in range(count):
+            source, target = self.random.sample(range(len(self.offsets)), 2)
+            found.append(self.message(source, target, self.random.randrange(since, until)))
+        return found
 
 
 def lateness(clocks: list[Clock], messages: list[Sighting]) -> int:

@@ -245,18 +245,21 @@ def test_a_clock_at_another_rate(tmp_path):
 # --- off, and after errors ------------------------------------------------------------
 
 
+def is_traced(group: LocalGroup) -> bool:
+    return group.communicator.tracer is not None
+
+
 def test_nothing_is_noted_when_it_is_off(tmp_path, monkeypatch):
     def fail(*arguments: object) -> None:
         raise AssertionError("something of the trace was called")
 
     def main(group: LocalGroup) -> None:
-        member = group.communicator
-        transport = member.transport
+        transport = group.communicator.transport
         with ringcoll.trace(tmp_path / "trace.json", group):
-            assert member.tracer is not None
-            assert member.transport is not transport
-        assert member.tracer is None
-        assert member.transport is transport
+            assert is_traced(group)
+            assert group.communicator.transport is not transport
+        assert not is_traced(group)
+        assert group.communicator.transport is transport
         barrier.wait()
         for name in ("around", "drive", "attach"):
             monkeypatch.setattr(f"ringcoll.tracing.recorder.Tracer.{name}", fail)
@@ -304,7 +307,7 @@ def test_an_exception_on_all_ranks_leaves_the_group_usable_and_no_file(tmp_path)
             ):
                 fail_after_one(group)
             reduce_ones(group)
-            assert group.communicator.tracer is None
+            assert not is_traced(group)
         with ringcoll.trace(tmp_path / "whole.json", group):
             reduce_ones(group)
 
