@@ -5,7 +5,7 @@ bytes, reduce, or run Python. `trace` notes every send, receive, wait, reduction
 the operations of a group, and rank 0 writes them to a file that Perfetto reads.
 
 Cost: without a trace nothing (an operation looks whether there is one). With one, two looks
-at the clock and a small tuple for each instruction: some microseconds a message.
+at the clock and a small tuple for each instruction; docs/trace.md has it in microseconds.
 
 - `clocks`: one clock for all ranks.
 - `records`: what a rank notes.
@@ -96,7 +96,7 @@ def trace(
     device
         Of the tensors whose operations are traced.
     max_operations
-        More than these are counted, and not kept.
+        More than these are counted, and not kept; the same on all ranks.
     clock
         Of this rank: gives nanoseconds, and never goes back.
 

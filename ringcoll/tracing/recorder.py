@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -236,17 +237,21 @@ class Tracer:
         handles: list[Handle] = []
         by_length = call.lengths is not None
         steps = self.steps.instructions if self.current is not None else ()
+        post, wait = transport.post, transport.wait
+        if not isinstance(transport, TracedTransport):
+            post = partial(self._post_narrow, transport)
+            wait = partial(self._wait_narrow, transport)
         for index, instruction in enumerate(call.plan.instructions):
             self.step = steps[index] if steps else 0
             if isinstance(instruction, Wait):
                 running.wait = instruction
-                self._wait(transport, handles[instruction.message], deadline)
+                wait(handles[instruction.message], max(deadline - time.monotonic(), 0.001))
             elif isinstance(instruction, Post):
                 receives, sends = (
                     [_message(item, views, tag, by_length) for item in items]
                     for items in instruction
                 )
-                handles += self._post(transport, receives, sends)
+                handles += post(receives, sends)
             elif isinstance(instruction, Move):
                 begin = self.clock()
                 views[instruction.into].copy_(views[instruction.source])
@@ -268,29 +273,28 @@ class Tracer:
         if final and reduction.finish is not None:
             reduction.finish(views[instruction.into], world_size)
 
-    def _post(
+    def _post_narrow(
         self, transport: Transport, receives: list[base.Message], sends: list[base.Message]
     ) -> list[Handle]:
         """Post; what is done above the transport that moves the bytes is a copy."""
         begin, known = self.clock(), self._spans()
         handles = transport.post(receives, sends)
         end = self.clock()
-        if not isinstance(transport, TracedTransport) and self.current is not None:
-            inner = self.current.spans[known]
+        if self.current is not None:
+            spans = self.current.spans
+            inner = spans[known]
             nbytes = sum(message.tensor.nbytes for message in sends)
-            self.current.spans.insert(
-                known, Span("copy", begin, inner.begin, self.step, -1, nbytes)
-            )
-            self.current.spans.append(Span("copy", inner.end, end, self.step))
+            spans.insert(known, Span("copy", begin, inner.begin, self.step, -1, nbytes))
+            spans.append(Span("copy", inner.end, end, self.step))
         return handles
 
-    def _wait(self, transport: Transport, handle: Handle, deadline: float) -> None:
+    def _wait_narrow(self, transport: Transport, handle: Handle, limit_s: float) -> None:
+        """Wait; what has arrived is then widened."""
         known = self._spans()
-        transport.wait(handle, max(deadline - time.monotonic(), 0.001))
-        if not isinstance(transport, TracedTransport) and self.current is not None:
+        transport.wait(handle, limit_s)
+        if self.current is not None:
             inner = self.current.spans[known]
-            message = self.current.messages[inner.message]
-            if not message.is_send:
+            if not self.current.messages[inner.message].is_send:
                 self._note("copy", inner.end)
 
     def _spans(self) -> int:
