@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
@@ -22,7 +24,9 @@ from ringcoll.tracing import Recording
 from ringcoll.verify import verify
 from tests.support import pictures
 from tests.support.cases import Case, prepare, verdict
+from tests.support.effort import effort
 from tests.support.pictures import PictureError, check, check_schedule
+from tests.support.strategies import cases
 
 EVERY = [(entry.collective, entry.name) for entry in algorithms()]
 
@@ -94,6 +98,21 @@ def test_every_message_of_a_schedule_is_there_once(tmp_path, collective, algorit
     total = check_schedule(document, number, schedule, block, itemsize)
     assert total == verify(schedule).messages_mean * world_size
     assert {one["args"]["algorithm"] for one in ones} == {algorithm}
+
+
+@effort(60)
+@given(drawn=st.sampled_from([1, 2, 3, 4, 7]).flatmap(lambda k: st.tuples(cases(k), st.just(k))))
+def test_every_function_gives_the_same_in_a_trace(tmp_path_factory, drawn: tuple[Case, int]):
+    case, world_size = drawn
+
+    def body(group: LocalGroup) -> None:
+        prepared = prepare(case, group.rank(), world_size)
+        work = prepared.start(ringcoll, group)
+        assert work is None or work.wait()
+        assert not verdict(prepared, group.rank(), world_size)
+
+    document = traced(tmp_path_factory.mktemp("drawn") / "trace.json", world_size, body)
+    assert len(operations(document)) == world_size
 
 
 def test_segments_are_messages_of_their_own(tmp_path):
