@@ -284,7 +284,8 @@ class Communicator:
 
     def _execute(self, number: int, call: Call) -> None:
         """Run a call, and those that follow."""
-        run = self._run_plan if self.tracer is None else self.tracer.around(self._run_plan)
+        tracer = self.tracer
+        run = self._run_plan if tracer is None else tracer.around(self._run_plan)
         run(number, call)
         for index, following in enumerate(call.following, 1):
             run(number + index, following)
@@ -309,8 +310,9 @@ class Communicator:
             tag = (_hash(call.description) + number * 0x9E3779B1) & 0x7FFFFFFF
             wait, limit_s = transport.wait, call.timeout_s
             deadline = time.monotonic() + limit_s
-            if self.tracer is not None:
-                self.tracer.drive(call, views, transport, tag, running, deadline)
+            tracer = self.tracer
+            if tracer is not None:
+                tracer.drive(call, views, transport, tag, running, deadline)
             else:
                 for item in execute(
                     plan,

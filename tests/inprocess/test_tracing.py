@@ -216,7 +216,7 @@ def test_a_rank_that_others_wait_for_shows(tmp_path):
     waited = [calls["total"]["waiting_s"] for calls in document["otherData"]["summary"]]
     assert waited[0] > 0.15
     assert waited[2] > 0.15
-    assert waited[1] < 0.15
+    assert waited[1] < min(waited[0], waited[2])
 
 
 # --- one clock ------------------------------------------------------------------------
@@ -381,7 +381,7 @@ def test_a_rank_that_does_not_leave_the_block_is_named(tmp_path):
         left.set()
 
     left = threading.Event()
-    run_threads(main, 2, timeout_s=0.5)
+    run_threads(main, 2, timeout_s=2)
     assert list(tmp_path.iterdir()) == []
 
 
