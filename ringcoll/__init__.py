@@ -60,6 +60,7 @@ _HOME = {
     **dict.fromkeys(("LocalGroup", "run_threads", "close", "use"), "ringcoll.groups"),
     "Options": "ringcoll.backend",
     "Work": "ringcoll.work",
+    "trace": "ringcoll.tracing",
 }
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from ringcoll.backend import Options
     from ringcoll.groups import LocalGroup, close, run_threads, use
     from ringcoll.reduction import UserOp, premul_sum
+    from ringcoll.tracing import trace
     from ringcoll.work import Work
 
 __all__ = [
@@ -116,6 +118,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "run_threads",
     "scatter",
+    "trace",
     "use",
 ]
 

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -41,7 +41,10 @@ from ringcoll.transport.base import Transport
 from ringcoll.transport.narrow import NarrowTransport
 from ringcoll.work import Work
 
-__all__ = ["Call", "Communicator", "Decision", "Keeper"]
+if TYPE_CHECKING:
+    from ringcoll.tracing.recorder import Tracer
+
+__all__ = ["Bindings", "Call", "Communicator", "Decision", "Keeper"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,7 @@ class Communicator:
         self._workspace_as: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._broken: BaseException | None = None
         self._closed = False
+        self.tracer: Tracer | None = None  # whoever looks where the time goes
         _open_communicators.add(self)
 
     def run(self, call: Call, *, async_op: bool) -> Work | None:
@@ -314,9 +318,11 @@ class Communicator:
 
     def _execute(self, number: int, call: Call) -> None:
         """Run a call, and those that follow."""
-        self._run_plan(number, call)
+        tracer = self.tracer
+        run = self._run_plan if tracer is None else tracer.around(self._run_plan)
+        run(number, call)
         for index, following in enumerate(call.following, 1):
-            self._run_plan(number + index, following)
+            run(number + index, following)
 
     def _run_plan(self, number: int, call: Call) -> None:
         running = Running(number, call.name, call.lengths)
@@ -325,22 +331,23 @@ class Communicator:
             if not self._connected:
                 self.transport.connect(call.timeout_s)
                 self._connected = True
-            inputs, outputs, finish = call.open()
-            keeper = call.keeper
-            bindings = keeper.bindings if keeper is not None else None
-            if bindings is None:
-                bindings = self._bind(call, inputs, outputs)
-                if keeper is not None:
-                    bindings.instructions = [*bindings.instructions]
-                    keeper.bindings = bindings
-            decision = bindings.decision
+            bindings = call.keeper.bindings if call.keeper is not None else None
+            decision = call.decide() if bindings is None else bindings.decision
             running.description = decision.description
+            if self.transport.ordered:
+                self._compare(decision.description, call.timeout_s)
+            inputs, outputs, finish = call.open()
+            if bindings is None:
+                bindings = self._bind(call, decision, inputs, outputs)
             tag = (decision.signature + number * 0x9E3779B1) & 0x7FFFFFFF
             wait, now = bindings.transport.wait, time.monotonic
             deadline = now() + call.timeout_s
-            for item in execute(bindings.instructions, tag):
-                running.wait = item.wait
-                wait(item.handle, max(deadline - now(), 0.001))
+            if self.tracer is not None and self.tracer.current is not None:
+                self.tracer.drive(call, bindings, tag, running, deadline)
+            else:
+                for item in execute(bindings.instructions, tag):
+                    running.wait = item.wait
+                    wait(item.handle, max(deadline - now(), 0.001))
             if finish is not None:
                 finish()
         except TransportError as error:
@@ -355,11 +362,11 @@ class Communicator:
         finally:
             self._monitor.end()
 
-    def _bind(self, call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Bindings:
-        decision, reduction = call.decide(), call.reduction
+    def _bind(
+        self, call: Call, decision: Decision, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> Bindings:
+        reduction = call.reduction
         transport: Transport = self.transport
-        if transport.ordered:
-            self._compare(decision.description, call.timeout_s)
         if reduction is not None and reduction.wire_dtype is not decision.dtype:
             transport = NarrowTransport(transport, reduction.wire_dtype)
         instructions = bind(
@@ -371,7 +378,10 @@ class Communicator:
             reduction=reduction,
             tag_by_length=call.lengths is not None,
         )
-        return Bindings(decision, transport, instructions)
+        if call.keeper is None:
+            return Bindings(decision, transport, instructions)
+        call.keeper.bindings = Bindings(decision, transport, [*instructions])
+        return call.keeper.bindings
 
     def _break(self, error: BaseException) -> None:
         if self._broken is None:

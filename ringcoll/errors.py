@@ -17,6 +17,7 @@ __all__ = [
     "PeerLostError",
     "RingcollError",
     "ScheduleError",
+    "TraceError",
     "TransportError",
     "UnknownAlgorithmError",
     "UnsupportedWorldSizeError",
@@ -160,3 +161,7 @@ class MissingExtraError(RingcollError, ImportError):
 
 class BackwardError(RingcollError, RuntimeError):
     """Gradients arrived when they could not be taken; the message says what to do."""
+
+
+class TraceError(RingcollError, RuntimeError):
+    """A trace could not be taken or written; the group can go on being used."""

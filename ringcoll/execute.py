@@ -29,9 +29,11 @@ class Waiting(NamedTuple):
 
 
 class Posting(NamedTuple):
-    """Messages that are ready: called with the operation's tag, it starts them."""
+    """Messages that are ready: ``post``, called with the operation's tag, starts them."""
 
     post: Callable[[int], list[Handle]]
+    receives: list[Message]
+    sends: list[Message]
 
 
 Bound = Wait | Posting | Callable[[], object]
@@ -48,7 +50,7 @@ def bind(
     reduction: Reduction | None = None,
     tag_by_length: bool = False,
 ) -> Iterator[Bound]:
-    """Bind a plan's instructions to memory, one after the other, as they are asked for.
+    """Bind each of a plan's instructions to memory, one after the other, as they are asked for.
 
     The first messages may thus be on their way before the last instruction is bound. Who
     wants to run them again keeps them in a list.
@@ -96,19 +98,32 @@ def bind(
             yield instruction
         elif isinstance(instruction, Post):
             receives, sends = instruction
-            ready = transport.bind([*map(message, receives)], [*map(message, sends)])
-            yield Posting(ready)
+            arriving, leaving = [*map(message, receives)], [*map(message, sends)]
+            yield Posting(transport.bind(arriving, leaving), arriving, leaving)
         elif isinstance(instruction, Combine):
             into, left, right, final = instruction
             assert combine is not None
-            yield partial(combine, view(left), view(right), out=view(into))
             if final and finish is not None:
-                yield partial(finish, view(into), transport.world_size)
+                combined = partial(combine, view(left), view(right), out=view(into))
+                yield partial(_both, combined, partial(finish, view(into), transport.world_size))
+            else:
+                yield partial(combine, view(left), view(right), out=view(into))
         elif isinstance(instruction, Move):
             into, source = instruction
             yield partial(view(into).copy_, view(source))
         elif finish is not None:
             yield partial(finish, view(instruction.into), transport.world_size)
+        else:
+            yield _nothing
+
+
+def _both(first: Callable[[], object], second: Callable[[], object]) -> None:
+    first()
+    second()
+
+
+def _nothing() -> None:
+    """Finish what needs no finishing."""
 
 
 def execute(instructions: Iterable[Bound], tag: int) -> Iterator[Waiting]:

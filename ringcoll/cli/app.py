@@ -46,6 +46,11 @@ COMMANDS = {
         "A small training run: ring, tree and native side by side.",
         "ringcoll train",
     ),
+    "trace": Entry(
+        "ringcoll.cli.trace:trace",
+        "Where the time goes: a picture of all ranks, and its summary.",
+        "ringcoll trace all_reduce -k 4 -b 1M --algorithm ring",
+    ),
     "list": Entry(
         "ringcoll.cli.listing:list_algorithms",
         "The algorithms of each collective.",

@@ -23,6 +23,7 @@ from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch import Ranks
 
 __all__ = [
+    "NATIVE",
     "chosen",
     "imports",
     "interruptible",

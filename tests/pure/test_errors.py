@@ -15,6 +15,7 @@ EVERY = (
     errors.MismatchError("differ", peer=1, mine="a", theirs="b"),
     errors.PeerLostError("gone", peer=0),
     errors.ScheduleError("bad"),
+    errors.TraceError("nothing written"),
     errors.TransportError("stuck"),
     errors.UnknownAlgorithmError("who"),
     errors.UnsupportedWorldSizeError("odd"),

@@ -1,0 +1,76 @@
+"""One collective under `ringcoll.trace`: what runs on every rank of ``ringcoll trace``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch.distributed as dist
+
+import ringcoll
+from ringcoll.bench.contenders import Buffers, Workload, caller
+
+__all__ = ["Request", "on_rank"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to trace.
+
+    Parameters
+    ----------
+    workload, algorithm, segment_bytes
+        The operation.
+    transport
+        ``"gloo"`` or ``"ucx"``; ``None`` for what the group uses anyway.
+    warmup, times
+        How often it runs before the trace, and in it.
+    path
+        Of the file, absolute.
+    imports
+        Modules that register further algorithms.
+    """
+
+    workload: Workload
+    algorithm: str
+    path: str
+    segment_bytes: int | None = None
+    transport: str | None = None
+    warmup: int = 2
+    times: int = 5
+    imports: tuple[str, ...] = ()
+
+
+def on_rank(request: Request) -> dict[str, Any]:
+    """Run the operation on the default group, and trace it.
+
+    Returns
+    -------
+    dict
+        On rank 0 ``ranks``, the summary of each rank as JSON has it, ``clocks`` and
+        ``transport``; empty on the others.
+    """
+    for module in request.imports:
+        import_module(module)
+    if request.transport is not None:
+        ringcoll.use(transport=request.transport)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    buffers = Buffers.make(request.workload, world_size, rank, in_place=False)
+    run = caller(
+        request.algorithm, request.workload, buffers, rank, world_size, request.segment_bytes
+    )
+    for _ in range(request.warmup):
+        run(False)
+    with ringcoll.trace(request.path) as recording:
+        for _ in range(request.times):
+            run(False)
+    if rank:
+        return {}
+    return {
+        "ranks": [
+            {call: shares.as_json() for call, shares in one.items()} for one in recording.summary
+        ],
+        "clocks": recording.clocks,
+        "transport": recording.transport,
+    }
