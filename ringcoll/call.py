@@ -559,7 +559,7 @@ def repeat(
     if (
         not isinstance(tensor, Tensor)
         or tensor.layout is not torch.strided
-        or tensor.device.type != "cpu"
+        or not tensor.is_cpu
         or not 0 < tensor.nbytes <= _SHORT_NBYTES
         or not tensor.is_contiguous()
         or tensor.is_conj()
@@ -568,7 +568,10 @@ def repeat(
         return None
     member = communicator(group, tensor.device)
     key = (signature, tensor.shape, tensor.dtype, generation())
-    found = member.repeated.get(key)
+    try:
+        found = member.repeated.get(key)
+    except TypeError:  # an argument that no dictionary takes: to be complained about elsewhere
+        return None
     if found is None:
         own = torch.empty(tensor.shape, dtype=tensor.dtype)
         on_own = build(own)

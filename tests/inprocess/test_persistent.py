@@ -188,6 +188,15 @@ def test_short_calls_on_every_kind_of_tensor(async_op: bool):
     assert run_threads(main, 2) == [wanted * 2] * 2
 
 
+@pytest.mark.parametrize("wrong", [{"segment_bytes": [4]}, {"timeout": -1.0}])
+def test_bad_arguments_of_short_calls_are_refused(wrong: dict[str, Any]):
+    def main(group: LocalGroup) -> None:
+        with pytest.raises(ArgumentError, match=next(iter(wrong))):
+            ringcoll.all_reduce(torch.ones(2), group=group, **wrong)
+
+    run_threads(main, 1)
+
+
 def test_a_new_algorithm_is_not_mistaken_for_the_old_one():
     def main(group: LocalGroup) -> None:
         tensor = torch.ones(2)

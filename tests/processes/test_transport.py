@@ -51,9 +51,9 @@ def test_a_rank_that_dies_is_missed_over_shared_memory():
 @pytest.mark.processes
 def test_groups_over_ucx_leave_nothing(pool):
     memory = set(Path("/dev/shm").iterdir())
-    for early, late in pool(2).run(transports.groups_come_and_go, 20):
+    for early, late in pool(2).run(transports.groups_come_and_go, 200):
         assert late[0] <= early[0] + 1
-        assert late[1] == early[1]
+        assert late[1:] == early[1:]
     assert not {path for path in set(Path("/dev/shm").iterdir()) - memory if "ucx" in path.name}
 
 

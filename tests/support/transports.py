@@ -252,8 +252,15 @@ def die_over_ucx(dying: int) -> None:
         report((dist.get_rank(), str(error), error.peer, time.monotonic() - begin))
 
 
-def groups_come_and_go(count: int) -> list[tuple[int, int]]:
-    """Descriptors and threads of the process, after some groups and after all."""
+def _own_segments() -> int:
+    """Segments of System V's shared memory that this process has made and that still exist."""
+    lines = Path("/proc/sysvipc/shm").read_text().splitlines()
+    made_by = lines[0].split().index("cpid")
+    return sum(line.split()[made_by] == str(os.getpid()) for line in lines[1:])
+
+
+def groups_come_and_go(count: int) -> list[tuple[int, int, int]]:
+    """Descriptors, threads and shared segments of the process, after some groups and after all."""
     found = []
     for number in range(count):
         group = dist.new_group()
@@ -265,7 +272,8 @@ def groups_come_and_go(count: int) -> list[tuple[int, int]]:
         ringcoll.close(group)
         dist.destroy_process_group(group)
         if number in (4, count - 1):
-            found.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
+            descriptors = len(list(Path("/proc/self/fd").iterdir()))
+            found.append((descriptors, threading.active_count(), _own_segments()))
     return found
 
 
