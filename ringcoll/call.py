@@ -335,7 +335,7 @@ def _decide(question: _Question) -> _Decision:
     if algorithm == "auto":
         blocks = inputs if collective == "all_to_all" else length
         nbytes = sum(length[block] for block in blocks) * wire_dtype.itemsize
-        algorithm = select.choose(collective, nbytes, operator)
+        algorithm = select.choose(collective, nbytes, world_size, operator).algorithm
     schedule = select.checked_schedule(collective, algorithm, world_size, root, operator, rank)
     if not equal and not rules.common_lengths and schedule.algorithm != "pairwise":
         raise ArgumentError(

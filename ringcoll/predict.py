@@ -1,0 +1,324 @@
+"""How long each algorithm of a collective will take, and in how many segments it is best.
+
+Problem: say, before anything is sent, which algorithm will be done first, from a few
+numbers that are measured in milliseconds.
+
+Two things bound the time from below, and the larger one is the prediction.
+
+*The critical path*: ``rounds * alpha + further * overhead + (traffic * beta + reduced *
+gamma) * n``, with the counts of `ringcoll.cost` and, beyond these, the messages that a
+rank posts in one step after the first. Here alpha and beta are those of two ranks that
+send back and forth while the others wait.
+
+*What all ranks do together*: with more ranks than cores, ranks take turns; on several
+hosts they share a network card. So the same path costs more if all ranks are busy on it,
+as in a ring, than if few are at a time, as in a tree. How much more is measured too: let
+every rank send to the next one, all at once, and a step takes the *crowded* alpha and
+beta. In such a step each rank sends one message. An algorithm in which a rank sends m
+messages and s n bytes on average therefore takes at least ``m * crowded_alpha + s * n *
+crowded_beta``, plus what it reduces.
+
+Segments: in the notation of `ringcoll.cost.wavefront_counts`, T steps in S segments are T
++ S - 1 waves, and from S = T on the traffic is exactly ``c + e / S``; c and e are found
+from two counts and used for every S above 1.
+
+Up to 8 ranks, messages are counted on the schedule; with more, a rank's share of the
+busy time is taken to be that on 8 ranks. Only arithmetic that IEEE 754 defines to the
+last bit is used, and equal times are ordered by name: so all ranks get the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from ringcoll.algorithms import Algorithm, algorithms, schedule_of
+from ringcoll.contracts import contract
+from ringcoll.cost import formula_counts, wavefront_counts
+from ringcoll.errors import ArgumentError
+from ringcoll.schedule import Recv, RecvReduce, Reduce, Send
+
+__all__ = ["Parameters", "Prediction", "comes_with_the_library", "predict", "predictions"]
+
+_COUNTED = 8  # ranks; counting all steps of so many takes half a millisecond an algorithm
+_SEGMENTS = tuple(1 << power for power in range(11))
+"""Numbers of segments that are tried. Up to 1024: a segment of 64 MiB is then 64 KiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """What a group's messages, bytes and reductions cost.
+
+    Parameters
+    ----------
+    alpha_s, beta_s_per_byte
+        Seconds that a message takes, and each byte of it, between two ranks while the
+        others wait.
+    gamma_s_per_byte
+        Seconds that a rank needs to reduce a byte with another.
+    overhead_s
+        Seconds for each further message that a rank posts in the same step.
+    crowded_alpha_s, crowded_beta_s_per_byte, crowded_gamma_s_per_byte
+        The same where all ranks send, receive and reduce at once.
+
+    Raises
+    ------
+    ArgumentError
+        One of them is negative or not finite.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float
+    overhead_s: float
+    crowded_alpha_s: float
+    crowded_beta_s_per_byte: float
+    crowded_gamma_s_per_byte: float
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0 <= value < float("inf"):
+                raise ArgumentError("no cost", argument=name, expected=">= 0, finite", got=value)
+
+
+class Prediction(NamedTuple):
+    """How long an algorithm is predicted to take.
+
+    ``path_s`` is the critical path, ``crowded_s`` what all ranks do together; ``seconds``
+    is the larger. ``segment_bytes`` is ``None`` where the algorithm is not pipelined.
+    """
+
+    algorithm: str
+    seconds: float
+    path_s: float
+    crowded_s: float
+    num_segments: int
+    segment_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Amounts that depend on the number of segments S as ``whole + edge / S``."""
+
+    steps: int
+    traffic: float
+    traffic_edge: float
+    reduced: float
+    reduced_edge: float
+    further: float  # messages of a wave beyond the first, at the busiest rank
+
+
+@dataclass(frozen=True, slots=True)
+class _Profile:
+    """What an algorithm does on so many ranks; amounts of data in n."""
+
+    num_chunks: int
+    rounds: int
+    traffic: float
+    reduced: float
+    further: float  # messages that are posted in a step after its first, on the path
+    messages_mean: float  # of a rank
+    sent_mean: float
+    reduced_mean: float
+    pieces: _Pieces | None
+
+
+class _Work(NamedTuple):
+    """What all ranks do, counted on a schedule: messages, and data in chunks."""
+
+    posts: int  # messages of the busiest rank of each step, over the steps
+    messages: int
+    sent: int
+    reduced: int
+    most: int  # messages of the busiest rank
+
+
+def _work(entry: Algorithm, world_size: int) -> _Work:
+    schedule = schedule_of(entry.collective, entry.name, world_size)
+    messages = sent = reduced = most = 0
+    busiest: dict[int, int] = {}
+    for rank in range(world_size):
+        posted = taken = 0
+        for number, step in enumerate(schedule.steps(rank)):
+            sends = receives = 0
+            for operation in step:
+                match operation:
+                    case Send(_, refs):
+                        sends += 1
+                        sent += len(refs)
+                    case Recv():
+                        receives += 1
+                    case RecvReduce(_, into):
+                        receives += 1
+                        reduced += len(into)
+                    case Reduce(_, sources):
+                        reduced += len(sources) - 1
+                    case _:
+                        pass
+            if sends or receives:
+                busiest[number] = max(busiest.get(number, 0), sends, receives)
+            posted, taken = posted + sends, taken + receives
+        messages += posted
+        most = max(most, posted, taken)
+    return _Work(sum(busiest.values()), messages, sent, reduced, most)
+
+
+def _chunks_of_n(entry: Algorithm, world_size: int) -> int:
+    """Chunks in the whole data: in the vector, or in all blocks of one rank."""
+    rules, num_chunks = contract(entry.collective), entry.chunks(world_size)
+    per_block = rules.chunks_per_block(num_chunks, world_size)
+    return per_block * (world_size if rules.num_blocks(world_size) > 1 else 1)
+
+
+@lru_cache(maxsize=1024)
+def _profile(entry: Algorithm, world_size: int) -> _Profile:
+    counts = formula_counts(entry, world_size)
+    traffic, reduced = float(counts.traffic), float(counts.reduced)
+    few = min(world_size, _COUNTED)
+    if world_size == 1 or entry.restriction(few):
+        # Nothing is sent; or it cannot be counted, and all ranks are taken to be busy.
+        return _Profile(
+            _chunks_of_n(entry, world_size),
+            counts.rounds,
+            traffic,
+            reduced,
+            further=0.0,
+            messages_mean=float(counts.rounds),
+            sent_mean=traffic,
+            reduced_mean=reduced,
+            pieces=None,
+        )
+    done, chunks = _work(entry, few), _chunks_of_n(entry, few) * few
+    base = formula_counts(entry, few)
+    return _Profile(
+        _chunks_of_n(entry, world_size),
+        counts.rounds,
+        traffic,
+        reduced,
+        # As in a step in which one rank hears from all.
+        further=(done.posts - base.rounds) * (world_size - 1) / (few - 1),
+        messages_mean=_scaled(done.messages / few, counts.rounds, base.rounds),
+        sent_mean=_scaled(done.sent / chunks, traffic, float(base.traffic)),
+        reduced_mean=_scaled(done.reduced / chunks, reduced, float(base.reduced)),
+        pieces=_pieces(entry, world_size, done.most) if entry.pipelined else None,
+    )
+
+
+def _scaled(amount: float, here: float, there: float) -> float:
+    return amount * (here / there) if there else amount
+
+
+def _pieces(entry: Algorithm, world_size: int, most: int) -> _Pieces:
+    few = min(world_size, _COUNTED)
+    schedule = schedule_of(entry.collective, entry.name, few)
+    steps = formula_counts(entry, few).rounds
+    once, twice = wavefront_counts(schedule, steps), wavefront_counts(schedule, 2 * steps)
+    traffic_edge = float(2 * steps * (once.traffic - twice.traffic))
+    reduced_edge = float(2 * steps * (once.reduced - twice.reduced))
+    now = formula_counts(entry, world_size).rounds
+    stretch = (now - 1) / (steps - 1) if steps > 1 else 1.0
+    return _Pieces(
+        now,
+        float(once.traffic) - traffic_edge / steps,
+        traffic_edge * stretch,
+        float(once.reduced) - reduced_edge / steps,
+        reduced_edge * stretch,
+        max(0.0, float(most - 1)),
+    )
+
+
+def _seconds(
+    profile: _Profile, nbytes: int, costs: Parameters, num_segments: int
+) -> tuple[float, float]:
+    """The critical path, and what all ranks do together."""
+    rounds, traffic, reduced = float(profile.rounds), profile.traffic, profile.reduced
+    further, pieces = profile.further, profile.pieces
+    if num_segments > 1 and pieces is not None:
+        rounds = float(pieces.steps + num_segments - 1)
+        traffic = pieces.traffic + pieces.traffic_edge / num_segments
+        reduced = pieces.reduced + pieces.reduced_edge / num_segments
+        further += (num_segments - 1) * pieces.further
+    path_s = (
+        rounds * costs.alpha_s
+        + further * costs.overhead_s
+        + nbytes * (traffic * costs.beta_s_per_byte + reduced * costs.gamma_s_per_byte)
+    )
+    crowded_s = profile.messages_mean * num_segments * costs.crowded_alpha_s + nbytes * (
+        profile.sent_mean * costs.crowded_beta_s_per_byte
+        + profile.reduced_mean * costs.crowded_gamma_s_per_byte
+    )
+    return path_s, crowded_s
+
+
+def predict(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -> Prediction:
+    """Predict one algorithm, with the number of segments that suits it.
+
+    Parameters
+    ----------
+    entry
+        The algorithm; it has to run on so many ranks.
+    nbytes
+        Size of the whole data: the vector, or all blocks of a rank.
+    world_size
+        Number of ranks.
+    costs
+        What messages and bytes cost.
+    """
+    profile = _profile(entry, world_size)
+    best: tuple[float, int, float, float] | None = None
+    for num_segments in _SEGMENTS if profile.pieces is not None and nbytes else (1,):
+        path_s, crowded_s = _seconds(profile, nbytes, costs, num_segments)
+        found = (max(path_s, crowded_s), num_segments, path_s, crowded_s)
+        best = found if best is None or found < best else best
+    assert best is not None
+    seconds, num_segments, path_s, crowded_s = best
+    segment_bytes = None
+    if entry.pipelined:
+        longest = -(-nbytes // profile.num_chunks)
+        segment_bytes = max(1, -(-longest // num_segments))
+    return Prediction(entry.name, seconds, path_s, crowded_s, num_segments, segment_bytes)
+
+
+def comes_with_the_library(entry: Algorithm) -> bool:
+    """Whether all ranks have an algorithm, proved and costed by tests."""
+    return entry.program.__module__.startswith("ringcoll.algorithms.")
+
+
+def predictions(
+    collective: str, nbytes: int, world_size: int, costs: Parameters
+) -> tuple[Prediction, ...]:
+    """Predict every algorithm of the library that can run, the fastest first.
+
+    Algorithms that a program has registered are left out: other ranks may not have them.
+    So are those that move blocks whose lengths not every rank knows, if these are needed.
+
+    Parameters
+    ----------
+    collective
+        The collective.
+    nbytes, world_size, costs
+        As for `predict`.
+
+    Examples
+    --------
+    >>> costs = Parameters(
+    ...     alpha_s=1e-5, beta_s_per_byte=1e-9, gamma_s_per_byte=2e-10, overhead_s=5e-6,
+    ...     crowded_alpha_s=1e-5, crowded_beta_s_per_byte=1e-9, crowded_gamma_s_per_byte=2e-10)
+    >>> for nbytes in (4, 1 << 26):
+    ...     best, second, *_ = predictions("all_reduce", nbytes, 8, costs)
+    ...     print(best.algorithm, round(best.seconds * 1e6), "us, then", second.algorithm)
+    recursive_doubling 30 us, then direct
+    rabenseifner 129242 us, then ring
+    """
+    unequal = not contract(collective).common_lengths
+    found = [
+        predict(entry, nbytes, world_size, costs)
+        for entry in algorithms(collective)
+        if comes_with_the_library(entry)
+        and not (unequal and entry.equal_blocks)
+        and not entry.restriction(world_size)
+    ]
+    return tuple(sorted(found, key=lambda one: (one.seconds, one.path_s, one.algorithm)))
