@@ -54,13 +54,14 @@ class Explanation:
             *_columns(choice),
             "",
             "path: the longest chain of messages; together: what all ranks do, on the cores",
-            "and links that they share. The larger one is the prediction.",
+            "and links that they share. Predicted: the larger one and a fifth of the other.",
             *self.notes,
         ]
         return "\n".join(lines)
 
 
 def _columns(choice: Choice) -> Iterator[str]:
+    rows: list[tuple[str, ...]]
     rows = [("", "algorithm", "segments", "predicted us", "path us", "together us")]
     rows += [_row(choice, one) for one in choice.predictions]
     if choice.predicted is None:
@@ -123,7 +124,7 @@ def explain(
 
 
 def _nbytes(data: int | Tensor) -> int:
-    nbytes = data.numel() * data.element_size() if isinstance(data, Tensor) else data
+    nbytes: Any = data.numel() * data.element_size() if isinstance(data, Tensor) else data
     if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
         raise ArgumentError(
             "not a size", argument="data", expected="bytes, or a tensor", got=repr(data)

@@ -178,9 +178,7 @@ def measure(
 
     Returns
     -------
-
-    Parameters
-    ----------
+    costs
         What this rank has found. Only that of rank 0 means anything: it alone knows how
         long a message takes between two ranks.
 

@@ -41,6 +41,7 @@ __all__ = [
     "transport",
     "tuning_file",
     "where_possible",
+    "without_tuning",
 ]
 
 TRANSPORTS = ("gloo", "ucx")
@@ -171,6 +172,12 @@ def tuning_file() -> tuple[Path | None, bool]:
         except RuntimeError:  # a user without a home
             return None, False
     return Path(cache) / "ringcoll" / "tuning.json", False
+
+
+def without_tuning() -> None:
+    """From now on, go by no file and no forced rules in this process: it makes them."""
+    os.environ[_TUNING_VARIABLE] = "off"
+    os.environ.pop(ALGORITHM_VARIABLE, None)
 
 
 def log_as_asked() -> None:
