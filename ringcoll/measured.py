@@ -5,7 +5,7 @@ how many ranks share a core. They can be measured in some ten milliseconds, but 
 would get others, and ranks that choose differently do not match. So rank 0 decides, and
 publishes in the group's store what all go by:
 
-1. Every rank says on which host it is.
+1. Every rank tells rank 0 on which host it is.
 2. Rank 0 says that the table is known (from a file of ``ringcoll tune``, or because it has
    measured for as many ranks before), that all ranks measure now, or what is wrong.
 3. If they measure, rank 0 publishes what *it* has found.
@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -44,13 +44,13 @@ from ringcoll.errors import (
 from ringcoll.machine import cores, host
 from ringcoll.predict import Parameters
 from ringcoll.table import Table, built_in
-from ringcoll.transport.base import Message, Transport
+from ringcoll.transport.base import Handle, Message, Transport
 
 __all__ = ["agree", "measure"]
 
 _log = logging.getLogger("ringcoll")
 
-_TAG = 0x7E57C057 & 0x7FFFFFFF  # nothing else is under way meanwhile
+_TAG, _TOKEN_TAG = 0x7E57C057, 0x7E57C058  # of 31 bits; nothing else is under way meanwhile
 _SHORT, _LONG = 8, 1 << 20  # bytes
 _BUDGET_S = 0.012  # for each of the parts; as long as one round, if that takes longer
 _MOST, _FEW = 12, 3  # rounds of a part; those of long messages
@@ -213,11 +213,15 @@ _measured: dict[tuple[str, int, int], Parameters] = {}  # what this process know
 
 
 class _Notes:
-    """What the ranks of a group tell each other through its store."""
+    """What the ranks of a group tell each other: words through its store, when by messages.
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
-        self.store, self.rank, self.timeout_s = store, rank, timeout_s
-        self.keys = [f"host/{peer}" for peer in range(world_size)]
+    A message rather than a look at the store says that there is something to read: a
+    transport knows when a peer is lost. Without tags, ranks look.
+    """
+
+    def __init__(self, transport: Transport, store: dist.Store, timeout_s: float) -> None:
+        self.transport, self.store, self.timeout_s = transport, store, timeout_s
+        self.rank, self.world_size = transport.rank, transport.world_size
         self._deadline = time.monotonic() + timeout_s
 
     @property
@@ -225,24 +229,47 @@ class _Notes:
         """Seconds that are left."""
         return max(self._deadline - time.monotonic(), 0.001)
 
-    def tell(self, key: str, value: Any) -> None:
+    def tell(self, key: str, value: Any, peers: Iterable[int]) -> None:
+        """Write something down, for some ranks to read."""
         self.store.set(key, json.dumps(value))
+        if not self.transport.ordered:
+            token = torch.zeros(1, dtype=torch.uint8)
+            sends = [Message(peer, token, _TOKEN_TAG) for peer in peers]
+            for handle, peer in zip(self.transport.post([], sends), peers, strict=True):
+                self._wait(handle, peer)
 
-    def hear(self, keys: list[str], of: Callable[[int], int]) -> list[Any]:
-        """Wait until all of some keys are there; ``of`` names the rank of the i-th one."""
+    def hear(self, keys: Mapping[int, str]) -> list[Any]:
+        """Wait until some ranks have written something down, and read it."""
+        if self.transport.ordered:
+            self._look(keys)
+        else:
+            tokens = torch.zeros(len(keys), dtype=torch.uint8)
+            receives = [Message(peer, tokens[i : i + 1], _TOKEN_TAG) for i, peer in enumerate(keys)]
+            for handle, peer in zip(self.transport.post(receives, []), keys, strict=True):
+                self._wait(handle, peer)
+        return [json.loads(self.store.get(key)) for key in keys.values()]
+
+    def _wait(self, handle: Handle, peer: int) -> None:
+        try:
+            self.transport.wait(handle, self.left_s)
+        except CollectiveTimeoutError as error:
+            raise self._late(peer) from error
+
+    def _look(self, keys: Mapping[int, str]) -> None:
         pause_s = 0.0002
-        while not self.store.check(keys):
+        while not self.store.check(list(keys.values())):
             if time.monotonic() > self._deadline:
-                missing = [of(i) for i, key in enumerate(keys) if not self.store.check([key])]
-                peer = missing[0] if missing else None
-                raise CollectiveTimeoutError(
-                    f"rank {self.rank} waited {self.timeout_s:g} s for rank {peer} to agree on "
-                    "a choice of algorithms",
-                    peer=peer,
-                )
+                missing = [peer for peer, key in keys.items() if not self.store.check([key])]
+                raise self._late(*missing[:1])
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.02)
-        return [json.loads(self.store.get(key)) for key in keys]
+
+    def _late(self, peer: int = 0) -> CollectiveTimeoutError:
+        return CollectiveTimeoutError(
+            f"rank {self.rank} waited {self.timeout_s:g} s for rank {peer} to agree on a choice "
+            "of algorithms",
+            peer=peer,
+        )
 
 
 def agree(
@@ -280,20 +307,23 @@ def agree(
     rank, world_size = transport.rank, transport.world_size
     if measurable is None:
         measurable = transport.name in select.TRANSPORTS and not transport.ordered
-    notes = _Notes(store, rank, world_size, timeout_s)
-    notes.tell(notes.keys[rank], host())
+    notes = _Notes(transport, store, timeout_s)
     if rank:
+        notes.tell(f"host/{rank}", host(), (0,))
         return _follow(transport, notes)
-    hosts = len(set(notes.hear(notes.keys, lambda peer: peer)))
+    others = range(1, world_size)
+    hosts = len({host(), *notes.hear({peer: f"host/{peer}" for peer in others})})
     try:
         table = _known_table(transport.name, world_size, hosts)
         forced = select.forced_text()
         rules = select.forced_rules(forced)
     except RingcollError as error:
-        notes.tell("decision", {"error": str(error), "rules": isinstance(error, RulesError)})
+        notes.tell(
+            "decision", {"error": str(error), "rules": isinstance(error, RulesError)}, others
+        )
         raise
     measuring = table is None and measurable and world_size > 1
-    notes.tell("decision", {"measure": measuring, "hosts": hosts, "forced": forced})
+    notes.tell("decision", {"measure": measuring, "hosts": hosts, "forced": forced}, others)
     if measuring:
         costs = measure(transport, notes.left_s, hosts=hosts, cores=cores())
         _measured[transport.name, world_size, hosts] = costs
@@ -301,7 +331,7 @@ def agree(
     if table is None:
         table = built_in(transport.name, world_size, hosts=hosts, cores=cores())
     table = replace(table, forced=rules)
-    notes.tell("table", table.to_json())
+    notes.tell("table", table.to_json(), others)
     return table
 
 
@@ -323,7 +353,7 @@ def _table_of(transport: str, world_size: int, hosts: int, costs: Parameters) ->
 
 def _follow(transport: Transport, notes: _Notes) -> Table:
     """Do what rank 0 says."""
-    (decision,) = notes.hear(["decision"], lambda index: 0)
+    (decision,) = notes.hear({0: "decision"})
     if "error" in decision:
         kind = RulesError if decision["rules"] else TuningFileError
         raise kind(f"rank 0: {decision['error']}")
@@ -338,7 +368,7 @@ def _follow(transport: Transport, notes: _Notes) -> Table:
         )
     if decision["measure"]:
         measure(transport, notes.left_s, hosts=decision["hosts"])
-    (found,) = notes.hear(["table"], lambda index: 0)
+    (found,) = notes.hear({0: "table"})
     try:
         return replace(Table.from_json(found), announces=False)
     except TuningFileError as error:

@@ -34,7 +34,7 @@ from ringcoll.predict import Parameters, predictions
 from ringcoll.reduction import as_operator
 from ringcoll.rules import parse_rules
 from ringcoll.table import Table, built_in, built_in_parameters
-from ringcoll.transport.local import Hub
+from ringcoll.transport.local import Hub, LocalTransport
 from ringcoll.tuning import Tuned, update
 from ringcoll.verify import verify
 
@@ -337,6 +337,43 @@ def test_a_rank_that_leaves_during_the_measurement() -> None:
 
     found = on_ranks(3, main)
     assert all(isinstance(error, PeerLostError) for error in found[:2])
+
+
+class Ordered(LocalTransport):
+    """A transport that ignores tags, as NCCL does: nothing may be sent before ranks agree."""
+
+    ordered = True
+
+    def post(self, receives: Any, sends: Any) -> Any:
+        raise AssertionError("something was sent")
+
+
+def test_without_tags_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def main(rank: int, transport: LocalTransport, store: dist.Store) -> Any:
+        return agree(Ordered(transport.hub, rank), store, 0.5 if late else 30.0)
+
+    late = False
+    assert len({one.dumps() for one in on_ranks(3, main)}) == 1
+    late = True
+    missing = on_ranks(3, lambda rank, t, s: main(rank, t, s) if rank != 1 else None)
+    assert isinstance(missing[0], CollectiveTimeoutError)
+    assert missing[0].peer == 1
+    assert isinstance(missing[2], CollectiveTimeoutError)
+    assert missing[2].peer == 0
+
+
+def test_a_rank_that_leaves_before_all_agree() -> None:
+    def main(rank: int, transport: LocalTransport, store: dist.Store) -> Any:
+        if rank == 1:
+            transport.abort()
+            return None
+        return agree(transport, store, 30.0)
+
+    start = time.perf_counter()
+    found = on_ranks(3, main)
+    assert time.perf_counter() - start < 20
+    assert isinstance(found[0], PeerLostError)
+    assert isinstance(found[2], PeerLostError)
 
 
 def test_a_measurement_that_nobody_joins_ends() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def document(path: Path) -> dict[str, Any]:
     return found
 
 
-BROKEN = {
+BROKEN: dict[str, Callable[[dict[str, Any]], str | bytes]] = {
     "not JSON": lambda found: "{",
     "not UTF-8": lambda found: b"\xff\xfe",
     "a list": lambda found: "[]",
@@ -100,7 +101,7 @@ def test_what_is_wrong_is_named_if_asked_for(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "tuning.json"
-    content = BROKEN[kind](document(path))  # type: ignore[no-untyped-call]
+    content = BROKEN[kind](document(path))
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(TuningFileError) as caught:
         find_table(path, "gloo", 4, 1, asked=True)
