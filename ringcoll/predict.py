@@ -8,7 +8,8 @@ never overlap perfectly, is the prediction.
 
 *The critical path*: ``rounds * alpha + further * overhead + (traffic * beta + reduced *
 gamma) * n``, with the counts of `ringcoll.cost` and, beyond these, the messages that a
-rank posts in one step after the first. Here alpha and beta are those of two ranks that
+rank posts in one step after the first, and the data that it copies because the chunks of
+a message do not lie side by side. Here alpha and beta are those of two ranks that
 send back and forth while the others wait.
 
 *What all ranks do together*: with more ranks than cores, ranks take turns; on several
@@ -31,15 +32,17 @@ last bit is used, and equal times are ordered by name: so all ranks get the same
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from ringcoll.algorithms import Algorithm, algorithms, schedule_of
 from ringcoll.contracts import contract
 from ringcoll.cost import formula_counts, wavefront_counts
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule import Recv, RecvReduce, Reduce, Send
+from ringcoll.schedule import Recv, RecvReduce, Reduce, Ref, Send
 
 __all__ = ["Parameters", "Prediction", "comes_with_the_library", "predict", "predictions"]
 
@@ -131,6 +134,7 @@ class _Profile:
     messages_mean: float  # of a rank
     sent_mean: float
     reduced_mean: float
+    packed_mean: float  # copied; a byte costs as much as one that is reduced
     pieces: _Pieces | None
 
 
@@ -139,12 +143,13 @@ class _Work(NamedTuple):
 
     posts: int  # messages of the busiest rank of each step, over the steps
     most: int  # messages of the busiest rank
-    of_a_rank: tuple[float, float, float]  # messages, data sent, data reduced; on average
+    # Messages; data sent, reduced, and copied to or from a message; on average.
+    of_a_rank: tuple[float, float, float, float]
 
 
 def _work(entry: Algorithm, world_size: int) -> _Work:
     schedule = schedule_of(entry.collective, entry.name, world_size)
-    messages = sent = reduced = most = 0
+    messages = sent = reduced = packed = most = 0
     busiest: dict[int, int] = {}
     for rank in range(world_size):
         posted = taken = 0
@@ -155,8 +160,10 @@ def _work(entry: Algorithm, world_size: int) -> _Work:
                     case Send(_, refs):
                         sends += 1
                         sent += len(refs)
-                    case Recv():
+                        packed += _packed(refs)
+                    case Recv(_, refs):
                         receives += 1
+                        packed += _packed(refs)
                     case RecvReduce(_, into):
                         receives += 1
                         reduced += len(into)
@@ -170,8 +177,17 @@ def _work(entry: Algorithm, world_size: int) -> _Work:
         messages += posted
         most = max(most, posted, taken)
     chunks = _chunks_of_n(entry, world_size) * world_size
-    mean = (messages / world_size, sent / chunks, reduced / chunks)
+    mean = (messages / world_size, sent / chunks, reduced / chunks, packed / chunks)
     return _Work(sum(busiest.values()), most, mean)
+
+
+def _packed(refs: Sequence[Ref]) -> int:
+    """Chunks of a message that have to be copied, as they do not lie side by side."""
+    side_by_side = all(
+        first.buffer is second.buffer and first.chunk + 1 == second.chunk
+        for first, second in pairwise(refs)
+    )
+    return 0 if side_by_side else len(refs)
 
 
 def _chunks_of_n(entry: Algorithm, world_size: int) -> int:
@@ -197,16 +213,18 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
             messages_mean=float(counts.rounds),
             sent_mean=traffic,
             reduced_mean=reduced,
+            packed_mean=0.0,
             pieces=None,
         )
     base, done = formula_counts(entry, few), _work(entry, few)
-    messages, sent, moved = done.of_a_rank
+    messages, sent, moved, packed = done.of_a_rank
     if few < world_size:
         fewer = formula_counts(entry, few // 2)
         half = _work(entry, few // 2).of_a_rank
         messages = _extended(messages, half[0], counts.rounds, base.rounds, fewer.rounds)
         sent = _extended(sent, half[1], traffic, float(base.traffic), float(fewer.traffic))
         moved = _extended(moved, half[2], reduced, float(base.reduced), float(fewer.reduced))
+        packed = _extended(packed, half[3], traffic, float(base.traffic), float(fewer.traffic))
     return _Profile(
         _chunks_of_n(entry, world_size),
         counts.rounds,
@@ -217,6 +235,7 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
         messages_mean=messages,
         sent_mean=sent,
         reduced_mean=moved,
+        packed_mean=packed,
         pieces=_pieces(entry, world_size, few, done.most) if entry.pipelined else None,
     )
 
@@ -270,6 +289,7 @@ def _seconds(
         traffic = pieces.traffic + pieces.traffic_edge / num_segments
         reduced = pieces.reduced + pieces.reduced_edge / num_segments
         further += (num_segments - 1) * pieces.further
+    reduced += profile.packed_mean
     path_s = (
         rounds * costs.alpha_s
         + further * costs.overhead_s
@@ -277,7 +297,7 @@ def _seconds(
     )
     crowded_s = profile.messages_mean * num_segments * costs.crowded_alpha_s + nbytes * (
         profile.sent_mean * costs.crowded_beta_s_per_byte
-        + profile.reduced_mean * costs.crowded_gamma_s_per_byte
+        + (profile.reduced_mean + profile.packed_mean) * costs.crowded_gamma_s_per_byte
     )
     return path_s, crowded_s
 

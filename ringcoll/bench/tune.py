@@ -30,7 +30,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.launch import report
 from ringcoll.machine import cores
 from ringcoll.measured import measure
-from ringcoll.predict import Parameters, comes_with_the_library
+from ringcoll.predict import Parameters, comes_with_the_library, predictions
 from ringcoll.rules import AUTO, Range, Rule
 from ringcoll.table import Table
 
@@ -46,6 +46,7 @@ __all__ = [
 
 _TIMES = 5  # that the costs are measured
 _NOISE = 1.1  # times as slow is as fast
+_HOPELESS = 4.0  # times as slow as the best one, by prediction: it is wrong by less
 _LIMIT_S = 30.0
 
 
@@ -61,11 +62,15 @@ class Plan:
         In bytes, rising.
     seconds
         Time for all of it.
+    costs
+        What was measured before; algorithms that by these are many times slower than the
+        best one are left out.
     """
 
     collectives: tuple[str, ...]
     sizes: tuple[int, ...]
     seconds: float
+    costs: Parameters | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,17 @@ def workloads(plan: Plan, world_size: int) -> dict[str, tuple[int, ...]]:
     return {name: found for name, found in sizes.items() if found}
 
 
+def promising(
+    collective: str, nbytes: int, world_size: int, costs: Parameters | None
+) -> tuple[str, ...]:
+    """Algorithms that are worth measuring at a size."""
+    if costs is None:
+        return candidates(collective, world_size)
+    found = predictions(collective, nbytes, world_size, costs)
+    limit_s = _HOPELESS * found[0].seconds
+    return tuple(one.algorithm for one in found if one.seconds <= limit_s)
+
+
 def time_on_rank(plan: Plan) -> list[Result]:
     """Time the algorithms of all collectives; called on all ranks.
 
@@ -159,14 +175,14 @@ def time_on_rank(plan: Plan) -> list[Result]:
     """
     start, found = time.perf_counter(), []
     world_size = dist.get_world_size()
-    todo = workloads(plan, world_size)
-    for index, (collective, sizes) in enumerate(todo.items()):
+    todo = [(name, n) for name, sizes in workloads(plan, world_size).items() for n in sizes]
+    for index, (collective, nbytes) in enumerate(todo):
         left = max(0.0, plan.seconds - (time.perf_counter() - start)) / (len(todo) - index)
         in_place = contract(collective).in_place
         request = Request(
             collective,
-            candidates(collective, world_size),
-            sizes,
+            promising(collective, nbytes, world_size, plan.costs),
+            (nbytes,),
             modes=(in_place,),
             timed_modes=(in_place,),
             warmup=1,

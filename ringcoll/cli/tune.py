@@ -116,7 +116,7 @@ def _measure(plan: bench.Plan, world_size: int, transport: str) -> tuple[Paramet
     with _bar(total) as advance, Ranks(world_size, timeout_s=_START_S) as ranks:
         costs: Parameters = ranks.run(bench.costs_on_rank, transport)[0]
         results: list[Result] = ranks.run(
-            bench.time_on_rank, plan, on_report=advance, timeout_s=_RUN_S
+            bench.time_on_rank, replace(plan, costs=costs), on_report=advance, timeout_s=_RUN_S
         )[0]
     return costs, results
 

@@ -12,11 +12,13 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from ringcoll import groups, select
-from ringcoll.bench.tune import Finding, Plan, rules_from, workloads
+from ringcoll.bench.tune import Finding, Plan, promising, rules_from, workloads
 from ringcoll.cli.app import cli
 from ringcoll.launch import Ranks, rendezvous
 from ringcoll.measured import agree
+from ringcoll.predict import predictions
 from ringcoll.rules import find_rule
+from ringcoll.table import built_in_parameters
 from ringcoll.tuning import read
 
 pytestmark = pytest.mark.processes
@@ -45,6 +47,15 @@ def test_rules_say_only_what_the_model_does_not_know():
 def test_where_there_is_no_choice_nothing_is_measured():
     plan = Plan(("all_reduce", "all_gather", "all_to_all", "barrier"), (4, 1 << 10), 1.0)
     assert workloads(plan, 4) == {"all_reduce": (4, 1 << 10), "all_gather": (1 << 10,)}
+
+
+def test_what_is_hopeless_is_not_measured():
+    costs = built_in_parameters("gloo", 8)
+    many = promising("all_reduce", 64 << 20, 8, costs)
+    assert "direct" not in many
+    assert set(many) < set(promising("all_reduce", 64 << 20, 8, None))
+    best = predictions("all_reduce", 64 << 20, 8, costs)[0].algorithm
+    assert best in many
 
 
 def agreed(prefix: str) -> tuple[str, list[str]]:
