@@ -181,20 +181,13 @@ def without_tuning() -> None:
 
 
 def log_as_asked() -> None:
-    """Set up the log ``ringcoll`` as ``RINGCOLL_DEBUG`` says: ``info`` or ``debug``.
-
-    Raises
-    ------
-    ArgumentError
-        It says something else.
-    """
+    """Set up the log ``ringcoll`` as ``RINGCOLL_DEBUG`` says: ``info`` or ``debug``."""
     asked = os.environ.get(_DEBUG_VARIABLE, "").lower()
     if not asked:
         return
-    if asked not in ("info", "debug"):
-        raise ArgumentError(
-            "no such level", argument=_DEBUG_VARIABLE, expected="info or debug", got=asked
-        )
+    if asked not in ("info", "debug"):  # no reason to stop
+        _log.warning("%s is %r, and not info or debug", _DEBUG_VARIABLE, asked)
+        return
     _log.setLevel(asked.upper())
     if not _log.hasHandlers():
         handler = logging.StreamHandler()

@@ -86,6 +86,13 @@ def read(path: Path) -> list[Tuned]:
     return [_tuned(entry, path) for entry in entries]
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # in a directory that may not be looked into
+        return False
+
+
 def _tuned(entry: Any, path: Path) -> Tuned:
     try:
         table = Table.from_json(entry)
@@ -103,7 +110,7 @@ def update(path: Path, tuned: Tuned) -> None:
     TuningFileError
         There is a file that is something else, or it cannot be written.
     """
-    kept = [one for one in read(path) if one.key != tuned.key] if path.exists() else []
+    kept = [one for one in read(path) if one.key != tuned.key] if _exists(path) else []
     entries = [one.table.to_json() | {"facts": one.facts} for one in [*kept, tuned]]
     for entry in entries:
         del entry["source"], entry["forced"]
@@ -150,7 +157,7 @@ def find_table(
     TuningFileError
         The file was asked for, and is wrong.
     """
-    if not asked and not path.exists():
+    if not asked and not _exists(path):
         return None
     try:
         entries = read(path)
