@@ -27,7 +27,8 @@ from two counts and used for every S above 1.
 Messages are counted on the schedule for as many ranks as takes a millisecond; for more
 of them, what a rank does on average is taken to grow with the critical path as it did
 from half as many ranks to these. Only arithmetic that IEEE 754 defines to the
-last bit is used, and equal times are ordered by name: so all ranks get the same.
+last bit is used, and of equal times those without segments come first, then names decide:
+so all ranks get the same.
 """
 
 from __future__ import annotations
@@ -371,4 +372,9 @@ def predictions(
         and not (unequal and entry.equal_blocks)
         and not entry.restriction(world_size)
     ]
-    return tuple(sorted(found, key=lambda one: (one.seconds, one.path_s, one.algorithm)))
+    return tuple(sorted(found, key=_order))
+
+
+def _order(one: Prediction) -> tuple[float, float, bool, str]:
+    """Of equals, one without segments first: they cost something, too."""
+    return one.seconds, one.path_s, one.segment_bytes is not None, one.algorithm

@@ -29,6 +29,7 @@ from ringcoll.verify import verify
 __all__ = [
     "ALGORITHM_VARIABLE",
     "COLLECTIVES",
+    "PIPELINED_SEGMENT_BYTES",
     "TRANSPORTS",
     "Choice",
     "checked_schedule",
@@ -64,7 +65,8 @@ _IN_ORDER = {
 # Segments of pipelined algorithms that are asked for by name. Over gloo a message costs
 # some 60 us and a byte some 0.5 ns, so that a segment should be well above 100 KiB; 1 MiB
 # was the best of 256 KiB, 512 KiB and 1 MiB at 4 to 64 MiB.
-_PIPELINED_SEGMENT_BYTES = 1 << 20
+PIPELINED_SEGMENT_BYTES = 1 << 20
+"""Size of the segments of a pipelined algorithm, unless one is given."""
 
 
 COLLECTIVES = tuple(CONTRACTS)
@@ -343,7 +345,7 @@ def _segment_bytes(
     if rule.segment_bytes is not None or not entry.pipelined:
         return rule.segment_bytes
     if table.source == BUILT_IN or not comes_with_the_library(entry):
-        return _PIPELINED_SEGMENT_BYTES
+        return PIPELINED_SEGMENT_BYTES
     return predict(entry, nbytes, world_size, table.parameters).segment_bytes
 
 
@@ -422,7 +424,7 @@ def segment_count(
     if segment_bytes is None:
         if not _is_pipelined(schedule):
             return 1
-        segment_bytes = _PIPELINED_SEGMENT_BYTES
+        segment_bytes = PIPELINED_SEGMENT_BYTES
     wanted = -(-longest_nbytes // max(1, segment_bytes))
     return max(1, min(wanted, longest_numel))
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import groups, select
-from ringcoll.algorithms import algorithms
+from ringcoll.algorithms import algorithms, find
 from ringcoll.bench.contenders import Workload, shape
 from ringcoll.bench.measure import Request, Result
 from ringcoll.bench.measure import measure as measure_all
@@ -213,6 +213,8 @@ def findings(results: Iterable[Result], table: Table) -> list[Finding]:
 def rules_from(found: Sequence[Finding], world_size: int, hosts: int = 1) -> tuple[Rule, ...]:
     """Rules that say what is fastest, where the model would choose something slower.
 
+    A pipelined algorithm gets the segments with which it was measured.
+
     From one size to the next, the border is their geometric mean. Before the smallest
     and beyond the largest size, it is as at that size.
 
@@ -246,8 +248,14 @@ def rules_from(found: Sequence[Finding], world_size: int, hosts: int = 1) -> tup
                     collective=collective,
                     nbytes=Range(first, end),
                     algorithm=algorithm,
+                    segment_bytes=_segment_bytes(collective, algorithm),
                     world_size=Range(world_size, world_size + 1),
                     hosts=Range(hosts, hosts + 1),
                 )
                 rules.append(rule)
     return tuple(rule for rule in rules if rule.algorithm != AUTO)
+
+
+def _segment_bytes(collective: str, algorithm: str) -> int | None:
+    pipelined = algorithm != AUTO and find(collective, algorithm).pipelined
+    return select.PIPELINED_SEGMENT_BYTES if pipelined else None

@@ -38,7 +38,7 @@ def test_rules_say_only_what_the_model_does_not_know():
     ]
     assert [str(rule) for rule in rules_from(found, 3, 2)] == [
         "all_reduce:0-64:direct:k=3:hosts=2",
-        "all_reduce:64K-inf:double_tree:k=3:hosts=2",
+        "all_reduce:64K-inf:double_tree@1M:k=3:hosts=2",
     ]
     assert rules_from([], 3) == ()
     assert rules_from([finding(4, "ring", "ring")], 3) == ()

@@ -161,6 +161,12 @@ def test_many_messages_in_a_step_are_not_free() -> None:
     assert found["direct"].path_s > 1e-5 + 5 * 2e-6
 
 
+def test_of_equals_one_without_segments_comes_first() -> None:
+    rows = predictions("all_reduce", 64 << 20, 2, costs())
+    assert len({row.seconds for row in rows[:3]}) == 1
+    assert [row.algorithm for row in rows[:3]] == ["rabenseifner", "ring", "double_tree"]
+
+
 def test_copies_decide_between_two_that_send_the_same() -> None:
     rows = predictions("all_gather", 4 << 10, 8, costs())
     times = {row.algorithm: row.seconds for row in rows}
