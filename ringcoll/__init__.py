@@ -58,6 +58,7 @@ _HOME = {
     ),
     **dict.fromkeys(("UserOp", "premul_sum"), "ringcoll.reduction"),
     **dict.fromkeys(("LocalGroup", "run_threads", "close", "use"), "ringcoll.groups"),
+    **dict.fromkeys(("Explanation", "explain"), "ringcoll.explanation"),
     "Options": "ringcoll.backend",
     "Work": "ringcoll.work",
     "trace": "ringcoll.tracing",
@@ -86,12 +87,14 @@ if TYPE_CHECKING:
         scatter,
     )
     from ringcoll.backend import Options
+    from ringcoll.explanation import Explanation, explain
     from ringcoll.groups import LocalGroup, close, run_threads, use
     from ringcoll.reduction import UserOp, premul_sum
     from ringcoll.tracing import trace
     from ringcoll.work import Work
 
 __all__ = [
+    "Explanation",
     "LocalGroup",
     "Options",
     "UserOp",
@@ -108,6 +111,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "close",
+    "explain",
     "gather",
     "monitored_barrier",
     "premul_sum",

@@ -24,6 +24,7 @@ from ringcoll.groups import communicator
 from ringcoll.plan import Layout, compile_plan
 from ringcoll.reduction import Operator, Reduction, resolve
 from ringcoll.schedule import Schedule
+from ringcoll.table import Table
 from ringcoll.work import Work
 
 __all__ = [
@@ -345,7 +346,7 @@ class Builder:
         in_place = io.shared_memory(blocks.inputs, blocks.outputs, blocks.lengths)
         decide: Callable[[], Decision]
         if self.algorithm == "auto":
-            decide = functools.partial(_choose, question, in_place, member)
+            decide = lambda: _choose(question, in_place, member.table)  # noqa: E731
         else:
             # An algorithm that was asked for may not fit, and that is told at once.
             decided = _decide(question, in_place)
@@ -429,15 +430,20 @@ def _blocks(question: _Question) -> _Blocks:
     return _Blocks(inputs, outputs, dict(question.lengths), rules.common_lengths)
 
 
-def _choose(question: _Question, in_place: bool, member: Communicator) -> Decision:
-    """Decide what ``auto`` stands for in this group."""
-    blocks = _blocks(question)
-    counted = blocks.inputs if question.collective == "all_to_all" else blocks.lengths
-    numel = sum(blocks.lengths[block] for block in counted)
-    name = select.choose(
-        question.collective, numel * question.wire_dtype.itemsize, question.operator
+@lru_cache(maxsize=1024)
+def _choose(question: _Question, in_place: bool, table: Table | None) -> Decision:
+    """Decide what ``auto`` stands for in a group that goes by a table."""
+    blocks, collective = _blocks(question), question.collective
+    counted = blocks.inputs if collective == "all_to_all" else blocks.lengths
+    nbytes = sum(blocks.lengths[block] for block in counted) * question.wire_dtype.itemsize
+    choice = select.choose(collective, nbytes, question.world_size, question.operator, table)
+    return _decide(
+        question._replace(
+            algorithm=choice.algorithm,
+            segment_bytes=question.segment_bytes or choice.segment_bytes,
+        ),
+        in_place,
     )
-    return _decide(question._replace(algorithm=name), in_place)
 
 
 @lru_cache(maxsize=1024)

@@ -33,10 +33,12 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.execute import Bound, bind, execute
+from ringcoll.measured import agree
 from ringcoll.monitor import Monitor, Running, monitored_barrier
 from ringcoll.plan import Plan
 from ringcoll.reduction import Reduction
 from ringcoll.stage import Opened
+from ringcoll.table import Table
 from ringcoll.transport.base import Transport
 from ringcoll.transport.narrow import NarrowTransport
 from ringcoll.work import Work
@@ -157,6 +159,7 @@ class Communicator:
         self._monitor = Monitor(store, self.rank, self.world_size, transport.abort)
         self._store = store
         self._connected = False
+        self.table: Table | None = None  # what choices go by, once the ranks have met
         self._compared: set[str] = set()
         self._issued = self._barriers = 0
         self._turn = threading.Lock()
@@ -331,6 +334,8 @@ class Communicator:
             if not self._connected:
                 self.transport.connect(call.timeout_s)
                 self._connected = True
+                choice = dist.PrefixStore("choice", self._store)
+                self.table = agree(self.transport, choice, call.timeout_s)
             bindings = call.keeper.bindings if call.keeper is not None else None
             decision = call.decide() if bindings is None else bindings.decision
             running.description = decision.description

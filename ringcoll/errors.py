@@ -16,9 +16,11 @@ __all__ = [
     "MissingExtraError",
     "PeerLostError",
     "RingcollError",
+    "RulesError",
     "ScheduleError",
     "TraceError",
     "TransportError",
+    "TuningFileError",
     "UnknownAlgorithmError",
     "UnsupportedWorldSizeError",
     "VerificationError",
@@ -110,6 +112,46 @@ class VerificationError(ScheduleError):
         detail = "" if expected is None else f" (expected {expected}, got {got})"
         place = f"{where}: " if where else ""
         super().__init__(f"{place}{message}{detail}" + (f"\n{grid}" if grid else ""))
+
+
+class RulesError(RingcollError, ValueError):
+    """Rules that choose algorithms cannot be read, or say what there is not.
+
+    Parameters
+    ----------
+    message
+        What is wrong.
+    text
+        The rules.
+    start, length
+        The wrong part of the text, in characters; it is underlined in the message.
+    source
+        Where the text comes from, such as a variable of the environment.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        text: str = "",
+        start: int = 0,
+        length: int = 0,
+        source: str = "",
+    ) -> None:
+        self.message, self.text = message, text
+        self.start, self.length, self.source = start, length, source
+        told = f"{source}: {message}" if source else message
+        line = "".join(c if c.isprintable() else " " for c in text)
+        mark = " " * start + "^" * max(1, length)
+        super().__init__(f"{told}\n  {line}\n  {mark}" if text else told)
+
+
+class TuningFileError(RingcollError, ValueError):
+    """A file of measurements cannot be read, or is none; ``path`` names it."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        self.path = path
+        super().__init__(f"{path}: {message}" if path else message)
 
 
 class TransportError(RingcollError, RuntimeError):

@@ -1,65 +1,78 @@
 """Which algorithm runs, and in how many segments.
 
 Whatever is chosen here must be chosen alike on every rank, so it depends only on
-values that the collective's contract makes equal everywhere.
+values that the collective's contract makes equal everywhere, and on the group's table,
+which rank 0 has published (`ringcoll.table`).
+
+Only this module reads the library's variables of the environment.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
-from ringcoll.algorithms import Algorithm, algorithms, find, schedule_of
-from ringcoll.errors import ArgumentError, ScheduleError, UnsupportedWorldSizeError
+from ringcoll.algorithms import algorithms, find, generation, schedule_of
+from ringcoll.contracts import CONTRACTS, contract
+from ringcoll.errors import ArgumentError, RulesError, ScheduleError, UnsupportedWorldSizeError
+from ringcoll.predict import Prediction, comes_with_the_library, predict, predictions
 from ringcoll.reduction import Operator
+from ringcoll.rules import AUTO, Rule, parse_rules
 from ringcoll.schedule import Schedule
+from ringcoll.table import BUILT_IN, Table, built_in
 from ringcoll.verify import verify
 
 __all__ = [
+    "ALGORITHM_VARIABLE",
     "COLLECTIVES",
+    "PIPELINED_SEGMENT_BYTES",
+    "TRANSPORTS",
+    "Choice",
     "checked_schedule",
     "choose",
+    "forced_rules",
+    "forced_text",
+    "log_as_asked",
     "required",
     "segment_count",
     "transport",
+    "tuning_file",
     "where_possible",
+    "without_tuning",
 ]
 
-_TRANSPORTS = ("auto", "gloo", "ucx")
+TRANSPORTS = ("gloo", "ucx")
+"""Transports of CPU tensors."""
 _TRANSPORT_VARIABLE = "RINGCOLL_TRANSPORT"
+ALGORITHM_VARIABLE = "RINGCOLL_ALGORITHM"
+"""The variable that forces algorithms."""
+_TUNING_VARIABLE = "RINGCOLL_TUNING"
+_DEBUG_VARIABLE = "RINGCOLL_DEBUG"
 
-# For each collective: up to so many bytes the first algorithm, beyond them the second.
-# Measured with `ringcoll compare` over gloo, 2 and 4 ranks on 2 cores: there the tree,
-# in which few ranks are busy at once, was the fastest all-reduce up to 1 MiB, the ring
-# from 16 MiB on; at 4 MiB runs disagreed.
-_RULES: dict[str, tuple[int, str, str]] = {
-    "all_reduce": (4 << 20, "binomial_tree", "ring"),
-    "reduce_scatter": (32 << 10, "direct", "ring"),
-    "all_gather": (1 << 20, "bruck", "ring"),
-    "broadcast": (1 << 20, "binomial_tree", "scatter_all_gather"),
-    "reduce": (1 << 20, "binomial_tree", "reduce_scatter_gather"),
-    "gather": (32 << 10, "binomial_tree", "linear"),
-    "scatter": (32 << 10, "binomial_tree", "linear"),
-    "all_to_all": (0, "pairwise", "pairwise"),
-    "barrier": (0, "dissemination", "dissemination"),
+# Algorithms that keep operands in rank order, for every number of ranks and every root:
+# `tests/inprocess/test_choice.py` proves it. What is run is proved again, by
+# `checked_schedule`.
+_IN_ORDER = {
+    "all_reduce": ("binary_tree", "binomial_tree", "direct", "rabenseifner", "recursive_doubling"),
+    "reduce_scatter": ("direct",),
+    "reduce": ("direct",),
 }
 
-# The same for operators whose operands must stay in rank order.
-_RULES_IN_ORDER: dict[str, tuple[int, str, str]] = {
-    "all_reduce": (4 << 20, "binomial_tree", "rabenseifner"),
-    "reduce_scatter": (0, "direct", "direct"),
-    "reduce": (0, "direct", "direct"),
-}
-
-# Segments of pipelined algorithms. Over gloo a message costs some 60 us and a
-# byte some 0.5 ns, so that a segment should be well above 100 KiB; 1 MiB was the best
-# of 256 KiB, 512 KiB and 1 MiB at 4 to 64 MiB.
-_PIPELINED_SEGMENT_BYTES = 1 << 20
+# Segments of pipelined algorithms that are asked for by name. Over gloo a message costs
+# some 60 us and a byte some 0.5 ns, so that a segment should be well above 100 KiB; 1 MiB
+# was the best of 256 KiB, 512 KiB and 1 MiB at 4 to 64 MiB.
+PIPELINED_SEGMENT_BYTES = 1 << 20
+"""Size of the segments of a pipelined algorithm, unless one is given."""
 
 
-COLLECTIVES = tuple(_RULES)
+COLLECTIVES = tuple(CONTRACTS)
 """All collectives."""
+
+_log = logging.getLogger("ringcoll")
 
 
 def transport(asked: str | None) -> str:
@@ -78,11 +91,11 @@ def transport(asked: str | None) -> str:
     """
     forced = os.environ.get(_TRANSPORT_VARIABLE)
     name = forced or asked or "gloo"
-    if name not in _TRANSPORTS:
+    if name not in ("auto", *TRANSPORTS):
         raise ArgumentError(
             "no such transport",
             argument=_TRANSPORT_VARIABLE if forced else "transport",
-            expected=f"one of {', '.join(_TRANSPORTS)}",
+            expected=f"one of {', '.join(('auto', *TRANSPORTS))}",
             got=name,
         )
     return name
@@ -120,8 +133,116 @@ def where_possible(collective: str, algorithm: str, world_size: int) -> str:
     return found.get(collective, "auto")
 
 
-def choose(collective: str, nbytes: int, operator: Operator | None = None) -> str:
-    """Name the algorithm that ``"auto"`` stands for.
+def forced_text() -> str:
+    """What this process's ``RINGCOLL_ALGORITHM`` says, or nothing."""
+    return os.environ.get(ALGORITHM_VARIABLE, "").strip()
+
+
+def forced_rules(text: str) -> tuple[Rule, ...]:
+    """Read what ``RINGCOLL_ALGORITHM`` says.
+
+    Raises
+    ------
+    RulesError
+        These are no rules.
+    """
+    try:
+        return parse_rules(text)
+    except RulesError as error:
+        raise RulesError(
+            error.message,
+            text=error.text,
+            start=error.start,
+            length=error.length,
+            source=ALGORITHM_VARIABLE,
+        ) from error
+
+
+def tuning_file() -> tuple[Path | None, bool]:
+    """Where the measurements of ``ringcoll tune`` are, and whether that was asked for.
+
+    ``RINGCOLL_TUNING`` names the file, and ``off`` is none. By default it is in the
+    user's cache.
+    """
+    asked = os.environ.get(_TUNING_VARIABLE, "")
+    if asked:
+        return (None if asked == "off" else Path(asked).expanduser()), True
+    cache = os.environ.get("XDG_CACHE_HOME", "")  # to be ignored unless absolute
+    if not cache.startswith("/"):
+        try:
+            cache = str(Path.home() / ".cache")
+        except RuntimeError:  # a user without a home
+            return None, False
+    return Path(cache) / "ringcoll" / "tuning.json", False
+
+
+def without_tuning() -> None:
+    """From now on, go by no file and no forced rules in this process: it makes them."""
+    os.environ[_TUNING_VARIABLE] = "off"
+    os.environ.pop(ALGORITHM_VARIABLE, None)
+
+
+def log_as_asked() -> None:
+    """Set up the log ``ringcoll`` as ``RINGCOLL_DEBUG`` says: ``info`` or ``debug``."""
+    asked = os.environ.get(_DEBUG_VARIABLE, "").lower()
+    if not asked:
+        return
+    if asked not in ("info", "debug"):  # no reason to stop
+        _log.warning("%s is %r, and not info or debug", _DEBUG_VARIABLE, asked)
+        return
+    _log.setLevel(asked.upper())
+    if not _log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("ringcoll[%(process)d] %(message)s"))
+        _log.addHandler(handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What ``algorithm="auto"`` stands for in one call.
+
+    Parameters
+    ----------
+    collective, nbytes, world_size
+        The call.
+    algorithm
+        The algorithm that runs.
+    segment_bytes
+        Size of its segments; ``None`` where it has none.
+    reason
+        Why, in words.
+    predictions
+        What each algorithm that may run is predicted to take, the fastest first.
+    table
+        What the choice rests on.
+    """
+
+    collective: str
+    nbytes: int
+    world_size: int
+    algorithm: str
+    segment_bytes: int | None
+    reason: str
+    predictions: tuple[Prediction, ...]
+    table: Table
+
+    @property
+    def predicted(self) -> Prediction | None:
+        """The prediction for what was chosen, if there is one."""
+        return next((one for one in self.predictions if one.algorithm == self.algorithm), None)
+
+
+def choose(
+    collective: str,
+    nbytes: int,
+    world_size: int,
+    operator: Operator | None = None,
+    table: Table | None = None,
+) -> Choice:
+    """Choose the algorithm that ``"auto"`` stands for; the same on every rank.
+
+    Rules come first: those that were forced, then those that were measured, or are built
+    in. Where none matches, it is the algorithm with the least predicted time.
 
     Parameters
     ----------
@@ -129,14 +250,103 @@ def choose(collective: str, nbytes: int, operator: Operator | None = None) -> st
         The collective.
     nbytes
         Size of the whole data: the vector, or all blocks of a rank.
+    world_size
+        Number of ranks.
     operator
         The reduction operator, if there is one.
+    table
+        What the group goes by; without one, what is built in.
+
+    Raises
+    ------
+    ScheduleError
+        There is no such collective.
     """
-    if operator is not None and not operator.associative:
-        return "direct"
-    rules = _RULES if operator is None or operator.commutative else _RULES_IN_ORDER
-    limit, short, long = rules[collective]
-    return short if nbytes <= limit else long
+    order = _ANY
+    if operator is not None and contract(collective).reduces:
+        order = _ANY if operator.commutative else _RANKS
+        order = order if operator.associative else _LEFT
+    if table is None:
+        table = _default_table(world_size)
+    return _choose(collective, nbytes, world_size, order, table, generation())
+
+
+_ANY, _RANKS, _LEFT = "any", "rank order", "left to right"  # in which operands are reduced
+
+
+@lru_cache(maxsize=64)
+def _default_table(world_size: int) -> Table:
+    return built_in(TRANSPORTS[0], world_size)
+
+
+@lru_cache(maxsize=4096)
+def _choose(
+    collective: str, nbytes: int, world_size: int, order: str, table: Table, generation: int
+) -> Choice:
+    found = predictions(collective, nbytes, world_size, table.parameters)
+    found = tuple(one for one in found if _keeps(collective, one.algorithm, order))
+    algorithm, segment_bytes, reason = _pick(collective, nbytes, world_size, order, table, found)
+    choice = Choice(collective, nbytes, world_size, algorithm, segment_bytes, reason, found, table)
+    _log.log(
+        logging.INFO if table.announces else logging.DEBUG,
+        "%s of %d bytes on %d ranks over %s: %s; %s",
+        collective,
+        nbytes,
+        world_size,
+        table.transport,
+        algorithm if segment_bytes is None else f"{algorithm} in segments of {segment_bytes} bytes",
+        reason,
+    )
+    return choice
+
+
+def _keeps(collective: str, algorithm: str, order: str) -> bool:
+    """Whether an algorithm reduces in the order that an operator needs, as far as is known."""
+    if order == _LEFT:
+        return algorithm == "direct"
+    if order == _RANKS:
+        return algorithm in _IN_ORDER.get(collective, ())
+    return True
+
+
+def _pick(
+    collective: str,
+    nbytes: int,
+    world_size: int,
+    order: str,
+    table: Table,
+    found: tuple[Prediction, ...],
+) -> tuple[str, int | None, str]:
+    """The algorithm, its segments and the reason."""
+    if not contract(collective).common_lengths:
+        return "pairwise", None, "no rank knows all lengths, which others need"
+    for rules, whose in ((table.forced, ALGORITHM_VARIABLE), (table.tuned, table.source)):
+        for rule in rules:
+            if not rule.matches(collective, nbytes, world_size, table.hosts):
+                continue
+            if rule.algorithm == AUTO:
+                break
+            if not _keeps(collective, rule.algorithm, order):
+                continue
+            segment_bytes = _segment_bytes(rule, collective, nbytes, world_size, table)
+            return rule.algorithm, segment_bytes, f"by the rule {rule} ({whose})"
+    best = found[0]
+    reason = "the least predicted time"
+    if order != _ANY:
+        reason += f" of those that reduce in {order}"
+    return best.algorithm, best.segment_bytes, f"{reason} (costs: {table.source})"
+
+
+def _segment_bytes(
+    rule: Rule, collective: str, nbytes: int, world_size: int, table: Table
+) -> int | None:
+    """The segments of a rule; if it says nothing of them, and they are of use, the model's."""
+    entry = find(collective, rule.algorithm)
+    if rule.segment_bytes is not None or not entry.pipelined:
+        return rule.segment_bytes
+    if table.source == BUILT_IN or not comes_with_the_library(entry):
+        return PIPELINED_SEGMENT_BYTES
+    return predict(entry, nbytes, world_size, table.parameters).segment_bytes
 
 
 def checked_schedule(
@@ -176,7 +386,7 @@ def checked_schedule(
     else:
         entry = find(collective, algorithm)
         schedule = schedule_of(collective, algorithm, world_size, root)
-        if not _ships_with_the_library(entry):
+        if not comes_with_the_library(entry):
             _keeps_order(schedule)
     if operator is None or (operator.commutative and operator.associative):
         return schedule
@@ -214,7 +424,7 @@ def segment_count(
     if segment_bytes is None:
         if not _is_pipelined(schedule):
             return 1
-        segment_bytes = _PIPELINED_SEGMENT_BYTES
+        segment_bytes = PIPELINED_SEGMENT_BYTES
     wanted = -(-longest_nbytes // max(1, segment_bytes))
     return max(1, min(wanted, longest_numel))
 
@@ -225,10 +435,6 @@ def _is_pipelined(schedule: Schedule) -> bool:
         for entry in algorithms(schedule.collective)
         if entry.name == schedule.algorithm
     )
-
-
-def _ships_with_the_library(entry: Algorithm) -> bool:
-    return entry.program.__module__.startswith("ringcoll.algorithms.")
 
 
 @lru_cache(maxsize=256)

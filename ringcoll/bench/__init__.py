@@ -9,6 +9,7 @@
 `table`           the table and the JSON of nccl-tests
 `findings`        who wins where, in sentences
 `plot`            curves; needs matplotlib
+`tune`            costs and fastest algorithms, for `ringcoll.tuning`
 `units`           how sizes and times are written and read
 ================  =============================================================
 

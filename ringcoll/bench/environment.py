@@ -7,7 +7,6 @@ import platform
 import socket
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,19 +14,13 @@ import torch
 import torch.distributed as dist
 
 from ringcoll import __version__
+from ringcoll.machine import cores, cpu
 
 __all__ = ["cores", "device", "environment", "oversubscribed"]
 
 # Variables that change what is measured. Others are nobody's business: files of
 # results are passed on.
 _VARIABLES = ("GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "RINGCOLL_", "TORCH_", "UCX_")
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def oversubscribed(world_size: int) -> str | None:
@@ -40,15 +33,6 @@ def oversubscribed(world_size: int) -> str | None:
         f"{world_size} ranks share {available} core{plural}: "
         "times include waiting for the scheduler"
     )
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def environment(world_size: int) -> dict[str, Any]:
@@ -65,7 +49,7 @@ def environment(world_size: int) -> dict[str, Any]:
         "numpy": np.__version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cores": cores(),
         "world_size": world_size,
         "oversubscribed": world_size > cores(),
@@ -86,6 +70,6 @@ def device() -> dict[str, Any]:
         "pid": os.getpid(),
         "hostname": socket.gethostname().partition(".")[0],
         "device": 0,
-        "device_info": _cpu(),
+        "device_info": cpu(),
         "threads": torch.get_num_threads(),
     }

@@ -41,6 +41,16 @@ COMMANDS = {
         "One collective, in the table of nccl-tests.",
         "ringcoll bench all_reduce -b 8 -e 128M -f 2",
     ),
+    "tune": Entry(
+        "ringcoll.cli.tune:tune",
+        "Measure this machine, so that auto chooses by what was measured.",
+        "ringcoll tune -k 4",
+    ),
+    "explain": Entry(
+        "ringcoll.cli.explain:explain",
+        "Which algorithm auto stands for, what else there is, and why.",
+        "ringcoll explain all_reduce -k 8 -b 1M",
+    ),
     "train": Entry(
         "ringcoll.cli.train:train",
         "A small training run: ring, tree and native side by side.",

@@ -21,6 +21,9 @@ EVERY = (
     errors.UnsupportedWorldSizeError("odd"),
     errors.VerificationError("wrong", rank=0, step=3, peer=1, chunk=2, expected=1, got=2, grid="x"),
     errors.VerificationError("wrong"),
+    errors.RulesError("bad", text="a:b", start=2, length=1, source="RINGCOLL_ALGORITHM"),
+    errors.RulesError("bad"),
+    errors.TuningFileError("broken", path="tuning.json"),
     errors.BackwardError("call finish()"),
     errors.MissingExtraError("ringcoll[plot]"),
 )
@@ -48,6 +51,8 @@ def test_every_error_is_here():
         (errors.TransportError, RuntimeError),
         (errors.CollectiveTimeoutError, TimeoutError),
         (errors.MismatchError, RuntimeError),
+        (errors.RulesError, ValueError),
+        (errors.TuningFileError, ValueError),
         (errors.BackwardError, RuntimeError),
         (errors.MissingExtraError, ImportError),
     ],
@@ -60,3 +65,8 @@ def test_errors_are_also_builtin_ones(kind: type[Exception], builtin: type[Excep
 def test_a_message_starts_with_the_place_if_there_is_one():
     assert str(errors.VerificationError("wrong", rank=1, step=2)) == "rank 1, step 2: wrong"
     assert str(errors.VerificationError("wrong")) == "wrong"
+
+
+def test_bad_rules_are_underlined():
+    error = errors.RulesError("no such thing", text="all:bad", start=4, length=3)
+    assert str(error) == "no such thing\n  all:bad\n      ^^^"

@@ -15,7 +15,19 @@ import ringcoll
 import ringcoll.algorithms
 
 # In the order in which they may import one another.
-ROOMS = ("errors", "schedule", "contracts", "compose", "algorithms", "draw", "verify", "cost")
+ROOMS = (
+    "errors",
+    "schedule",
+    "contracts",
+    "compose",
+    "algorithms",
+    "draw",
+    "verify",
+    "cost",
+    "rules",
+    "predict",
+    "table",
+)
 MODULES = sorted(
     {f"ringcoll.{room}" for room in ROOMS}
     | {
@@ -34,6 +46,7 @@ ALLOWED = {
     "gc",  # the verifier allocates millions of objects without a cycle
     "inspect",
     "itertools",
+    "json",
     "math",
     "re",
     "typing",

@@ -1,0 +1,72 @@
+"""``ringcoll explain``."""
+
+import json
+
+import pytest
+
+from ringcoll.rules import parse_rules
+from ringcoll.table import Table, built_in_parameters
+from ringcoll.tuning import Tuned, update
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in ("ALGORITHM", "TRANSPORT"):
+        monkeypatch.delenv(f"RINGCOLL_{name}", raising=False)
+    monkeypatch.setenv("RINGCOLL_TUNING", "off")
+
+
+def test_the_choice_and_the_alternatives(run):
+    result = run("explain", "all-reduce", "-k", "8", "-b", "64K", "--transport", "ucx")
+    assert result.exit_code == 0
+    first, second, *rest = result.stdout.splitlines()
+    name = first.rpartition(": ")[2]
+    assert first == f"all_reduce of 65536 bytes on 8 ranks, 1 host, ucx: {name}"
+    assert second == "why: the least predicted time (costs: built-in)"
+    assert next(line for line in rest if line.startswith("*")).split()[1] == name
+    assert "a group measures its own" in result.stdout
+
+
+def test_json_agrees(run):
+    words = ("explain", "broadcast", "-k", "5", "-b", "16M", "--hosts", "5")
+    found = json.loads(run(*words, "--json").stdout)
+    assert run(*words).stdout.startswith(
+        f"broadcast of 16777216 bytes on 5 ranks, 5 hosts, gloo: {found['algorithm']}\n"
+    )
+    assert found["predictions"][0]["algorithm"] == found["algorithm"]
+    assert found["forced"] == ""
+    assert found["costs"]["alpha_s"] == found["costs"]["crowded_alpha_s"]
+
+
+def test_the_variable_counts(run, monkeypatch):
+    monkeypatch.setenv("RINGCOLL_ALGORITHM", "all_reduce:0-1M:ring")
+    assert json.loads(run("explain", "all_reduce", "-b", "4", "--json").stdout)["algorithm"] == (
+        "ring"
+    )
+    monkeypatch.setenv("RINGCOLL_ALGORITHM", "all_reduce:0-1M:rong")
+    result = run("explain", "all_reduce")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: RINGCOLL_ALGORITHM: no such algorithm of all_reduce")
+    assert result.stderr.splitlines()[-1].strip() == "^^^^"
+
+
+def test_a_tuned_group(run, monkeypatch, tmp_path):
+    path = tmp_path / "tuning.json"
+    table = Table(
+        transport="gloo",
+        world_size=4,
+        parameters=built_in_parameters("gloo", 4),
+        tuned=parse_rules("all_reduce:*:direct:k=4"),
+    )
+    update(path, Tuned.now(table))
+    monkeypatch.setenv("RINGCOLL_TUNING", str(path))
+    found = json.loads(run("explain", "all_reduce", "-k", "4", "--json").stdout)
+    assert (found["algorithm"], found["source"]) == ("direct", str(path))
+    other = json.loads(run("explain", "all_reduce", "-k", "5", "--json").stdout)
+    assert other["source"] == "built-in"
+
+
+def test_no_such_collective_or_transport(run):
+    assert run("explain", "all_sum").exit_code == 2
+    assert run("explain", "all_reduce", "--transport", "pigeons").exit_code == 2
+    assert run("explain", "all_reduce", "-b", "much").exit_code == 2
