@@ -52,6 +52,7 @@ class Hub:
         self.world_size, self.random = world_size, random
         self.condition = threading.Condition()
         self.aborted = ""
+        self.arrived: set[int] = set()  # ranks that have connected
         self._sends: dict[tuple[int, int, int], deque[_Half]] = defaultdict(deque)
         self._receives: dict[tuple[int, int, int], deque[_Half]] = defaultdict(deque)
         self._matched: list[tuple[_Half, _Half]] = []
@@ -128,7 +129,24 @@ class LocalTransport(Transport):
         self.hub, self.rank, self.world_size = hub, rank, hub.world_size
 
     def connect(self, timeout_s: float) -> None:
-        """There is nothing to connect."""
+        """Wait for the other ranks; see `Transport.connect`."""
+        hub, rank = self.hub, self.rank
+        with hub.condition:
+            hub.arrived.add(rank)
+            hub.condition.notify_all()
+            hub.condition.wait_for(
+                lambda: len(hub.arrived) == self.world_size or hub.aborted, timeout_s
+            )
+            if hub.aborted:
+                raise PeerLostError(hub.aborted)
+            missing = sorted({*range(self.world_size)} - hub.arrived)
+        if missing:
+            raise CollectiveTimeoutError(
+                f"rank {rank} waited the whole timeout of {timeout_s:g} s for "
+                f"{', '.join(f'rank {peer}' for peer in missing)} to use the group for the "
+                "first time",
+                peer=missing[0],
+            )
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]

@@ -462,7 +462,7 @@ def test_wire_dtype_is_what_travels(monkeypatch: pytest.MonkeyPatch):
         seen.clear()
         case = Case("all_reduce", "ring", dtype=dtype, wire_dtype=wire_dtype, kind="rough")
         run_case(case, 2)
-        assert seen == {wanted}
+        assert seen - {torch.uint8} == {wanted}  # apart from the tokens with which ranks meet
 
 
 # --- memory ---------------------------------------------------------------------------
@@ -679,7 +679,7 @@ def test_a_rank_that_does_not_come_is_named():
 
     texts = run_threads(main, 3)
     for rank in (0, 2):
-        for part in ("rank 1", "step 0", "all_reduce", "operation 0 of the group", "0.5 s"):
+        for part in ("rank 1", "first time", "all_reduce", "operation 0 of the group", "0.5 s"):
             assert part in texts[rank], texts[rank]
 
 
