@@ -58,6 +58,7 @@ _HOME = {
     ),
     **dict.fromkeys(("UserOp", "premul_sum"), "ringcoll.reduction"),
     **dict.fromkeys(("LocalGroup", "run_threads", "close", "use"), "ringcoll.groups"),
+    **dict.fromkeys(("MpiGroup", "mpi_group"), "ringcoll.mpi_groups"),
     "Options": "ringcoll.backend",
     "Work": "ringcoll.work",
 }
@@ -86,11 +87,13 @@ if TYPE_CHECKING:
     )
     from ringcoll.backend import Options
     from ringcoll.groups import LocalGroup, close, run_threads, use
+    from ringcoll.mpi_groups import MpiGroup, mpi_group
     from ringcoll.reduction import UserOp, premul_sum
     from ringcoll.work import Work
 
 __all__ = [
     "LocalGroup",
+    "MpiGroup",
     "Options",
     "UserOp",
     "Work",
@@ -108,6 +111,7 @@ __all__ = [
     "close",
     "gather",
     "monitored_barrier",
+    "mpi_group",
     "premul_sum",
     "reduce",
     "reduce_scatter",

@@ -26,7 +26,7 @@ __all__ = [
     "where_possible",
 ]
 
-_TRANSPORTS = ("gloo", "ucx")
+_TRANSPORTS = ("gloo", "ucx", "mpi")
 _TRANSPORT_VARIABLE = "RINGCOLL_TRANSPORT"
 
 # For each collective: up to so many bytes the first algorithm, beyond them the second.
