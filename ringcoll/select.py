@@ -18,6 +18,7 @@ from ringcoll.verify import verify
 
 __all__ = [
     "COLLECTIVES",
+    "TRANSPORT_VARIABLE",
     "checked_schedule",
     "choose",
     "required",
@@ -27,7 +28,8 @@ __all__ = [
 ]
 
 _TRANSPORTS = ("gloo", "ucx", "mpi")
-_TRANSPORT_VARIABLE = "RINGCOLL_TRANSPORT"
+TRANSPORT_VARIABLE = "RINGCOLL_TRANSPORT"
+"""The environment's variable that overrides what the program asks for."""
 
 # For each collective: up to so many bytes the first algorithm, beyond them the second.
 # Measured with `ringcoll compare` over gloo, 2 and 4 ranks on 2 cores: there the tree,
@@ -76,12 +78,12 @@ def transport(asked: str | None) -> str:
     ArgumentError
         There is none of that name.
     """
-    forced = os.environ.get(_TRANSPORT_VARIABLE)
+    forced = os.environ.get(TRANSPORT_VARIABLE)
     name = forced or asked or "gloo"
     if name not in _TRANSPORTS:
         raise ArgumentError(
             "no such transport",
-            argument=_TRANSPORT_VARIABLE if forced else "transport",
+            argument=TRANSPORT_VARIABLE if forced else "transport",
             expected=" or ".join(_TRANSPORTS),
             got=name,
         )
