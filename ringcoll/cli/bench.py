@@ -33,7 +33,7 @@ _EXAMPLES = """\b
 Examples:
   ringcoll bench all_reduce -b 8 -e 128M -f 2
   ringcoll bench all_reduce -k 2 --algorithms ring,native -b 1K -e 1M -f 4
-  ringcoll bench all_reduce -k 2 --transport ucx --peers gloo,openmpi,mpich --limits
+  ringcoll bench all_reduce -b 8 -e 64M -f 8 --peers gloo,mpich --limits
   ringcoll bench broadcast -r all -d half -J broadcast.json
   torchrun --nproc-per-node 4 -m ringcoll.cli bench all_reduce
 """

@@ -74,9 +74,17 @@ def test_every_collective(run: Run, world_size: int):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("part", sorted(PARTS.keys() - {"collectives", "conformance"}))
+@pytest.mark.parametrize("part", sorted(PARTS.keys() - {"collectives", "conformance", "killed"}))
 def test_parts(run: Run, part: str):
     assert run(part, 3) == [[]] * 3
+
+
+@pytest.mark.processes
+def test_a_rank_that_is_killed_ends_the_program(run: Run):
+    begin = time.monotonic()
+    with pytest.raises(mpiexec.MpiexecError):
+        run("killed", 3)
+    assert time.monotonic() - begin < LIMIT_S / 2
 
 
 @pytest.mark.processes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -415,6 +416,29 @@ def faults(folder: Path) -> Iterator[str]:
     yield call(TransportError, 10, fails)
 
 
+def unreceived(folder: Path) -> Iterator[str]:
+    """Rank 0 sends what nobody receives, short and long, gives up, and ends like the others."""
+    for numel in (4, 1 << 21):
+        group = ringcoll.mpi_group(timeout_s=LIMIT_S)
+        ringcoll.barrier(group)
+        if group.rank() == 0:
+            try:
+                ringcoll.all_reduce(torch.ones(numel), group=group, algorithm="ring", timeout=0.5)
+                yield "no error"
+            except CollectiveTimeoutError:
+                pass
+
+
+def killed(folder: Path) -> Iterator[str]:
+    """A rank is killed while the others wait for it: the program ends."""
+    group = ringcoll.mpi_group(timeout_s=LIMIT_S)
+    ringcoll.barrier(group)
+    if group.rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ringcoll.all_reduce(torch.ones(1000), group=group, algorithm="ring")
+    yield "no error"
+
+
 def leaving(folder: Path) -> Iterator[str]:
     """Rank 0 ends, in good order; the others, who wait for it, are told."""
     group = ringcoll.mpi_group(timeout_s=LIMIT_S)
@@ -444,6 +468,8 @@ PARTS: dict[str, Callable[[Path], Iterator[str]]] = {
         several_groups,
         faults,
         leaving,
+        unreceived,
+        killed,
     )
 }
 
