@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringcoll
+from ringcoll import groups
 from ringcoll.algorithms import algorithms
 from ringcoll.contracts import contract
 from ringcoll.errors import (
@@ -307,8 +308,8 @@ def torch_groups(folder: Path) -> Iterator[str]:
         "backwards": list(range(k))[::-1],
         "few": [k - 1, 0][: min(k, 2)],
     }
-    groups = {name: dist.new_group(ranks, sort_ranks=False) for name, ranks in members.items()}
-    for index, (name, group) in enumerate(groups.items()):
+    made = {name: dist.new_group(ranks, sort_ranks=False) for name, ranks in members.items()}
+    for index, (name, group) in enumerate(made.items()):
         if rank not in members[name]:
             continue
         if index == 0:
@@ -324,10 +325,13 @@ def torch_groups(folder: Path) -> Iterator[str]:
         ringcoll.broadcast(whose, group=group, group_src=0)
         if whose.item() != members[name][0]:
             yield f"{name}: broadcast from {whose.item()}"
-        from ringcoll.groups import communicator
-
-        if communicator(group, tensor.device).transport.name != "mpi":
+        if groups.communicator(group, tensor.device).transport.name != "mpi":
             yield f"{name}: went elsewhere"
+    backend = dist.new_group(backend="ringcoll", pg_options=ringcoll.Options(transport="mpi"))
+    tensor = torch.tensor([float(rank + 1)])
+    dist.all_reduce(tensor, group=backend)
+    if tensor.item() != k * (k + 1) / 2:
+        yield f"the backend: {tensor.item()}"
     dist.barrier()
     dist.destroy_process_group()
 
@@ -408,7 +412,7 @@ def faults(folder: Path) -> Iterator[str]:
     def fails(group: Any) -> None:
         if rank == 0:
             time.sleep(0.5)
-            ringcoll.groups.abort(group)
+            groups.abort(group)
         ringcoll.all_reduce(torch.ones(5), group=group, algorithm="ring")
 
     yield call(MismatchError, 10, differ)
