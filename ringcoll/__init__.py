@@ -59,6 +59,7 @@ _HOME = {
     **dict.fromkeys(("UserOp", "premul_sum"), "ringcoll.reduction"),
     **dict.fromkeys(("LocalGroup", "run_threads", "close", "use"), "ringcoll.groups"),
     **dict.fromkeys(("Explanation", "explain"), "ringcoll.explanation"),
+    **dict.fromkeys(("MpiGroup", "mpi_group"), "ringcoll.mpi_groups"),
     "Options": "ringcoll.backend",
     "Work": "ringcoll.work",
     "trace": "ringcoll.tracing",
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from ringcoll.backend import Options
     from ringcoll.explanation import Explanation, explain
     from ringcoll.groups import LocalGroup, close, run_threads, use
+    from ringcoll.mpi_groups import MpiGroup, mpi_group
     from ringcoll.reduction import UserOp, premul_sum
     from ringcoll.tracing import trace
     from ringcoll.work import Work
@@ -96,6 +98,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Explanation",
     "LocalGroup",
+    "MpiGroup",
     "Options",
     "UserOp",
     "Work",
@@ -114,6 +117,7 @@ __all__ = [
     "explain",
     "gather",
     "monitored_barrier",
+    "mpi_group",
     "premul_sum",
     "reduce",
     "reduce_scatter",

@@ -26,10 +26,20 @@ from ringcoll.errors import (
 from ringcoll.transport.base import Transport
 from ringcoll.transport.gloo import GlooTransport
 from ringcoll.transport.local import Hub
+from ringcoll.transport.mpi import MpiTransport
 from ringcoll.transport.nccl import NcclTransport
 from ringcoll.transport.ucx import UcxTransport
 
-__all__ = ["LocalGroup", "abort", "close", "communicator", "group_rank", "run_threads", "use"]
+__all__ = [
+    "LocalGroup",
+    "OwnGroup",
+    "abort",
+    "close",
+    "communicator",
+    "group_rank",
+    "run_threads",
+    "use",
+]
 
 _log = logging.getLogger("ringcoll")
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
@@ -39,19 +49,42 @@ _asked: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-class LocalGroup:
-    """One rank of a group whose ranks are threads of this process; see `run_threads`."""
+class OwnGroup:
+    """One rank of a group that torch does not know: it brings its communicator."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
 
     def rank(self) -> int:
-        """The rank of this thread."""
+        """Rank of this process or thread."""
         return self.communicator.rank
 
     def size(self) -> int:
         """Number of ranks."""
         return self.communicator.world_size
+
+    def check(self, device: torch.device) -> None:
+        """Make sure that tensors on a device can be sent.
+
+        Raises
+        ------
+        ArgumentError
+            They cannot.
+        """
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Release what the group holds, on all its ranks; it cannot be used any more.
+
+        Parameters
+        ----------
+        drain_s
+            How long to wait, in seconds, for operations that nobody has waited for yet.
+        """
+        self.communicator.close(drain_s)
+
+
+class LocalGroup(OwnGroup):
+    """One rank of a group whose ranks are threads of this process; see `run_threads`."""
 
 
 def communicator(group: Any, device: torch.device) -> Communicator:
@@ -62,7 +95,8 @@ def communicator(group: Any, device: torch.device) -> Communicator:
     Parameters
     ----------
     group
-        A process group of torch, a `LocalGroup`, or ``None`` for the default group.
+        A process group of torch, a `LocalGroup`, a group that `ringcoll.mpi_group` has
+        made, or ``None`` for the default group.
     device
         Where the tensors are.
 
@@ -72,7 +106,8 @@ def communicator(group: Any, device: torch.device) -> Communicator:
         There is no default group, this process is not a member, or tensors of that
         device cannot be sent.
     """
-    if isinstance(group, LocalGroup):
+    if isinstance(group, OwnGroup):
+        group.check(device)
         return group.communicator
     if group is None:
         group = dist.GroupMember.WORLD
@@ -189,7 +224,11 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     return Communicator(transport, dist.PrefixStore("monitor", store), timeout_s)
 
 
-_TRANSPORTS: dict[str, Callable[..., Transport]] = {"gloo": GlooTransport, "ucx": UcxTransport}
+_TRANSPORTS: dict[str, Callable[..., Transport]] = {
+    "gloo": GlooTransport,
+    "mpi": MpiTransport,
+    "ucx": UcxTransport,
+}
 
 
 def _installed(name: str) -> str:
@@ -295,8 +334,9 @@ def use(group: Any = None, *, transport: str) -> None:
     group
         As for `communicator`; all its ranks have to choose alike.
     transport
-        ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), or ``"auto"``: UCX where it is
-        installed, otherwise gloo. The environment's ``RINGCOLL_TRANSPORT`` overrides it.
+        ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), ``"mpi"`` (with ``ringcoll[mpi]``,
+        where ``mpiexec`` has started the ranks), or ``"auto"``: UCX where it is installed,
+        otherwise gloo. The environment's ``RINGCOLL_TRANSPORT`` overrides it.
 
     Raises
     ------
@@ -306,8 +346,11 @@ def use(group: Any = None, *, transport: str) -> None:
         It is not installed.
     """
     group = c10d._get_default_group() if group is None else group
-    if select.transport(transport) == "ucx":
-        UcxTransport.check()
+    match select.transport(transport):
+        case "ucx":
+            UcxTransport.check()
+        case "mpi":
+            MpiTransport.check()
     if "cpu" in _known.get(group, {}):
         raise ArgumentError(
             "the group is in use; ringcoll.close(group), on all ranks, makes it as new",
@@ -320,7 +363,8 @@ def use(group: Any = None, *, transport: str) -> None:
 
 def abort(group: Any) -> None:
     """Make all operations on a group fail, here and at the peers that take part in them."""
-    for member in _known.get(group, {}).values():
+    found = _known.get(group, {}).values()
+    for member in [group.communicator] if isinstance(group, OwnGroup) else found:
         member.abort()
 
 
@@ -328,7 +372,7 @@ def close(group: Any, *, drain_s: float = 0.0) -> None:
     """Release what the library holds for a group; it may be used again afterwards.
 
     All ranks of the group have to do so before any uses it again; it is then as a fresh
-    one, even if it was broken.
+    one, even if it was broken. One that `ringcoll.mpi_group` has made is closed for good.
 
     Parameters
     ----------
@@ -338,6 +382,9 @@ def close(group: Any, *, drain_s: float = 0.0) -> None:
         How long to wait, in seconds, for operations that nobody has waited for yet.
     """
     group = c10d._get_default_group() if group is None else group
+    if isinstance(group, OwnGroup):
+        group.close(drain_s)
+        return
     found = _known.pop(group, {})
     _times_closed[group] = _times_closed.get(group, 0) + 1
     for member in found.values():

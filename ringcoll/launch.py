@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import RingcollError
 
-__all__ = ["RankError", "Ranks", "rendezvous", "report"]
+__all__ = ["RankError", "Ranks", "local_store", "rendezvous", "report"]
 
 _GRACE_S = 5.0  # between asking a rank to end and killing it, and for late causes of failure
 
@@ -146,7 +146,7 @@ class Ranks:
         self.world_size, self.timeout_s = world_size, timeout_s
         cores = len(os.sched_getaffinity(0))
         threads = threads or max(1, cores // world_size)
-        self._store = _local_store()
+        self._store = local_store()
         context = _context()
         self._connections: list[Connection] = []
         self.processes: list[multiprocessing.process.BaseProcess] = []
@@ -308,7 +308,7 @@ def _context() -> Any:
     return context
 
 
-def _local_store() -> dist.TCPStore:
+def local_store() -> dist.TCPStore:
     """A store's server on the loopback interface; torch's own would listen on all."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
         port = server.getsockname()[1]

@@ -31,6 +31,7 @@ __all__ = [
     "COLLECTIVES",
     "PIPELINED_SEGMENT_BYTES",
     "TRANSPORTS",
+    "TRANSPORT_VARIABLE",
     "Choice",
     "checked_schedule",
     "choose",
@@ -45,9 +46,10 @@ __all__ = [
     "without_tuning",
 ]
 
-TRANSPORTS = ("gloo", "ucx")
+TRANSPORTS = ("gloo", "ucx", "mpi")
 """Transports of CPU tensors."""
-_TRANSPORT_VARIABLE = "RINGCOLL_TRANSPORT"
+TRANSPORT_VARIABLE = "RINGCOLL_TRANSPORT"
+"""The variable that overrides what the program asks for."""
 ALGORITHM_VARIABLE = "RINGCOLL_ALGORITHM"
 """The variable that forces algorithms."""
 _TUNING_VARIABLE = "RINGCOLL_TUNING"
@@ -89,12 +91,12 @@ def transport(asked: str | None) -> str:
     ArgumentError
         There is none of that name.
     """
-    forced = os.environ.get(_TRANSPORT_VARIABLE)
+    forced = os.environ.get(TRANSPORT_VARIABLE)
     name = forced or asked or "gloo"
     if name not in ("auto", *TRANSPORTS):
         raise ArgumentError(
             "no such transport",
-            argument=_TRANSPORT_VARIABLE if forced else "transport",
+            argument=TRANSPORT_VARIABLE if forced else "transport",
             expected=f"one of {', '.join(('auto', *TRANSPORTS))}",
             got=name,
         )

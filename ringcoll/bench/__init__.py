@@ -4,6 +4,9 @@
 `exact`           inputs whose exact result is known
 `contenders`      one call, by ringcoll or by torch.distributed; sizes
 `measure`         the rounds, on every rank
+`limits`          what transport and memory allow: an exchange, an addition, a copy
+`efficiency`      how near the contenders come to that
+`peers`           MPI libraries beside ours; `mpi_peer` is what their ranks run
 `summary`         statistics, bandwidths
 `environment`     what a measurement has to be read with
 `table`           the table and the JSON of nccl-tests

@@ -38,6 +38,7 @@ from ringcoll.bench.contenders import (
     shape,
 )
 from ringcoll.bench.exact import Oracle, count_wrong, spoil
+from ringcoll.bench.limits import LIMITS, limit_caller
 from ringcoll.bench.summary import Summary, algbw, busbw, summarize
 from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError, ScheduleError
@@ -74,7 +75,8 @@ class Request:
     collective
         Its name.
     contenders
-        Names of algorithms, ``"auto"``, or ``"native"`` for torch.distributed's own.
+        Names of algorithms, ``"auto"``, ``"native"`` for torch.distributed's own, or
+        `ringcoll.bench.limits.LIMITS`.
     nbytes
         Sizes, in bytes.
     dtypes, ops
@@ -417,7 +419,7 @@ class _Bench:
             (entry, mode)
             for entry in running
             for mode in self.modes
-            if mode in self.request.timed_modes
+            if mode in self.request.timed_modes and mode in entry.run
         ]
         left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - start))
         samples = self._time([entry.run[mode] for entry, mode in jobs], left)
@@ -448,6 +450,8 @@ class _Bench:
 
     def _entry(self, contender: str, *, scout: bool = False) -> _Entry:
         """Run a contender once in each mode, and check the results."""
+        if contender in LIMITS:
+            return self._limit(contender)
         entry = _Entry(contender)
         for mode in self.modes:
             call = caller(
@@ -463,6 +467,16 @@ class _Bench:
                 entry.run.clear()
                 break
             entry.run[mode] = partial(_several, call, self.request.blocking == 0)
+        return entry
+
+    def _limit(self, name: str) -> _Entry:
+        """One of the limits, which has no result to be checked, and is timed once."""
+        entry, mode = _Entry(name), self.modes[-1]
+        try:
+            entry.run[mode] = limit_caller(name, self.workload, self.world_size)
+            entry.wrong[mode] = None
+        except ArgumentError as error:
+            entry.refused = str(error)
         return entry
 
     def _try(

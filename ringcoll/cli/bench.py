@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ringcoll import select
 from ringcoll.bench import DTYPES, OPS, Request, Result, table
+from ringcoll.bench import peers as asked
+from ringcoll.bench.efficiency import efficiencies, lines
 from ringcoll.bench.environment import environment
+from ringcoll.bench.limits import LIMITS
 from ringcoll.bench.measure import OVER_RANKS
 from ringcoll.bench.units import as_size
 from ringcoll.cli import measuring
@@ -28,6 +33,7 @@ _EXAMPLES = """\b
 Examples:
   ringcoll bench all_reduce -b 8 -e 128M -f 2
   ringcoll bench all_reduce -k 2 --algorithms ring,native -b 1K -e 1M -f 4
+  ringcoll bench all_reduce -b 8 -e 64M -f 8 --peers gloo,mpich --limits
   ringcoll bench broadcast -r all -d half -J broadcast.json
   torchrun --nproc-per-node 4 -m ringcoll.cli bench all_reduce
 """
@@ -93,6 +99,16 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
               "3 the slowest.")  # fmt: skip
 @click.option("--segment-bytes", type=measuring.size,
               help="Size of the pieces in which chunks are pipelined.")  # fmt: skip
+@measuring.transport
+@click.option("--peers", default="", metavar="NAMES",
+              help="Other libraries, measured too: gloo, which takes turns with the algorithms "
+              "as `native` does; openmpi, mpich, which run afterwards.")  # fmt: skip
+@click.option("--peer-dir", type=click.Path(file_okay=False, path_type=Path),
+              default=asked.FOLDER, show_default=True,
+              help="Where `make peers` has installed them.")  # fmt: skip
+@click.option("--limits", is_flag=True,
+              help="Also time an exchange of what has to be sent, an addition of what has to be "
+              "added, and a copy; and print how near each algorithm comes.")  # fmt: skip
 @measuring.imports
 @click.option("-J", "--output_file", "file", type=click.Path(dir_okay=False, path_type=Path),
               help="Write everything to this file, as JSON.")  # fmt: skip
@@ -116,6 +132,10 @@ def bench(
     blocking: int,
     average: int,
     segment_bytes: int | None,
+    transport: str,
+    peers: str,
+    peer_dir: Path,
+    limits: bool,
     modules: tuple[str, ...],
     file: Path | None,
     as_json: bool,
@@ -130,7 +150,12 @@ def bench(
     broadcast and reduce. #wrong counts elements that differ in any bit from the exact
     result, on all ranks.
 
-    Several algorithms take turns within one run, in an order that changes.
+    Several algorithms take turns within one run, in an order that changes. Peers of MPI,
+    which are started by their own mpiexec, run after them.
+
+    The efficiency that --limits prints is (exchange + add) over the time of the algorithm:
+    an exchange with both neighbours at once of what a rank has to send, over the same
+    transport, and an in-place addition of what it has to add.
 
     Exit status: 1 if any element was wrong.
     """
@@ -139,9 +164,17 @@ def bench(
     roots = range(world_size) if root == "all" else [int(root)]
     if rules.rooted and max(roots) >= world_size:
         raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
+    others = asked.read(peers)
+    mpi_peers = [name for name in others if name in asked.MPI_PEERS]
+    if mpi_peers and measuring.under_torchrun():
+        raise click.UsageError("peers of MPI are started on this machine, not under torchrun")
+    for name in mpi_peers:
+        asked.find(name, peer_dir)
+    own = measuring.known(collective, algorithms, modules, world_size)
+    named = (*own, *asked.contenders(others), *(LIMITS if limits else ()))
     request = Request(
         collective,
-        tuple(measuring.known(collective, algorithms, modules, world_size)),
+        tuple(dict.fromkeys(named)),
         measuring.chosen(minbytes, maxbytes, stepfactor, stepbytes),
         dtypes=dtypes,
         ops=ops,
@@ -157,7 +190,7 @@ def bench(
     if not request.workloads:
         raise click.UsageError(f"operator {ops[0]} is not defined for {dtypes[0]}")
     with measuring.interruptible():
-        wrong = _run(request, world_size, file, as_json=as_json)
+        wrong = _run(request, world_size, file, mpi_peers, peer_dir, as_json=as_json)
     if wrong:
         ctx.exit(1)
 
@@ -169,6 +202,15 @@ class _Printer:
         self.request, self.facts, self.silent = request, facts, silent
         self.devices: list[dict[str, Any]] = []
         self.streams = len(request.contenders) == 1 and not silent
+
+    def for_all(self, results: list[Result], *, silent: bool) -> _Printer:
+        """Make one that also prints the contenders that were measured elsewhere, if any."""
+        names = tuple(dict.fromkeys(one.contender for one in results))
+        if set(names) <= set(self.request.contenders):
+            return self
+        other = _Printer(replace(self.request, contenders=names), self.facts, silent=silent)
+        other.devices = self.devices
+        return other
 
     def start(self, devices: list[dict[str, Any]]) -> None:
         self.devices = devices
@@ -191,6 +233,7 @@ class _Printer:
                 self._print(table.header(name))
                 self._print(map(table.line, own))
             self._print(table.footer(self.request, own))
+        self._print(lines(results))
 
     def _print(self, lines: Iterator[str]) -> None:
         for line in lines:
@@ -212,10 +255,19 @@ def _bar(request: Request, *, shown: bool) -> Iterator[Callable[[list[Result]], 
         yield advance
 
 
-def _run(request: Request, world_size: int, file: Path | None, *, as_json: bool) -> int:
+def _run(
+    request: Request,
+    world_size: int,
+    file: Path | None,
+    mpi_peers: list[str],
+    peer_dir: Path,
+    *,
+    as_json: bool,
+) -> int:
     """Measure, print and write; return how many elements were wrong."""
     facts = environment(world_size)
-    printer = _Printer(request, facts, silent=as_json)
+    facts["transport"] = select.transport(None)
+    printer = _Printer(request, facts, silent=as_json or bool(mpi_peers))
     with _bar(request, shown=not printer.streams) as advance:
 
         def on_results(results: list[Result]) -> None:
@@ -226,11 +278,15 @@ def _run(request: Request, world_size: int, file: Path | None, *, as_json: bool)
             results = measuring.run_under_torchrun(request, printer.start, on_results)
         else:
             results = measuring.run_here(request, world_size, printer.start, on_results)
+    for name in mpi_peers:
+        results += asked.measure_peer(name, request, world_size, peer_dir)
+    printer = printer.for_all(results, silent=as_json)
     wrong = table.wrong_in(results)
     if not printer.devices:  # under torchrun rank 0 has them, and prints
         return wrong
     printer.end(results)
     found = table.document(request, facts, printer.devices, results)
+    found["limits"] = [asdict(one) for one in efficiencies(results)]
     if file is not None:
         file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         if not as_json:

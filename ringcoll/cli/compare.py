@@ -53,6 +53,7 @@ Examples:
 @click.option("--algorithms", "names", metavar="NAMES",
               help="Which to compare: names from `ringcoll list`, auto, native for torch's "
               "own; or all.")  # fmt: skip
+@measuring.transport
 @measuring.imports
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path),
               default="ringcoll-compare.png", show_default=True,
@@ -69,6 +70,7 @@ def compare(
     stepfactor: int,
     seconds: float,
     names: str | None,
+    transport: str,
     modules: tuple[str, ...],
     picture: Path,
     no_picture: bool,
@@ -78,8 +80,8 @@ def compare(
 
     COLLECTIVE is all_reduce unless said otherwise. Ranks are processes on this machine.
     The contenders take turns, in an order that changes; each size has as many
-    rounds as the time allows. Native is torch.distributed's own collective, over the
-    same gloo. The best of the rest is found out beforehand for each size, and then
+    rounds as the time allows. Native is torch.distributed's own collective, over
+    gloo. The best of the rest is found out beforehand for each size, and then
     measured like the others.
 
     Times are medians, in place, of the slowest rank; the spread is the interquartile
@@ -99,7 +101,7 @@ def compare(
         measuring.chosen(minbytes, maxbytes, stepfactor, 0),
         seconds,
     )
-    facts = environment(world_size)
+    facts = environment(world_size) | {"transport": transport}
     if not as_json:
         _announce(request, facts)
     with measuring.interruptible():
@@ -154,7 +156,7 @@ def _announce(request: Request, facts: dict[str, Any]) -> None:
     if request.scouts:
         names.insert(-1, f"the best of {len(request.scouts)} others")
     click.echo(
-        f"{request.collective} of float32 on {facts['world_size']} processes over gloo, "
+        f"{request.collective} of float32 on {facts['world_size']} processes over {facts['transport']}, "
         f"{facts['cores']} cores ({facts['cpu']}), load {facts['load_average'][0]}"
     )
     click.echo(f"{', '.join(names)}; about {request.seconds:.0f} s\n")
@@ -242,7 +244,7 @@ def _draw(results: list[Result], path: Path, facts: dict[str, Any]) -> Path:
         curves.setdefault(_REST if result.scouted else result.contender, []).append(result)
     title = (
         f"{results[0].workload.collective} of float32, {facts['world_size']} processes "
-        f"on {facts['cores']} cores, gloo: medians, quartiles shaded"
+        f"on {facts['cores']} cores, {facts['transport']}: medians, quartiles shaded"
     )
     plot.save(plot.draw(curves, title), path)
     return path

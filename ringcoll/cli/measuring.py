@@ -15,12 +15,14 @@ from typing import Any
 import click
 import torch.distributed as dist
 
+from ringcoll import select
 from ringcoll.algorithms import algorithms, find
 from ringcoll.bench import AUTO, NATIVE, Request, Result, measure, on_rank
 from ringcoll.bench.environment import device
 from ringcoll.bench.units import parse_size
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch import Ranks
+from ringcoll.transport.ucx import UcxTransport
 
 __all__ = [
     "NATIVE",
@@ -34,6 +36,7 @@ __all__ = [
     "run_here",
     "run_under_torchrun",
     "size",
+    "transport",
     "under_torchrun",
 ]
 
@@ -64,6 +67,24 @@ ranks_option = click.option(
     "ranks",
     type=click.IntRange(min=1),
     help="Number of ranks to start; 4.",
+)
+
+
+def _use(ctx: click.Context, param: click.Parameter, name: str | None) -> str:
+    """Let the ranks, which get this process's environment, use a transport."""
+    if name is not None:
+        os.environ[select.TRANSPORT_VARIABLE] = name
+    chosen = select.transport(None)
+    if chosen == "ucx":
+        UcxTransport.check()
+    return chosen
+
+
+transport = click.option(
+    "--transport",
+    type=click.Choice(["gloo", "ucx"]),
+    callback=_use,
+    help="How CPU tensors travel; gloo, unless RINGCOLL_TRANSPORT says otherwise.",
 )
 
 imports = click.option(

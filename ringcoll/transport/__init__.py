@@ -5,6 +5,7 @@
 `gloo`          a process group of torch's gloo, CPU tensors
 `nccl`          grouped batches on a process group of torch's NCCL
 `ucx`           UCX: shared memory, CMA, TCP; CPU tensors
+`mpi`           MPI, with the `mpiexec` and library of the user's; CPU tensors
 `local`         k ranks in one process, with threads or step by step
 `narrow`        another transport, with messages in a narrower dtype
 ==============  ==========================================================

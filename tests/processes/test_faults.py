@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.launch import RankError, Ranks, _local_store
+from ringcoll.launch import RankError, Ranks, local_store
 from tests.support import faults
 from tests.support.faults import Caught
 
@@ -278,12 +278,12 @@ def run_programs(backend: str, case: str, store: str) -> None:
     ],
 )
 def test_a_program_ends_cleanly_with_operations_pending(backend: str, case: str):
-    store = _local_store()
+    store = local_store()
     run_programs(backend, case, str(store.port))
 
 
 def test_ctrl_c_in_training_leaves_no_process():
-    store = _local_store()
+    store = local_store()
     command = [sys.executable, "-m", "tests.support.exits", "ringcoll", "in training"]
     ranks = [
         subprocess.Popen(

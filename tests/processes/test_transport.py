@@ -60,7 +60,7 @@ def test_groups_over_ucx_leave_nothing(pool):
 @pytest.mark.processes
 def test_a_transport_is_chosen_before_the_first_operation(pool):
     for unknown, late in pool(2).run(transports.late_choice):
-        assert "expected one of auto, gloo, ucx, got pigeons" in unknown
+        assert "expected one of auto, gloo, ucx, mpi, got pigeons" in unknown
         assert "the group is in use" in late
 
 
@@ -73,7 +73,7 @@ def test_the_environment_overrides_the_program(monkeypatch: pytest.MonkeyPatch):
     assert groups._installed(select.transport("gloo")) == "ucx"
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "pigeons")
     with pytest.raises(
-        ArgumentError, match=r"'RINGCOLL_TRANSPORT'.*expected one of auto, gloo, ucx"
+        ArgumentError, match=r"'RINGCOLL_TRANSPORT'.*expected one of auto, gloo, ucx, mpi"
     ):
         select.transport("gloo")
 

