@@ -120,6 +120,7 @@ class GlooTransport:
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
+        self.hosts: tuple[int, ...] = ()
         # Beside the keys at which the ranks meet, whatever transport they have.
         self._meeting, self._store = store, dist.PrefixStore(self.name, store)
         self._aborted = False
@@ -129,7 +130,9 @@ class GlooTransport:
     def connect(self, timeout_s: float) -> None:
         """Make the group; see `Transport.connect`."""
         store, rank, world_size = self._store, self.rank, self.world_size
-        meet(self._meeting, rank, world_size, timeout_s, self.name, lambda: self._aborted)
+        self.hosts = meet(
+            self._meeting, rank, world_size, timeout_s, self.name, lambda: self._aborted
+        )
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
         options._timeout = timedelta(seconds=timeout_s)
         with _creation:

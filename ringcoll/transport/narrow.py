@@ -54,6 +54,11 @@ class NarrowTransport:
         self.name, self.ordered = below.name, below.ordered
         self.connect, self.abort, self.close = below.connect, below.abort, below.close
 
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The host of every rank; see `Transport.hosts`."""
+        return self._below.hosts
+
     def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
         """Start messages; see `Transport.post`."""
         arriving = [

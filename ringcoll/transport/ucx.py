@@ -25,7 +25,6 @@ import select
 import time
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -72,12 +71,6 @@ def _array() -> Any:
     return import_module("ucxx._lib.arr").Array
 
 
-def _place() -> str:
-    """The kernel and the name space in which this process's id is one."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-
-
 _NOTHING = bytearray(1)  # what an empty message carries
 
 
@@ -119,6 +112,7 @@ class UcxTransport:
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._ucx = _ucx()
         self.rank, self.world_size = rank, world_size
+        self.hosts: tuple[int, ...] = ()
         self._store = store
         self._aborted = self._closed = False
         self._worker: Any = None
@@ -144,25 +138,26 @@ class UcxTransport:
         store, ucx = self._store, self._ucx
         deadline = time.monotonic() + timeout_s
         self._worker = ucx.UCXWorker(_context())
-        place, address = _place(), bytes(self._worker.address).hex()
-        about = {"pid": os.getpid(), "place": place, "address": address}
+        about = {"pid": os.getpid(), "address": bytes(self._worker.address).hex()}
         store.set(f"ucx/{self.rank}", json.dumps(about))
-        meet(store, self.rank, self.world_size, timeout_s, self.name, lambda: self._aborted)
-        here = 1
+        self.hosts = meet(
+            store, self.rank, self.world_size, timeout_s, self.name, lambda: self._aborted
+        )
+        own_host = self.hosts[self.rank]
         for peer in range(self.world_size):
             if peer == self.rank:
                 continue
             theirs = json.loads(store.get(f"ucx/{peer}"))
-            if theirs["place"] == place:
-                here += 1
+            far = self.hosts[peer] != own_host
+            if not far:
                 with contextlib.suppress(OSError):  # gone already: its messages will not come
                     self._lives[peer] = os.pidfd_open(theirs["pid"])
             self._endpoints[peer] = ucx.UCXEndpoint.create_from_worker_address(
                 self._worker,
                 ucx.UCXAddress.create_from_buffer(bytes.fromhex(theirs["address"])),
-                endpoint_error_handling=False,
+                endpoint_error_handling=far,
             )
-        if here > len(os.sched_getaffinity(0)):
+        if self.hosts.count(own_host) > len(os.sched_getaffinity(0)):
             self._spins = 0
         told = _array()(bytearray(1))
         self._keep.append(told)
