@@ -1,4 +1,4 @@
-"""Point-to-point messages over UCX, for CPU tensors: shared memory and CMA on one host.
+"""Point-to-point messages over UCX, for CPU tensors: shared memory, CMA, and the network.
 
 Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx 1.21):
 
@@ -7,8 +7,12 @@ Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx
   the first message of a rank that has left would wait for its next operation.
 - Medium and large sends read the sender's memory in place until they are complete.
 - With UCX's error handling a peer's death is reported, but shared memory is excluded. So
-  it is off, and the process of each peer is watched by a ``pidfd``, which is looked at
-  while waiting.
+  it is on for peers on other hosts only, where all goes through the network anyway: the
+  connection ends with the peer's process. On the same host the process of each peer is
+  watched by a ``pidfd``. Both are looked at while waiting.
+- A host that vanishes ends no connection. The kernel's keepalive does, in whole seconds
+  (``TCP_KEEPIDLE`` and the like; UCX's own ``KEEPALIVE_INTERVAL`` found nothing), where no
+  data are on their way to it; what is sent to it is missed by the time limit.
 - With more ranks than cores, a rank that spins keeps the one it waits for from running.
 
 A tag of UCX has 64 bits and is matched over the whole worker, of which each transport has
@@ -38,6 +42,8 @@ __all__ = ["UcxTransport"]
 
 _ABORT = 1 << 63  # the tag of the message that says: give up
 _SPINS = 2000  # looks before the processor is given away: some 0.5 ms
+# A host that vanishes is missed after 3 + 5 * 1 seconds of silence; short outages are not.
+_KEEPALIVE = {"TCP_KEEPIDLE": "3s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "5"}
 _LOOKS = 200  # between two looks at the clock, the peers and `abort`
 
 
@@ -63,7 +69,8 @@ def _ucx() -> Any:
 def _context() -> Any:
     """One for the process."""
     ucx = _ucx()
-    return ucx.UCXContext({}, (ucx.Feature.TAG,))
+    told = {key: value for key, value in _KEEPALIVE.items() if f"UCX_{key}" not in os.environ}
+    return ucx.UCXContext(told, (ucx.Feature.TAG,))
 
 
 @functools.cache
@@ -118,6 +125,7 @@ class UcxTransport:
         self._worker: Any = None
         self._endpoints: dict[int, Any] = {}
         self._lives: dict[int, int] = {}  # pidfds of peers on this host
+        self._far: set[int] = set()  # peers on other hosts, whose endpoints know when they end
         self._heard: Any = None  # the request that an `abort` of a peer completes
         self._spins = _SPINS
         self._keep: list[object] = []
@@ -149,7 +157,9 @@ class UcxTransport:
                 continue
             theirs = json.loads(store.get(f"ucx/{peer}"))
             far = self.hosts[peer] != own_host
-            if not far:
+            if far:
+                self._far.add(peer)
+            else:
                 with contextlib.suppress(OSError):  # gone already: its messages will not come
                     self._lives[peer] = os.pidfd_open(theirs["pid"])
             self._endpoints[peer] = ucx.UCXEndpoint.create_from_worker_address(
@@ -219,6 +229,13 @@ class UcxTransport:
                 raise PeerLostError(
                     f"the process of rank {handle.peer} has ended", peer=handle.peer
                 )
+        gone = handle.peer in self._far and not self._endpoints[handle.peer].alive
+        if gone and not handle.request.completed:  # it may have come before the end
+            self._give_up()
+            raise PeerLostError(
+                f"the connection to rank {handle.peer}, on another host, has ended",
+                peer=handle.peer,
+            )
         if time.monotonic() > deadline:
             self._give_up()
             raise CollectiveTimeoutError(f"no message within {timeout_s:g} s", peer=handle.peer)

@@ -1,0 +1,218 @@
+"""Ranks on several hosts, which are name spaces of this machine that share nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ringcoll.contracts import CONTRACTS, contract
+from ringcoll.launch import RankError
+from ringcoll.transport.base import hosts_of, place
+from tests.support import far
+from tests.support.cases import Case
+from tests.support.hosts import APART, HostRanks, Hosts, reason_why_not
+from tests.support.ranks import Outcome, join, run_batch
+from tests.support.transports import CONFORMANCE, conforms
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(bool(reason_why_not()), reason=reason_why_not()),
+]
+
+TRANSPORTS = ["gloo", "ucx"]
+APART_IN_TURN = (0, 1, 0, 1)
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[Hosts]:
+    with Hosts(2) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def ranks(request: Any, two_hosts: Hosts) -> Iterator[tuple[str, HostRanks]]:
+    """Two ranks on each of two hosts with equal names."""
+    with HostRanks(two_hosts, (0, 0, 1, 1)) as pool:
+        pool.run(join, request.param)
+        yield request.param, pool
+
+
+def test_the_hosts_share_nothing(two_hosts: Hosts):
+    with HostRanks(two_hosts, APART_IN_TURN) as pool:
+        first, second, third, fourth = pool.run(far.whereabouts)
+    assert first == third
+    assert second == fourth
+    for mine, theirs, same in zip(first, second, (False, True, False), strict=True):
+        assert (mine == theirs) is same
+    assert place() not in {first[0], second[0]}
+
+
+def test_every_collective(ranks: tuple[str, HostRanks]):
+    _, pool = ranks
+    batch = [
+        ("world", Case(collective, lengths=(numel,), root=root, async_op=numel == 5))
+        for collective in CONTRACTS
+        for numel in (0, 1, 5, 4001)
+        for root in ((0, 3) if contract(collective).rooted else (0,))
+    ]
+    results: list[list[Outcome]] = pool.run(run_batch, batch, False)
+    for outcomes in results:
+        assert [found for outcome in outcomes if outcome for found in outcome[0]] == []
+        assert all(outcomes)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CONFORMANCE if name not in ("time_limit", "abort_wakes_all")]
+)
+def test_messages(ranks: tuple[str, HostRanks], name: str):
+    transport, pool = ranks
+    assert pool.run(conforms, transport, name) == [""] * 4
+
+
+@pytest.mark.parametrize("name", ["time_limit", "abort_wakes_all"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_giving_up(two_hosts: Hosts, transport: str, name: str):
+    with HostRanks(two_hosts, (0, 1, 1)) as pool:
+        assert pool.run(conforms, transport, name) == [""] * 3
+
+
+@pytest.mark.parametrize("where", [(0, 0, 1, 1), APART_IN_TURN, (1, 0, 0, 1), (0, 0, 0)])
+def test_hosts_are_numbered_by_their_lowest_rank(two_hosts: Hosts, where: tuple[int, ...]):
+    with HostRanks(two_hosts, where) as pool:
+        for transport in TRANSPORTS:
+            found = pool.run(far.connected_hosts, transport)
+            total = sum(range(1, len(where) + 1))
+            assert found == [((), hosts_of([str(host) for host in where]), total)] * len(where)
+
+
+@pytest.mark.parametrize(
+    "apart", [("net",), ("net", "pid"), ("net", "ipc"), ("net", "pid", "mount")], ids="-".join
+)
+def test_a_network_of_its_own_makes_a_host(apart: tuple[str, ...]):
+    """Whatever else is shared: shared memory is then not used, which UCX alone would."""
+    with Hosts(2, apart=apart) as hosts, HostRanks(hosts, (0, 1, 1)) as pool:
+        for transport in TRANSPORTS:
+            assert pool.run(far.connected_hosts, transport) == [((), (0, 1, 1), 6)] * 3
+
+
+# --- gloo's interface ---------------------------------------------------------------------
+
+
+def test_gloo_finds_the_interface_by_the_name_of_the_host(two_hosts: Hosts):
+    """The name resolves to the address on the network, so nothing needs to be set."""
+    with HostRanks(two_hosts, (0, 1), environment={}) as pool:
+        assert pool.run(far.connected_hosts, "gloo") == [((), (0, 1), 3)] * 2
+
+
+@pytest.mark.parametrize("told", [{"GLOO_SOCKET_IFNAME": "lo"}, {}], ids=["told", "by name"])
+def test_gloo_on_the_loopback_interface_is_refused(told: dict[str, str]):
+    apart = APART if told else ("net", "uts")  # the second: names resolve as outside
+    with (
+        Hosts(2, apart=apart, names=["localhost"] * 2) as hosts,
+        HostRanks(hosts, (0, 1), environment=told, backend=None) as pool,
+    ):
+        for text in pool.run(far.meet_in_vain, "gloo"):
+            assert "rank 0 listens on 127.0.0.1, which other hosts cannot reach" in text
+            assert "GLOO_SOCKET_IFNAME" in text
+
+
+# --- what can go wrong ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numel", [1, 1 << 18])
+@pytest.mark.parametrize("dying", [0, 3])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_killed_rank_is_reported(two_hosts: Hosts, transport: str, dying: int, numel: int):
+    reports: list[tuple[int, str, str, int, float]] = []
+    with HostRanks(two_hosts, (0, 0, 1, 1)) as pool, pytest.raises(RankError) as caught:
+        pool.run(far.lose_a_rank, transport, dying, numel, 30.0, on_report=reports.append)
+    assert set(caught.value.failures) == {dying}
+    assert {rank for rank, *_ in reports} == {0, 1, 2, 3} - {dying}
+    for _, kind, text, peer, seconds in reports:
+        assert (kind, peer) == ("PeerLostError", dying), text
+        assert seconds < 2.3  # the rank dies after 0.3
+
+
+@pytest.mark.parametrize(
+    "transport, kinds, limit_s, at_most_s",
+    [
+        # By the keepalive of the connection, or by the time limit.
+        ("ucx", {"PeerLostError"}, 25.0, 15.0),
+        ("ucx", {"CollectiveTimeoutError"}, 3.0, 5.0),
+        ("gloo", {"CollectiveTimeoutError"}, 3.0, 5.0),
+    ],
+)
+def test_a_host_that_vanishes_is_missed(
+    transport: str, kinds: set[str], limit_s: float, at_most_s: float
+):
+    """No end of any connection tells; those who can still reach the store do in time."""
+    reports: list[tuple[int, str, str, int, float]] = []
+    ready = []
+
+    with Hosts(2) as hosts, HostRanks(hosts, (0, 0, 1), timeout_s=at_most_s + 5) as pool:
+
+        def on_report(item: Any) -> None:
+            if item[1] != "ready":
+                reports.append(item)
+                if len(reports) == 2:
+                    raise EnoughError
+                return
+            ready.append(item)
+            if len(ready) == 3:
+                time.sleep(0.2)
+                hosts.unplug(1)
+
+        with pytest.raises(EnoughError):
+            pool.run(far.lose_a_rank, transport, -1, 1 << 18, limit_s, on_report=on_report)
+    assert {rank for rank, *_ in reports} == {0, 1}
+    for _, kind, text, _, seconds in reports:
+        assert kind in kinds, text
+        assert seconds < at_most_s
+
+
+class EnoughError(Exception):
+    """All that is wanted has been reported."""
+
+
+@pytest.mark.parametrize("numel, count", [(1, 300), (500, 300), (1 << 17, 3)])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_who_leaves_is_heard_to_the_end(two_hosts: Hosts, transport: str, numel: int, count: int):
+    if transport == "gloo" and numel < 1 << 17:
+        pytest.skip("gloo sends wait for the receiver; one length is enough")
+    with HostRanks(two_hosts, (0, 1)) as pool:
+        assert pool.run(far.last_words, transport, numel, count) == [count] * 2
+
+
+# --- the hosts themselves ------------------------------------------------------------------
+
+
+def name_spaces() -> int:
+    """Network name spaces of the machine in which a process is."""
+    told = subprocess.run(
+        ["lsns", "-t", "net", "-n", "-o", "NS"], capture_output=True, text=True, check=True
+    )
+    return len(told.stdout.split())
+
+
+def test_nothing_is_left():
+    before = name_spaces()
+    with Hosts(2):
+        assert name_spaces() == before + 3
+    assert name_spaces() == before
+    processes = []
+
+    def interrupted() -> None:
+        with Hosts(2) as hosts:
+            processes.extend(HostRanks(hosts, (0, 1)).processes)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    for process in processes:
+        process.join(10)
+        assert not process.is_alive()
+    assert name_spaces() == before
