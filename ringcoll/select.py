@@ -146,11 +146,19 @@ def checked_schedule(
     root: int,
     operator: Operator | None,
     rank: int,
+    hosts: tuple[int, ...] | None = None,
 ) -> Schedule:
     """Fetch a schedule that may be run with an operator.
 
     An algorithm that does not come with the library, or a schedule that was given
     as such, is verified first.
+
+    Parameters
+    ----------
+    collective, algorithm, world_size, root, operator, rank
+        Of the call.
+    hosts
+        ``Transport.hosts`` of the group, for an algorithm that needs them.
 
     Raises
     ------
@@ -175,7 +183,10 @@ def checked_schedule(
         _keeps_order(schedule)
     else:
         entry = find(collective, algorithm)
-        schedule = schedule_of(collective, algorithm, world_size, root)
+        # hosts: known once the group's transport is connected.
+        schedule = schedule_of(
+            collective, algorithm, world_size, root, hosts if entry.needs_hosts else None
+        )
         if not _ships_with_the_library(entry):
             _keeps_order(schedule)
     if operator is None or (operator.commutative and operator.associative):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from ringcoll.algorithms import find
+from ringcoll.algorithms import find, on_hosts
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import collective_name, json_option
 from ringcoll.cli.report import findings, in_words
@@ -31,6 +31,7 @@ _EXAMPLES = """\b
 Examples:
   ringcoll show ring all_reduce -k 4
   ringcoll show tree broadcast -k 8 --root 3
+  ringcoll show hierarchical all_reduce -k 8 --hosts 2
   ringcoll show ring all_reduce -k 4 --primitives --rank 1
   ringcoll show bruck all_gather -k 5 --text > bruck.txt
 """
@@ -42,6 +43,11 @@ Examples:
 @click.option(
     "-k", "--world-size", type=click.IntRange(min=1), default=4, show_default=True,
     help="Number of ranks.",
+)  # fmt: skip
+@click.option(
+    "--hosts", "num_hosts", type=click.IntRange(min=1),
+    help="Number of hosts, among which the ranks are divided, for an algorithm that needs "
+    "to know; 2.",
 )  # fmt: skip
 @click.option("--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
 @click.option(
@@ -62,6 +68,7 @@ def show(
     algorithm: str,
     collective: str,
     world_size: int,
+    num_hosts: int | None,
     root: int | None,
     as_primitives: bool,
     rank: int | None,
@@ -80,7 +87,10 @@ def show(
     if root is not None and not contract(collective).rooted:
         raise click.UsageError(f"{collective} has no root")
     entry = find(collective, algorithm)
-    schedule = entry.schedule(world_size, root or 0)
+    if num_hosts is not None and not entry.needs_hosts:
+        raise click.UsageError(f"{entry.name} {collective} is the same on any number of hosts")
+    hosts = on_hosts(world_size, num_hosts) if num_hosts is not None else None
+    schedule = entry.schedule(world_size, root or 0, hosts)
     if as_text:
         click.echo(schedule.to_text(), nl=False)
     elif as_primitives:
