@@ -183,10 +183,7 @@ def checked_schedule(
         _keeps_order(schedule)
     else:
         entry = find(collective, algorithm)
-        # hosts: known once the group's transport is connected.
-        schedule = schedule_of(
-            collective, algorithm, world_size, root, hosts if entry.needs_hosts else None
-        )
+        schedule = _schedule(entry, world_size, root, hosts)
         if not _ships_with_the_library(entry):
             _keeps_order(schedule)
     if operator is None or (operator.commutative and operator.associative):
@@ -211,11 +208,19 @@ def checked_schedule(
                 entry.name
                 for entry in algorithms(collective)
                 if not entry.restriction(world_size)
-                and _keeps_order(schedule_of(collective, entry.name, world_size, root))[0]
+                and _keeps_order(_schedule(entry, world_size, root, hosts))[0]
             ),
             got=schedule.algorithm,
         )
     return schedule
+
+
+def _schedule(
+    entry: Algorithm, world_size: int, root: int, hosts: tuple[int, ...] | None
+) -> Schedule:
+    """An algorithm's schedule: one for all layouts, where it does not need to know."""
+    needed = hosts if entry.needs_hosts else None
+    return schedule_of(entry.collective, entry.name, world_size, root, needed)
 
 
 def segment_count(

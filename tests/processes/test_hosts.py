@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ringcoll.algorithms import schedule_of
 from ringcoll.contracts import CONTRACTS, contract
 from ringcoll.launch import RankError
 from ringcoll.transport.base import hosts_of, place
@@ -97,6 +98,16 @@ def test_a_network_of_its_own_makes_a_host(apart: tuple[str, ...]):
     with Hosts(2, apart=apart) as hosts, HostRanks(hosts, (0, 1, 1)) as pool:
         for transport in TRANSPORTS:
             assert pool.run(far.connected_hosts, transport) == [((), (0, 1, 1), 6)] * 3
+
+
+@pytest.mark.parametrize("where", [(0, 0, 1, 1), APART_IN_TURN, (0, 1, 1, 1)])
+def test_hierarchical_all_reduce(two_hosts: Hosts, where: tuple[int, ...]):
+    """Given as a schedule for just these hosts."""
+    text = schedule_of("all_reduce", "hierarchical", 4, hosts=where).to_text()
+    with HostRanks(two_hosts, where) as pool:
+        for transport in TRANSPORTS:
+            for numel in (1, 4001):
+                assert pool.run(far.run_schedule, transport, text, numel) == [[0.0]] * 4
 
 
 # --- gloo's interface ---------------------------------------------------------------------

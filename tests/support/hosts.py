@@ -45,6 +45,7 @@ _NETWORK = "10.77.0"
 _SWITCH = f"{_NETWORK}.254"
 _FILES = {"mount": "mnt"}  # in /proc/PID/ns they have other names
 _PR_SET_PDEATHSIG = 1
+_CLONE_FS = 0x200
 
 
 def _libc() -> Any:
@@ -308,6 +309,7 @@ def _main(
     pid, kinds, directory = place
     _enter(pid, [kind for kind in kinds if kind != "mount"])
     if "mount" in kinds:  # last: the others are found in the /proc of here
+        _libc().unshare(_CLONE_FS)  # another thread's directory would forbid it
         _enter(pid, ["mount"])
         os.chdir(directory)
     child = os.fork()  # only children get other process ids
