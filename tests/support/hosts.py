@@ -64,14 +64,17 @@ def _enter(pid: int, kinds: Sequence[str]) -> None:
 class _Space:
     """A process that holds name spaces open until its input ends."""
 
-    def __init__(self, kinds: Sequence[str], script: str = "true") -> None:
+    def __init__(
+        self, kinds: Sequence[str], script: str = "true", network_of: _Space | None = None
+    ) -> None:
         self.kinds = tuple(kinds)
-        options = [f"--{kind}" for kind in kinds]
+        lent = ["nsenter", "-t", f"{network_of.pid}", "-n"] if network_of is not None else []
+        options = [f"--{kind}" for kind in dict.fromkeys(kinds)]
         if "pid" in kinds:
             options += ["--fork", "--mount-proc"] if "mount" in kinds else ["--fork"]
         commands = f"set -e; {script}; echo ready; exec cat"
         self.process = subprocess.Popen(
-            ["unshare", *options, "sh", "-c", commands],
+            [*lent, "unshare", *options, "sh", "-c", commands],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -82,7 +85,7 @@ class _Space:
         assert self.process.stderr is not None
         if self.process.stdout.readline() != "ready\n":
             raise OSError(self.process.stderr.read().strip())
-        self.pid = self._holder()
+        self.pid: int = self._holder()
 
     def _holder(self) -> int:
         pid = self.process.pid
@@ -120,7 +123,7 @@ def _call(*command: str) -> None:
 
 def _script(name: str, number: int, apart: Sequence[str]) -> str:
     """What a host does first."""
-    lines = ["ip link set lo up"] if "net" in apart else ["true"]
+    lines = ["ip link set lo up"]
     if "uts" in apart:
         lines.append(f"hostname {name}")
     if "mount" in apart:
@@ -143,7 +146,8 @@ class Hosts:
     names
         Their host names; the first one is every host's by default.
     apart
-        The kinds of name spaces that each has for itself; ``"net"`` is among them.
+        The kinds of name spaces that each has for itself. Without ``"net"`` all of them
+        have the network of the first, as containers may have that of their machine.
     mbit_per_s
         Rate of each host's link, in each direction; by default as fast as the machine.
     """
@@ -165,12 +169,15 @@ class Hosts:
             self.switch.ip("addr", "add", f"{_SWITCH}/24", "dev", "bridge")
             self.switch.ip("link", "set", "bridge", "up")
             self.switch.ip("link", "set", "lo", "up")
-            self.hosts = [
-                self._add(_Space(apart, _script(name, index, apart)))
-                for index, name in enumerate(names)
-            ]
-            for index, host in enumerate(self.hosts):
-                self._plug_in(index, host, mbit_per_s)
+            self.hosts: list[_Space] = []
+            for index, name in enumerate(names):
+                if "net" in apart or not index:
+                    host = self._add(_Space(["net", *apart], _script(name, index, apart)))
+                    self._plug_in(index, host, mbit_per_s)
+                else:
+                    first = self.hosts[0]
+                    host = self._add(_Space(apart, _script(name, 0, apart), first))
+                self.hosts.append(host)
         except BaseException:
             self.close()
             raise
@@ -281,7 +288,7 @@ class HostRanks(Ranks):
                     process = context.Process(
                         target=_main,
                         args=(
-                            (space.pid, space.kinds, str(Path.cwd())),
+                            (space.pid, ("net", *space.kinds), str(Path.cwd())),
                             (_SWITCH, meeting, backend, 1, theirs),
                             inherited | told,
                         ),
