@@ -152,27 +152,27 @@ def test_a_killed_rank_is_reported(two_hosts: Hosts, transport: str, dying: int,
 
 
 @pytest.mark.parametrize(
-    "transport, kinds, limit_s, at_most_s",
+    "transport, expected, limit_s, at_most_s, enough",
     [
         # By the keepalive of the connection, or by the time limit.
-        ("ucx", {"PeerLostError"}, 25.0, 15.0),
-        ("ucx", {"CollectiveTimeoutError"}, 3.0, 5.0),
-        ("gloo", {"CollectiveTimeoutError"}, 3.0, 5.0),
+        ("ucx", "PeerLostError", 25.0, 15.0, 2),
+        ("ucx", "CollectiveTimeoutError", 3.0, 5.0, 2),
+        ("gloo", "CollectiveTimeoutError", 3.0, 5.0, 3),
     ],
 )
 def test_a_host_that_vanishes_is_missed(
-    transport: str, kinds: set[str], limit_s: float, at_most_s: float
+    transport: str, expected: str, limit_s: float, at_most_s: float, enough: int
 ):
-    """No end of any connection tells; those who can still reach the store do in time."""
+    """No end of any connection tells. Whoever is cut off from the store takes some seconds more."""
     reports: list[tuple[int, str, str, int, float]] = []
     ready = []
 
-    with Hosts(2) as hosts, HostRanks(hosts, (0, 0, 1), timeout_s=at_most_s + 5) as pool:
+    with Hosts(2) as hosts, HostRanks(hosts, (0, 0, 1), timeout_s=at_most_s + 15) as pool:
 
         def on_report(item: Any) -> None:
             if item[1] != "ready":
                 reports.append(item)
-                if len(reports) == 2:
+                if len(reports) == enough:
                     raise EnoughError
                 return
             ready.append(item)
@@ -182,10 +182,10 @@ def test_a_host_that_vanishes_is_missed(
 
         with pytest.raises(EnoughError):
             pool.run(far.lose_a_rank, transport, -1, 1 << 18, limit_s, on_report=on_report)
-    assert {rank for rank, *_ in reports} == {0, 1}
-    for _, kind, text, _, seconds in reports:
-        assert kind in kinds, text
-        assert seconds < at_most_s
+    assert {rank for rank, *_ in reports} == set(range(enough))
+    for rank, kind, text, _, seconds in reports:
+        assert kind == expected, text
+        assert seconds < (at_most_s if rank < 2 else at_most_s + 7)
 
 
 class EnoughError(Exception):
