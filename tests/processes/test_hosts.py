@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,23 +206,33 @@ def test_who_leaves_is_heard_to_the_end(two_hosts: Hosts, transport: str, numel:
 # --- the hosts themselves ------------------------------------------------------------------
 
 
-def name_spaces() -> int:
+def name_spaces() -> set[str]:
     """Network name spaces of the machine in which a process is."""
     told = subprocess.run(
         ["lsns", "-t", "net", "-n", "-o", "NS"], capture_output=True, text=True, check=True
     )
-    return len(told.stdout.split())
+    return set(told.stdout.split())
+
+
+def those_of(hosts: Hosts) -> set[str]:
+    pids = [space.pid for space in (hosts.switch, *hosts.hosts)]
+    return {str(Path(f"/proc/{pid}/ns/net").stat().st_ino) for pid in pids}
 
 
 def test_nothing_is_left():
-    before = name_spaces()
-    with Hosts(2):
-        assert name_spaces() == before + 3
-    assert name_spaces() == before
-    processes = []
+    with Hosts(2) as hosts:
+        made = those_of(hosts)
+        assert len(made) == 3
+        assert made <= name_spaces()
+    assert not made & name_spaces()
+
+
+def test_nothing_is_left_behind_an_interruption():
+    processes, made = [], set()
 
     def interrupted() -> None:
         with Hosts(2) as hosts:
+            made.update(those_of(hosts))
             processes.extend(HostRanks(hosts, (0, 1)).processes)
             raise KeyboardInterrupt
 
@@ -229,4 +241,29 @@ def test_nothing_is_left():
     for process in processes:
         process.join(10)
         assert not process.is_alive()
-    assert name_spaces() == before
+    assert len(made) == 3
+    assert not made & name_spaces()
+
+
+def test_nothing_is_left_behind_a_process_that_is_killed():
+    """It cannot tidy up: what it made ends with it."""
+    program = (
+        "from tests.support.hosts import Hosts\n"
+        "from tests.processes.test_hosts import those_of\n"
+        "import time\n"
+        "hosts = Hosts(2)\n"
+        "print(*those_of(hosts), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=root
+    ) as process:
+        assert process.stdout is not None
+        made = set(process.stdout.readline().split())
+        process.kill()
+    assert len(made) == 3
+    deadline = time.monotonic() + 10
+    while made & name_spaces():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

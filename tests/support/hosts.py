@@ -16,6 +16,7 @@ It takes root and ``ip``; a link's rate takes the kernel's ``tbf``. Delays would
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import multiprocessing
@@ -81,17 +82,25 @@ class _Space:
             text=True,
             start_new_session=True,  # Ctrl-C is for the process that made it
         )
+        try:
+            self.pid: int = self._holder()
+        except BaseException:
+            self.close()
+            raise
+
+    def _holder(self) -> int:
+        """The process that holds the name spaces, once it has made them."""
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         if self.process.stdout.readline() != "ready\n":
             raise OSError(self.process.stderr.read().strip())
-        self.pid: int = self._holder()
-
-    def _holder(self) -> int:
         pid = self.process.pid
         if "pid" not in self.kinds:
             return pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if len(children) != 1:
+            raise OSError("the holder of the name spaces is not found")
+        return int(children[0])
 
     def ip(self, *arguments: str) -> None:
         """Run ``ip`` in the network of this space."""
@@ -104,7 +113,8 @@ class _Space:
     def close(self) -> None:
         """Let go of the name spaces; what runs in them is killed with its process ids."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with contextlib.suppress(OSError):  # it has ended by itself
+            self.process.stdin.close()
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
@@ -346,7 +356,8 @@ def reason_why_not() -> str:
         if shutil.which(command) is None:
             return f"there is no command {command}"
     try:
-        with Hosts(1):
+        with Hosts(1) as hosts:
+            _in_network(hosts.switch.pid, lambda: None)
             return ""
     except OSError as error:
         return f"name spaces cannot be made: {error}"
