@@ -274,12 +274,15 @@ def section(algorithm: Algorithm, rules: Contract) -> Iterator[str]:
     if module.__name__.endswith(("binary_tree", "binomial")):
         yield "The tree:"
         yield from map(fenced, literal_blocks(module_doc))
-    yield f"On 4 ranks{', root 0' if rules.rooted else ''}:"
+    hosts = ", 2 on each of 2 hosts" if algorithm.needs_hosts else ""
+    yield f"On 4 ranks{', root 0' if rules.rooted else ''}{hosts}:"
     yield fenced(grid(schedule))
     words = ", ".join(f"`{word}`" for word in primitives(schedule, 0))
     yield f"What rank 0 does, in NCCL's words: {words}."
     if rules.reduces and not rules.at_least_once:
         yield orders(proof)
+    if algorithm.needs_hosts:
+        yield "With the ranks divided between 2 hosts, as evenly as can be:"
     yield costs(algorithm, rules)
     if algorithm.pipelined:
         yield "In segments, on 8 ranks:"

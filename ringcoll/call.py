@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ringcoll import select, stage
-from ringcoll.algorithms import generation
+from ringcoll.algorithms import find, generation
 from ringcoll.communicator import Call, Communicator, Decision, Keeper
 from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError
@@ -344,13 +344,14 @@ class Builder:
         blocks = _blocks(question)
         io = self._stage = stage.Stage(self.rank, inputs, outputs, reduction)
         in_place = io.shared_memory(blocks.inputs, blocks.outputs, blocks.lengths)
-        decide: Callable[[], Decision]
-        if self.algorithm == "auto":
-            decide = lambda: _choose(question, in_place, member.table)  # noqa: E731
-        else:
-            # An algorithm that was asked for may not fit, and that is told at once.
-            decided = _decide(question, in_place)
-            decide = lambda: decided  # noqa: E731
+        # An algorithm that was asked for may not fit, and that is told at once.
+        decided = _decide(question, in_place) if self.algorithm != "auto" else None
+
+        def decide() -> Decision:
+            if decided is not None and not _needs_hosts(question):
+                return decided
+            return _choose(question, in_place, member.table, member.transport.hosts)
+
         self.call = Call(
             name=self.collective,
             decide=decide,
@@ -410,6 +411,8 @@ class _Question(NamedTuple):
     split_output: bool
     posts_early: bool
     generation: int
+    hosts: tuple[int, ...] | None = None
+    """Of all ranks, for an algorithm that needs them: known when the ranks have met."""
 
 
 class _Blocks(NamedTuple):
@@ -431,19 +434,28 @@ def _blocks(question: _Question) -> _Blocks:
 
 
 @lru_cache(maxsize=1024)
-def _choose(question: _Question, in_place: bool, table: Table | None) -> Decision:
-    """Decide what ``auto`` stands for in a group that goes by a table."""
-    blocks, collective = _blocks(question), question.collective
-    counted = blocks.inputs if collective == "all_to_all" else blocks.lengths
-    nbytes = sum(blocks.lengths[block] for block in counted) * question.wire_dtype.itemsize
-    choice = select.choose(collective, nbytes, question.world_size, question.operator, table)
-    return _decide(
-        question._replace(
+def _choose(
+    question: _Question, in_place: bool, table: Table | None, hosts: tuple[int, ...]
+) -> Decision:
+    """Decide, now that the ranks have met: what ``auto`` stands for, and who is on which host."""
+    collective = question.collective
+    if question.algorithm == "auto":
+        blocks = _blocks(question)
+        counted = blocks.inputs if collective == "all_to_all" else blocks.lengths
+        nbytes = sum(blocks.lengths[block] for block in counted) * question.wire_dtype.itemsize
+        choice = select.choose(collective, nbytes, question.world_size, question.operator, table)
+        question = question._replace(
             algorithm=choice.algorithm,
             segment_bytes=question.segment_bytes or choice.segment_bytes,
-        ),
-        in_place,
-    )
+        )
+    if _needs_hosts(question):
+        question = question._replace(hosts=hosts)
+    return _decide(question, in_place)
+
+
+def _needs_hosts(question: _Question) -> bool:
+    name = question.algorithm
+    return isinstance(name, str) and find(question.collective, name).needs_hosts
 
 
 @lru_cache(maxsize=1024)
@@ -454,7 +466,9 @@ def _decide(question: _Question, in_place: bool) -> Decision:
     dtype, wire_dtype = question.work_dtype, question.wire_dtype
     length = dict(lengths)
     equal = len(set(length.values())) == 1
-    schedule = select.checked_schedule(collective, algorithm, world_size, root, operator, rank)
+    schedule = select.checked_schedule(
+        collective, algorithm, world_size, root, operator, rank, question.hosts
+    )
     if not equal and not rules.common_lengths and schedule.algorithm != "pairwise":
         raise ArgumentError(
             f"{schedule.algorithm} {collective} needs blocks of equal length",

@@ -12,7 +12,7 @@ host, an all-reduce between the hosts and an all-gather inside each host::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -30,7 +30,7 @@ from ringcoll.schedule import (
     out,
 )
 
-__all__ = ["in_place", "parallel", "renumber", "unfinished"]
+__all__ = ["in_place", "parallel", "renumber", "split", "unfinished"]
 
 
 def parallel(*programs: Iterable[Step]) -> Program:
@@ -93,6 +93,39 @@ def unfinished(program: Iterable[Step]) -> Program:
                 for operation in step
             )
         )
+
+
+def split(program: Iterable[Step], parts: Callable[[int], Sequence[int]]) -> Program:
+    """Let a program work on finer chunks: each of its own stands for several of them.
+
+    A message carries all of them, so there are as many messages as before.
+
+    Parameters
+    ----------
+    program
+        Steps that use no scratch memory.
+    parts
+        The finer chunks, from the chunk that they are parts of.
+    """
+
+    def refs(old_refs: Iterable[Ref]) -> tuple[Ref, ...]:
+        return tuple(Ref(old.buffer, part) for old in old_refs for part in parts(old.chunk))
+
+    def finer(old: Operation) -> Iterable[Operation]:
+        match old:
+            case Send() | Recv():
+                yield replace(old, refs=refs(old.refs))
+            case RecvReduce():
+                yield replace(old, into=refs(old.into), local=refs(old.local))
+            case Copy():
+                yield from map(Copy, refs([old.into]), refs([old.source]))
+            case Reduce():
+                sources = (refs([source]) for source in old.sources)
+                for into, *parted in zip(refs([old.into]), *sources, strict=True):
+                    yield Reduce(into, tuple(parted), old.final)
+
+    for step in program:
+        yield Step(*(operation for old in step for operation in finer(old)))
 
 
 def _rewritten(old: Operation, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Operation:

@@ -341,10 +341,21 @@ def _main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    _join_and_obey("127.0.0.1", meeting, backend, threads, connection)
+
+
+def _join_and_obey(
+    address: str,
+    meeting: tuple[int, int, int, float],
+    backend: str | None,
+    threads: int,
+    connection: Connection,
+) -> None:
+    """Be a rank: meet the others at a store, then do what the parent says."""
     torch.set_num_threads(threads)
     port, rank, world_size, timeout_s = meeting
     limit = timedelta(seconds=timeout_s)
-    store = dist.TCPStore("127.0.0.1", port, None, False, timeout=limit)
+    store = dist.TCPStore(address, port, None, False, timeout=limit)
     _meeting.append((store, rank, world_size))
     if backend is not None:
         dist.init_process_group(

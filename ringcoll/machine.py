@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 from pathlib import Path
 
-__all__ = ["cores", "cpu", "host"]
+__all__ = ["cores", "cpu"]
 
 
 def cores() -> int:
@@ -25,12 +24,3 @@ def cpu() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def host() -> str:
-    """Something that is the same for all processes of one host, and no others."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    try:
-        return boot.read_text(encoding="ascii").strip()
-    except OSError:  # not Linux
-        return socket.gethostname()

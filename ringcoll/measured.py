@@ -41,9 +41,9 @@ from ringcoll.errors import (
     TransportError,
     TuningFileError,
 )
-from ringcoll.machine import cores, host
+from ringcoll.machine import cores
 from ringcoll.predict import Parameters
-from ringcoll.table import Table, built_in
+from ringcoll.table import Table, across_hosts, built_in
 from ringcoll.transport.base import Handle, Message, Transport
 
 __all__ = ["agree", "measure"]
@@ -309,10 +309,9 @@ def agree(
         measurable = transport.name in select.TRANSPORTS and not transport.ordered
     notes = _Notes(transport, store, timeout_s)
     if rank:
-        notes.tell(f"host/{rank}", host(), (0,))
         return _follow(transport, notes)
     others = range(1, world_size)
-    hosts = len({host(), *notes.hear({peer: f"host/{peer}" for peer in others})})
+    hosts = len(set(transport.hosts))
     try:
         table = _known_table(transport.name, world_size, hosts)
         forced = select.forced_text()
@@ -347,7 +346,12 @@ def _known_table(transport: str, world_size: int, hosts: int) -> Table | None:
 
 def _table_of(transport: str, world_size: int, hosts: int, costs: Parameters) -> Table:
     return Table(
-        transport=transport, world_size=world_size, hosts=hosts, parameters=costs, source="measured"
+        transport=transport,
+        world_size=world_size,
+        hosts=hosts,
+        parameters=costs,
+        tuned=across_hosts(world_size, hosts),
+        source="measured",
     )
 
 

@@ -17,7 +17,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
@@ -121,6 +121,23 @@ class Monitor:
         """
         if self.error is not None:
             return self.error
+        found: list[RingcollError] = []
+        # From a host that is cut off, the store gives no answer, and no time limit ends that.
+        asking = threading.Thread(
+            target=lambda: found.append(self._ask(error, running, limit_s)),
+            name=f"ringcoll-monitor-{self.rank}-asks",
+            daemon=True,
+        )
+        asking.start()
+        asking.join(_PATIENCE_S + _STORE_S)
+        if not found:
+            chain = [] if running.wait is None else [running.wait.peer]
+            found.append(self._in_words(error, running, limit_s, chain))
+            self.error = found[0]
+        return found[0]
+
+    def _ask(self, error: RingcollError, running: Running, limit_s: float) -> RingcollError:
+        """Look for what is known to others, and tell them what is known here."""
         with self._lock:
             timed_out = isinstance(error, CollectiveTimeoutError)
             verdict = self._verdict()
@@ -133,27 +150,35 @@ class Monitor:
             if verdict is not None:
                 self.error = self._from_verdict(verdict, running)
                 return self.error
-            peer = running.wait.peer if running.wait else getattr(error, "peer", None)
-            if running.wait is None:
-                text = f"{error}, in {running.where()}"  # the ranks had not met yet
-            elif timed_out:
-                text = (
-                    f"rank {self.rank} timed out after {limit_s:g} s, waiting for {running.where()}"
-                )
-                chain = self._waiting_for(running)
-                text += "".join(
-                    f"; rank {one} waits for rank {two}" for one, two in pairwise(chain)
-                )
-                peer = chain[-1]
-            else:
-                text = (
-                    f"rank {self.rank} lost rank {peer}, while it waited for "
-                    f"{running.where()}: {_short(str(error))}"
-                )
-            self.error = (CollectiveTimeoutError if timed_out else PeerLostError)(text, peer=peer)
+            chain = self._waiting_for(running) if running.wait and timed_out else []
+            self.error = self._in_words(error, running, limit_s, chain)
             kind = "timeout" if timed_out else "lost"
-            self._publish_verdict({"kind": kind, "peer": peer, "text": text})
+            told: dict[str, object] = {
+                "kind": kind,
+                "peer": self.error.peer,
+                "text": str(self.error),
+            }
+            self._publish_verdict(told)
             return self.error
+
+    def _in_words(
+        self, error: RingcollError, running: Running, limit_s: float, chain: Sequence[int]
+    ) -> CollectiveTimeoutError | PeerLostError:
+        """What happened, as far as this rank knows; ``chain`` is who waits for whom."""
+        timed_out = isinstance(error, CollectiveTimeoutError)
+        peer = running.wait.peer if running.wait else getattr(error, "peer", None)
+        if running.wait is None:
+            text = f"{error}, in {running.where()}"  # the ranks had not met yet
+        elif timed_out:
+            text = f"rank {self.rank} timed out after {limit_s:g} s, waiting for {running.where()}"
+            text += "".join(f"; rank {one} waits for rank {two}" for one, two in pairwise(chain))
+            peer = chain[-1]
+        else:
+            text = (
+                f"rank {self.rank} lost rank {peer}, while it waited for "
+                f"{running.where()}: {_short(str(error))}"
+            )
+        return (CollectiveTimeoutError if timed_out else PeerLostError)(text, peer=peer)
 
     def report(self, error: BaseException) -> None:
         """Tell the others that this rank failed by itself, and how."""

@@ -344,7 +344,8 @@ def predictions(
     """Predict every algorithm of the library that can run, the fastest first.
 
     Algorithms that a program has registered are left out: other ranks may not have them.
-    So are those that move blocks whose lengths not every rank knows, if these are needed.
+    So are those that move blocks whose lengths not every rank knows, if these are needed,
+    and those that depend on which rank is on which host: here messages cost the same everywhere.
 
     Parameters
     ----------
@@ -369,6 +370,7 @@ def predictions(
         predict(entry, nbytes, world_size, costs)
         for entry in algorithms(collective)
         if comes_with_the_library(entry)
+        and not entry.needs_hosts
         and not (unequal and entry.equal_blocks)
         and not entry.restriction(world_size)
     ]

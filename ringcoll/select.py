@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ringcoll.algorithms import algorithms, find, generation, schedule_of
+from ringcoll.algorithms import Algorithm, algorithms, find, generation, schedule_of
 from ringcoll.contracts import CONTRACTS, contract
 from ringcoll.errors import ArgumentError, RulesError, ScheduleError, UnsupportedWorldSizeError
 from ringcoll.predict import Prediction, comes_with_the_library, predict, predictions
@@ -358,11 +358,19 @@ def checked_schedule(
     root: int,
     operator: Operator | None,
     rank: int,
+    hosts: tuple[int, ...] | None = None,
 ) -> Schedule:
     """Fetch a schedule that may be run with an operator.
 
     An algorithm that does not come with the library, or a schedule that was given
     as such, is verified first.
+
+    Parameters
+    ----------
+    collective, algorithm, world_size, root, operator, rank
+        Of the call.
+    hosts
+        ``Transport.hosts`` of the group, for an algorithm that needs them.
 
     Raises
     ------
@@ -387,7 +395,7 @@ def checked_schedule(
         _keeps_order(schedule)
     else:
         entry = find(collective, algorithm)
-        schedule = schedule_of(collective, algorithm, world_size, root)
+        schedule = _schedule(entry, world_size, root, hosts)
         if not comes_with_the_library(entry):
             _keeps_order(schedule)
     if operator is None or (operator.commutative and operator.associative):
@@ -412,11 +420,19 @@ def checked_schedule(
                 entry.name
                 for entry in algorithms(collective)
                 if not entry.restriction(world_size)
-                and _keeps_order(schedule_of(collective, entry.name, world_size, root))[0]
+                and _keeps_order(_schedule(entry, world_size, root, hosts))[0]
             ),
             got=schedule.algorithm,
         )
     return schedule
+
+
+def _schedule(
+    entry: Algorithm, world_size: int, root: int, hosts: tuple[int, ...] | None
+) -> Schedule:
+    """An algorithm's schedule: one for all layouts, where it does not need to know."""
+    needed = hosts if entry.needs_hosts else None
+    return schedule_of(entry.collective, entry.name, world_size, root, needed)
 
 
 def segment_count(

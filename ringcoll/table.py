@@ -15,7 +15,7 @@ from ringcoll.errors import ArgumentError, RingcollError, TuningFileError
 from ringcoll.predict import Parameters
 from ringcoll.rules import Rule, in_text, parse_rules
 
-__all__ = ["BUILT_IN", "Table", "built_in", "built_in_parameters"]
+__all__ = ["BUILT_IN", "Table", "across_hosts", "built_in", "built_in_parameters"]
 
 BUILT_IN = "built-in"
 """The source of tables for which nothing was measured."""
@@ -34,6 +34,10 @@ _RULES = parse_rules(
     "scatter:0-32K:binomial_tree;scatter:*:linear;"
     "all_to_all:*:pairwise;barrier:*:dissemination"
 )
+
+# With links of 200 Mbit/s between two hosts of two ranks, 1 MiB over gloo: 1.4 to 2.6 times as
+# fast as the ring, 1.7 to 3.2 times as the tree (`benchmarks/hosts.py`). Few bytes were not measured.
+_ACROSS_HOSTS = parse_rules("all_reduce:32K-inf:hierarchical:hosts=2-inf")
 
 # Two ranks on one host, by `measure` on 2 cores: alpha, beta, gamma, further messages.
 # For NCCL, which has not been measured, an order of magnitude.
@@ -126,6 +130,11 @@ def _number(value: Any) -> int:
     return value
 
 
+def across_hosts(world_size: int, hosts: int) -> tuple[Rule, ...]:
+    """Rules for when some hosts have several ranks: what costs are equal for says nothing then."""
+    return _ACROSS_HOSTS if 1 < hosts < world_size else ()
+
+
 def built_in_parameters(
     transport: str, world_size: int, hosts: int = 1, cores: int | None = None
 ) -> Parameters:
@@ -166,5 +175,5 @@ def built_in(transport: str, world_size: int, *, hosts: int = 1, cores: int | No
         world_size=world_size,
         hosts=hosts,
         parameters=built_in_parameters(transport, world_size, hosts, cores),
-        tuned=_RULES,
+        tuned=(*across_hosts(world_size, hosts), *_RULES),
     )

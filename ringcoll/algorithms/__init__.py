@@ -10,6 +10,7 @@
 `direct`            everything in one round
 `chain`             pipelined chain
 `dissemination`     barrier
+`hierarchical`      inside each host, then across
 ==================  =======================================================
 
 A new algorithm is one function with one `register` entry; importing its module
@@ -23,6 +24,7 @@ from ringcoll.algorithms import (
     chain,
     direct,
     dissemination,
+    hierarchical,
     pairwise,
     recursive,
     ring,
@@ -34,6 +36,7 @@ from ringcoll.algorithms.registry import (
     algorithms,
     find,
     generation,
+    on_hosts,
     register,
     schedule_of,
     unregister,
@@ -52,6 +55,8 @@ __all__ = [
     "dissemination",
     "find",
     "generation",
+    "hierarchical",
+    "on_hosts",
     "pairwise",
     "recursive",
     "register",

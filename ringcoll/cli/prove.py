@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import click
 
-from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find
+from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, on_hosts
 from ringcoll.cli import parameters
 from ringcoll.cli.output import amount, print_json, print_table, progress
 from ringcoll.cli.parameters import as_ranges, collective_name, json_option
@@ -24,6 +24,8 @@ from ringcoll.verify import verify as prove
 __all__ = ["verify"]
 
 _EVERY_ROOT = 8  # ranks up to which every root is proved; more would take k times as long
+
+_MOST_HOSTS = 4  # up to which every number is proved
 
 _EXAMPLES = """\b
 Examples:
@@ -88,7 +90,7 @@ def verify(
     send meets its receive, so that nothing can block, that nothing is overwritten,
     and that no more scratch memory is used than stated; with input and output apart
     and, where allowed, in the same memory. Up to 8 ranks every root is proved,
-    above that rank 0 and one other.
+    above that rank 0 and one other; for algorithms that need to know, 1 to 4 hosts.
 
     Costs are those of the largest world size, in units of the whole data; a factor
     says how many times the lower bound it is. Traffic is what the busiest rank sends
@@ -152,6 +154,11 @@ def _roots(entry: Algorithm, world_size: int) -> Sequence[int]:
     return range(world_size) if world_size <= _EVERY_ROOT else (0, 2 * world_size // 3)
 
 
+def _hosts(entry: Algorithm, world_size: int) -> int:
+    """Most hosts to prove, each number of them; none where they make no difference."""
+    return min(world_size, _MOST_HOSTS) if entry.needs_hosts else 0
+
+
 def _prove_all(chosen: Sequence[Algorithm], sizes: Sequence[int]) -> list[_Outcome]:
     with progress() as bar:
         task = bar.add_task("", total=len(chosen) * len(sizes))
@@ -173,6 +180,8 @@ def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], obj
             for root in reversed(_roots(entry, size)):
                 proof = None  # before the next one is made
                 proof = prove(entry.schedule(size, root))
+            for num_hosts in range(1, _hosts(entry, size) + 1):
+                prove(entry.schedule(size, 0, on_hosts(size, num_hosts)))
             outcome.proved.append(size)
         except UnsupportedWorldSizeError as error:
             outcome.unsupported[size] = str(error)

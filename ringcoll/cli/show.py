@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from ringcoll.algorithms import find
+from ringcoll.algorithms import find, on_hosts
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import collective_name, json_option
 from ringcoll.cli.report import findings, in_words
@@ -31,6 +31,7 @@ _EXAMPLES = """\b
 Examples:
   ringcoll show ring all_reduce -k 4
   ringcoll show tree broadcast -k 8 --root 3
+  ringcoll show hierarchical all_reduce -k 8 --hosts 2
   ringcoll show ring all_reduce -k 4 --primitives --rank 1
   ringcoll show bruck all_gather -k 5 --text > bruck.txt
 """
@@ -42,6 +43,11 @@ Examples:
 @click.option(
     "-k", "--world-size", type=click.IntRange(min=1), default=4, show_default=True,
     help="Number of ranks.",
+)  # fmt: skip
+@click.option(
+    "--hosts", "num_hosts", type=click.IntRange(min=1),
+    help="Number of hosts, among which the ranks are divided, for an algorithm that needs "
+    "to know; 2.",
 )  # fmt: skip
 @click.option("--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
 @click.option(
@@ -62,6 +68,7 @@ def show(
     algorithm: str,
     collective: str,
     world_size: int,
+    num_hosts: int | None,
     root: int | None,
     as_primitives: bool,
     rank: int | None,
@@ -80,27 +87,35 @@ def show(
     if root is not None and not contract(collective).rooted:
         raise click.UsageError(f"{collective} has no root")
     entry = find(collective, algorithm)
-    schedule = entry.schedule(world_size, root or 0)
+    if num_hosts is not None and not entry.needs_hosts:
+        raise click.UsageError(f"{entry.name} {collective} is the same on any number of hosts")
+    hosts = on_hosts(world_size, num_hosts or 2)
+    schedule = entry.schedule(world_size, root or 0, hosts)
+    title = _title(schedule) + (f", {_in_number(max(hosts) + 1, 'host')}" * entry.needs_hosts)
     if as_text:
         click.echo(schedule.to_text(), nl=False)
     elif as_primitives:
-        _show_primitives(schedule, rank or 0, as_json=as_json)
+        _show_primitives(schedule, rank or 0, title, as_json=as_json)
     else:
-        _show_grid(schedule, entry.summary, as_json=as_json)
+        _show_grid(schedule, title, entry.summary, as_json=as_json)
+
+
+def _in_number(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' if number > 1 else ''}"
 
 
 def _title(schedule: Schedule) -> str:
-    ranks = "1 rank" if schedule.world_size == 1 else f"{schedule.world_size} ranks"
+    ranks = _in_number(schedule.world_size, "rank")
     root = f", root {schedule.root}" if contract(schedule.collective).rooted else ""
     return f"{schedule.algorithm} {schedule.collective} on {ranks}{root}"
 
 
-def _show_primitives(schedule: Schedule, rank: int, *, as_json: bool) -> None:
+def _show_primitives(schedule: Schedule, rank: int, title: str, *, as_json: bool) -> None:
     words = primitives(schedule, rank)
     if as_json:
         print_json(_header(schedule) | {"rank": rank, "primitives": words})
         return
-    click.echo(f"{_title(schedule)}: rank {rank}\n")
+    click.echo(f"{title}: rank {rank}\n")
     for number, word in enumerate(words):
         click.echo(f"{number:4}  {word}")
 
@@ -116,7 +131,7 @@ def _header(schedule: Schedule) -> dict[str, object]:
     }
 
 
-def _show_grid(schedule: Schedule, summary: str, *, as_json: bool) -> None:
+def _show_grid(schedule: Schedule, title: str, summary: str, *, as_json: bool) -> None:
     try:
         proof = prove(schedule)
     except VerificationError as error:
@@ -124,7 +139,7 @@ def _show_grid(schedule: Schedule, summary: str, *, as_json: bool) -> None:
         if as_json:
             print_json(_header(schedule) | {"ok": False, "error": str(error)})
         else:
-            click.echo(f"{_title(schedule)} is wrong\n\n{error}")
+            click.echo(f"{title} is wrong\n\n{error}")
         raise click.exceptions.Exit(1) from None
     if as_json:
         ranks = range(schedule.world_size)
@@ -135,7 +150,7 @@ def _show_grid(schedule: Schedule, summary: str, *, as_json: bool) -> None:
             | {"steps": [[[*map(str, step)] for step in schedule.steps(rank)] for rank in ranks]}
         )
         return
-    click.echo(f"{_title(schedule)}\n{summary}\n")
+    click.echo(f"{title}\n{summary}\n")
     for line in in_words(proof):
         click.echo(line)
     click.echo()

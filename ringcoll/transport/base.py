@@ -6,8 +6,12 @@ no operator, no schedule. Nothing above it knows which one is used.
 
 from __future__ import annotations
 
+import functools
+import platform
 import time
+import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch.distributed as dist
@@ -16,7 +20,7 @@ from torch import Tensor
 from ringcoll import __version__
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 
-__all__ = ["Handle", "Message", "Transport", "meet"]
+__all__ = ["Handle", "Message", "Transport", "hosts_of", "meet", "place"]
 
 Handle = object
 """What `Transport.post` returns for a message, and `Transport.wait` takes."""
@@ -43,6 +47,9 @@ class Transport(Protocol):
     name: str
     ordered: bool
     """Whether tags are ignored, so that ranks must agree before they send."""
+
+    hosts: tuple[int, ...]
+    """Host number of every rank, alike on all ranks; empty before `connect`."""
 
     def connect(self, timeout_s: float) -> None:
         """Meet the other ranks: takes all of them. Called once, before the first message.
@@ -94,6 +101,43 @@ class Transport(Protocol):
         ...
 
 
+@functools.cache
+def _machine() -> str:
+    """The kernel that runs, which is another after each boot; never the host's name."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if boot.exists():
+        return boot.read_text().strip()
+    return f"{platform.node()} {uuid.getnode()}"  # macOS, which has no name spaces
+
+
+def place() -> str:
+    """Where this process is: two with equal places share memory, process ids and network.
+
+    Host names do not say so: containers of one machine have different ones, or all the
+    same. Equal must be the kernel and, of its name spaces, those of process ids (a
+    ``pidfd`` is opened by number, and memory of another process copied by it), of System
+    V shared memory and of the network. The name space of mounts may differ, as long as
+    ``/dev/shm`` is the same file system, which its device number tells.
+    """
+    spaces = [Path(f"/proc/self/ns/{kind}") for kind in ("net", "ipc", "pid")]
+    parts = [str(space.readlink()) for space in spaces if space.is_symlink()]
+    memory = Path("/dev/shm")  # noqa: S108  # nothing is written there
+    parts += [f"shm:[{memory.stat().st_dev}]"] if memory.exists() else []
+    return " ".join([_machine(), *parts])
+
+
+def hosts_of(places: Sequence[str]) -> tuple[int, ...]:
+    """Number the hosts of all ranks by their lowest rank.
+
+    Examples
+    --------
+    >>> hosts_of(["oak", "elm", "elm", "oak", "ash"])
+    (0, 1, 1, 0, 2)
+    """
+    numbers = {where: number for number, where in enumerate(dict.fromkeys(places))}
+    return tuple(numbers[where] for where in places)
+
+
 def meet(
     store: dist.Store,
     rank: int,
@@ -101,7 +145,7 @@ def meet(
     timeout_s: float,
     name: str,
     given_up: Callable[[], bool] = lambda: False,
-) -> None:
+) -> tuple[int, ...]:
     """Wait until every rank has come with the same transport and version.
 
     One that does not can be named. Looks again and again: a wait in the store would
@@ -118,6 +162,11 @@ def meet(
     given_up
         Whether there is nothing to wait for any more.
 
+    Returns
+    -------
+    tuple of int
+        The host number of every rank; see `hosts_of`.
+
     Raises
     ------
     CollectiveTimeoutError
@@ -129,7 +178,7 @@ def meet(
     """
     keys = [f"here/{peer}" for peer in range(world_size)]
     mine = f"transport {name} of ringcoll {__version__}"
-    store.set(keys[rank], mine)
+    store.set(keys[rank], f"{mine}\n{place()}")
     deadline, pause_s = time.monotonic() + timeout_s, 0.0005
     while not store.check(keys):
         if given_up():
@@ -144,6 +193,10 @@ def meet(
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.02)
+    places = []
     for peer, key in enumerate(keys):
-        if (theirs := store.get(key).decode()) != mine:
+        theirs, _, where = store.get(key).decode().partition("\n")
+        if theirs != mine:
             raise TransportError(f"rank {rank} came with {mine}, rank {peer} with {theirs}")
+        places.append(where)
+    return hosts_of(places)

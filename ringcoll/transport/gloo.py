@@ -21,6 +21,7 @@ run with the least other load, that made a tree all-reduce of 4 KiB 4 times (4 r
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import socket
@@ -120,6 +121,7 @@ class GlooTransport(Transport):
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
+        self.hosts: tuple[int, ...] = ()
         # Beside the keys at which the ranks meet, whatever transport they have.
         self._meeting, self._store = store, dist.PrefixStore(self.name, store)
         self._aborted = False
@@ -129,7 +131,9 @@ class GlooTransport(Transport):
     def connect(self, timeout_s: float) -> None:
         """Make the group; see `Transport.connect`."""
         store, rank, world_size = self._store, self.rank, self.world_size
-        meet(self._meeting, rank, world_size, timeout_s, self.name, lambda: self._aborted)
+        self.hosts = meet(
+            self._meeting, rank, world_size, timeout_s, self.name, lambda: self._aborted
+        )
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
         options._timeout = timedelta(seconds=timeout_s)
         with _creation:
@@ -141,6 +145,7 @@ class GlooTransport(Transport):
         # another order elsewhere would wait for each other.
         try:
             store.set(f"address/{rank}", json.dumps(sorted(own)))
+            self._check_addresses()
             self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
             # One end of each of the group's connections is an address that a rank listens on.
             self._addresses = {
@@ -152,6 +157,25 @@ class GlooTransport(Transport):
             _wake_gently(_loops() - loops)
         except RuntimeError as error:
             raise TransportError(f"rank {rank} could not connect to the others: {error}") from error
+
+    def _check_addresses(self) -> None:
+        """Refuse what gloo would try in vain: a rank that listens on the loopback interface.
+
+        It does where the host's name resolves to it, as in many a ``/etc/hosts``.
+
+        Raises
+        ------
+        TransportError
+            The ranks are on several hosts; all of them see it.
+        """
+        for peer in range(self.world_size if len(set(self.hosts)) > 1 else 0):
+            for address, _ in json.loads(self._store.get(f"address/{peer}")):
+                if ipaddress.ip_address(address).is_loopback:
+                    raise TransportError(
+                        f"rank {self.rank} could not connect to the others: rank {peer} listens "
+                        f"on {address}, which other hosts cannot reach; set GLOO_SOCKET_IFNAME "
+                        "to the network's interface"
+                    )
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]

@@ -46,10 +46,20 @@ class Hub:
     random
         If given, matched messages are moved only when `move_one` picks them, and
         posted receives are filled with garbage. Otherwise they move at once.
+    hosts
+        The host number of every rank, to pretend that there are several; by default,
+        all ranks are on one.
     """
 
-    def __init__(self, world_size: int, random: Random | None = None) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        random: Random | None = None,
+        hosts: Sequence[int] | None = None,
+    ) -> None:
         self.world_size, self.random = world_size, random
+        self.hosts = (0,) * world_size if hosts is None else tuple(hosts)
+        assert len(self.hosts) == world_size
         self.condition = threading.Condition()
         self.aborted = ""
         self.arrived: set[int] = set()  # ranks that have connected
@@ -127,6 +137,7 @@ class LocalTransport(Transport):
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self.hub, self.rank, self.world_size = hub, rank, hub.world_size
+        self.hosts = hub.hosts
 
     def connect(self, timeout_s: float) -> None:
         """Wait for the other ranks; see `Transport.connect`."""

@@ -196,6 +196,7 @@ class MpiTransport(Transport):
     ) -> None:
         self._mpi = mpi()
         self.rank, self.world_size = rank, world_size
+        self.hosts: tuple[int, ...] = ()
         self._store, self._made = store, made
         self._aborted = self._closed = False
         self._messages: Any = None
@@ -223,18 +224,24 @@ class MpiTransport(Transport):
         _watch_for_the_end()
         if self._made is None:
             self._made = self._met(timeout_s)
+        else:
+            self.hosts = self._meet(timeout_s)
         self._messages, self._control, ranks_here = self._made
         self._tags = self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB)  # others may not say
         # With more ranks than cores, one that spins keeps the one it waits for from running.
         self._spins = _SPINS if ranks_here <= len(os.sched_getaffinity(0)) else 0
         self._listen()
 
+    def _meet(self, timeout_s: float) -> tuple[int, ...]:
+        given_up = lambda: self._aborted  # noqa: E731
+        return meet(self._store, self.rank, self.world_size, timeout_s, self.name, given_up)
+
     def _met(self, timeout_s: float) -> Channels:
         """Meet the others at the store, and make the communicators."""
         world, store = self._mpi.COMM_WORLD, self._store
         about = {"world": world.Get_rank(), "of": world.Get_size(), "number": next(_numbers)}
         store.set(f"mpi/{self.rank}", json.dumps(about))
-        meet(store, self.rank, self.world_size, timeout_s, self.name, lambda: self._aborted)
+        self.hosts = self._meet(timeout_s)
         members = self._members(world)
         made = channels(members, timeout_s)
         members.Free()

@@ -44,7 +44,7 @@ class NarrowTransport(Transport):
     def __init__(self, below: Transport, wire_dtype: torch.dtype) -> None:
         self._below, self._wire_dtype = below, wire_dtype
         self.rank, self.world_size = below.rank, below.world_size
-        self.name, self.ordered = below.name, below.ordered
+        self.name, self.ordered, self.hosts = below.name, below.ordered, below.hosts
 
     def connect(self, timeout_s: float) -> None:
         """Connect the transport below."""

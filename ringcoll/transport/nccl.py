@@ -69,10 +69,11 @@ class NcclTransport(Transport):
         self._group, self.device = group, device
         self._store = store
         self.rank, self.world_size = group.rank(), group.size()
+        self.hosts: tuple[int, ...] = ()
 
     def connect(self, timeout_s: float) -> None:
         """Connect all ranks; see `Transport.connect`."""
-        meet(self._store, self.rank, self.world_size, timeout_s, self.name)
+        self.hosts = meet(self._store, self.rank, self.world_size, timeout_s, self.name)
         # The first batched call must be joined by all ranks; connecting is such a call.
         self._group.eager_connect_single_device(self.device)
 

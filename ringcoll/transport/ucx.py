@@ -1,4 +1,4 @@
-"""Point-to-point messages over UCX, for CPU tensors: shared memory and CMA on one host.
+"""Point-to-point messages over UCX, for CPU tensors: shared memory, CMA, and the network.
 
 Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx 1.21):
 
@@ -7,8 +7,12 @@ Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx
   the first message of a rank that has left would wait for its next operation.
 - Medium and large sends read the sender's memory in place until they are complete.
 - With UCX's error handling a peer's death is reported, but shared memory is excluded. So
-  it is off, and the process of each peer is watched by a ``pidfd``, which is looked at
-  while waiting.
+  it is on for peers on other hosts only, where all goes through the network anyway: the
+  connection ends with the peer's process. On the same host the process of each peer is
+  watched by a ``pidfd``. Both are looked at while waiting.
+- A host that vanishes ends no connection. The kernel's keepalive does, in whole seconds
+  (``TCP_KEEPIDLE`` and the like; UCX's own ``KEEPALIVE_INTERVAL`` found nothing), where no
+  data are on their way to it; what is sent to it is missed by the time limit.
 - With more ranks than cores, a rank that spins keeps the one it waits for from running.
 
 A tag of UCX has 64 bits and is matched over the whole worker, of which each transport has
@@ -26,7 +30,6 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -40,6 +43,8 @@ __all__ = ["UcxTransport"]
 
 _ABORT = 1 << 63  # the tag of the message that says: give up
 _SPINS = 50  # looks before the processor is given away: longer than a short message takes
+# A host that vanishes is missed after 3 + 5 * 1 seconds of silence; short outages are not.
+_KEEPALIVE = {"TCP_KEEPIDLE": "3s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "5"}
 _LOOKS = 200  # between two looks at the clock, the peers and `abort`
 _DOZES_AFTER_S = 0.02  # a peer that is so late is busy elsewhere: looking costs others time
 _DOZE_S = 50e-6
@@ -67,18 +72,13 @@ def _ucx() -> Any:
 def _context() -> Any:
     """One for the process."""
     ucx = _ucx()
-    return ucx.UCXContext({}, (ucx.Feature.TAG,))
+    told = {key: value for key, value in _KEEPALIVE.items() if f"UCX_{key}" not in os.environ}
+    return ucx.UCXContext(told, (ucx.Feature.TAG,))
 
 
 @functools.cache
 def _array() -> Any:
     return import_module("ucxx._lib.arr").Array
-
-
-def _place() -> str:
-    """The kernel and the name space in which this process's id is one."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
 
 
 _NOTHING = bytearray(1)  # what an empty message carries
@@ -127,11 +127,13 @@ class UcxTransport(Transport):
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._ucx = _ucx()
         self.rank, self.world_size = rank, world_size
+        self.hosts: tuple[int, ...] = ()
         self._store = store
         self._aborted = self._closed = False
         self._worker: Any = None
         self._endpoints: dict[int, Any] = {}
         self._lives: dict[int, int] = {}  # pidfds of peers on this host
+        self._far: set[int] = set()  # peers on other hosts, whose endpoints know when they end
         self._heard: Any = None  # the request that an `abort` of a peer completes
         self._spins = _SPINS
         self._keep: list[object] = []
@@ -152,25 +154,28 @@ class UcxTransport(Transport):
         store, ucx = self._store, self._ucx
         deadline = time.monotonic() + timeout_s
         self._worker = ucx.UCXWorker(_context())
-        place, address = _place(), bytes(self._worker.address).hex()
-        about = {"pid": os.getpid(), "place": place, "address": address}
+        about = {"pid": os.getpid(), "address": bytes(self._worker.address).hex()}
         store.set(f"ucx/{self.rank}", json.dumps(about))
-        meet(store, self.rank, self.world_size, timeout_s, self.name, lambda: self._aborted)
-        here = 1
+        self.hosts = meet(
+            store, self.rank, self.world_size, timeout_s, self.name, lambda: self._aborted
+        )
+        own_host = self.hosts[self.rank]
         for peer in range(self.world_size):
             if peer == self.rank:
                 continue
             theirs = json.loads(store.get(f"ucx/{peer}"))
-            if theirs["place"] == place:
-                here += 1
+            far = self.hosts[peer] != own_host
+            if far:
+                self._far.add(peer)
+            else:
                 with contextlib.suppress(OSError):  # gone already: its messages will not come
                     self._lives[peer] = os.pidfd_open(theirs["pid"])
             self._endpoints[peer] = ucx.UCXEndpoint.create_from_worker_address(
                 self._worker,
                 ucx.UCXAddress.create_from_buffer(bytes.fromhex(theirs["address"])),
-                endpoint_error_handling=False,
+                endpoint_error_handling=far,
             )
-        if here > len(os.sched_getaffinity(0)):
+        if self.hosts.count(own_host) > len(os.sched_getaffinity(0)):
             self._spins = 0
         told = _array()(bytearray(1))
         self._keep.append(told)
@@ -256,6 +261,12 @@ class UcxTransport(Transport):
             if not request.completed:
                 self._give_up()
                 raise PeerLostError(f"the process of rank {peer} has ended", peer=peer)
+        gone = peer in self._far and not self._endpoints[peer].alive
+        if gone and not request.completed:  # it may have come before the end
+            self._give_up()
+            raise PeerLostError(
+                f"the connection to rank {peer}, on another host, has ended", peer=peer
+            )
         if exceeded_s is not None:
             self._give_up()
             raise CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ringcoll.algorithms import algorithms, schedule_of
+from ringcoll.algorithms import algorithms, on_hosts, schedule_of
 from ringcoll.draw import grid
 from ringcoll.schedule import Schedule
 
@@ -79,6 +79,20 @@ def test_every_algorithm_can_be_drawn(run, entry, world_size):
     assert run(*words, "--primitives").exit_code == 0
 
 
+@pytest.mark.parametrize("num_hosts", [1, 2, 3, 8])
+def test_an_algorithm_for_hosts_is_drawn_on_some(run, num_hosts):
+    words = ("show", "hierarchical", "all_reduce", "-k", "8", "--hosts", str(num_hosts))
+    schedule = schedule_of("all_reduce", "hierarchical", 8, hosts=on_hosts(8, num_hosts))
+    result = run(*words)
+    assert result.exit_code == 0
+    plural = "s" if num_hosts > 1 else ""
+    title = f"hierarchical all_reduce on 8 ranks, {num_hosts} host{plural}"
+    assert result.stdout.splitlines()[0] == title
+    assert result.stdout.endswith(f"\n\n{grid(schedule)}\n")
+    assert Schedule.from_text(run(*words, "--text").stdout) == schedule
+    assert run(*words, "--primitives").stdout.splitlines()[0] == f"{title}: rank 0"
+
+
 def test_json_agrees_with_the_schedule(run):
     data = json.loads(run("show", "tree", "reduce", "-k", "5", "--root", "3", "--json").stdout)
     schedule = schedule_of("reduce", "tree", 5, 3)
@@ -125,6 +139,7 @@ def test_a_wrong_algorithm_is_drawn_with_the_bad_place_marked(run, short_ring):
         (["ring", "all_reduce", "--rank", "1"], "--rank goes with --primitives"),
         (["ring", "all_reduce", "--text", "--json"], "--text goes with neither"),
         (["ring", "all_reduce", "-k", "0"], "Invalid value for '-k' / '--world-size'"),
+        (["ring", "all_reduce", "--hosts", "2"], "ring all_reduce is the same on any number of"),
         (["ring"], "Missing argument 'COLLECTIVE'"),
     ],
 )

@@ -8,14 +8,16 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from ringcoll import groups, select
 from ringcoll.errors import ArgumentError, MissingExtraError, TransportError
 from ringcoll.launch import RankError, Ranks
 from ringcoll.transport import ucx
-from ringcoll.transport.base import Message
+from ringcoll.transport.base import Message, hosts_of, place
 from ringcoll.transport.local import Hub
-from tests.support import transports
+from ringcoll.transport.narrow import NarrowTransport
+from tests.support import far, transports
 from tests.support.transports import CONFORMANCE, spares_other_connections
 
 
@@ -113,14 +115,33 @@ def test_local(name: str, world_size: int):
     assert found == [""] * world_size
 
 
+def test_hosts_of_threads_are_pretended():
+    assert [end.hosts for end in Hub(3).transports()] == [(0, 0, 0)] * 3
+    ends = Hub(3, hosts=[0, 1, 0]).transports()
+    assert [end.hosts for end in ends] == [(0, 1, 0)] * 3
+    assert NarrowTransport(ends[0], torch.bfloat16).hosts == (0, 1, 0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", transports.TRANSPORTS)
+def test_processes_are_on_one_host(pool, transport: str):
+    assert pool(3).run(far.connected_hosts, transport) == [((), (0, 0, 0), 6)] * 3
+
+
+def test_places_that_differ_in_anything_are_several_hosts():
+    parts = place().split()
+    assert place() == place()
+    for index in range(len(parts)):
+        other = " ".join("other" if number == index else part for number, part in enumerate(parts))
+        assert hosts_of([other, place(), other, place()]) == (0, 1, 0, 1)
+
+
 @pytest.mark.processes
 def test_gloo_breaks_only_its_own_connections(pool):
     assert pool(2).run(spares_other_connections) == [[], []]
 
 
 def test_local_refuses_lengths_that_differ():
-    import torch
-
     first, second = Hub(2).transports()
     first.post([], [Message(1, torch.zeros(3), 0)])
     with pytest.raises(TransportError, match="3 elements met a receive of 4"):

@@ -110,6 +110,11 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
         lambda k: powers_of_two(k) and k > 1,
         lambda k, lg: amount(2 * lg, 2 * lg - 1, Fraction(2 * lg - 1, 2)),
     ),
+    # On two hosts: half of the ranks reduce and gather, and one exchange goes across.
+    ("all_reduce", "hierarchical"): (
+        lambda k: k % 2 == 0,
+        lambda k, lg: amount(k - 1, 2 * share(k), 1),
+    ),
     ("all_reduce", "direct"): (any_number, lambda k, lg: amount(k > 1, k - 1, k - 1)),
     ("reduce_scatter", "ring"): (any_number, lambda k, lg: amount(k - 1, share(k), share(k))),
     ("reduce_scatter", "pairwise"): (any_number, lambda k, lg: amount(k - 1, share(k), share(k))),
@@ -155,9 +160,9 @@ def test_cost(algorithm: Algorithm, world_size: int) -> None:
     for proof in proofs(algorithm, world_size):
         counted = (proof.rounds, proof.traffic, proof.reduced)
         assert counted == (
-            cost.rounds(world_size),
-            cost.traffic(world_size),
-            cost.reduced(world_size),
+            cost.rounds(algorithm.world(world_size)),
+            cost.traffic(algorithm.world(world_size)),
+            cost.reduced(algorithm.world(world_size)),
         )
         if applies(world_size):
             assert counted == formula(world_size, (world_size - 1).bit_length())
@@ -270,7 +275,7 @@ def test_stated_scratch_is_used(algorithm: Algorithm) -> None:
         if ref.buffer is Buffer.SCRATCH
     }
     needed = max(used, default=-1) + 1
-    assert needed <= algorithm.slots(world_size) <= needed + 1
+    assert needed <= algorithm.slots(algorithm.world(world_size)) <= needed + 1
 
 
 # --- the ring -------------------------------------------------------------------------

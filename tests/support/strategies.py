@@ -49,7 +49,8 @@ def _fits(collective: str, name: str, world_size: int, root: int, op: str) -> bo
     """Whether an algorithm may run with an operator: some keep an order, from some roots."""
     operator = as_operator(USER_OPS[op]) if op in USER_OPS else None
     try:
-        checked_schedule(collective, name, world_size, root, operator, 0)
+        hosts = (0,) * world_size  # all processes and threads of these tests are on one
+        checked_schedule(collective, name, world_size, root, operator, 0, hosts)
     except RingcollError:
         return False
     return True
