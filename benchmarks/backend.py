@@ -52,7 +52,7 @@ def small(seconds: float) -> tuple[list[str], list[tuple[float, ...]], int]:
         meeting, list(contenders.values()), warmup=3, least=7, most=2000, seconds=seconds
     )
     meeting.close()
-    return list(contenders), samples.times_s, samples.turn
+    return list(contenders), samples.times_s, samples.turns[0]
 
 
 def ddp_step(seconds: float) -> tuple[list[str], list[tuple[float, ...]], int]:
@@ -84,7 +84,7 @@ def ddp_step(seconds: float) -> tuple[list[str], list[tuple[float, ...]], int]:
     if not all(torch.equal(ours, theirs) for ours, theirs in pairs):
         raise RuntimeError("the backends have trained different models")
     meeting.close()
-    return list(trainers), samples.times_s, samples.turn
+    return list(trainers), samples.times_s, samples.turns[0]
 
 
 def resident_nbytes() -> int:

@@ -104,7 +104,7 @@ def on_rank(nbytes: int, seconds: float) -> tuple[list[tuple[float, ...]], int]:
         seconds=seconds,
     )
     meeting.close()
-    return samples.times_s, samples.turn
+    return samples.times_s, samples.turns[0]
 
 
 def main() -> None:

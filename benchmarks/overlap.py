@@ -85,7 +85,7 @@ def on_rank(options: Any) -> tuple[list[tuple[float, ...]], int, float]:
         meeting, trainers, warmup=2, least=5, most=500, seconds=options.seconds, turn=1
     )
     meeting.close()
-    return samples.times_s, samples.turn, summarize(trainers[1].overlaps).p50_s
+    return samples.times_s, samples.turns[0], summarize(trainers[1].overlaps).p50_s
 
 
 def main() -> None:

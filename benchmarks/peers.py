@@ -57,7 +57,9 @@ def measure(world_size: int, options: Any) -> list[Result]:
         modes=(True,),
         timed_modes=(True,),
         warmup=2,
-        most=options.iterations,
+        least=5,
+        most=10_000,
+        seconds=options.seconds,
     )
     cycles: list[list[Result]] = []
     for _ in range(options.cycles):
@@ -131,11 +133,15 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("-k", "--ranks", default="2,4")
     arguments.add_argument("--sizes", default=SIZES)
-    arguments.add_argument("--algorithms", default="auto,ring,tree,rabenseifner")
+    arguments.add_argument(
+        "--algorithms", default="auto,persistent,ring,tree,recursive_doubling,rabenseifner"
+    )
     arguments.add_argument("--transport", default="ucx", choices=("gloo", "ucx"))
     arguments.add_argument("--peers", type=peers.read, default=peers.PEERS)
     arguments.add_argument("--peer-dir", type=Path, default=peers.FOLDER)
-    arguments.add_argument("--iterations", type=int, default=100, help="in each cycle")
+    arguments.add_argument(
+        "--seconds", type=float, default=60.0, help="of each cycle, for ours and for each library"
+    )
     arguments.add_argument("--cycles", type=int, default=3)
     arguments.add_argument("--output", type=Path, default=Path(__file__).parent)
     options = arguments.parse_args()
@@ -154,7 +160,7 @@ def main() -> None:
         "",
         f"{facts['cpu']}, {facts['cores']} cores, load {facts['load_average'][0]} at the start; "
         f"torch {facts['torch']}; ours over {options.transport}; in place; slowest rank; "
-        f"{options.cycles} cycles of {options.iterations} operations.",
+        f"{options.cycles} cycles of {options.seconds:g} s.",
         "",
     ]
     for world_size in worlds:

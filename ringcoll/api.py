@@ -71,6 +71,7 @@ __all__ = [
 ]
 
 _SUM = dist.ReduceOp.SUM
+_WITH_A_FACTOR = (dist.ReduceOp.PREMUL_SUM, "premul_sum")
 
 
 @Collective
@@ -144,16 +145,13 @@ def _all_reduce_as_before(
     timeout: Timeout = None,
 ) -> Repeat | None:
     kind = getattr(op, "op", op)  # of a ReduceOp
-    plain = isinstance(kind, dist.ReduceOp.RedOpType | str) and kind != dist.ReduceOp.PREMUL_SUM
-    if out is not None or not plain or not isinstance(algorithm, str):
+    if out is not None or not isinstance(algorithm, str):
         return None
-    options = kind, algorithm, segment_bytes, wire_dtype, timeout
-    return repeat(
-        options,
-        tensor,
-        group,
-        async_op,
-        lambda own: all_reduce.build(
+
+    def build(own: Tensor) -> Builder | None:
+        if not isinstance(kind, dist.ReduceOp.RedOpType | str) or kind in _WITH_A_FACTOR:
+            return None
+        return all_reduce.build(
             own,
             kind,
             group,
@@ -161,8 +159,10 @@ def _all_reduce_as_before(
             segment_bytes=segment_bytes,
             wire_dtype=wire_dtype,
             timeout=timeout,
-        ),
-    )
+        )
+
+    options = kind, algorithm, segment_bytes, wire_dtype, timeout
+    return repeat(options, tensor, group, async_op, build)
 
 
 all_reduce.shortcut = _all_reduce_as_before

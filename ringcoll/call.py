@@ -554,7 +554,7 @@ def repeat(
     tensor: Any,  # what users give, as yet unchecked
     group: Any,
     async_op: bool,
-    build: Callable[[Tensor], Builder],
+    build: Callable[[Tensor], Builder | None],
 ) -> Repeat | None:
     """Do with a short tensor what was done with one of its kind before.
 
@@ -569,7 +569,7 @@ def repeat(
     tensor, group, async_op
         As for `all_reduce`.
     build
-        Makes the call on a tensor of the same kind.
+        Makes the call on a tensor of the same kind; none if it cannot be repeated.
 
     Returns
     -------
@@ -595,6 +595,8 @@ def repeat(
     if found is None:
         own = torch.empty(tensor.shape, dtype=tensor.dtype)
         on_own = build(own)
+        if on_own is None:
+            return None
         on_own.keep()
         if len(member.repeated) >= _MOST_REPEATED:
             member.repeated.clear()

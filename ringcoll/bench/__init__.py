@@ -26,7 +26,7 @@
         results = ranks.run(on_rank, request)[0]
 """
 
-from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, OPS, Workload
+from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, OPS, PERSISTENT, Workload
 from ringcoll.bench.measure import (
     Meeting,
     Request,
@@ -44,6 +44,7 @@ __all__ = [
     "DTYPES",
     "NATIVE",
     "OPS",
+    "PERSISTENT",
     "Meeting",
     "Request",
     "Result",

@@ -25,12 +25,25 @@ from ringcoll.bench.exact import FACTOR
 from ringcoll.contracts import contract
 from ringcoll.reduction import premul_sum
 
-__all__ = ["AUTO", "DTYPES", "NATIVE", "OPS", "Buffers", "Shape", "Workload", "caller", "shape"]
+__all__ = [
+    "AUTO",
+    "DTYPES",
+    "NATIVE",
+    "OPS",
+    "PERSISTENT",
+    "Buffers",
+    "Shape",
+    "Workload",
+    "caller",
+    "shape",
+]
 
 NATIVE = "native"
 """Name of torch.distributed's own collective among the contenders."""
 AUTO = "auto"
 """Name of whatever algorithm the library chooses by itself."""
+PERSISTENT = "persistent"
+"""Name of the same, as an operation that is prepared once: see `ringcoll.call.Collective.plan`."""
 
 DTYPES = {
     "int8": torch.int8,
@@ -194,7 +207,7 @@ def caller(
     Parameters
     ----------
     contender
-        Name of an algorithm, `AUTO` or `NATIVE`.
+        Name of an algorithm, `AUTO`, `PERSISTENT` or `NATIVE`.
     workload, buffers
         What to run, on which tensors.
     rank, world_size
@@ -205,8 +218,27 @@ def caller(
     arguments = _Arguments(workload, buffers, rank, world_size)
     if contender == NATIVE:
         return getattr(_Native(arguments), workload.collective)  # type: ignore[no-any-return]
-    own = _Ringcoll(arguments, contender, segment_bytes)
+    if contender == PERSISTENT:
+        own = _Ringcoll(arguments, AUTO, segment_bytes, _Persistent())
+    else:
+        own = _Ringcoll(arguments, contender, segment_bytes)
     return getattr(own, workload.collective)  # type: ignore[no-any-return]
+
+
+class _Persistent:
+    """The library, with every function prepared when it is first called."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[tuple[str, bool], Callable[[], object]] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def run(*args: Any, **kwargs: Any) -> object:
+            key = name, any(one is True for one in args)  # whether it is asynchronous
+            if key not in self._prepared:
+                self._prepared[key] = getattr(ringcoll, name).plan(*args, **kwargs)
+            return self._prepared[key]()
+
+        return run
 
 
 class _Arguments:
@@ -236,8 +268,14 @@ def _blocks(whole: Tensor, world_size: int) -> list[Tensor]:
 class _Ringcoll:
     """The collectives of this library."""
 
-    def __init__(self, arguments: _Arguments, algorithm: str, segment_bytes: int | None) -> None:
-        self.a = arguments
+    def __init__(
+        self,
+        arguments: _Arguments,
+        algorithm: str,
+        segment_bytes: int | None,
+        library: Any = ringcoll,
+    ) -> None:
+        self.a, self.library = arguments, library
         self.whole: dict[str, Any] = {"algorithm": algorithm}
         self.cut = self.whole | {"segment_bytes": segment_bytes}
         self.op: object = OPS.get(arguments.op)
@@ -246,39 +284,41 @@ class _Ringcoll:
 
     def all_reduce(self, async_op: bool) -> Any:
         out = None if self.a.in_place else self.a.out
-        return ringcoll.all_reduce(self.a.inp, self.op, None, async_op, out=out, **self.cut)
+        return self.library.all_reduce(self.a.inp, self.op, None, async_op, out=out, **self.cut)
 
     def reduce(self, async_op: bool) -> Any:
         a = self.a
         out = a.out if a.is_root and not a.in_place else None
-        return ringcoll.reduce(a.inp, a.root, self.op, None, async_op, out=out, **self.cut)
+        return self.library.reduce(a.inp, a.root, self.op, None, async_op, out=out, **self.cut)
 
     def broadcast(self, async_op: bool) -> Any:
         a = self.a
         tensor = a.ready() if a.is_root else a.out
-        return ringcoll.broadcast(tensor, a.root, None, async_op, **self.cut)
+        return self.library.broadcast(tensor, a.root, None, async_op, **self.cut)
 
     def all_gather(self, async_op: bool) -> Any:
-        return ringcoll.all_gather_single(self.a.out, self.a.inp, None, async_op, **self.cut)
+        return self.library.all_gather_single(self.a.out, self.a.inp, None, async_op, **self.cut)
 
     def reduce_scatter(self, async_op: bool) -> Any:
         a = self.a
-        return ringcoll.reduce_scatter_single(a.out, a.inp, self.op, None, async_op, **self.cut)
+        return self.library.reduce_scatter_single(a.out, a.inp, self.op, None, async_op, **self.cut)
 
     def gather(self, async_op: bool) -> Any:
         a = self.a
-        return ringcoll.gather(a.inp, a.results, a.root, None, async_op, **self.cut)
+        return self.library.gather(a.inp, a.results, a.root, None, async_op, **self.cut)
 
     def scatter(self, async_op: bool) -> Any:
         a = self.a
-        return ringcoll.scatter(a.out, a.sources, a.root, None, async_op, **self.cut)
+        return self.library.scatter(a.out, a.sources, a.root, None, async_op, **self.cut)
 
     def all_to_all(self, async_op: bool) -> Any:
         a = self.a
-        return ringcoll.all_to_all_single(a.out, a.inp, None, None, None, async_op, **self.whole)
+        return self.library.all_to_all_single(
+            a.out, a.inp, None, None, None, async_op, **self.whole
+        )
 
     def barrier(self, async_op: bool) -> Any:
-        return ringcoll.barrier(None, async_op, **self.whole)
+        return self.library.barrier(None, async_op, **self.whole)
 
 
 class _Native:

@@ -60,7 +60,7 @@ OVER_RANKS = ("rank0", "avg", "min", "max")
 """Whose time counts: the first rank's, the mean, the fastest, the slowest; nccl-tests' -a."""
 
 _TURN_S = 5e-3  # time that a turn should last: a time slice of the Linux scheduler is 3 ms
-_MOST_A_TURN = 50
+_MOST_A_TURN = 1000
 _TURNS = 4  # at least, of a fixed number of operations
 _SCOUTING = 0.2  # of the time of a size, to find the best of many
 _SCOUTING_ROUNDS = 3
@@ -296,11 +296,11 @@ def _no_collection() -> Iterator[None]:
 class Samples:
     """What `alternate` measured: for each function its times in seconds, round by round.
 
-    Each time is the mean of ``turn`` operations.
+    Each time is the mean of as many operations as ``turns`` says for the function.
     """
 
     times_s: list[tuple[float, ...]]
-    turn: int
+    turns: list[int]
 
 
 def alternate(
@@ -327,25 +327,50 @@ def alternate(
     over_ranks
         One of `OVER_RANKS`.
     turn
-        Operations in a turn; by default what takes some milliseconds.
+        Operations in a turn; by default as many as take some milliseconds.
     """
     times: list[list[float]] = [[] for _ in functions]
     with _no_collection():
         for _ in range(warmup if turn else max(1, warmup)):
-            _one_round(meeting, functions, times, seed=0, turn=1)
-        limit = _MOST_A_TURN if seconds is not None else max(1, most // _TURNS)
-        shortest = min((min(one) for one in times if one), default=_TURN_S)
-        turn = turn or meeting.agree(min(limit, max(1, round(_TURN_S / shortest))))
+            _one_round(meeting, functions, times, seed=0, turns=[1] * len(functions))
+        turns = (
+            [turn] * len(functions) if turn else _turns(meeting, functions, times, most, seconds)
+        )
         times = [[] for _ in functions]
         done, start = 0, time.perf_counter()
-        rounds = least if seconds is not None else max(1, most // turn)
+        rounds = least if seconds is not None else max(1, most // max(turns))
         while rounds:
             for number in range(done, done + rounds):
-                _one_round(meeting, functions, times, seed=number, turn=turn)
+                _one_round(meeting, functions, times, seed=number, turns=turns)
             done += rounds
             rounds = _more_rounds(done, most, time.perf_counter() - start, seconds)
             rounds = meeting.agree(rounds) if seconds is not None else 0
-    return Samples(meeting.over_ranks(times, over_ranks), turn)
+    return Samples(meeting.over_ranks(times, over_ranks), turns)
+
+
+def _turns(
+    meeting: Meeting,
+    functions: Sequence[Callable[[int], object]],
+    times: list[list[float]],
+    most: int,
+    seconds: float | None,
+) -> list[int]:
+    """How many operations of each function take some milliseconds.
+
+    With a fixed number of operations it is the same for all, so that all do that number.
+    """
+
+    def fitting(time_s: float, limit: int) -> int:
+        return meeting.agree(min(limit, max(1, round(_TURN_S / time_s))))
+
+    shortest = min(map(min, times))
+    if seconds is None:
+        return [fitting(shortest, max(1, most // _TURNS))] * len(functions)
+    # The first operation after a barrier waits for the last rank to leave it: not the first
+    # alone says how long one takes.
+    tried = [fitting(min(one), 10) for one in times]
+    _one_round(meeting, functions, times, seed=0, turns=tried)
+    return [fitting(min(one), _MOST_A_TURN) for one in times]
 
 
 def _one_round(
@@ -354,15 +379,15 @@ def _one_round(
     times: list[list[float]],
     *,
     seed: int,
-    turn: int,
+    turns: Sequence[int],
 ) -> None:
     order = list(range(len(functions)))
     random.Random(seed).shuffle(order)  # noqa: S311  # the same order on all ranks
     for index in order:
         meeting.barrier()
         start = time.perf_counter()
-        functions[index](turn)
-        times[index].append((time.perf_counter() - start) / turn)
+        functions[index](turns[index])
+        times[index].append((time.perf_counter() - start) / turns[index])
 
 
 def _more_rounds(done: int, most: int, spent_s: float, seconds: float | None) -> int:
@@ -423,11 +448,12 @@ class _Bench:
         ]
         left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - start))
         samples = self._time([entry.run[mode] for entry, mode in jobs], left)
-        times = dict(zip(((id(e), mode) for e, mode in jobs), samples.times_s, strict=True))
+        keys = [(id(entry), mode) for entry, mode in jobs]
+        times = dict(zip(keys, zip(samples.times_s, samples.turns, strict=True), strict=True))
         results = []
         for entry in entries:
             timings = {
-                mode: Timing(times.get((id(entry), mode), ()), samples.turn, entry.wrong[mode])
+                mode: Timing(*times.get((id(entry), mode), ((), 1)), entry.wrong[mode])
                 for mode in entry.run
             }
             results.append(self._result(entry, timings))
@@ -436,7 +462,7 @@ class _Bench:
     def _time(self, functions: list[Callable[[int], object]], seconds: float | None) -> Samples:
         request = self.request
         if not functions:
-            return Samples([], 1)
+            return Samples([], [])
         return alternate(
             self.meeting,
             functions,

@@ -26,6 +26,7 @@ import numpy as np
 from mpi4py import MPI
 
 _TURN_S = 5e-3  # these three as in `ringcoll.bench.measure`
+_MOST_A_TURN = 1000
 _TURNS = 4
 _NO_TURNS = 1  # of `blocking`
 
@@ -182,17 +183,28 @@ def alternate(
             functions[index](turn)
             times[index].append((time.perf_counter() - start) / turn)
 
+    def fitting(seconds: float, limit: int) -> int:
+        return int(comm.bcast(min(limit, max(1, round(_TURN_S / seconds))), 0))
+
     gc.disable()
     for _ in range(max(1, request["warmup"])):
         one_round(0, 1)
-    most, turn = request["most"], 1
-    if request["blocking"] != _NO_TURNS:
-        shortest = min(min(one) for one in times)
-        turn = min(max(1, most // _TURNS), max(1, round(_TURN_S / shortest)))
-        turn = comm.bcast(turn, 0)
+    most, seconds = request["most"], request["seconds"]
+    shortest = min(min(one) for one in times)
+    turn = 1
+    if request["blocking"] != _NO_TURNS and seconds is None:
+        turn = fitting(shortest, max(1, most // _TURNS))
+    elif request["blocking"] != _NO_TURNS:
+        one_round(0, fitting(shortest, 10))
+        turn = fitting(min(min(one) for one in times), _MOST_A_TURN)
     times = [[] for _ in functions]
-    for number in range(max(1, most // turn)):
+    begin, number = time.perf_counter(), 0
+    rounds = request["least"] if seconds is not None else max(1, most // turn)
+    while number < rounds:
         one_round(number, turn)
+        number += 1
+        if seconds is not None and number == rounds:
+            rounds += comm.bcast(number < most and time.perf_counter() - begin < seconds, 0)
     gc.enable()
     return times, turn
 

@@ -93,7 +93,7 @@ def measure_peer(
     name
         One of `MPI_PEERS`.
     request
-        What to measure; the number of operations is ``request.most``.
+        What to measure; what says how often is as for our own.
     world_size
         Number of ranks.
     folder
@@ -136,7 +136,9 @@ def _question(request: Request, workloads: list[Workload], world_size: int) -> d
         "root": workloads[0].root,
         "modes": [mode for mode in request.timed_modes if possible or not mode],
         "warmup": request.warmup,
+        "least": request.least,
         "most": request.most,
+        "seconds": None if request.seconds is None else request.seconds / len(request.workloads),
         "over_ranks": request.over_ranks,
         "check": request.check,
         "blocking": request.blocking,

@@ -66,7 +66,8 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
     default="auto",
     show_default=True,
     metavar="NAMES",
-    help="Names from `ringcoll list`, auto, native for torch's own; or all. "
+    help="Names from `ringcoll list`, auto, persistent (auto, prepared once), native for "
+    "torch's own; or all. "
     "One block is printed for each.",
 )
 @click.option("-b", "--minbytes", type=measuring.size, default="32M", show_default=True,

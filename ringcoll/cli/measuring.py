@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ringcoll import select
 from ringcoll.algorithms import algorithms, find
-from ringcoll.bench import AUTO, NATIVE, Request, Result, measure, on_rank
+from ringcoll.bench import AUTO, NATIVE, PERSISTENT, Request, Result, measure, on_rank
 from ringcoll.bench.environment import device
 from ringcoll.bench.units import parse_size
 from ringcoll.errors import UnsupportedWorldSizeError
@@ -118,7 +118,7 @@ def known(collective: str, names: str, modules: tuple[str, ...], world_size: int
     if not contenders:
         raise click.BadParameter("name at least one", param_hint="--algorithms")
     for name in contenders:
-        if name not in (AUTO, NATIVE) and (
+        if name not in (AUTO, NATIVE, PERSISTENT) and (
             reason := find(collective, name).restriction(world_size)
         ):
             raise UnsupportedWorldSizeError(
