@@ -41,7 +41,7 @@ _STORE_S = 5.0  # time limit of a look into the store
 _REMEMBERED = 64  # operations that are compared between ranks
 
 
-@dataclass
+@dataclass(slots=True)
 class Running:
     """An operation in execution, as the monitor sees it."""
 
@@ -86,6 +86,7 @@ class Monitor:
         self._said_to_wait = False
         self._recent: deque[Running] = deque(maxlen=_REMEMBERED)
         self._wake = threading.Event()
+        self._awake = False  # the same as the event, and quicker to look at
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -94,12 +95,13 @@ class Monitor:
         """Note that an operation begins."""
         self._recent.append(running)
         self._running = running
-        if not self._wake.is_set() and self.world_size > 1:
+        if not self._awake and self.world_size > 1:
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._watch, name=f"ringcoll-monitor-{self.rank}", daemon=True
                 )
                 self._thread.start()
+            self._awake = True
             self._wake.set()
 
     def end(self) -> None:
@@ -199,10 +201,12 @@ class Monitor:
                     self._publish_state(None)  # it does not wait any more
             if running is None:
                 self._wake.clear()
+                self._awake = False
                 # In between an operation may have begun, and seen the flag still set, or
                 # the end have come.
                 if self._running is None and not self._stop.is_set():
                     continue
+                self._awake = True
                 self._wake.set()
             elif running is not last:
                 last, since = running, time.monotonic()

@@ -60,6 +60,7 @@ class Stage:
             raise _shared_memory("elements of the outputs share memory", "distinct elements", rank)
         self._one_copy = self._keeps = False
         self._opened: Opened | None = None
+        self._refills: list[tuple[Tensor, Tensor]] = []  # what is a copy, and of what
 
     def _as_it_is(self, tensor: Tensor) -> bool:
         """Whether the schedule can run on the tensor's own memory."""
@@ -157,10 +158,14 @@ class Stage:
             opened = self._open()
             if self._keeps:
                 self._opened = opened
+                self._refills = [
+                    (flat, tensor)
+                    for flat, tensor in zip(opened[0], self._inputs, strict=True)
+                    if self._scales or not self._as_it_is(tensor)
+                ]
             return opened
-        for flat, tensor in zip(self._opened[0], self._inputs, strict=True):
-            if not (self._as_it_is(tensor) and not self._scales):
-                flat.copy_(self._flat_input(tensor))
+        for flat, tensor in self._refills:
+            flat.copy_(self._flat_input(tensor))
         return self._opened
 
     def _open(self) -> Opened:

@@ -3,11 +3,11 @@
 Problem: two libraries are compared on a machine whose speed changes from second to
 second, and whose caches and connections remember who ran last. So all contenders run
 in *rounds*: in each round every one runs once, in a new random order that is the same
-on all ranks. Before each turn the ranks meet at a barrier of a group of its own, which
-warms up nobody's connections. The time of an operation is that of the slowest rank,
+on all ranks. Before each turn the ranks meet in a group of its own, which
+warms up nobody's connections, and start together. The time of an operation is that of the slowest rank,
 unless asked otherwise. Results are checked apart from that, untimed.
 
-Ranks leave a barrier at different moments, on an oversubscribed machine by milliseconds.
+Ranks start at different moments, on an oversubscribed machine by milliseconds.
 So that this is not what is measured, a turn consists of as many operations, one after
 the other, as last a few milliseconds, and a sample is their mean.
 """
@@ -43,6 +43,7 @@ from ringcoll.bench.summary import Summary, algbw, busbw, summarize
 from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch import report as to_parent
+from ringcoll.transport.base import place
 
 __all__ = [
     "OVER_RANKS",
@@ -59,6 +60,8 @@ __all__ = [
 OVER_RANKS = ("rank0", "avg", "min", "max")
 """Whose time counts: the first rank's, the mean, the fastest, the slowest; nccl-tests' -a."""
 
+_QUIET_S = 5e-3  # from meeting to starting
+_AWAKE_S = 5e-4  # of these at the end, in which the processor is kept
 _TURN_S = 5e-3  # time that a turn should last: a time slice of the Linux scheduler is 3 ms
 _MOST_A_TURN = 1000
 _TURNS = 4  # at least, of a fixed number of operations
@@ -241,10 +244,25 @@ class Meeting:
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._group = dist.new_group(backend="gloo")
+        self._one_clock = len(set(self.gather(place()))) == 1
 
     def barrier(self) -> None:
         """Wait until all ranks have come."""
         dist.barrier(group=self._group)
+
+    def start(self) -> None:
+        """Wait until all ranks have come, and all is quiet: then all go on at one time.
+
+        Ranks leave a barrier some 100 us apart, and gloo's threads may go on spinning until
+        their time slice of 3 to 4 ms is over. On one host the ranks share a clock, so they
+        agree on when to go on.
+        """
+        starts = torch.tensor([time.monotonic() + _QUIET_S], dtype=torch.float64)
+        dist.all_reduce(starts, dist.ReduceOp.MAX, group=self._group)
+        begin = float(starts) if self._one_clock else time.monotonic() + _QUIET_S
+        time.sleep(max(0.0, begin - time.monotonic() - _AWAKE_S))
+        while time.monotonic() < begin:
+            pass
 
     def agree(self, number: int) -> int:
         """What rank 0 says."""
@@ -366,8 +384,8 @@ def _turns(
     shortest = min(map(min, times))
     if seconds is None:
         return [fitting(shortest, max(1, most // _TURNS))] * len(functions)
-    # The first operation after a barrier waits for the last rank to leave it: not the first
-    # alone says how long one takes.
+    # The first operation of a turn waits for the last rank: it alone does not say how long
+    # one takes.
     tried = [fitting(min(one), 10) for one in times]
     _one_round(meeting, functions, times, seed=0, turns=tried)
     return [fitting(min(one), _MOST_A_TURN) for one in times]
@@ -384,7 +402,7 @@ def _one_round(
     order = list(range(len(functions)))
     random.Random(seed).shuffle(order)  # noqa: S311  # the same order on all ranks
     for index in order:
-        meeting.barrier()
+        meeting.start()
         start = time.perf_counter()
         functions[index](turns[index])
         times[index].append((time.perf_counter() - start) / turns[index])

@@ -30,7 +30,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -96,13 +96,6 @@ def _at(address: int, nbytes: int) -> Any:
 def _buffer(tensor: Tensor) -> Any:
     nbytes = tensor.nbytes
     return _at(tensor.data_ptr(), nbytes) if nbytes else _array()(_NOTHING)
-
-
-class _Request(NamedTuple):
-    """A message on its way."""
-
-    request: Any
-    peer: int
 
 
 class UcxTransport(Transport):
@@ -204,11 +197,10 @@ class UcxTransport(Transport):
 
         def post(mixed: int) -> list[Handle]:
             handles: list[Handle] = [
-                _Request(recv(buffer, of(tag ^ mixed), everything), peer)
-                for buffer, tag, peer in arriving
+                (recv(buffer, of(tag ^ mixed), everything), peer) for buffer, tag, peer in arriving
             ]
             handles += [
-                _Request(send(buffer, of(tag ^ mixed)), peer) for send, buffer, tag, peer in leaving
+                (send(buffer, of(tag ^ mixed)), peer) for send, buffer, tag, peer in leaving
             ]
             return handles
 
@@ -216,7 +208,7 @@ class UcxTransport(Transport):
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
-        request, peer = cast("_Request", handle)
+        request, peer = cast("tuple[Any, int]", handle)
         progress = self._worker.progress
         if not request.completed:
             for _ in range(self._spins):
