@@ -5,6 +5,7 @@ All checks that one rank can make by itself are made here, before anything is se
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import zlib
 from collections.abc import Callable, Sequence
@@ -387,6 +388,11 @@ class Builder:
         for builder in self.following:
             builder.keep()
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the call works on the tensors' own memory, without a copy."""
+        return self._stage.is_plain
+
     def fused(self, tensors: Sequence[Tensor]) -> None:
         """Let the one vector of the call stand for several tensors, laid end to end."""
         self.call.open = stage.packed(self.call.open, self._first, tensors)
@@ -512,33 +518,19 @@ _MOST_REPEATED = 256  # kinds of calls that a group remembers
 
 
 class Repeat:
-    """A call on a short tensor, run on memory of the group's own; see `repeat`."""
+    """A call that was bound before; see `repeat`."""
 
     def __init__(
-        self, member: Communicator, on_own: Builder, own: Tensor, tensor: Tensor, async_op: bool
+        self, member: Communicator, kept: Call, own: Tensor, tensor: Tensor, async_op: bool
     ) -> None:
         self._member, self._async_op = member, async_op
-        # Detached: autograd may come to need the tensor's gradient while it is in use.
-        user = tensor.detach() if async_op or tensor.requires_grad else tensor
-        kept = on_own.call
-
-        def open_() -> stage.Opened:
-            own.copy_(user)
-            inputs, outputs, finish = kept.open()
-
-            def bring_home() -> None:
-                if finish is not None:
-                    finish()
-                user.copy_(own)
-
-            return inputs, outputs, bring_home
-
+        is_short = tensor.nbytes <= _SHORT_NBYTES
         self._call = Call(
             kept.name,
             kept.decide,
             kept.device,
             kept.reduction,
-            open_,
+            _through(own, tensor, kept.open, async_op) if is_short else kept.open,
             kept.timeout_s,
             [tensor],
             keeper=kept.keeper,
@@ -549,6 +541,33 @@ class Repeat:
         return self._member.run(self._call, async_op=self._async_op)
 
 
+def _through(
+    own: Tensor, tensor: Tensor, open_own: Callable[[], stage.Opened], async_op: bool
+) -> Callable[[], stage.Opened]:
+    """Open memory of the group's own, to which a tensor is copied, and the result back."""
+    # Detached: autograd may come to need the tensor's gradient while it is in use.
+    user = tensor.detach() if async_op or tensor.requires_grad else tensor
+
+    def open_() -> stage.Opened:
+        own.copy_(user)
+        inputs, outputs, finish = open_own()
+
+        def bring_home() -> None:
+            if finish is not None:
+                finish()
+            user.copy_(own)
+
+        return inputs, outputs, bring_home
+
+    return open_
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """The same memory as a tensor's, which is not kept alive by it."""
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
+
+
 def repeat(
     signature: tuple[object, ...],
     tensor: Any,  # what users give, as yet unchecked
@@ -556,11 +575,13 @@ def repeat(
     async_op: bool,
     build: Callable[[Tensor], Builder | None],
 ) -> Repeat | None:
-    """Do with a short tensor what was done with one of its kind before.
+    """Do with a tensor what was done with one like it before.
 
-    Checking, choosing and binding cost more than moving a few bytes. So for short tensors
-    the operation is bound once to memory of the group's own, and every call copies
-    the user's tensor to it, and the result back.
+    Checking, choosing and binding cost more than moving a few bytes, so they are done once.
+    For short tensors the operation is bound to memory of the group's own, and every call
+    copies the user's tensor to it, and the result back. For others it is bound to the
+    tensor's address, where training has its gradients again and again; nothing of the
+    user's is kept alive.
 
     Parameters
     ----------
@@ -574,32 +595,33 @@ def repeat(
     Returns
     -------
     Repeat or None
-        Nothing where the tensor is not short, or not plain.
+        Nothing where the tensor is not plain.
     """
     if (
-        not isinstance(tensor, Tensor)
+        type(tensor) not in (Tensor, torch.nn.Parameter)  # others may not be what they seem
         or tensor.layout is not torch.strided
         or not tensor.is_cpu
-        or not 0 < tensor.nbytes <= _SHORT_NBYTES
+        or not tensor.nbytes
         or not tensor.is_contiguous()
         or tensor.is_conj()
         or tensor.is_neg()
     ):
         return None
     member = communicator(group, tensor.device)
-    key = (signature, tensor.shape, tensor.dtype, generation())
+    is_short = tensor.nbytes <= _SHORT_NBYTES
+    address = None if is_short else tensor.data_ptr()
+    key = (signature, tensor.shape, tensor.dtype, generation(), address)
     try:
         found = member.repeated.get(key)
     except TypeError:  # an argument that no dictionary takes: to be complained about elsewhere
         return None
     if found is None:
-        own = torch.empty(tensor.shape, dtype=tensor.dtype)
-        on_own = build(own)
-        if on_own is None:
+        own = torch.empty(tensor.shape, dtype=tensor.dtype) if is_short else _alias(tensor)
+        builder = build(own)
+        if builder is None or not (is_short or builder.is_plain):
             return None
-        on_own.keep()
+        builder.keep()
         if len(member.repeated) >= _MOST_REPEATED:
             member.repeated.clear()
-        found = member.repeated[key] = on_own, own
-    on_own, own = found
-    return Repeat(member, on_own, own, tensor, async_op)
+        found = member.repeated[key] = builder.call, own
+    return Repeat(member, *found, tensor, async_op)

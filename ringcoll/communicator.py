@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -155,7 +155,7 @@ class Communicator:
     def __init__(self, transport: Transport, store: dist.Store, timeout_s: float) -> None:
         self.transport, self.timeout_s = transport, timeout_s
         self.rank, self.world_size = transport.rank, transport.world_size
-        self.repeated: dict[object, tuple[Any, Tensor]] = {}  # for `ringcoll.call.repeat`
+        self.repeated: dict[object, tuple[Call, Tensor]] = {}  # for `ringcoll.call.repeat`
         self._monitor = Monitor(store, self.rank, self.world_size, transport.abort)
         self._store = store
         self._connected = False
@@ -404,6 +404,7 @@ class Communicator:
             if memory is None or memory.numel() < numel * dtype.itemsize:
                 self._workspace.pop(device, None)
                 self._workspace_as.clear()
+                self.repeated.clear()  # what is bound to it
                 # A multiple of every dtype's size, so that any of them can view it.
                 nbytes = -(-numel * dtype.itemsize // 64) * 64
                 memory = torch.empty(nbytes, dtype=torch.uint8, device=device)

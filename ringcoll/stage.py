@@ -148,6 +148,12 @@ class Stage:
                 start = end
         return found
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all tensors' own memory is used."""
+        tensors = (*self._inputs, *self._outputs)
+        return not self._scales and all(map(self._as_it_is, tensors))
+
     def keep(self) -> None:
         """Let `open` give the same memory every time."""
         self._keeps = True

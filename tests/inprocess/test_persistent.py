@@ -120,17 +120,21 @@ def test_bad_arguments_are_refused_when_the_operation_is_made():
     run_threads(main, 2)
 
 
-# --- short tensors --------------------------------------------------------------------
+# --- tensors like others --------------------------------------------------------------------
 
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 6), st.sampled_from(["sum", "max", "avg"]), st.booleans()),
+        st.tuples(
+            st.sampled_from([1, 2, 6, 8192, 8193, 20_000]),
+            st.sampled_from(["sum", "max", "avg"]),
+            st.booleans(),
+        ),
         min_size=1,
         max_size=12,
     )
 )
-def test_repeated_short_calls_do_not_meet_each_other(calls: list[tuple[int, str, bool]]):
+def test_repeated_calls_do_not_meet_each_other(calls: list[tuple[int, str, bool]]):
     """Several in flight, of the same and of other kinds, each on its own tensor."""
 
     def main(group: LocalGroup) -> None:
@@ -149,10 +153,12 @@ def test_repeated_short_calls_do_not_meet_each_other(calls: list[tuple[int, str,
     run_threads(main, 3)
 
 
-def test_a_short_call_keeps_nothing_of_the_users():
+@pytest.mark.parametrize("numel", [3, 30_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_call_keeps_nothing_of_the_users(numel: int, dtype: torch.dtype):
     def main(group: LocalGroup) -> bool:
         for _ in range(2):
-            tensor = torch.ones(3)
+            tensor = torch.ones(numel, dtype=dtype)
             ringcoll.all_reduce(tensor, group=group)
         alive = weakref.ref(tensor)
         del tensor
@@ -160,6 +166,31 @@ def test_a_short_call_keeps_nothing_of_the_users():
         return alive() is None
 
     assert run_threads(main, 2) == [True, True]
+
+
+def test_long_tensors_at_one_address():
+    """Of one kind, of other kinds, and of others after the first has gone."""
+
+    def main(group: LocalGroup) -> None:
+        rank, size = group.rank(), 30_000
+        memory = torch.empty(8 * size, dtype=torch.uint8)
+        ones = torch.arange(1.0, size + 1)
+        for turn in range(3):
+            floats = memory[: 4 * size].view(torch.float32)
+            floats.copy_(ones * (rank + 1) + turn)
+            ringcoll.all_reduce(floats, group=group)
+            assert torch.equal(floats, 3 * ones + 2 * turn)
+            numbers = memory.view(torch.int64)
+            numbers.fill_(rank + turn)
+            ringcoll.all_reduce(numbers, group=group)
+            assert set(numbers.tolist()) == {1 + 2 * turn}
+            leaf = memory[: 4 * size].view(torch.float32).view(-1, 2).requires_grad_()
+            with torch.no_grad():
+                leaf.fill_(rank)
+                ringcoll.all_reduce(leaf, "max", group)
+            assert set(leaf.flatten().tolist()) == {1.0}
+
+    run_threads(main, 2)
 
 
 @pytest.mark.parametrize("async_op", [False, True])
