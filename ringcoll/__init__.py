@@ -58,7 +58,7 @@ _HOME = {
     ),
     **dict.fromkeys(("UserOp", "premul_sum"), "ringcoll.reduction"),
     **dict.fromkeys(("LocalGroup", "run_threads", "close", "use"), "ringcoll.groups"),
-    **dict.fromkeys(("Explanation", "explain"), "ringcoll.explanation"),
+    **dict.fromkeys(("Explanation", "explain"), "ringcoll.choice.explanation"),
     **dict.fromkeys(("MpiGroup", "mpi_group"), "ringcoll.mpi_groups"),
     "Options": "ringcoll.backend",
     "Work": "ringcoll.work",
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
         scatter,
     )
     from ringcoll.backend import Options
-    from ringcoll.explanation import Explanation, explain
+    from ringcoll.choice.explanation import Explanation, explain
     from ringcoll.groups import LocalGroup, close, run_threads, use
     from ringcoll.mpi_groups import MpiGroup, mpi_group
     from ringcoll.reduction import UserOp, premul_sum

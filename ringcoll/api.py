@@ -18,7 +18,7 @@ Every function has torch's positional arguments, and beyond them keyword-only on
 
 Called as ``function.plan(...)``, with the same arguments, they return a persistent operation:
 checked, decided and bound to its tensors once, and run whenever it is called
-(`ringcoll.call.Collective.plan`).
+(`ringcoll.prepared.Collective.plan`).
 
 All arguments are checked before anything is sent. Errors are `ArgumentError` and
 `ScheduleError` for a bad call, `MismatchError` if ranks disagree, `PeerLostError` if
@@ -35,17 +35,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll import sparse
-from ringcoll.call import (
-    AlgorithmChoice,
-    Builder,
-    Collective,
-    Repeat,
-    Timeout,
-    repeat,
-    seconds,
-    together,
-)
+from ringcoll.call import AlgorithmChoice, Builder, Timeout, seconds, together
 from ringcoll.groups import communicator, group_rank
+from ringcoll.prepared import Collective, Repeat, repeat
 from ringcoll.stage import fusible
 
 __all__ = [

@@ -5,19 +5,18 @@ All checks that one rank can make by itself are made here, before anything is se
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Generic, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ringcoll import select, stage
 from ringcoll.algorithms import find, generation
+from ringcoll.choice.table import Table
 from ringcoll.communicator import Call, Communicator, Decision, Keeper
 from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError
@@ -25,17 +24,12 @@ from ringcoll.groups import communicator
 from ringcoll.plan import Layout, compile_plan
 from ringcoll.reduction import Operator, Reduction, resolve
 from ringcoll.schedule import Schedule
-from ringcoll.table import Table
 from ringcoll.work import Work
 
 __all__ = [
     "AlgorithmChoice",
     "Builder",
-    "Collective",
-    "Persistent",
-    "Repeat",
     "Timeout",
-    "repeat",
     "seconds",
     "together",
 ]
@@ -60,76 +54,6 @@ def seconds(timeout: Any, member: Communicator) -> float:
             "must be positive", rank=member.rank, argument="timeout", expected="> 0 s", got=timeout
         )
     return float(limit)
-
-
-P = ParamSpec("P")
-
-
-class Collective(Generic[P]):
-    """A public function: called, it runs; `plan` makes a persistent operation of it.
-
-    Parameters
-    ----------
-    build
-        Checks the arguments; its signature and docstring are those of the function.
-    shortcut
-        Asked first; see `repeat`.
-    """
-
-    def __init__(
-        self, build: Callable[P, Builder], shortcut: Callable[P, Repeat | None] | None = None
-    ) -> None:
-        self.build, self.shortcut = build, shortcut
-        functools.update_wrapper(self, build)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Work | None:
-        """Run it."""
-        found = self.shortcut(*args, **kwargs) if self.shortcut is not None else None
-        return (found or self.build(*args, **kwargs)).run()
-
-    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Persistent:
-        """Make ready to call the function with these arguments again and again.
-
-        Everything is checked, decided and bound once. The tensors are kept, and each run
-        works on what is in them at the time. All ranks must run the operation as often,
-        and in the same order among the group's other operations.
-
-        Parameters
-        ----------
-        *args, **kwargs
-            Those of the function; ``async_op`` says whether each run returns a work at once.
-
-        Examples
-        --------
-        >>> import torch, ringcoll
-        >>> def rank_main(group):
-        ...     tensor = torch.zeros(3)
-        ...     operation = ringcoll.all_reduce.plan(tensor, group=group)
-        ...     for step in range(2):
-        ...         tensor.fill_(step + group.rank())
-        ...         operation()
-        ...     return tensor.tolist()
-        >>> ringcoll.run_threads(rank_main, 2)
-        [[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]
-        """
-        return self.build(*args, **kwargs).persistent()
-
-
-class Persistent:
-    """An operation that is bound to its tensors; see `Collective.plan`."""
-
-    def __init__(self, member: Communicator, call: Call, async_op: bool) -> None:
-        self._member, self._call, self._async_op = member, call, async_op
-
-    def __call__(self) -> Work | None:
-        """Run it once.
-
-        Returns
-        -------
-        Work or None
-            The work, if ``async_op`` was asked for.
-        """
-        return self._member.run(self._call, async_op=self._async_op)
 
 
 def together(builders: Sequence[Builder]) -> Builder:
@@ -368,19 +292,14 @@ class Builder:
         """Run the call."""
         return self.communicator.run(self.call, async_op=self.async_op)
 
-    def persistent(self) -> Persistent:
-        """Make the call ready to be run again and again.
+    def keep(self) -> None:
+        """Let the call keep what it is bound to, to be run again and again.
 
         Raises
         ------
         ArgumentError
             What it does depends on what the tensors hold.
         """
-        self.keep()
-        return Persistent(self.communicator, self.call, self.async_op)
-
-    def keep(self) -> None:
-        """Let the call keep what it is bound to."""
         if self.following is None:
             raise self._refuse("cannot be prepared", "tensor", "a dense tensor", "a sparse one")
         self.call.keeper = Keeper()
@@ -511,117 +430,3 @@ def _decide(question: _Question, in_place: bool) -> Decision:
         description=description,
         signature=zlib.crc32(description.encode()),
     )
-
-
-_SHORT_NBYTES = 32 << 10  # a copy of so much takes as long as binding an instruction or two
-_MOST_REPEATED = 256  # kinds of calls that a group remembers
-
-
-class Repeat:
-    """A call that was bound before; see `repeat`."""
-
-    def __init__(
-        self, member: Communicator, kept: Call, own: Tensor, tensor: Tensor, async_op: bool
-    ) -> None:
-        self._member, self._async_op = member, async_op
-        is_short = tensor.nbytes <= _SHORT_NBYTES
-        self._call = Call(
-            kept.name,
-            kept.decide,
-            kept.device,
-            kept.reduction,
-            _through(own, tensor, kept.open, async_op) if is_short else kept.open,
-            kept.timeout_s,
-            [tensor],
-            keeper=kept.keeper,
-        )
-
-    def run(self) -> Work | None:
-        """Run the call."""
-        return self._member.run(self._call, async_op=self._async_op)
-
-
-def _through(
-    own: Tensor, tensor: Tensor, open_own: Callable[[], stage.Opened], async_op: bool
-) -> Callable[[], stage.Opened]:
-    """Open memory of the group's own, to which a tensor is copied, and the result back."""
-    # Detached: autograd may come to need the tensor's gradient while it is in use.
-    user = tensor.detach() if async_op or tensor.requires_grad else tensor
-
-    def open_() -> stage.Opened:
-        own.copy_(user)
-        inputs, outputs, finish = open_own()
-
-        def bring_home() -> None:
-            if finish is not None:
-                finish()
-            user.copy_(own)
-
-        return inputs, outputs, bring_home
-
-    return open_
-
-
-def _alias(tensor: Tensor) -> Tensor:
-    """The same memory as a tensor's, which is not kept alive by it."""
-    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
-
-
-def repeat(
-    signature: tuple[object, ...],
-    tensor: Any,  # what users give, as yet unchecked
-    group: Any,
-    async_op: bool,
-    build: Callable[[Tensor], Builder | None],
-) -> Repeat | None:
-    """Do with a tensor what was done with one like it before.
-
-    Checking, choosing and binding cost more than moving a few bytes, so they are done once.
-    For short tensors the operation is bound to memory of the group's own, and every call
-    copies the user's tensor to it, and the result back. For others it is bound to the
-    tensor's address, where training has its gradients again and again; nothing of the
-    user's is kept alive.
-
-    Parameters
-    ----------
-    signature
-        All arguments but the tensor, so far as they matter.
-    tensor, group, async_op
-        As for `all_reduce`.
-    build
-        Makes the call on a tensor of the same kind; none if it cannot be repeated.
-
-    Returns
-    -------
-    Repeat or None
-        Nothing where the tensor is not plain.
-    """
-    if (
-        type(tensor) not in (Tensor, torch.nn.Parameter)  # others may not be what they seem
-        or tensor.layout is not torch.strided
-        or not tensor.is_cpu
-        or not tensor.nbytes
-        or not tensor.is_contiguous()
-        or tensor.is_conj()
-        or tensor.is_neg()
-    ):
-        return None
-    member = communicator(group, tensor.device)
-    is_short = tensor.nbytes <= _SHORT_NBYTES
-    address = None if is_short else tensor.data_ptr()
-    key = (signature, tensor.shape, tensor.dtype, generation(), address)
-    try:
-        found = member.repeated.get(key)
-    except TypeError:  # an argument that no dictionary takes: to be complained about elsewhere
-        return None
-    if found is None:
-        own = torch.empty(tensor.shape, dtype=tensor.dtype) if is_short else _alias(tensor)
-        builder = build(own)
-        if builder is None or not (is_short or builder.is_plain):
-            return None
-        builder.keep()
-        if len(member.repeated) >= _MOST_REPEATED:
-            member.repeated.clear()
-        found = member.repeated[key] = builder.call, own
-    return Repeat(member, *found, tensor, async_op)

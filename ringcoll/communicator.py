@@ -25,6 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringcoll.choice.measured import agree
+from ringcoll.choice.table import Table
 from ringcoll.errors import (
     CollectiveTimeoutError,
     GroupBrokenError,
@@ -33,12 +35,10 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.execute import Bound, bind, execute
-from ringcoll.measured import agree
 from ringcoll.monitor import Monitor, Running, monitored_barrier
 from ringcoll.plan import Plan
 from ringcoll.reduction import Reduction
 from ringcoll.stage import Opened
-from ringcoll.table import Table
 from ringcoll.transport.base import Transport
 from ringcoll.transport.narrow import NarrowTransport
 from ringcoll.work import Work
@@ -155,7 +155,7 @@ class Communicator:
     def __init__(self, transport: Transport, store: dist.Store, timeout_s: float) -> None:
         self.transport, self.timeout_s = transport, timeout_s
         self.rank, self.world_size = transport.rank, transport.world_size
-        self.repeated: dict[object, tuple[Call, Tensor]] = {}  # for `ringcoll.call.repeat`
+        self.repeated: dict[object, tuple[Call, Tensor]] = {}  # for `ringcoll.prepared.repeat`
         self._monitor = Monitor(store, self.rank, self.world_size, transport.abort)
         self._store = store
         self._connected = False

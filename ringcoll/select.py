@@ -2,7 +2,7 @@
 
 Whatever is chosen here must be chosen alike on every rank, so it depends only on
 values that the collective's contract makes equal everywhere, and on the group's table,
-which rank 0 has published (`ringcoll.table`).
+which rank 0 has published (`ringcoll.choice.table`).
 
 Only this module reads the library's variables of the environment.
 """
@@ -17,13 +17,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from ringcoll.algorithms import Algorithm, algorithms, find, generation, schedule_of
+from ringcoll.choice.predict import Prediction, comes_with_the_library, predict, predictions
+from ringcoll.choice.rules import AUTO, Rule, parse_rules
+from ringcoll.choice.table import BUILT_IN, Table, built_in
 from ringcoll.contracts import CONTRACTS, contract
 from ringcoll.errors import ArgumentError, RulesError, ScheduleError, UnsupportedWorldSizeError
-from ringcoll.predict import Prediction, comes_with_the_library, predict, predictions
 from ringcoll.reduction import Operator
-from ringcoll.rules import AUTO, Rule, parse_rules
 from ringcoll.schedule import Schedule
-from ringcoll.table import BUILT_IN, Table, built_in
 from ringcoll.verify import verify
 
 __all__ = [

@@ -12,7 +12,7 @@
 `table`           the table and the JSON of nccl-tests
 `findings`        who wins where, in sentences
 `plot`            curves; needs matplotlib
-`tune`            costs and fastest algorithms, for `ringcoll.tuning`
+`tune`            costs and fastest algorithms, for `ringcoll.choice.tuning`
 `units`           how sizes and times are written and read
 ================  =============================================================
 

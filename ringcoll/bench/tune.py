@@ -1,6 +1,6 @@
 """Measure a group's costs and its algorithms, and make a table of them.
 
-The costs are those of `ringcoll.measured.measure`, taken several times: the median of
+The costs are those of `ringcoll.choice.measured.measure`, taken several times: the median of
 each. The algorithms run in rounds, as always (`ringcoll.bench.measure`), at sizes that grow
 by a factor; the fastest at a size gets the range up to the middle to the next one. A size
 at which the model's choice is as fast as the best, within the noise, is left to the
@@ -25,14 +25,14 @@ from ringcoll.algorithms import algorithms, find
 from ringcoll.bench.contenders import Workload, shape
 from ringcoll.bench.measure import Request, Result
 from ringcoll.bench.measure import measure as measure_all
+from ringcoll.choice.measured import measure
+from ringcoll.choice.predict import Parameters, comes_with_the_library, predictions
+from ringcoll.choice.rules import AUTO, Range, Rule
+from ringcoll.choice.table import Table
 from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import report
 from ringcoll.machine import cores
-from ringcoll.measured import measure
-from ringcoll.predict import Parameters, comes_with_the_library, predictions
-from ringcoll.rules import AUTO, Range, Rule
-from ringcoll.table import Table
 
 __all__ = [
     "Finding",

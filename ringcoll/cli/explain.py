@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+from ringcoll.choice.explanation import Explanation, explain_without_ranks
+from ringcoll.choice.rules import in_text
 from ringcoll.cli import measuring
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import collective_name, json_option
-from ringcoll.explanation import Explanation, explain_without_ranks
-from ringcoll.rules import in_text
 from ringcoll.select import TRANSPORTS, transport
 
 __all__ = ["explain"]

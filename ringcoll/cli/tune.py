@@ -11,20 +11,21 @@ from typing import Any
 import click
 import torch
 
-from ringcoll import select, tuning
+from ringcoll import select
 from ringcoll.bench import tune as bench
 from ringcoll.bench.environment import environment, oversubscribed
 from ringcoll.bench.measure import Result
 from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.choice import tuning
+from ringcoll.choice.predict import Parameters
+from ringcoll.choice.rules import in_text
+from ringcoll.choice.table import Table
+from ringcoll.choice.tuning import Tuned
 from ringcoll.cli import measuring
 from ringcoll.cli.output import print_json, print_table, progress
 from ringcoll.cli.parameters import json_option
 from ringcoll.contracts import CONTRACTS, contract
 from ringcoll.launch import Ranks
-from ringcoll.predict import Parameters
-from ringcoll.rules import in_text
-from ringcoll.table import Table
-from ringcoll.tuning import Tuned
 
 __all__ = ["tune"]
 

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from ringcoll import groups, select
 from ringcoll.bench.tune import Finding, Plan, promising, rules_from, workloads
+from ringcoll.choice.measured import agree
+from ringcoll.choice.predict import predictions
+from ringcoll.choice.rules import find_rule
+from ringcoll.choice.table import built_in_parameters
+from ringcoll.choice.tuning import read
 from ringcoll.cli.app import cli
 from ringcoll.launch import Ranks, rendezvous
-from ringcoll.measured import agree
-from ringcoll.predict import predictions
-from ringcoll.rules import find_rule
-from ringcoll.table import built_in_parameters
-from ringcoll.tuning import read
 
 pytestmark = pytest.mark.processes
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from ringcoll.rules import parse_rules
-from ringcoll.table import Table, built_in_parameters
-from ringcoll.tuning import Tuned, update
+from ringcoll.choice.rules import parse_rules
+from ringcoll.choice.table import Table, built_in_parameters
+from ringcoll.choice.tuning import Tuned, update
 
 
 @pytest.fixture(autouse=True)

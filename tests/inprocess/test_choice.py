@@ -17,8 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringcoll
-from ringcoll import UserOp, measured, select
+from ringcoll import UserOp, select
 from ringcoll.algorithms import algorithms, schedule_of
+from ringcoll.choice import measured
+from ringcoll.choice.measured import agree, measure
+from ringcoll.choice.predict import Parameters, predictions
+from ringcoll.choice.rules import parse_rules
+from ringcoll.choice.table import Table, built_in, built_in_parameters
+from ringcoll.choice.tuning import Tuned, update
 from ringcoll.contracts import CONTRACTS, contract
 from ringcoll.errors import (
     ArgumentError,
@@ -29,13 +35,8 @@ from ringcoll.errors import (
     TransportError,
     TuningFileError,
 )
-from ringcoll.measured import agree, measure
-from ringcoll.predict import Parameters, predictions
 from ringcoll.reduction import as_operator
-from ringcoll.rules import parse_rules
-from ringcoll.table import Table, built_in, built_in_parameters
 from ringcoll.transport.local import Hub, LocalTransport
-from ringcoll.tuning import Tuned, update
 from ringcoll.verify import verify
 
 SIZES = (0, 4, 1 << 10, 1 << 16, 1 << 20, 1 << 26)

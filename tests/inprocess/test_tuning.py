@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from ringcoll import tuning
+from ringcoll.choice import tuning
+from ringcoll.choice.rules import parse_rules
+from ringcoll.choice.table import Table, built_in_parameters
+from ringcoll.choice.tuning import Tuned, find_table, read, update
 from ringcoll.errors import TuningFileError
-from ringcoll.rules import parse_rules
-from ringcoll.table import Table, built_in_parameters
-from ringcoll.tuning import Tuned, find_table, read, update
 
 
 def table(world_size: int = 4, transport: str = "gloo", rules: str = "all_reduce:0-3:direct"):

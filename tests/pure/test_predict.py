@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import Cost, algorithms, find, register, schedule_of, unregister
+from ringcoll.choice.predict import Parameters, Prediction, predict, predictions
+from ringcoll.choice.table import built_in_parameters
 from ringcoll.contracts import CONTRACTS
 from ringcoll.cost import Counts, Machine, formula_counts, wavefront_counts
 from ringcoll.errors import ArgumentError
-from ringcoll.predict import Parameters, Prediction, predict, predictions
-from ringcoll.table import built_in_parameters
 from ringcoll.verify import verify
 
 WITHOUT_COPIES = ("binary_tree", "double_tree", "direct", "pairwise", "ring")

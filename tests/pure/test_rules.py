@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import algorithms
+from ringcoll.choice.rules import AUTO, EVERY, Range, Rule, find_rule, in_text, parse_rules
 from ringcoll.contracts import CONTRACTS
 from ringcoll.errors import RulesError
-from ringcoll.rules import AUTO, EVERY, Range, Rule, find_rule, in_text, parse_rules
 
 
 def ranges(least: int) -> st.SearchStrategy[Range]:

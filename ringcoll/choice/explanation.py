@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringcoll import select, tuning
+from ringcoll import select
+from ringcoll.choice import tuning
+from ringcoll.choice.predict import Prediction
+from ringcoll.choice.table import Table, built_in
 from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError
 from ringcoll.groups import communicator
 from ringcoll.machine import cores
-from ringcoll.predict import Prediction
 from ringcoll.reduction import Operator, as_operator
 from ringcoll.select import Choice
-from ringcoll.table import Table, built_in
 
 __all__ = ["Explanation", "explain", "explain_without_ranks"]
 

@@ -11,9 +11,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ringcoll.choice.predict import Parameters
+from ringcoll.choice.rules import Rule, in_text, parse_rules
 from ringcoll.errors import ArgumentError, RingcollError, TuningFileError
-from ringcoll.predict import Parameters
-from ringcoll.rules import Rule, in_text, parse_rules
 
 __all__ = ["BUILT_IN", "Table", "across_hosts", "built_in", "built_in_parameters"]
 

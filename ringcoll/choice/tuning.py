@@ -1,7 +1,7 @@
 """The file that ``ringcoll tune`` writes: what was measured, for this machine.
 
 One file holds a table for each transport, number of ranks and number of hosts; see
-`ringcoll.table.Table` for what is in one. It is replaced as a whole, by a rename, so that
+`ringcoll.choice.table.Table` for what is in one. It is replaced as a whole, by a rename, so that
 a reader finds the old one or the new one.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll import __version__
+from ringcoll.choice.table import Table
 from ringcoll.errors import RingcollError, TuningFileError
 from ringcoll.machine import cores, cpu
-from ringcoll.table import Table
 
 __all__ = ["Tuned", "find_table", "machine", "read", "update"]
 

@@ -33,7 +33,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringcoll import select, tuning
+from ringcoll import select
+from ringcoll.choice import tuning
+from ringcoll.choice.predict import Parameters
+from ringcoll.choice.table import Table, across_hosts, built_in
 from ringcoll.errors import (
     CollectiveTimeoutError,
     RingcollError,
@@ -42,8 +45,6 @@ from ringcoll.errors import (
     TuningFileError,
 )
 from ringcoll.machine import cores
-from ringcoll.predict import Parameters
-from ringcoll.table import Table, across_hosts, built_in
 from ringcoll.transport.base import Handle, Message, Transport
 
 __all__ = ["agree", "measure"]
