@@ -37,7 +37,7 @@ from torch import Tensor
 from ringcoll import sparse
 from ringcoll.call import AlgorithmChoice, Builder, Timeout, seconds, together
 from ringcoll.groups import communicator, group_rank
-from ringcoll.prepared import Collective, Repeat, repeat
+from ringcoll.prepared import Repeat, collective, repeat
 from ringcoll.stage import fusible
 
 __all__ = [
@@ -66,7 +66,7 @@ _SUM = dist.ReduceOp.SUM
 _WITH_A_FACTOR = (dist.ReduceOp.PREMUL_SUM, "premul_sum")
 
 
-@Collective
+@collective
 def all_reduce(
     tensor: Tensor,
     op: object = _SUM,
@@ -160,7 +160,7 @@ def _all_reduce_as_before(
 all_reduce.shortcut = _all_reduce_as_before
 
 
-@Collective
+@collective
 def all_reduce_coalesced(
     tensors: list[Tensor],
     op: object = _SUM,
@@ -203,7 +203,7 @@ def all_reduce_coalesced(
     return together(calls)
 
 
-@Collective
+@collective
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
@@ -241,7 +241,7 @@ def reduce(
     return call
 
 
-@Collective
+@collective
 def broadcast(
     tensor: Tensor,
     src: int | None = None,
@@ -273,7 +273,7 @@ def broadcast(
     return call
 
 
-@Collective
+@collective
 def all_gather(
     tensor_list: list[Tensor],
     tensor: Tensor,
@@ -313,7 +313,7 @@ def all_gather(
     return call
 
 
-@Collective
+@collective
 def all_gather_coalesced(
     output_tensor_lists: list[list[Tensor]],
     input_tensor_list: list[Tensor],
@@ -347,7 +347,7 @@ def all_gather_coalesced(
     return together(calls)
 
 
-@Collective
+@collective
 def all_gather_single(
     output_tensor: Tensor,
     input_tensor: Tensor,
@@ -379,7 +379,7 @@ def all_gather_single(
     return call
 
 
-@Collective
+@collective
 def all_gather_single_coalesced(
     output_tensors: list[Tensor],
     input_tensors: list[Tensor],
@@ -411,7 +411,7 @@ def all_gather_single_coalesced(
     return together(calls)
 
 
-@Collective
+@collective
 def gather(
     tensor: Tensor,
     gather_list: list[Tensor] | None = None,
@@ -448,7 +448,7 @@ def gather(
     return call
 
 
-@Collective
+@collective
 def scatter(
     tensor: Tensor,
     scatter_list: list[Tensor] | None = None,
@@ -487,7 +487,7 @@ def scatter(
     return call
 
 
-@Collective
+@collective
 def reduce_scatter(
     output: Tensor,
     input_list: list[Tensor],
@@ -523,7 +523,7 @@ def reduce_scatter(
     return call
 
 
-@Collective
+@collective
 def reduce_scatter_single(
     output: Tensor,
     input: Tensor,  # noqa: A002  # torch's name
@@ -558,7 +558,7 @@ def reduce_scatter_single(
     return call
 
 
-@Collective
+@collective
 def reduce_scatter_single_coalesced(
     output_tensors: list[Tensor],
     input_tensors: list[Tensor],
@@ -593,7 +593,7 @@ def reduce_scatter_single_coalesced(
     return together(calls)
 
 
-@Collective
+@collective
 def all_to_all(
     output_tensor_list: list[Tensor],
     input_tensor_list: list[Tensor],
@@ -630,7 +630,7 @@ def all_to_all(
     return call
 
 
-@Collective
+@collective
 def all_to_all_single(
     output: Tensor,
     input: Tensor,  # noqa: A002  # torch's name
@@ -662,7 +662,7 @@ def all_to_all_single(
     return call
 
 
-@Collective
+@collective
 def barrier(
     group: Any = None,
     async_op: bool = False,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec
+from typing import Any, ParamSpec, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -23,32 +23,22 @@ from ringcoll.communicator import Call, Communicator
 from ringcoll.groups import communicator
 from ringcoll.work import Work
 
-__all__ = ["Collective", "Persistent", "Repeat", "repeat"]
+__all__ = ["Collective", "Persistent", "Repeat", "collective", "repeat"]
 
 P = ParamSpec("P")
 
 
-class Collective(Generic[P]):
-    """A public function: called, it runs; `plan` makes a persistent operation of it.
+class Collective(Protocol[P]):
+    """A public function: called, it runs; `plan` makes a persistent operation of it."""
 
-    Parameters
-    ----------
-    build
-        Checks the arguments; its signature and docstring are those of the function.
-    shortcut
-        Asked first; see `repeat`.
-    """
-
-    def __init__(
-        self, build: Callable[P, Builder], shortcut: Callable[P, Repeat | None] | None = None
-    ) -> None:
-        self.build, self.shortcut = build, shortcut
-        functools.update_wrapper(self, build)
+    build: Callable[P, Builder]
+    """Checks the arguments, and runs nothing."""
+    shortcut: Callable[P, Repeat | None] | None
+    """Asked first; see `repeat`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Work | None:
         """Run it."""
-        found = self.shortcut(*args, **kwargs) if self.shortcut is not None else None
-        return (found or self.build(*args, **kwargs)).run()
+        ...
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Persistent:
         """Make ready to call the function with these arguments again and again.
@@ -75,9 +65,26 @@ class Collective(Generic[P]):
         >>> ringcoll.run_threads(rank_main, 2)
         [[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]
         """
-        builder = self.build(*args, **kwargs)
+        ...
+
+
+def collective(build: Callable[P, Builder]) -> Collective[P]:
+    """Make a public function of one that checks arguments, with its name and docstring."""
+
+    @functools.wraps(build)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Work | None:
+        shortcut = made.shortcut
+        found = shortcut(*args, **kwargs) if shortcut is not None else None
+        return (found or build(*args, **kwargs)).run()
+
+    def plan(*args: P.args, **kwargs: P.kwargs) -> Persistent:
+        builder = build(*args, **kwargs)
         builder.keep()
         return Persistent(builder)
+
+    made: Any = run  # a function has no such attributes, as far as types go
+    made.build, made.plan, made.shortcut = build, plan, None
+    return cast("Collective[P]", run)
 
 
 class Persistent:

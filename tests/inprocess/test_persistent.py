@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import pickle
 import weakref
 from typing import Any
 
@@ -118,6 +120,16 @@ def test_bad_arguments_are_refused_when_the_operation_is_made():
         assert tensor.tolist() == [2, 2]
 
     run_threads(main, 2)
+
+
+def test_the_functions_are_functions():
+    """To be looked up by name, pickled and asked for their signature, as torch's are."""
+    assert pickle.loads(pickle.dumps(ringcoll.all_reduce)) is ringcoll.all_reduce
+    assert inspect.isfunction(ringcoll.all_reduce)
+    assert [*inspect.signature(ringcoll.all_reduce).parameters][:4] == [
+        *("tensor", "op", "group", "async_op")
+    ]
+    assert "bitwise the same" in str(ringcoll.all_reduce.__doc__)
 
 
 # --- tensors like others --------------------------------------------------------------------
