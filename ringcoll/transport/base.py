@@ -72,7 +72,8 @@ class Transport(Protocol):
         -------
         callable
             Starts the messages, and returns a handle for each, receives first. It takes
-            a number of 31 bits, which is mixed into their tags (exclusive or).
+            a number of 31 bits, which is mixed into their tags (exclusive or). A handle
+            keeps its message's tensor alive.
         """
         ...
 

@@ -189,18 +189,21 @@ class UcxTransport(Transport):
         """Make messages ready; see `Transport.bind`."""
         recv, of, everything = self._worker.tag_recv, self._ucx.UCXXTag, self._ucx.UCXXTagMaskFull
         mine = self.rank << 31
-        arriving = [(_buffer(tensor), peer << 31 | tag, peer) for peer, tensor, tag in receives]
+        arriving = [(_buffer(one), peer << 31 | tag, peer, one) for peer, one, tag in receives]
         leaving = [
-            (self._endpoints[peer].tag_send, _buffer(tensor), mine | tag, peer)
-            for peer, tensor, tag in sends
+            (self._endpoints[peer].tag_send, _buffer(one), mine | tag, peer, one)
+            for peer, one, tag in sends
         ]
 
+        # The tensors are in the handles as well: they must not go while UCX uses their memory.
         def post(mixed: int) -> list[Handle]:
             handles: list[Handle] = [
-                (recv(buffer, of(tag ^ mixed), everything), peer) for buffer, tag, peer in arriving
+                (recv(buffer, of(tag ^ mixed), everything), peer, tensor)
+                for buffer, tag, peer, tensor in arriving
             ]
             handles += [
-                (send(buffer, of(tag ^ mixed)), peer) for send, buffer, tag, peer in leaving
+                (send(buffer, of(tag ^ mixed)), peer, tensor)
+                for send, buffer, tag, peer, tensor in leaving
             ]
             return handles
 
@@ -208,7 +211,7 @@ class UcxTransport(Transport):
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
-        request, peer = cast("tuple[Any, int]", handle)
+        request, peer, _ = cast("tuple[Any, int, Tensor]", handle)
         progress = self._worker.progress
         if not request.completed:
             for _ in range(self._spins):

@@ -81,7 +81,8 @@ def test_every_message_of_a_schedule_is_there_once(tmp_path, collective, algorit
         pytest.skip("not for so many ranks")
     rules = contract(collective)
     root = world_size - 1 if rules.rooted else 0
-    schedule = schedule_of(collective, algorithm, world_size, root)
+    hosts = (0,) * world_size if entry.needs_hosts else None
+    schedule = schedule_of(collective, algorithm, world_size, root, hosts)
     block = 1 if collective == "barrier" else 2 * schedule.num_chunks + 1
     case = Case(collective, algorithm, lengths=(block,), root=root)
 

@@ -242,8 +242,8 @@ def _calls(group: Any) -> dict[str, Callable[[], Pairs]]:
 
 
 NO_COLLECTIVES = {
-    "LocalGroup", "MpiGroup", "Options", "UserOp", "Work", "close", "mpi_group", "premul_sum",
-    "run_threads", "use",
+    "Explanation", "LocalGroup", "MpiGroup", "Options", "UserOp", "Work", "close", "explain",
+    "mpi_group", "premul_sum", "run_threads", "trace", "use",
 }  # fmt: skip
 
 

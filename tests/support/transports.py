@@ -133,6 +133,26 @@ def many_in_flight(transport: Transport) -> str:
     return f"{wrong[:3]}" if wrong else ""
 
 
+def tensors_that_nobody_keeps(transport: Transport) -> str:
+    """A message's tensor lives as long as the message, although only its handle knows it."""
+    rank, size = transport.rank, transport.world_size
+    ahead, behind = (rank + 1) % size, (rank - 1) % size
+    arrived = [torch.full((50_000,), -1) for _ in range(4)]
+    (leaving,) = transport.post([], [Message(ahead, torch.full((50_000,), rank), 9)])
+    sends = [Message(ahead, torch.full((50_000,), 10 * rank + n), n) for n in range(1, 4)]
+    post = transport.bind([], sends)
+    handles = [leaving, *post(0)]
+    del post, sends, leaving
+    junk = [torch.full((50_000,), -2) for _ in range(20)]  # where they have been, if they have gone
+    tags = [9, 1, 2, 3]
+    receives = [Message(behind, one, tag) for one, tag in zip(arrived, tags, strict=True)]
+    for handle in [*transport.post(receives, []), *handles]:
+        transport.wait(handle, LIMIT_S)
+    wanted = [behind, *(10 * behind + n for n in range(1, 4))]
+    got = [sorted(set(tensor.tolist())) for tensor in arrived]
+    return "" if got == [[one] for one in wanted] else f"{got} of {len(junk)}"
+
+
 def large_messages_both_ways(transport: Transport) -> str:
     """8 MiB each way at once, sends posted with the receives; nobody blocks."""
     rank, size = transport.rank, transport.world_size
@@ -194,6 +214,7 @@ CONFORMANCE: dict[str, Check] = {
         empty_messages,
         all_dtypes,
         many_in_flight,
+        tensors_that_nobody_keeps,
         large_messages_both_ways,
         parts_of_tensors,
         time_limit,
