@@ -84,7 +84,7 @@ transport = click.option(
     "--transport",
     type=click.Choice(["gloo", "ucx"]),
     callback=_use,
-    help="How CPU tensors travel; gloo, unless RINGCOLL_TRANSPORT says otherwise.",
+    help=f"How CPU tensors travel; gloo, unless {select.TRANSPORT_VARIABLE} says otherwise.",
 )
 
 imports = click.option(
