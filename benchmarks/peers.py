@@ -20,7 +20,7 @@ from typing import Any
 
 from common import environment, introduce, parser
 
-from ringcoll.bench import Request, Result, Timing, peers
+from ringcoll.bench import NATIVE, Request, Result, Timing, peers
 from ringcoll.bench import on_rank as measure_on_rank
 from ringcoll.bench.efficiency import Efficiency, efficiencies
 from ringcoll.bench.limits import LIMITS
@@ -28,7 +28,8 @@ from ringcoll.bench.plot import check_matplotlib, draw, save
 from ringcoll.bench.units import as_size, parse_size, time_in_words
 from ringcoll.launch import Ranks
 
-SIZES = "4,1K,16K,64K,256K,1M,4M,16M,64M"
+SIZES = "4,16,64,256,1K,4K,16K,64K,256K,1M,4M,16M,64M"
+_DRAWN = ("auto", "persistent", NATIVE, *peers.MPI_PEERS, "exchange")
 
 
 def pooled(cycles: Iterable[Sequence[Result]]) -> list[Result]:
@@ -123,7 +124,7 @@ def record(one: Result) -> dict[str, Any]:
         "wrong": one.wrong,
         "refused": one.refused,
         "operations_a_sample": None if timed is None else timed.turn,
-        "samples_s": [] if timed is None else list(timed.samples_s),
+        "samples": 0 if timed is None else len(timed.samples_s),
         "summary": None if timed is None else asdict(timed.summary),
     }
 
@@ -140,9 +141,9 @@ def main() -> None:
     arguments.add_argument("--peers", type=peers.read, default=peers.PEERS)
     arguments.add_argument("--peer-dir", type=Path, default=peers.FOLDER)
     arguments.add_argument(
-        "--seconds", type=float, default=60.0, help="of each cycle, for ours and for each library"
+        "--seconds", type=float, default=40.0, help="of each cycle, for ours and for each library"
     )
-    arguments.add_argument("--cycles", type=int, default=3)
+    arguments.add_argument("--cycles", type=int, default=2)
     arguments.add_argument("--output", type=Path, default=Path(__file__).parent)
     options = arguments.parse_args()
     check_matplotlib()
@@ -172,7 +173,7 @@ def main() -> None:
         ]
         curves: dict[str, list[Result]] = {}
         for one in results:
-            if one.timed is not None and one.contender not in ("add", "copy"):
+            if one.timed is not None and one.contender in _DRAWN:
                 curves.setdefault(one.contender, []).append(one)
         title = (
             f"all_reduce of float32, {world_size} processes on {facts['cores']} cores, "
