@@ -35,6 +35,7 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.execute import Bound, bind, execute
+from ringcoll.machine import cores
 from ringcoll.monitor import Monitor, Running, monitored_barrier
 from ringcoll.plan import Plan
 from ringcoll.reduction import Reduction
@@ -372,6 +373,9 @@ class Communicator:
     ) -> Bindings:
         reduction = call.reduction
         transport: Transport = self.transport
+        ranks_here = transport.hosts.count(transport.hosts[self.rank])
+        if reduction is not None and torch.get_num_threads() * ranks_here > cores():
+            reduction = reduction.in_pieces()
         if reduction is not None and reduction.wire_dtype is not decision.dtype:
             transport = NarrowTransport(transport, reduction.wire_dtype)
         instructions = bind(

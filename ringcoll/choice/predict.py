@@ -309,7 +309,7 @@ def predict(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -
     Parameters
     ----------
     entry
-        The algorithm; it has to run on so many ranks.
+        The algorithm; it has to run on so many ranks, and not to need to know the hosts.
     nbytes
         Size of the whole data: the vector, or all blocks of a rank.
     world_size

@@ -17,6 +17,7 @@ from torch import Tensor
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError, GroupBrokenError, MismatchError
+from ringcoll.reduction import Reduction, resolve
 from tests.support.cases import Case, prepare, verdict
 from tests.support.effort import effort
 from tests.support.strategies import cases
@@ -292,3 +293,41 @@ def test_a_tensor_whose_elements_share_memory_is_refused_among_others():
         assert tensors[0].tolist() == [1, 1]
 
     run_threads(main, 2)
+
+
+# --- threads of torch -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numel", [0, 1, 32_704, 32_705, 100_000])
+@pytest.mark.parametrize("op", ["sum", "product", "max", "avg"])
+def test_reducing_in_pieces_gives_the_same(numel: int, op: str):
+    reduction = resolve(op, torch.float32)
+    left, right = torch.randn(numel), torch.randn(numel)
+    whole, parts = torch.empty(numel), left.clone()
+    reduction.combine(left, right, out=whole)
+    reduction.in_pieces().combine(parts, right, out=parts)  # in place, too
+    assert torch.equal(whole, parts)
+
+
+@pytest.mark.parametrize("threads, in_pieces", [(1, False), (2, True)])
+def test_ranks_that_share_cores_do_not_use_threads(
+    threads: int, in_pieces: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("ringcoll.communicator.cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    asked: list[str] = []
+    original = Reduction.in_pieces
+
+    def noting(self: Reduction) -> Reduction:
+        asked.append(str(self.operator))
+        return original(self)
+
+    monkeypatch.setattr(Reduction, "in_pieces", noting)
+
+    def main(group: LocalGroup) -> float:
+        tensor = torch.full((50_000,), float(group.rank()))
+        ringcoll.all_reduce(tensor, group=group)
+        return float(tensor.sum())
+
+    assert run_threads(main, 2) == [50_000.0] * 2
+    assert bool(asked) == in_pieces
