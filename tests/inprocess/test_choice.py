@@ -8,11 +8,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from ringcoll.choice.predict import Parameters, predictions
 from ringcoll.choice.rules import parse_rules
 from ringcoll.choice.table import Table, built_in, built_in_parameters
 from ringcoll.choice.tuning import Tuned, update
+from ringcoll.communicator import Communicator
 from ringcoll.contracts import CONTRACTS, contract
 from ringcoll.errors import (
     ArgumentError,
@@ -36,7 +39,7 @@ from ringcoll.errors import (
     TransportError,
     TuningFileError,
 )
-from ringcoll.reduction import as_operator
+from ringcoll.reduction import as_operator, resolve
 from ringcoll.transport.local import Hub, LocalTransport
 from ringcoll.verify import verify
 
@@ -467,3 +470,38 @@ def test_only_one_module_reads_the_librarys_variables() -> None:
         if "RINGCOLL_" in (text := path.read_text(encoding="utf-8")) and reading.search(text)
     }
     assert readers == {"select.py"}
+
+
+def test_ranks_that_share_hosts_reduce_hierarchically() -> None:
+    """Where a network connects hosts of several ranks, and the operator allows any order."""
+
+    def chosen(world_size: int, hosts: int, nbytes: int, operator: Any = None) -> str:
+        table = built_in("gloo", world_size, hosts=hosts)
+        return select.choose("all_reduce", nbytes, world_size, operator, table).algorithm
+
+    assert chosen(4, 2, 1 << 20) == "hierarchical"
+    assert chosen(4, 2, 1 << 10) != "hierarchical"
+    assert chosen(4, 1, 1 << 20) != "hierarchical"
+    assert chosen(2, 2, 1 << 20) != "hierarchical"  # nobody shares a host
+    ordered = resolve(UserOp(lambda x, y: x, commutative=False), torch.float32).operator
+    assert chosen(4, 2, 1 << 20, ordered) != "hierarchical"
+
+
+def test_auto_knows_who_is_on_which_host() -> None:
+    hosts = (0, 1, 0, 1)
+
+    def main(rank: int, transport: LocalTransport, store: dist.Store) -> tuple[str, list[float]]:
+        member = Communicator(transport, store, 20.0)
+        tensor = torch.arange(20_000.0) * (rank + 1)
+        ringcoll.all_reduce(tensor, group=ringcoll.LocalGroup(member))
+        assert member.table is not None
+        algorithm = select.choose("all_reduce", tensor.nbytes, 4, None, member.table).algorithm
+        member.close()
+        return algorithm, tensor[:3].tolist()
+
+    hub = Hub(4, hosts=hosts)
+    store = dist.HashStore()
+    with ThreadPoolExecutor(4) as threads:
+        ends = zip(range(4), hub.transports(), strict=True)
+        works = [threads.submit(main, rank, transport, store) for rank, transport in ends]
+        assert [work.result(30) for work in works] == [("hierarchical", [0.0, 10.0, 20.0])] * 4
