@@ -329,6 +329,12 @@ class Communicator:
             run(number + index, following)
 
     def _run_plan(self, number: int, call: Call) -> None:
+        if not torch.is_inference_mode_enabled() and any(
+            one.is_inference() for one in call.results
+        ):
+            with torch.inference_mode():  # the caller's mode, which only holds for its thread
+                self._run_plan(number, call)
+            return
         running = Running(number, call.name, call.lengths)
         self._monitor.start(running)
         try:
@@ -389,7 +395,8 @@ class Communicator:
         )
         if call.keeper is None:
             return Bindings(decision, transport, instructions)
-        call.keeper.bindings = Bindings(decision, transport, [*instructions])
+        with torch.inference_mode(False):  # it may be run again outside of that mode
+            call.keeper.bindings = Bindings(decision, transport, [*instructions])
         return call.keeper.bindings
 
     def _break(self, error: BaseException) -> None:
@@ -404,18 +411,22 @@ class Communicator:
         """Working memory; it is kept, and grows when more is needed."""
         view = self._workspace_as.get((device, dtype))
         if view is None or view.numel() < numel:
-            memory = self._workspace.get(device)
-            if memory is None or memory.numel() < numel * dtype.itemsize:
-                self._workspace.pop(device, None)
-                self._workspace_as.clear()
-                self.repeated.clear()  # what is bound to it
-                # A multiple of every dtype's size, so that any of them can view it.
-                nbytes = -(-numel * dtype.itemsize // 64) * 64
-                memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-                self._workspace[device] = memory
-            view = memory.view(dtype)
+            with torch.inference_mode(False):  # it is used again outside of that mode
+                view = self._more_memory(numel, dtype, device)
             self._workspace_as[device, dtype] = view
         return view
+
+    def _more_memory(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        memory = self._workspace.get(device)
+        if memory is None or memory.numel() < numel * dtype.itemsize:
+            self._workspace.pop(device, None)
+            self._workspace_as.clear()
+            self.repeated.clear()  # what is bound to it
+            # A multiple of every dtype's size, so that any of them can view it.
+            nbytes = -(-numel * dtype.itemsize // 64) * 64
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            self._workspace[device] = memory
+        return memory.view(dtype)
 
     def _compare(self, description: str, timeout_s: float) -> None:
         """Compare signatures through the store, once, where tags cannot do it."""

@@ -147,17 +147,27 @@ class Ranks:
         cores = len(os.sched_getaffinity(0))
         threads = threads or max(1, cores // world_size)
         self._store = local_store()
+
+        def arguments(rank: int, theirs: Connection) -> tuple[object, ...]:
+            meeting = (self._store.port, rank, world_size, timeout_s)
+            return meeting, backend, threads, theirs, dict(os.environ)
+
+        self._start(_main, arguments)
+
+    def _start(
+        self, main: Callable[..., None], arguments: Callable[[int, Connection], tuple[object, ...]]
+    ) -> None:
+        """Start a process for each rank; ``arguments(rank, connection)`` are its ``main``'s."""
         context = _context()
         self._connections: list[Connection] = []
         self.processes: list[multiprocessing.process.BaseProcess] = []
         try:
             with _interrupts_held():
-                for rank in range(world_size):
+                for rank in range(self.world_size):
                     ours, theirs = context.Pipe()
-                    meeting = (self._store.port, rank, world_size, timeout_s)
                     process = context.Process(
-                        target=_main,
-                        args=(meeting, backend, threads, theirs, dict(os.environ)),
+                        target=main,
+                        args=arguments(rank, theirs),
                         name=f"rank-{rank}",
                         daemon=True,
                     )

@@ -78,7 +78,8 @@ def collective(build: Callable[P, Builder]) -> Collective[P]:
         return (found or build(*args, **kwargs)).run()
 
     def plan(*args: P.args, **kwargs: P.kwargs) -> Persistent:
-        builder = build(*args, **kwargs)
+        with torch.inference_mode(False):  # it may be run outside of that mode
+            builder = build(*args, **kwargs)
         builder.keep()
         return Persistent(builder)
 
@@ -154,6 +155,10 @@ def _through(
     return open_
 
 
+def _own(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
 def _alias(tensor: Tensor) -> Tensor:
     """The same memory as a tensor's, which is not kept alive by it."""
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
@@ -208,8 +213,9 @@ def repeat(
     except TypeError:  # an argument that no dictionary takes: to be complained about elsewhere
         return None
     if found is None:
-        own = torch.empty(tensor.shape, dtype=tensor.dtype) if is_short else _alias(tensor)
-        builder = build(own)
+        with torch.inference_mode(False):  # it may be used again outside of that mode
+            own = _own(tensor) if is_short else _alias(tensor)
+            builder = build(own)
         if builder is None or not (is_short or builder.is_plain):
             return None
         builder.keep()

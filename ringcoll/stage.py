@@ -161,14 +161,15 @@ class Stage:
     def open(self) -> Opened:
         """Make the flat tensors."""
         if self._opened is None:
-            opened = self._open()
-            if self._keeps:
-                self._opened = opened
-                self._refills = [
-                    (flat, tensor)
-                    for flat, tensor in zip(opened[0], self._inputs, strict=True)
-                    if self._scales or not self._as_it_is(tensor)
-                ]
+            if not self._keeps:
+                return self._open()
+            with torch.inference_mode(False):  # it may be used again outside of that mode
+                opened = self._opened = self._open()
+            self._refills = [
+                (flat, tensor)
+                for flat, tensor in zip(opened[0], self._inputs, strict=True)
+                if self._scales or not self._as_it_is(tensor)
+            ]
             return opened
         for flat, tensor in self._refills:
             flat.copy_(self._flat_input(tensor))

@@ -66,9 +66,9 @@ class _Exchange:
         self.transport, self.timeout_s = transport, timeout_s
         self.rank, self.world_size = transport.rank, transport.world_size
         self._deadline = time.monotonic() + timeout_s
-        self._out = torch.zeros(_LONG, dtype=torch.uint8)
-        self._in = torch.zeros(_LONG, dtype=torch.uint8)
-        self._small = torch.zeros(2 * _AT_ONCE, _SHORT, dtype=torch.uint8)
+        self._out = torch.zeros(_LONG, dtype=torch.uint8, device="cpu")
+        self._in = torch.zeros(_LONG, dtype=torch.uint8, device="cpu")
+        self._small = torch.zeros(2 * _AT_ONCE, _SHORT, dtype=torch.uint8, device="cpu")
 
     def step(self, receives: list[Message], sends: list[Message]) -> None:
         for handle in self.transport.post(receives, sends):
@@ -159,7 +159,7 @@ def _all_at_once(exchange: _Exchange, function: Callable[[], object], expected_s
 
 def _adding() -> float:
     """Seconds to add a byte to another, undisturbed."""
-    left, right = torch.ones(_ADDED // 4), torch.ones(_ADDED // 4)
+    left, right = (torch.ones(_ADDED // 4, device="cpu") for _ in range(2))
     return min(_timed(lambda: left.add_(right)) for _ in range(20)) / _ADDED
 
 
@@ -234,7 +234,7 @@ class _Notes:
         """Write something down, for some ranks to read."""
         self.store.set(key, json.dumps(value))
         if not self.transport.ordered:
-            token = torch.zeros(1, dtype=torch.uint8)
+            token = torch.zeros(1, dtype=torch.uint8, device="cpu")
             sends = [Message(peer, token, _TOKEN_TAG) for peer in peers]
             for handle, peer in zip(self.transport.post([], sends), peers, strict=True):
                 self._wait(handle, peer)
@@ -244,7 +244,7 @@ class _Notes:
         if self.transport.ordered:
             self._look(keys)
         else:
-            tokens = torch.zeros(len(keys), dtype=torch.uint8)
+            tokens = torch.zeros(len(keys), dtype=torch.uint8, device="cpu")
             receives = [Message(peer, tokens[i : i + 1], _TOKEN_TAG) for i, peer in enumerate(keys)]
             for handle, peer in zip(self.transport.post(receives, []), keys, strict=True):
                 self._wait(handle, peer)

@@ -197,7 +197,7 @@ def _compare(member: Communicator, clock: Clocks, into: list[Sighting]) -> None:
 
 
 def _ping(member: Communicator, clock: Clocks) -> list[Sighting]:
-    token, answer = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    token, answer = torch.zeros(2, 1, dtype=torch.int64, device="cpu")
     transport, limit_s = member.transport, member.timeout_s
     (arriving,) = transport.post([Message(0, answer, _TAG)], [])
     sent = clock()
@@ -210,7 +210,7 @@ def _ping(member: Communicator, clock: Clocks) -> list[Sighting]:
 
 
 def _answer(member: Communicator, clock: Clocks, peer: int) -> None:
-    token, answer = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    token, answer = torch.zeros(2, 1, dtype=torch.int64, device="cpu")
     transport, limit_s = member.transport, member.timeout_s
     (arriving,) = transport.post([Message(peer, token, _TAG)], [])
     transport.wait(arriving, limit_s)
@@ -248,7 +248,7 @@ def _all_ended_well(member: Communicator, key: str) -> None:
 def _write(records: Records, recording: Recording, group: Any) -> None:
     """Bring all records to rank 0, which writes the file and says whether it could."""
     packed = _gathered(records, group)
-    verdict = torch.zeros(1, dtype=torch.uint8)
+    verdict = torch.zeros(1, dtype=torch.uint8, device="cpu")
     failure: OSError | RingcollError | None = None
     if records.rank == 0:
         ranks = [Records.unpacked(one) for one in packed]
@@ -272,11 +272,11 @@ def _gathered(records: Records, group: Any) -> list[bytes]:
     """The records of all ranks, on rank 0; nothing in them on the others."""
     rank, world_size = records.rank, records.world_size
     mine = torch.frombuffer(bytearray(records.packed()), dtype=torch.uint8)
-    lengths = torch.zeros(world_size, dtype=torch.int64)
-    api.all_gather_single(lengths, torch.tensor([mine.numel()]), group)
+    lengths = torch.zeros(world_size, dtype=torch.int64, device="cpu")
+    api.all_gather_single(lengths, torch.tensor([mine.numel()], device="cpu"), group)
     incoming = lengths.tolist() if rank == 0 else [0] * world_size
     outgoing = [mine.numel(), *[0] * (world_size - 1)]
-    whole = torch.empty(sum(incoming), dtype=torch.uint8)
+    whole = torch.empty(sum(incoming), dtype=torch.uint8, device="cpu")
     api.all_to_all_single(whole, mine, incoming, outgoing, group)
     data = whole.numpy().tobytes()
     ends = list(accumulate(incoming))

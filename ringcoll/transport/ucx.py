@@ -174,7 +174,7 @@ class UcxTransport(Transport):
         self._keep.append(told)
         self._heard = self._worker.tag_recv(told, ucx.UCXXTag(_ABORT), ucx.UCXXTagMask(_ABORT))
         # Everybody hears from everybody: so all are connected, and nobody leaves before.
-        token = [torch.zeros(1, dtype=torch.uint8) for _ in range(2 * self.world_size)]
+        token = torch.zeros(2 * self.world_size, 1, dtype=torch.uint8, device="cpu")
         peers = list(self._endpoints)
         handles = self.post(
             [Message(peer, token[2 * peer], 0) for peer in peers],

@@ -295,6 +295,53 @@ def test_a_tensor_whose_elements_share_memory_is_refused_among_others():
     run_threads(main, 2)
 
 
+# --- modes of torch -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numel", [3, 30_000])
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wire_dtype", [None, torch.float16])
+def test_in_inference_mode_and_after(
+    numel: int, async_op: bool, dtype: torch.dtype, wire_dtype: torch.dtype | None
+):
+    """What is kept from calls in the mode is used outside of it, and the other way round."""
+
+    def main(group: LocalGroup) -> None:
+        def reduced(tensor: Tensor) -> None:
+            work = ringcoll.all_reduce(
+                tensor, group=group, async_op=async_op, wire_dtype=wire_dtype
+            )
+            if work is not None:
+                work.wait()
+            assert set(tensor.tolist()) == {1.0}
+
+        for inside in (True, False, True):
+            with torch.inference_mode(inside):
+                tensor = torch.full((numel,), float(group.rank()), dtype=dtype)
+                reduced(tensor)
+        # Made in the mode, used outside of it.
+        reduced(tensor.fill_(group.rank()) if not tensor.is_inference() else tensor.clone() * 0.5)
+        whole = torch.zeros(2 * numel, dtype=dtype)
+        ringcoll.all_gather_single(whole, tensor, group)
+        assert set(whole.tolist()) == {1.0}
+
+    run_threads(main, 2)
+
+
+def test_the_default_device_does_not_matter(tmp_path):
+    def main(group: LocalGroup) -> list[float]:
+        short, long, one = torch.ones(3), torch.ones(30_000), torch.ones(2)
+        with torch.device("meta"), ringcoll.trace(tmp_path / "trace.json", group):
+            for tensor in (short, long):
+                ringcoll.all_reduce(tensor, group=group)
+                ringcoll.all_reduce.plan(tensor, group=group)()
+            ringcoll.all_reduce_coalesced([one, one.clone()], group=group)
+        return [float(short[0]), float(long[-1]), float(one[1])]
+
+    assert run_threads(main, 2) == [[4.0, 4.0, 2.0]] * 2
+
+
 # --- threads of torch -----------------------------------------------------------------
 
 

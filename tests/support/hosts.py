@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import multiprocessing
 import os
 import shutil
 import signal
@@ -35,7 +34,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from ringcoll.launch import Ranks, _context, _interrupts_held, _join_and_obey
+from ringcoll.launch import Ranks, _join_and_obey
 
 __all__ = ["APART", "HostRanks", "Hosts", "reason_why_not"]
 
@@ -284,34 +283,19 @@ class HostRanks(Ranks):
     ) -> None:
         self.world_size, self.timeout_s = len(where), timeout_s
         self._store = _in_network(hosts.switch.pid, _store)
-        self._connections: list[Connection] = []
-        self.processes: list[multiprocessing.process.BaseProcess] = []
         told = {"GLOO_SOCKET_IFNAME": "eth0"} if environment is None else environment
         inherited = {key: value for key, value in os.environ.items() if key != "GLOO_SOCKET_IFNAME"}
-        context = _context()
-        try:
-            with _interrupts_held():
-                for rank, host in enumerate(where):
-                    ours, theirs = context.Pipe()
-                    meeting = (self._store.port, rank, self.world_size, timeout_s)
-                    space = hosts.hosts[host]
-                    process = context.Process(
-                        target=_main,
-                        args=(
-                            (space.pid, ("net", *space.kinds), str(Path.cwd())),
-                            (_SWITCH, meeting, backend, 1, theirs),
-                            inherited | told,
-                        ),
-                        name=f"rank-{rank}",
-                        daemon=True,
-                    )
-                    process.start()
-                    theirs.close()
-                    self._connections.append(ours)
-                    self.processes.append(process)
-        except BaseException:
-            self.kill()
-            raise
+
+        def arguments(rank: int, theirs: Connection) -> tuple[object, ...]:
+            space = hosts.hosts[where[rank]]
+            meeting = (self._store.port, rank, self.world_size, timeout_s)
+            return (
+                (space.pid, ("net", *space.kinds), str(Path.cwd())),
+                (_SWITCH, meeting, backend, 1, theirs),
+                inherited | told,
+            )
+
+        self._start(_main, arguments)
 
 
 def _main(
