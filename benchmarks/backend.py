@@ -24,7 +24,6 @@ from torch import nn
 from ringcoll.bench import Meeting, alternate, summarize
 from ringcoll.launch import Ranks
 
-BACKENDS = ("ringcoll", "gloo")
 WIDTH, LAYERS, BATCH = 1280, 4, 64  # 4 x 1280 x 1281 parameters of 4 bytes: 25.0 MiB
 PENDING = 10_000
 

@@ -18,7 +18,8 @@ import ringcoll
 from ringcoll.algorithms import schedule_of
 from ringcoll.bench.units import as_size, parse_size
 from ringcoll.launch import Ranks
-from ringcoll.plan import Layout, compile_plan
+from ringcoll.plan import compile_plan
+from ringcoll.regions import Layout
 
 
 def status(name: str) -> int:

@@ -35,8 +35,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll import sparse
-from ringcoll.call import AlgorithmChoice, Builder, Timeout, seconds, together
-from ringcoll.groups import communicator, group_rank
+from ringcoll.call import AlgorithmChoice, Builder, Timeout, seconds, side_by_side, together
+from ringcoll.errors import ArgumentError
+from ringcoll.groups import as_group, communicator, group_rank
 from ringcoll.prepared import Repeat, collective, repeat
 from ringcoll.stage import fusible
 
@@ -114,7 +115,17 @@ def all_reduce(
     [[1.0, 3.0, 5.0], [1.0, 3.0, 5.0]]
     """
     if getattr(tensor, "layout", None) is torch.sparse_coo:
-        return sparse.all_reduce(tensor, op, group, async_op, algorithm=algorithm, timeout=timeout)
+        return sparse.all_reduce(
+            tensor,
+            op,
+            group,
+            async_op,
+            algorithm=algorithm,
+            timeout=timeout,
+            segment_bytes=segment_bytes,
+            wire_dtype=wire_dtype,
+            out=out,
+        )
     result = tensor if out is None else out
     options = algorithm, segment_bytes, timeout
     call = Builder("all_reduce", group, [tensor, result], async_op, *options)
@@ -190,7 +201,7 @@ def all_reduce_coalesced(
         "timeout": timeout,
     }
     calls = []
-    for run in fusible(list(tensors)):
+    for run in fusible([tensor for (tensor,) in side_by_side(group, tensors=tensors)]):
         flat = (
             run[0]
             if len(run) == 1
@@ -340,9 +351,11 @@ def all_gather_coalesced(
         "segment_bytes": segment_bytes,
         "timeout": timeout,
     }
+    lists = side_by_side(group, output_tensor_lists=output_tensor_lists)
+    named = {f"output_tensor_lists[{rank}]": outputs for rank, (outputs,) in enumerate(lists)}
     calls = [
-        all_gather.build(list(outputs), tensor, group, async_op, **options)
-        for *outputs, tensor in zip(*output_tensor_lists, input_tensor_list, strict=True)
+        all_gather.build(outputs, tensor, group, async_op, **options)
+        for tensor, *outputs in side_by_side(group, input_tensor_list=input_tensor_list, **named)
     ]
     return together(calls)
 
@@ -406,7 +419,9 @@ def all_gather_single_coalesced(
     }
     calls = [
         all_gather_single.build(output, tensor, group, async_op, **options)
-        for output, tensor in zip(output_tensors, input_tensors, strict=True)
+        for output, tensor in side_by_side(
+            group, output_tensors=output_tensors, input_tensors=input_tensors
+        )
     ]
     return together(calls)
 
@@ -588,7 +603,9 @@ def reduce_scatter_single_coalesced(
     }
     calls = [
         reduce_scatter_single.build(output, tensor, op, group, async_op, **options)
-        for output, tensor in zip(output_tensors, input_tensors, strict=True)
+        for output, tensor in side_by_side(
+            group, output_tensors=output_tensors, input_tensors=input_tensors
+        )
     ]
     return together(calls)
 
@@ -678,16 +695,32 @@ def barrier(
     group, async_op
         As for `all_reduce`.
     device_ids
-        Accepted for compatibility: the first one names a CUDA device to use.
+        The first one names a CUDA device, whose current stream is then waited for, too.
     algorithm, timeout
         See the module.
     """
-    device = torch.device("cuda", device_ids[0]) if device_ids else torch.device("cpu")
-    token = torch.ones(1, dtype=torch.uint8, device=device)
+    token = torch.ones(1, dtype=torch.uint8, device=_named_device(device_ids, group))
     call = Builder("barrier", group, [token], async_op, algorithm, None, timeout)
     call.reduces("bor", None)
     call.vector([token], [token])
     return call
+
+
+def _named_device(device_ids: Any, group: Any) -> torch.device:
+    """The device of a barrier's ``device_ids``, by default the CPU."""
+    is_list = isinstance(device_ids, list | tuple)
+    if device_ids is None or (is_list and not device_ids):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if not is_list or device_ids[0] not in range(count):
+        raise ArgumentError(
+            "names no CUDA device of this process",
+            rank=as_group(group).rank(),
+            argument="device_ids",
+            expected=f"a list of one of the {count} devices, or None",
+            got=device_ids,
+        )
+    return torch.device("cuda", device_ids[0])
 
 
 def monitored_barrier(

@@ -29,9 +29,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll import api, groups, select
-from ringcoll.errors import ArgumentError, PeerLostError
+from ringcoll import api, groups, select, streams
+from ringcoll.errors import ArgumentError
+from ringcoll.point_to_point import PointToPoint
 from ringcoll.torch_gaps import (
+    mend_batches,
     mend_built_in_hook,
     mend_bypasses,
     mend_monitored_barrier,
@@ -61,7 +63,7 @@ class Options:
     segment_bytes, wire_dtype
         As for the functions of `ringcoll.api`; the wire dtype is used for sums of
         floating-point tensors only.
-    transport
+    transport, cuda_transport
         As for `ringcoll.use`.
 
     Examples
@@ -77,6 +79,11 @@ class Options:
     segment_bytes: int | None = None
     wire_dtype: torch.dtype | None = None
     transport: str = "auto"
+    cuda_transport: str = "auto"
+
+    def __post_init__(self) -> None:
+        select.transport(self.transport)
+        select.cuda_transport(self.cuda_transport)
 
     def algorithm_of(self, collective: str, world_size: int) -> str:
         """The algorithm to use for a collective.
@@ -145,6 +152,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         mend_bypasses()
         mend_built_in_hook(ProcessGroup)
         mend_monitored_barrier(ProcessGroup)
+        mend_batches(ProcessGroup)
         self.options = options or Options()
         self._keywords = {
             collective: self.options.keywords(collective, world_size)
@@ -152,40 +160,30 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         }
         self._store = store
         self._issued = 0
-        groups.use(self, transport=self.options.transport)
-        self._coalesced: list[Work] | None = None
-        # For the user's sends and receives, which so never meet the library's own.
-        self._channels: dict[str, Any] = {
-            "cpu": dist.ProcessGroupGloo(
-                dist.PrefixStore("cpu", store), rank, world_size, timeout=timeout
-            )
-        }
-        self._register_backend(
-            torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, self._channels["cpu"]
+        groups.use(
+            self,
+            transport=self.options.transport,
+            cuda_transport=self.options.cuda_transport,
         )
-        if torch.cuda.is_available() and dist.is_nccl_available():
-            nccl_options = dist.ProcessGroupNCCL.Options()
-            nccl_options._timeout = timeout
-            nccl = dist.ProcessGroupNCCL(
-                dist.PrefixStore("cuda", store), rank, world_size, nccl_options
-            )
-            self._channels["cuda"] = nccl
-            self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
-        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        self._coalesced: list[Work] | None = None
+        self._messages = PointToPoint(store, rank, world_size, timeout)
+        # For CUDA tensors, too, so that torch sees a group for them. Were it NCCL's, torch would
+        # connect it at once where it is given a `device_id`, and in vain where ranks share a GPU.
+        kind = dist.ProcessGroup.BackendType.CUSTOM
+        for device in ("cpu", "cuda") if self._messages.has_nccl else ("cpu",):
+            self._register_backend(torch.device(device), kind, self._messages.gloo)
+        self._set_default_backend(kind)
 
     # --- what it is ------------------------------------------------------------------
 
     @property
     def timeout(self) -> timedelta:
         """Time limit of an operation that gives none of its own."""
-        # Kept where torch's functions that set it put it.
-        limit: timedelta = self._channels["cpu"].options._timeout
-        return limit
+        return self._messages.timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of operations that give none of their own."""
-        for channel in self._channels.values():
-            channel._set_default_timeout(timeout)
+        self._messages.timeout = timeout
 
     def getBackendName(self) -> str:  # noqa: N802  # C++ calls it
         """The backend's name."""
@@ -485,7 +483,9 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """``barrier``."""
         device = getattr(opts, "device", None)
-        indices = [device.index or 0] if device is not None and device.type == "cuda" else None
+        indices = None
+        if device is not None and device.type == "cuda":
+            indices = [streams.current_device() if device.index is None else device.index]
         return self._start("barrier", api.barrier, [], opts, timeout, device_ids=indices)
 
     def monitored_barrier(
@@ -498,33 +498,21 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> dist.Work:
         """Send a list of one tensor."""
-        (tensor,) = tensors
-        what = f"rank {self.rank()} lost rank {dst}, while it sent to it with tag {tag}"
-        return _Message(self._channel(tensor).send([tensor], dst, tag), what, dst)
+        return self._messages.send(tensors, dst, tag)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> dist.Work:
         """Receive a list of one tensor."""
-        (tensor,) = tensors
-        what = f"rank {self.rank()} lost rank {src}, while it received from it with tag {tag}"
-        return _Message(self._channel(tensor).recv([tensor], src, tag), what, src)
+        return self._messages.recv(tensors, src, tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> dist.Work:
         """Receive a list of one tensor from whoever sends first."""
-        (tensor,) = tensors
-        what = f"rank {self.rank()} lost a rank, while it received from any with tag {tag}"
-        return _Message(self._channel(tensor).recv_anysource([tensor], tag), what, None)
+        return self._messages.recv_anysource(tensors, tag)
 
-    def _channel(self, tensor: Tensor) -> Any:
-        channel = self._channels.get(tensor.device.type)
-        if channel is None:
-            raise ArgumentError(
-                "tensors on this device cannot be sent",
-                rank=self.rank(),
-                argument="tensor",
-                expected=" or ".join(self._channels),
-                got=tensor.device,
-            )
-        return channel
+    def batched(
+        self, start: Callable[[], list[dist.Work]], device: torch.device
+    ) -> list[dist.Work]:
+        """Start the sends and receives of ``torch.distributed.batch_isend_irecv``."""
+        return self._messages.batched(start, device)
 
     # --- several at once, other groups, the end --------------------------------------
 
@@ -593,12 +581,12 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """Make all operations fail, here and at the peers that take part in them."""
         groups.abort(self)
-        for channel in self._channels.values():
-            channel.abort()
+        self._messages.abort()
 
     def shutdown(self) -> None:
         """Complete what was issued, within its time limits, and let go of connections."""
         groups.close(self, drain_s=self.timeout.total_seconds())
+        self._messages.shutdown()
 
     # --- how all of them run ---------------------------------------------------------
 
@@ -617,21 +605,23 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if limit is None or limit <= timedelta(0):
             limit = self.timeout
         self._issued += 1
+        keywords |= self._keywords[collective]
         if self.options.wire_dtype is not None and collective in _REDUCTIONS:
             # Integers have no other dtype to travel in.
             floating = bool(results) and results[0].is_floating_point()
             keywords["wire_dtype"] = self.options.wire_dtype if floating else None
+        if collective == "all_reduce" and any(getattr(one, "is_sparse", False) for one in results):
+            keywords |= {"wire_dtype": None, "segment_bytes": None}
         work = function(
             *arguments,
             group=self,
             async_op=getattr(opts, "asyncOp", True),
             timeout=limit,
-            **self._keywords[collective],
             **keywords,
         )
         if work is None:
             work = Work(collective, results)
-            work.complete(None)
+            work.complete(None, streams.mark_of(results))
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -666,53 +656,6 @@ def _inner(lists: Any) -> list[Tensor]:
     """The one list of tensors in a list of lists, or the list itself."""
     lists = _listed(lists)
     return list(lists[0]) if lists and isinstance(lists[0], list | tuple) else lists
-
-
-class _Message(dist.Work):
-    """A send or a receive of the user's.
-
-    Parameters
-    ----------
-    work
-        Of torch's own group.
-    failure
-        What has happened if it fails, in words.
-    peer
-        The other rank, if it is known.
-    """
-
-    def __init__(self, work: dist.Work, failure: str, peer: int | None) -> None:
-        super().__init__()
-        self._work, self._failure, self._peer = work, failure, peer
-        self._waited = False
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for it; more than once does no harm, as it does on gloo's own."""
-        if not self._waited:
-            try:
-                self._work.wait(timeout)
-            except RuntimeError as error:
-                raise PeerLostError(f"{self._failure}: {error}", peer=self._peer) from error
-            self._waited = True
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether it is over; gloo does not know before it is waited for."""
-        return self._waited or self._work.is_completed()
-
-    def is_success(self) -> bool:
-        """Whether it is over and went well."""
-        return self._waited
-
-    def get_future(self) -> Any:
-        """The future of torch's own work, where it has one."""
-        return self._work.get_future()
-
-    def _source_rank(self) -> int:
-        """Whom a receive from any rank has received from."""
-        return int(self._work._source_rank())
-
-    source_rank = _source_rank
 
 
 class _All(dist.Work):

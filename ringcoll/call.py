@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +21,12 @@ from ringcoll.choice.table import Table
 from ringcoll.communicator import Call, Communicator, Decision, Keeper
 from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError
-from ringcoll.groups import communicator
-from ringcoll.plan import Layout, compile_plan
-from ringcoll.reduction import Operator, Reduction, resolve
+from ringcoll.groups import as_group, communicator
+from ringcoll.plan import compile_plan
+from ringcoll.reduction import TORCH, Engine, Operator, Reduction, gpu, resolve
+from ringcoll.regions import Layout
 from ringcoll.schedule import Schedule
+from ringcoll.streams import has_streams
 from ringcoll.work import Work
 
 __all__ = [
@@ -31,8 +34,11 @@ __all__ = [
     "Builder",
     "Timeout",
     "seconds",
+    "side_by_side",
     "together",
 ]
+
+_CPU = torch.device("cpu")
 
 AlgorithmChoice = str | Schedule
 Timeout = timedelta | float | None
@@ -56,24 +62,65 @@ def seconds(timeout: Any, member: Communicator) -> float:
     return float(limit)
 
 
-def together(builders: Sequence[Builder]) -> Builder:
-    """Make one operation of several calls.
+def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
+    """What belongs together of the lists that a coalesced call was given, by argument.
 
     Raises
     ------
     ArgumentError
-        There is none.
+        One is no list, or empty, or they differ in length.
     """
-    if not builders:
-        raise ArgumentError(
-            "must not be empty", argument="tensors", expected="a tensor", got="none"
-        )
+    rank = as_group(group).rank()
+    found: list[list[Any]] = []
+    for argument, given in lists.items():
+        try:
+            found.append(list(given))
+        except TypeError:
+            raise ArgumentError(
+                "not a list", rank=rank, argument=argument, expected="a list", got=type(given)
+            ) from None
+        length = len(found[0])
+        if not length or len(found[-1]) != length:
+            raise ArgumentError(
+                "has the wrong length",
+                rank=rank,
+                argument=argument,
+                expected=length or "at least 1",
+                got=len(found[-1]),
+            )
+    return list(zip(*found, strict=True))
+
+
+def together(builders: Sequence[Builder]) -> Builder:
+    """Make one operation of several calls, of which there are some.
+
+    Raises
+    ------
+    ArgumentError
+        Their tensors are on several devices.
+    """
     first, *following = builders
+    for one in following:
+        if one.device != first.device:
+            raise ArgumentError(
+                "all tensors of a call must be on one device",
+                rank=first.rank,
+                argument="tensors",
+                expected=first.device,
+                got=one.device,
+            )
     call = first.call
     first.following = following
     call.following, call.num_calls = [one.call for one in following], len(builders)
     call.results = [tensor for builder in builders for tensor in builder.call.results]
     return first
+
+
+def _kind(tensor: Tensor) -> object:
+    """What a tensor is that is not dense."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    return tensor.dtype if tensor.is_quantized else tensor.layout
 
 
 class Builder:
@@ -89,22 +136,24 @@ class Builder:
         segment_bytes: Any,
         timeout: Timeout,
     ) -> None:
-        first = tensors[0]
-        device = first.device if isinstance(first, Tensor) else torch.device("cpu")
         self.collective, self.algorithm, self.segment_bytes = collective, algorithm, segment_bytes
         self.async_op = async_op
-        self.communicator: Communicator = communicator(group, device)
-        self.rank, self.world_size = self.communicator.rank, self.communicator.world_size
+        own = as_group(group)
+        self.rank, self.world_size = own.rank(), own.size()
         self._check_tensors(tensors)
+        first = tensors[0]
         self._first, self.device, self.dtype = first, first.device, first.dtype
         self.root = 0
         self.following: Sequence[Builder] | None = ()  # nothing that can be said in advance
         self.reduction: Reduction | None = None
-        self.timeout_s = seconds(timeout, self.communicator)
+        self.engine: Engine = TORCH
         if segment_bytes is not None and (not isinstance(segment_bytes, int) or segment_bytes < 1):
             raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
         if not isinstance(algorithm, str | Schedule):
             raise self._refuse("not an algorithm", "algorithm", "a name or a Schedule", algorithm)
+        # It ties the group to the tensors' device, so they have been looked at before.
+        self.communicator: Communicator = communicator(group, self.device)
+        self.timeout_s = seconds(timeout, self.communicator)
 
     @property
     def is_root(self) -> bool:
@@ -115,13 +164,14 @@ class Builder:
         return ArgumentError(message, rank=self.rank, argument=argument, expected=expected, got=got)
 
     def _check_tensors(self, tensors: Sequence[Any]) -> None:
+        if not tensors:
+            raise self._refuse("must not be empty", "tensor", "at least one tensor", "none")
         first = tensors[0]
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
                 raise self._refuse("not a tensor", "tensor", "a torch.Tensor", type(tensor))
-            if tensor.layout is not torch.strided or tensor.is_quantized:
-                kind = tensor.dtype if tensor.is_quantized else tensor.layout
-                raise self._refuse("must be dense", "tensor", "a strided tensor", kind)
+            if not stage.is_dense(tensor):
+                raise self._refuse("must be dense", "tensor", "a strided tensor", _kind(tensor))
             if tensor.is_meta:
                 raise self._refuse("has no data", "tensor", "memory", tensor.device)
             if tensor is first:
@@ -172,8 +222,13 @@ class Builder:
 
     def split(self, tensor: Tensor, sizes: list[int] | None, side: str) -> list[int]:
         """Elements of each rank's piece of a tensor."""
+        argument = f"{side}_split_sizes"
+        try:
+            sizes = [] if sizes is None else [index(size) for size in sizes]
+        except TypeError:
+            raise self._refuse("not a list of sizes", argument, "a list of int", sizes) from None
         rows = tensor.shape[0] if tensor.dim() else 1
-        if sizes is None or len(sizes) == 0:
+        if not sizes:
             if rows % self.world_size:
                 raise self._refuse(
                     "does not divide evenly among the ranks",
@@ -182,7 +237,6 @@ class Builder:
                     rows,
                 )
             sizes = [rows // self.world_size] * self.world_size
-        argument = f"{side}_split_sizes"
         if len(sizes) != self.world_size or min(sizes) < 0:
             raise self._refuse(
                 "must hold one size for each rank", argument, f"{self.world_size} sizes", sizes
@@ -193,8 +247,18 @@ class Builder:
         return [size * row for size in sizes]
 
     def reduces(self, op: object, wire_dtype: torch.dtype | None) -> None:
-        """Bind the operator."""
+        """Bind the operator, and choose what reduces."""
         self.reduction = resolve(op, self.dtype, wire_dtype=wire_dtype, rank=self.rank)
+        factor = self.reduction.operator.factor
+        if isinstance(factor, Tensor) and factor.device not in (self.device, _CPU):
+            raise self._refuse(
+                "the factor of PREMUL_SUM must be with the tensors, or on the CPU",
+                "op",
+                self.device,
+                factor.device,
+            )
+        if self.device.type == "cuda" and self.collective != "barrier":
+            self.engine = gpu.engine(select.reduction(), self.device)
 
     def vector(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """The call is on one vector."""
@@ -267,7 +331,7 @@ class Builder:
             generation(),
         )
         blocks = _blocks(question)
-        io = self._stage = stage.Stage(self.rank, inputs, outputs, reduction)
+        io = self._stage = stage.Stage(self.rank, inputs, outputs, reduction, self.engine)
         in_place = io.shared_memory(blocks.inputs, blocks.outputs, blocks.lengths)
         # An algorithm that was asked for may not fit, and that is told at once.
         decided = _decide(question, in_place) if self.algorithm != "auto" else None
@@ -286,7 +350,15 @@ class Builder:
             timeout_s=self.timeout_s,
             results=outputs,
             lengths=None if blocks.common else blocks.lengths,
+            engine=self.engine,
+            tensors=self._used(io) if has_streams(self.device) else (),
         )
+
+    def _used(self, io: stage.Stage) -> list[Tensor]:
+        """The user's tensors."""
+        factor = None if self.reduction is None else self.reduction.operator.factor
+        given = [factor] if isinstance(factor, Tensor) and has_streams(factor.device) else []
+        return [*io.tensors, *given]
 
     def run(self) -> Work | None:
         """Run the call."""
@@ -302,7 +374,7 @@ class Builder:
         """
         if self.following is None:
             raise self._refuse("cannot be prepared", "tensor", "a dense tensor", "a sparse one")
-        self.call.keeper = Keeper()
+        self.call.keeper = Keeper(self._stage.forget)
         self._stage.keep()
         for builder in self.following:
             builder.keep()
@@ -316,6 +388,7 @@ class Builder:
         """Let the one vector of the call stand for several tensors, laid end to end."""
         self.call.open = stage.packed(self.call.open, self._first, tensors)
         self.call.results = list(tensors)
+        self.call.tensors = [*self.call.tensors, *tensors] if self.call.tensors else ()
 
 
 class _Question(NamedTuple):

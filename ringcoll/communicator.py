@@ -5,6 +5,9 @@ A blocking one runs in the caller's thread when nothing is queued before it. The
 others run on threads of the group's own, of which one at a time serves the queue:
 when an operation has callbacks, the thread that ran it leaves the queue to another
 and runs them. So a callback may wait for other operations of the group.
+
+On CUDA tensors an operation has a `Lane`: see `ringcoll.streams`. Where messages are
+ordered by the stream, and the host waits for nothing, no thread is needed either.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,9 +30,11 @@ from torch import Tensor
 from ringcoll.choice.measured import agree
 from ringcoll.choice.table import Table
 from ringcoll.errors import (
+    CaptureError,
     CollectiveTimeoutError,
     GroupBrokenError,
     MismatchError,
+    PeerLostError,
     RingcollError,
     TransportError,
 )
@@ -38,9 +42,10 @@ from ringcoll.execute import Bound, bind, execute
 from ringcoll.machine import cores
 from ringcoll.monitor import Monitor, Running, monitored_barrier
 from ringcoll.plan import Plan
-from ringcoll.reduction import Reduction
+from ringcoll.reduction import TORCH, Engine, Reduction
 from ringcoll.stage import Opened
-from ringcoll.transport.base import Transport
+from ringcoll.streams import Lane, Streams
+from ringcoll.transport.base import Transport, appears
 from ringcoll.transport.narrow import NarrowTransport
 from ringcoll.work import Work
 
@@ -83,9 +88,24 @@ class Bindings:
 
 @dataclass(slots=True)
 class Keeper:
-    """Where a call that is run again and again keeps what it is bound to."""
+    """Where a call that is run again and again keeps what it is bound to.
 
+    Parameters
+    ----------
+    forget
+        Lets go of the flat tensors that the call keeps.
+    """
+
+    forget: Callable[[], None]
     bindings: Bindings | None = None
+    key: object = None
+    """Of the lane to which it all belongs."""
+
+    def move(self, key: object) -> None:
+        """Let go of what belongs to another lane than that of the call's next run."""
+        if self.key != key:
+            self.bindings, self.key = None, key
+            self.forget()
 
 
 @dataclass(slots=True)
@@ -113,11 +133,15 @@ class Call:
         Elements of each block, where no rank knows all of them; tags then depend on them.
     keeper
         For a call that is run again and again: ``open`` always gives the same memory.
+    tensors
+        The user's, on a device with streams; none on one without.
     following
         Calls that belong to the same operation and run after this one. Where they are
         made by a generator, it may use the results of those before.
     num_calls
         This one and those that follow; the same on all ranks.
+    engine
+        What reduces.
     """
 
     name: str
@@ -129,15 +153,18 @@ class Call:
     results: list[Tensor] = field(default_factory=list)
     lengths: dict[int, int] | None = None
     keeper: Keeper | None = None
+    tensors: Sequence[Tensor] = ()
     following: Iterable[Call] = ()
     num_calls: int = 1
+    engine: Engine = TORCH
 
 
 _log = logging.getLogger("ringcoll")
 _EXIT_S = 10.0  # for operations that are pending when the process ends
 _JOIN_S = 10.0  # for threads to end that have nothing to wait for any more
 
-_open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+# In the order in which they were made: closing those of NCCL may take all their ranks.
+_open_communicators: weakref.WeakKeyDictionary[Communicator, None] = weakref.WeakKeyDictionary()
 
 
 class Communicator:
@@ -151,10 +178,18 @@ class Communicator:
         For the monitor; seen by all ranks and used by nobody else.
     timeout_s
         Time limit of an operation that gives none of its own.
+    device
+        The only one whose tensors may be sent; none where any may.
     """
 
-    def __init__(self, transport: Transport, store: dist.Store, timeout_s: float) -> None:
-        self.transport, self.timeout_s = transport, timeout_s
+    def __init__(
+        self,
+        transport: Transport,
+        store: dist.Store,
+        timeout_s: float,
+        device: torch.device | None = None,
+    ) -> None:
+        self.transport, self.timeout_s, self.device = transport, timeout_s, device
         self.rank, self.world_size = transport.rank, transport.world_size
         self.repeated: dict[object, tuple[Call, Tensor]] = {}  # for `ringcoll.prepared.repeat`
         self._monitor = Monitor(store, self.rank, self.world_size, transport.abort)
@@ -162,9 +197,10 @@ class Communicator:
         self._connected = False
         self.table: Table | None = None  # what choices go by, once the ranks have met
         self._compared: set[str] = set()
+        self._comparisons = 0
         self._issued = self._barriers = 0
         self._turn = threading.Lock()
-        self._queue: queue.SimpleQueue[tuple[int, Call, Work] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._queued = 0
         self._serving = threading.Lock()  # held by the thread that serves the queue
         self._threads: list[threading.Thread] = []
@@ -172,10 +208,12 @@ class Communicator:
         self._counting = threading.Lock()
         self._workspace: dict[torch.device, Tensor] = {}
         self._workspace_as: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._streams: dict[torch.device, Streams] = {}
+        self._lane: Lane | None = None  # of the operation that runs
         self._broken: BaseException | None = None
         self._closed = False
         self.tracer: Tracer | None = None  # whoever looks where the time goes
-        _open_communicators.add(self)
+        _open_communicators[self] = None
 
     def run(self, call: Call, *, async_op: bool) -> Work | None:
         """Run a call, or queue it.
@@ -189,25 +227,33 @@ class Communicator:
         ------
         GroupBrokenError
             An earlier operation failed, or the group was closed.
+        CaptureError
+            It cannot be captured in a CUDA graph, as it is being.
         RingcollError
             The operation failed.
         """
         work: Work | None = None
         with self._turn:
             self._check()
+            aside = async_op or self._queued > 0
+            lane = self._lane_of(call, aside) if call.tensors else None
             number = self._issued
             self._issued += call.num_calls
-            if not self._queued and not async_op:
-                self._execute(number, call)
+            if not aside:
+                self._execute(number, call, lane)
+                if lane is not None:
+                    lane.join()
                 return None
             work = Work(call.name, call.results)
-            if not self._queued and self.world_size == 1:
-                work.complete(self._outcome(number, call))  # there is nobody to wait for
+            # Where there is nobody to wait for, or who waits is the stream.
+            if not self._queued and (self.world_size == 1 or not self.transport.waits_on_host):
+                error = self._outcome(number, call, lane)
+                work.complete(error, None if lane is None else lane.end)
                 return work
             self._queued += 1
             if not self._threads:
                 self._add_thread()
-            self._queue.put((number, call, work))
+            self._queue.put((number, call, lane, work))
         if async_op:
             return work
         work.wait()
@@ -298,30 +344,73 @@ class Communicator:
     def _serve_until_callbacks(self) -> Work | None:
         """Run what is queued, up to an operation whose future is yet to be settled."""
         while (item := self._queue.get()) is not None:
-            number, call, work = item
+            number, call, lane, work = item
             del item
-            error = self._outcome(number, call)
+            error = self._outcome(number, call, lane)
             del call
             with self._turn:
                 self._queued -= 1
-            if work.complete(error):
+            if work.complete(error, None if lane is None else lane.end):
                 return work
-            del work, error
+            del work, lane, error
         self._queue.put(None)  # for the next thread
         return None
 
-    def _outcome(self, number: int, call: Call) -> BaseException | None:
+    def _outcome(self, number: int, call: Call, lane: Lane | None) -> BaseException | None:
         """Run a call; the error, if it fails, is for whoever waits for it."""
         try:
             if self._broken is not None:
                 self._check()
-            self._execute(number, call)
+            self._execute(number, call, lane)
         except BaseException as error:  # noqa: BLE001  # `Work.wait` raises it
             return error
         return None
 
-    def _execute(self, number: int, call: Call) -> None:
-        """Run a call, and those that follow."""
+    def _lane_of(self, call: Call, aside: bool) -> Lane:
+        """Where a call runs on its device, and after what; nothing but that is enqueued yet."""
+        streams = self._streams.get(call.device)
+        if streams is None:
+            streams = self._streams[call.device] = Streams(call.device)
+        capturing = streams.capturing()
+        if capturing:
+            self._check_capture(call)
+        on_host = call.name == "barrier"
+        return Lane(streams, aside=aside, capturing=capturing, on_host=on_host)
+
+    def _check_capture(self, call: Call) -> None:
+        """Refuse what cannot be captured in a CUDA graph.
+
+        What a call does when it is run for the first time must not be captured: connecting,
+        loading of kernels, and comparing calls through the store.
+        """
+        refused = f"rank {self.rank}: {call.name} cannot be captured in a CUDA graph: "
+        if self.transport.waits_on_host:
+            raise CaptureError(
+                f"{refused}over {self.transport.name} the host takes part in it. Let CUDA tensors "
+                'travel over NCCL: cuda_transport="nccl", or RINGCOLL_CUDA_TRANSPORT'
+            )
+        if not isinstance(call.following, Sequence):
+            raise CaptureError(f"{refused}what it sends depends on what it has received")
+        for one in (call, *call.following):
+            if not self._connected or one.decide().description not in self._compared:
+                raise CaptureError(
+                    f"{refused}no such call has run in this group yet. Run it once before the "
+                    "capture, on all ranks, with tensors of the same shapes and dtypes"
+                )
+
+    def _execute(self, number: int, call: Call, lane: Lane | None) -> None:
+        """Run a call, and those that follow, in its lane if it has one."""
+        if lane is None:
+            self._run_all(number, call)
+            return
+        with lane:
+            self._lane = lane
+            try:
+                self._run_all(number, call)
+            finally:
+                self._lane = None
+
+    def _run_all(self, number: int, call: Call) -> None:
         tracer = self.tracer
         run = self._run_plan if tracer is None else tracer.around(self._run_plan)
         run(number, call)
@@ -338,6 +427,10 @@ class Communicator:
         running = Running(number, call.name, call.lengths)
         self._monitor.start(running)
         try:
+            if self._lane is not None:
+                self._lane.use(call.tensors)  # they may be dropped before it has run
+                if call.keeper is not None:
+                    call.keeper.move(self._lane.key)
             if not self._connected:
                 self.transport.connect(call.timeout_s)
                 self._connected = True
@@ -380,10 +473,11 @@ class Communicator:
         reduction = call.reduction
         transport: Transport = self.transport
         ranks_here = transport.hosts.count(transport.hosts[self.rank])
-        if reduction is not None and torch.get_num_threads() * ranks_here > cores():
+        crowded = torch.get_num_threads() * ranks_here > cores()
+        if reduction is not None and crowded and call.device.type == "cpu":
             reduction = reduction.in_pieces()
         if reduction is not None and reduction.wire_dtype is not decision.dtype:
-            transport = NarrowTransport(transport, reduction.wire_dtype)
+            transport = NarrowTransport(transport, reduction.wire_dtype, call.engine)
         instructions = bind(
             decision.plan,
             inputs,
@@ -391,6 +485,7 @@ class Communicator:
             self._memory(decision.plan.workspace_numel, decision.dtype, call.device),
             transport,
             reduction=reduction,
+            engine=call.engine,
             tag_by_length=call.lengths is not None,
         )
         if call.keeper is None:
@@ -409,6 +504,15 @@ class Communicator:
 
     def _memory(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Working memory; it is kept, and grows when more is needed."""
+        lane = self._lane
+        if lane is not None and lane.capturing:  # it lives as long as the graph
+            return torch.empty(numel, dtype=dtype, device=device)
+        view = self._kept_memory(numel, dtype, device)
+        if lane is not None:  # others use it after this one, or nobody: it may be replaced
+            lane.use([view])
+        return view
+
+    def _kept_memory(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         view = self._workspace_as.get((device, dtype))
         if view is None or view.numel() < numel:
             with torch.inference_mode(False):  # it is used again outside of that mode
@@ -429,20 +533,25 @@ class Communicator:
         return memory.view(dtype)
 
     def _compare(self, description: str, timeout_s: float) -> None:
-        """Compare signatures through the store, once, where tags cannot do it."""
-        if description in self._compared:
+        """Compare calls through the store, where tags cannot do it: each kind once, or each."""
+        capturing = self._lane is not None and self._lane.capturing
+        each = dist.get_debug_level() == dist.DebugLevel.DETAIL and not capturing
+        if description in self._compared and not each:
             return
         self._compared.add(description)
-        key = f"call/{len(self._compared)}"
-        self._store.set(f"{key}/{self.rank}", description)
-        for peer in range(self.world_size):
-            try:
-                self._store.wait([f"{key}/{peer}"], timedelta(seconds=timeout_s))
-            except RuntimeError as error:
+        before, self._comparisons = self._comparisons, self._comparisons + 1
+        keys = [f"call/{self._comparisons}/{peer}" for peer in range(self.world_size)]
+        self._store.set(keys[self.rank], description)
+        deadline = time.monotonic() + timeout_s
+        known = lambda: self._monitor.error is not None  # noqa: E731
+        for peer, key in enumerate(keys):
+            if not appears(self._store, [key], deadline, known):
+                if self._monitor.error is not None:
+                    raise PeerLostError(f"rank {self.rank} gave up rank {peer}", peer=peer)
                 raise CollectiveTimeoutError(
                     f"rank {self.rank} waited {timeout_s:g} s for rank {peer}", peer=peer
-                ) from error
-            theirs = self._store.get(f"{key}/{peer}").decode()
+                )
+            theirs = self._store.get(key).decode()
             if theirs != description:
                 raise MismatchError(
                     f"rank {self.rank} called {description}, rank {peer} called {theirs}",
@@ -450,6 +559,11 @@ class Communicator:
                     mine=description,
                     theirs=theirs,
                 )
+        self._store.delete_key(f"call/{before}/{self.rank}")  # all have come further
+
+
+_Item = tuple[int, Call, Lane | None, Work]
+"""An operation in the queue: its number, the call, its lane, and who is told of its end."""
 
 
 @atexit.register

@@ -197,7 +197,10 @@ class StepReport:
 
     @property
     def overlap(self) -> float:
-        """Part of the communication that was hidden behind backward, 0 to 1."""
+        """Part of the communication that was hidden behind backward, 0 to 1.
+
+        It means nothing over NCCL: an all-reduce there counts as over when it is enqueued.
+        """
         if self.communication_s <= 0:
             return 0.0
         return min(1.0, max(0.0, 1 - self.waited_s / self.communication_s))

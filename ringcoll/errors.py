@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = [
     "ArgumentError",
     "BackwardError",
+    "CaptureError",
     "CollectiveTimeoutError",
     "GroupBrokenError",
     "MismatchError",
@@ -203,6 +204,10 @@ class MissingExtraError(RingcollError, ImportError):
 
 class BackwardError(RingcollError, RuntimeError):
     """Gradients arrived when they could not be taken; the message says what to do."""
+
+
+class CaptureError(RingcollError, RuntimeError):
+    """An operation cannot be captured in a CUDA graph; nothing was enqueued."""
 
 
 class TraceError(RingcollError, RuntimeError):

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from ringcoll.plan import Combine, Move, Plan, Post, Wait
-from ringcoll.reduction import Reduction
+from ringcoll.plan import Combine, Plan, Post, Wait
+from ringcoll.reduction import TORCH, Engine, Reduction
+from ringcoll.regions import ALIGNMENT, Region
 from ringcoll.transport.base import Handle, Message, Transport
 
 __all__ = ["Bound", "Waiting", "bind", "execute"]
@@ -48,6 +50,7 @@ def bind(
     transport: Transport,
     *,
     reduction: Reduction | None = None,
+    engine: Engine = TORCH,
     tag_by_length: bool = False,
 ) -> Iterator[Bound]:
     """Bind each of a plan's instructions to memory, one after the other, as they are asked for.
@@ -67,14 +70,21 @@ def bind(
         Where messages go.
     reduction
         What ``(+)`` means; ``None`` where nothing is reduced.
+    engine
+        What reduces.
     tag_by_length
         Whether the length of a message is mixed into its tag, for collectives in
         which only the two ends of a message know it.
     """
     work = (workspace,)
-    parts = (inputs, outputs, work, work, work)
     regions = plan.regions
     views: dict[int, Tensor] = {}
+    narrow = work
+    wire = workspace.dtype if reduction is None else reduction.wire_dtype
+    if wire is not workspace.dtype:
+        # They are widened when they are reduced, and on the way come as they are.
+        narrow = (torch.empty(plan.arriving_numel, dtype=wire, device=workspace.device),)
+    parts = (inputs, outputs, work, work, work, narrow)
 
     def view(number: int) -> Tensor:
         found = views.get(number)
@@ -91,39 +101,36 @@ def bind(
         salt = (numel * 2654435761) & 0x7FFFFFFF if tag_by_length else 0
         return Message(peer, view(number), salt)
 
-    combine = reduction.combine if reduction is not None else None
-    finish = reduction.finish if reduction is not None else None
-    for instruction in plan.instructions:
+    thin: dict[int, Tensor] = {}  # totals that are sent next, in the wire dtype
+    for index, instruction in enumerate(plan.instructions):
         if isinstance(instruction, Wait):
             yield instruction
         elif isinstance(instruction, Post):
             receives, sends = instruction
             arriving, leaving = [*map(message, receives)], [*map(message, sends)]
+            leaving = [
+                one._replace(tensor=thin.get(number, one.tensor))
+                for one, (_, number, _) in zip(leaving, sends, strict=True)
+            ]
+            thin.clear()
             yield Posting(transport.bind(arriving, leaving), arriving, leaving)
         elif isinstance(instruction, Combine):
-            into, left, right, final = instruction
-            assert combine is not None
-            if final and finish is not None:
-                combined = partial(combine, view(left), view(right), out=view(into))
-                yield partial(_both, combined, partial(finish, view(into), transport.world_size))
-            else:
-                yield partial(combine, view(left), view(right), out=view(into))
-        elif isinstance(instruction, Move):
-            into, source = instruction
-            yield partial(view(into).copy_, view(source))
-        elif finish is not None:
-            yield partial(finish, view(instruction.into), transport.world_size)
+            sources = [*map(view, instruction.sources)]
+            assert reduction is not None
+            finished = transport.world_size if instruction.final else None
+            rounded = None
+            if narrow is not work and index in plan.departing:
+                rounded = _thin(regions[instruction.into], wire, workspace.device)
+                thin[instruction.into] = rounded
+            yield engine.bind(reduction, [view(instruction.into)], sources, finished, rounded)
         else:
-            yield _nothing
+            yield partial(view(instruction.into).copy_, view(instruction.source))
 
 
-def _both(first: Callable[[], object], second: Callable[[], object]) -> None:
-    first()
-    second()
-
-
-def _nothing() -> None:
-    """Finish what needs no finishing."""
+def _thin(region: Region, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for a total in the wire dtype, aligned as the total itself."""
+    skipped = region.offset % ALIGNMENT
+    return torch.empty(skipped + region.numel, dtype=dtype, device=device)[skipped:]
 
 
 def execute(instructions: Iterable[Bound], tag: int) -> Iterator[Waiting]:

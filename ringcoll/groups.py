@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
-from ringcoll import select
+from ringcoll import select, streams
 from ringcoll.communicator import Communicator
 from ringcoll.errors import (
     ArgumentError,
@@ -28,16 +27,19 @@ from ringcoll.transport.gloo import GlooTransport
 from ringcoll.transport.local import Hub
 from ringcoll.transport.mpi import MpiTransport
 from ringcoll.transport.nccl import NcclTransport
+from ringcoll.transport.staged import StagedTransport
 from ringcoll.transport.ucx import UcxTransport
 
 __all__ = [
     "LocalGroup",
     "OwnGroup",
     "abort",
+    "as_group",
     "close",
     "communicator",
     "group_rank",
     "run_threads",
+    "transport_name",
     "use",
 ]
 
@@ -45,15 +47,20 @@ _log = logging.getLogger("ringcoll")
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 _known: weakref.WeakKeyDictionary[Any, dict[str, Communicator]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
-_asked: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+# What `use` was told: names of transports, by the type of device.
+_asked: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class OwnGroup:
-    """One rank of a group that torch does not know: it brings its communicator."""
+    """One rank of a group that torch does not know: it brings its communicator.
+
+    ``members`` are all that it has: that one, and those that `on` has made.
+    """
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
+        self.members = [communicator]
 
     def rank(self) -> int:
         """Rank of this process or thread."""
@@ -63,14 +70,15 @@ class OwnGroup:
         """Number of ranks."""
         return self.communicator.world_size
 
-    def check(self, device: torch.device) -> None:
-        """Make sure that tensors on a device can be sent.
+    def on(self, device: torch.device) -> Communicator:
+        """The communicator for tensors on a device.
 
         Raises
         ------
         ArgumentError
-            They cannot.
+            They cannot be sent.
         """
+        return self.communicator
 
     def close(self, drain_s: float = 0.0) -> None:
         """Release what the group holds, on all its ranks; it cannot be used any more.
@@ -80,11 +88,53 @@ class OwnGroup:
         drain_s
             How long to wait, in seconds, for operations that nobody has waited for yet.
         """
-        self.communicator.close(drain_s)
+        for member in self.members:
+            member.close(drain_s)
 
 
 class LocalGroup(OwnGroup):
     """One rank of a group whose ranks are threads of this process; see `run_threads`."""
+
+
+def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
+    """Understand what a user may give as ``group``.
+
+    Parameters
+    ----------
+    group
+        As for `communicator`.
+
+    Raises
+    ------
+    ArgumentError
+        It is none, there is no default group, or this process is not a member.
+    """
+    if group is None:
+        group = dist.GroupMember.WORLD
+    if group is None:
+        raise ArgumentError(
+            "there is no default group; call torch.distributed.init_process_group first",
+            argument="group",
+        )
+    if isinstance(group, OwnGroup):
+        return group
+    if not isinstance(group, dist.ProcessGroup):
+        member = "this process is not a member of the group"
+        raise ArgumentError(
+            member if group == dist.GroupMember.NON_GROUP_MEMBER else "not a process group",
+            argument="group",
+            expected="a process group that this process is a member of",
+            got=repr(group),
+        )
+    if group.rank() < 0:
+        raise ArgumentError(
+            "this process is not a member of the group",
+            rank=dist.get_rank(),
+            argument="group",
+            expected=f"one of the ranks {dist.get_process_group_ranks(group)}",
+            got=f"rank {dist.get_rank()}",
+        )
+    return group
 
 
 def communicator(group: Any, device: torch.device) -> Communicator:
@@ -103,42 +153,29 @@ def communicator(group: Any, device: torch.device) -> Communicator:
     Raises
     ------
     ArgumentError
-        There is no default group, this process is not a member, or tensors of that
-        device cannot be sent.
+        There is no default group, this process is not a member, tensors of that device
+        cannot be sent, or the group's CUDA tensors were on another GPU so far.
     """
     if isinstance(group, OwnGroup):
-        group.check(device)
-        return group.communicator
-    if group is None:
-        group = dist.GroupMember.WORLD
-    found = _known.get(group) if isinstance(group, dist.ProcessGroup) else None
-    member = None if found is None else found.get(device.type)
-    return _introduce(group, device) if member is None else member
+        member = group.on(device)
+    else:
+        group = dist.GroupMember.WORLD if group is None else group
+        found = _known.get(group, {}) if isinstance(group, dist.ProcessGroup) else {}
+        member = found.get(device.type) or _introduce(group, device)
+    if member.device is not None and device not in (member.device, _ANY_GPU):
+        raise ArgumentError(
+            "the CUDA tensors of a group have to be on one device",
+            rank=member.rank,
+            argument="tensor",
+            expected=member.device,
+            got=device,
+        )
+    return member
 
 
 def _introduce(group: Any, device: torch.device) -> Communicator:
     """Check a group that is not known yet for a device, and make its communicator."""
-    if group is None:
-        raise ArgumentError(
-            "there is no default group; call torch.distributed.init_process_group first",
-            argument="group",
-        )
-    if not isinstance(group, dist.ProcessGroup):
-        member = "this process is not a member of the group"
-        raise ArgumentError(
-            member if group == dist.GroupMember.NON_GROUP_MEMBER else "not a process group",
-            argument="group",
-            expected="a process group that this process is a member of",
-            got=repr(group),
-        )
-    if group.rank() < 0:
-        raise ArgumentError(
-            "this process is not a member of the group",
-            rank=dist.get_rank(),
-            argument="group",
-            expected=f"one of the ranks {dist.get_process_group_ranks(group)}",
-            got=f"rank {dist.get_rank()}",
-        )
+    group = as_group(group)
     with _making:
         found = _known.setdefault(group, {})
         if device.type not in found:
@@ -165,15 +202,16 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
     ArgumentError
         Both or none were given, or the root is not in the group.
     """
+    group = as_group(group)
+    own, size = group.rank(), group.size()
     if (rank is None) == (in_group is None):
         raise ArgumentError(
             "exactly one of the two must be given",
+            rank=own,
             argument=f"{what}, group_{what}",
             expected="one rank",
             got=f"{rank} and {in_group}",
         )
-    size = group.size() if group is not None else dist.get_world_size()
-    own = group.rank() if group is not None else dist.get_rank()
     if rank is not None and isinstance(group, dist.ProcessGroup):
         members = dist.get_process_group_ranks(group)
         if rank not in members:
@@ -200,28 +238,90 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
 def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     rank, world_size = group.rank(), group.size()
     timeout_s = _timeout_s(group)
-    if device.type not in ("cpu", "cuda") or (
-        device.type == "cuda" and not dist.is_nccl_available()
-    ):
+    if device.type not in ("cpu", "cuda"):
         raise ArgumentError(
             "tensors on this device cannot be sent",
             rank=rank,
-            argument="device",
-            expected="cpu, or cuda with a torch that has NCCL",
+            argument="tensor",
+            expected="cpu or cuda",
             got=device,
         )
     # After `close` the group is made anew, and nothing old may be met in the store.
     prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
     store = _private(dist.PrefixStore(prefix, group.get_group_store()))
-    transport: Transport
+    if device == _ANY_GPU:
+        device = torch.device("cuda", streams.current_device())
+    name = transport_name(device.type, _asked.get(group, {}).get(device.type), rank)
+    # Beneath one prefix, whatever it is: there the ranks find out that they have different ones.
+    meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
     if device.type == "cpu":
-        name = _installed(select.transport(_asked.get(group)))
-        transport = _TRANSPORTS[name](dist.PrefixStore("transport", store), rank, world_size)
-    else:
-        options = dist.ProcessGroupNCCL.Options()
-        inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
-        transport = NcclTransport(inner, device, dist.PrefixStore("meeting", store))
-    return Communicator(transport, dist.PrefixStore("monitor", store), timeout_s)
+        made = _TRANSPORTS[name](meeting, rank, world_size)
+        return Communicator(made, monitor, timeout_s)
+    made = _for_cuda(name, meeting, rank, world_size, device, timeout_s)
+    return Communicator(made, monitor, timeout_s, device)
+
+
+def _for_cuda(
+    name: str,
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    timeout_s: float,
+) -> Transport:
+    """A transport of CUDA tensors."""
+    if name == "nccl":
+        return _nccl(store, rank, world_size, device, timeout_s)
+    if name == "ucx":
+        return UcxTransport(store, rank, world_size, device)
+    return StagedTransport(_TRANSPORTS[name](store, rank, world_size), device)
+
+
+def _nccl(
+    store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float
+) -> NcclTransport:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
+    shared = select.ranks_may_share_gpus(streams.nccl_version())
+    return NcclTransport(inner, device, store, None if shared else streams.gpu(device))
+
+
+def transport_name(kind: str, asked: str | None = None, rank: int | None = None) -> str:
+    """Name the transport of CPU or of CUDA tensors, and what ``auto`` stands for here.
+
+    Parameters
+    ----------
+    kind
+        ``"cpu"`` or ``"cuda"``.
+    asked, rank
+        See `ringcoll.select.transport`.
+
+    Raises
+    ------
+    ArgumentError
+        There is none of that name, or torch does not have it.
+    """
+    name = _wanted(kind, asked, rank)
+    if name == "auto" and kind == "cuda" and dist.is_nccl_available():
+        return "nccl"
+    return _installed(name)
+
+
+def _wanted(kind: str, asked: str | None, rank: int | None) -> str:
+    """The same, with ``auto`` as it is: to find out what that stands for takes an import."""
+    if kind == "cpu":
+        return select.transport(asked, rank)
+    name = select.cuda_transport(asked, rank)
+    if name == "nccl" and not dist.is_nccl_available():
+        raise ArgumentError(
+            "this torch has no NCCL",
+            rank=rank,
+            argument="cuda_transport" if asked == name else select.CUDA_TRANSPORT_VARIABLE,
+            expected="auto, ucx, gloo or mpi",
+            got=name,
+        )
+    return name
 
 
 _TRANSPORTS: dict[str, Callable[..., Transport]] = {
@@ -229,6 +329,9 @@ _TRANSPORTS: dict[str, Callable[..., Transport]] = {
     "mpi": MpiTransport,
     "ucx": UcxTransport,
 }
+
+
+_ANY_GPU = torch.device("cuda")
 
 
 def _installed(name: str) -> str:
@@ -326,49 +429,85 @@ def run_threads(
     return results
 
 
-def use(group: Any = None, *, transport: str) -> None:
-    """Choose how CPU tensors of a group travel, before the first operation on it.
+def use(
+    group: Any = None, *, transport: str | None = None, cuda_transport: str | None = None
+) -> None:
+    """Choose how tensors of a group travel, before the first operation on such tensors.
 
     Parameters
     ----------
     group
-        As for `communicator`; all its ranks have to choose alike.
+        A process group of torch, by default the default group; all its ranks have to choose
+        alike.
     transport
-        ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), ``"mpi"`` (with ``ringcoll[mpi]``,
-        where ``mpiexec`` has started the ranks), or ``"auto"``: UCX where it is installed,
-        otherwise gloo. The environment's ``RINGCOLL_TRANSPORT`` overrides it.
+        Of CPU tensors: ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), ``"mpi"`` (with
+        ``ringcoll[mpi]``, where ``mpiexec`` has started the ranks), or ``"auto"``: UCX where
+        it is installed, otherwise gloo. The environment's ``RINGCOLL_TRANSPORT`` overrides it.
+    cuda_transport
+        Of CUDA tensors: ``"nccl"``, ``"ucx"``, ``"gloo"`` or ``"mpi"`` (both by way of host
+        memory), or ``"auto"``: NCCL where torch has it, otherwise as above. The
+        environment's ``RINGCOLL_CUDA_TRANSPORT`` overrides it.
 
     Raises
     ------
     ArgumentError
-        There is none of that name, or the group is in use.
+        There is none of that name, nothing was chosen, or the group is in use, or none of
+        torch's.
     MissingExtraError
         It is not installed.
     """
-    group = c10d._get_default_group() if group is None else group
-    match select.transport(transport):
-        case "ucx":
-            UcxTransport.check()
-        case "mpi":
-            MpiTransport.check()
-    if "cpu" in _known.get(group, {}):
+    group = as_group(group)
+    rank = group.rank()
+    if isinstance(group, OwnGroup):
+        raise ArgumentError(
+            "its transport is not to be chosen",
+            rank=rank,
+            argument="group",
+            expected="a process group of torch",
+            got=repr(group),
+        )
+    chosen: dict[str, str] = {}
+    if transport is not None:
+        _check_installed(_wanted("cpu", transport, rank))
+        chosen["cpu"] = transport
+    if cuda_transport is not None:
+        _check_installed(_wanted("cuda", cuda_transport, rank))
+        chosen["cuda"] = cuda_transport
+    if not chosen:
+        raise ArgumentError(
+            "nothing was chosen",
+            rank=rank,
+            argument="transport, cuda_transport",
+            expected="at least one of them",
+            got="none",
+        )
+    if chosen.keys() & _known.get(group, {}).keys():
         raise ArgumentError(
             "the group is in use; ringcoll.close(group), on all ranks, makes it as new",
+            rank=rank,
             argument="group",
             expected="one without operations so far",
             got=group,
         )
-    _asked[group] = transport
+    _asked[group] = {**_asked.get(group, {}), **chosen}
+
+
+def _check_installed(name: str) -> None:
+    match name:
+        case "ucx":
+            UcxTransport.check()
+        case "mpi":
+            MpiTransport.check()
 
 
 def abort(group: Any) -> None:
     """Make all operations on a group fail, here and at the peers that take part in them."""
     found = _known.get(group, {}).values()
-    for member in [group.communicator] if isinstance(group, OwnGroup) else found:
+    for member in group.members if isinstance(group, OwnGroup) else found:
         member.abort()
 
 
-def close(group: Any, *, drain_s: float = 0.0) -> None:
+def close(group: Any = None, *, drain_s: float = 0.0) -> None:
     """Release what the library holds for a group; it may be used again afterwards.
 
     All ranks of the group have to do so before any uses it again; it is then as a fresh
@@ -381,7 +520,7 @@ def close(group: Any, *, drain_s: float = 0.0) -> None:
     drain_s
         How long to wait, in seconds, for operations that nobody has waited for yet.
     """
-    group = c10d._get_default_group() if group is None else group
+    group = as_group(group)
     if isinstance(group, OwnGroup):
         group.close(drain_s)
         return

@@ -31,9 +31,11 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import RingcollError
+from ringcoll.machine import cores
 
 __all__ = ["RankError", "Ranks", "local_store", "rendezvous", "report"]
 
+_REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
 _GRACE_S = 5.0  # between asking a rank to end and killing it, and for late causes of failure
 
 
@@ -87,26 +89,35 @@ def rendezvous() -> tuple[dist.Store, int, int]:
 
 
 @contextlib.contextmanager
+def _interrupts_noted() -> Iterator[None]:
+    """Deliver Ctrl-C at the end, and not in the middle of what must not be left half done."""
+    if threading.current_thread() is not threading.main_thread():  # gets no signals
+        yield
+        return
+    noted: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)  # none if it was not Python's
+    if noted:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
     """Deliver Ctrl-C at the end; processes started in between never get it.
 
     A terminal sends it to them as well. They would print a traceback each; we end them.
     """
-    if threading.current_thread() is not threading.main_thread():  # gets no signals
-        yield
-        return
-    noted: list[int] = []
-    resource_tracker.ensure_running()  # starting it later would unblock the signal
-    # Blocking is for the processes, which inherit it; threads of ours may still get it.
-    handler = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)  # none if it was not Python's
-    if noted:
-        raise KeyboardInterrupt
+    with _interrupts_noted():
+        resource_tracker.ensure_running()  # starting it later would unblock the signal
+        # Blocking is for the processes, which inherit it; threads of ours may still get it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Ranks:
@@ -144,8 +155,7 @@ class Ranks:
         threads: int | None = None,
     ) -> None:
         self.world_size, self.timeout_s = world_size, timeout_s
-        cores = len(os.sched_getaffinity(0))
-        threads = threads or max(1, cores // world_size)
+        threads = threads or max(1, cores() // world_size)
         self._store = local_store()
 
         def arguments(rank: int, theirs: Connection) -> tuple[object, ...]:
@@ -248,13 +258,15 @@ class Ranks:
                 try:
                     kind, value = connection.recv()
                 except (EOFError, ConnectionResetError):
-                    self.processes[rank].join(_GRACE_S)
+                    self.processes[rank].join(_REAP_S)
                     code = self.processes[rank].exitcode
                     failures[rank] = ("ProcessDied", f"the process ended with exit code {code}")
                     continue
                 if kind == "report":
                     if on_report is not None:
-                        on_report(value)
+                        # A progress bar that is left with its lock held never stops.
+                        with _interrupts_noted():
+                            on_report(value)
                 elif kind == "result":
                     results[rank] = value
                 else:

@@ -30,8 +30,10 @@ from ringcoll.errors import (
     MismatchError,
     PeerLostError,
     RingcollError,
+    TransportError,
 )
 from ringcoll.plan import Wait
+from ringcoll.transport.base import appears
 
 __all__ = ["Monitor", "Running", "monitored_barrier"]
 
@@ -62,6 +64,14 @@ class Running:
             return operation
         verb = "data from" if self.wait.is_receive else "taking of data by"
         return f"{verb} rank {self.wait.peer} in step {self.wait.step} of {operation}"
+
+
+def _kind(error: RingcollError) -> str:
+    """What a failure is called in a verdict."""
+    if isinstance(error, CollectiveTimeoutError):
+        return "timeout"
+    # As such it is nobody's death, but the way in which the ranks were to be connected.
+    return "transport" if type(error) is TransportError else "lost"
 
 
 class Monitor:
@@ -154,10 +164,9 @@ class Monitor:
                 return self.error
             chain = self._waiting_for(running) if running.wait and timed_out else []
             self.error = self._in_words(error, running, limit_s, chain)
-            kind = "timeout" if timed_out else "lost"
             told: dict[str, object] = {
-                "kind": kind,
-                "peer": self.error.peer,
+                "kind": _kind(self.error),
+                "peer": getattr(self.error, "peer", None),
                 "text": str(self.error),
             }
             self._publish_verdict(told)
@@ -165,7 +174,7 @@ class Monitor:
 
     def _in_words(
         self, error: RingcollError, running: Running, limit_s: float, chain: Sequence[int]
-    ) -> CollectiveTimeoutError | PeerLostError:
+    ) -> TransportError:
         """What happened, as far as this rank knows; ``chain`` is who waits for whom."""
         timed_out = isinstance(error, CollectiveTimeoutError)
         peer = running.wait.peer if running.wait else getattr(error, "peer", None)
@@ -180,6 +189,8 @@ class Monitor:
                 f"rank {self.rank} lost rank {peer}, while it waited for "
                 f"{running.where()}: {_short(str(error))}"
             )
+        if _kind(error) == "transport":
+            return TransportError(text)
         return (CollectiveTimeoutError if timed_out else PeerLostError)(text, peer=peer)
 
     def report(self, error: BaseException) -> None:
@@ -297,9 +308,11 @@ class Monitor:
             return MismatchError(text, peer=others[0], mine=mine, theirs=calls[others[0]])
         peer = verdict["peer"]
         assert peer is None or isinstance(peer, int)
-        kind = CollectiveTimeoutError if verdict["kind"] == "timeout" else PeerLostError
-        return kind(
-            f"rank {self.rank} gave up waiting for {running.where()}: {verdict['text']}", peer=peer
+        text = f"rank {self.rank} gave up waiting for {running.where()}: {verdict['text']}"
+        if verdict["kind"] == "transport":
+            return TransportError(text)
+        return (CollectiveTimeoutError if verdict["kind"] == "timeout" else PeerLostError)(
+            text, peer=peer
         )
 
     def _verdict(self) -> dict[str, object] | None:
@@ -360,11 +373,11 @@ def monitored_barrier(
     deadline = time.monotonic() + timeout_s
     if rank:
         # Rank 0 may have come later by as long as it may wait, and then has to speak.
-        if not _appears(store, [keys[0]], deadline):
+        if not appears(store, [keys[0]], deadline):
             raise CollectiveTimeoutError(
                 f"rank {rank}: rank 0 failed to pass monitored_barrier in {limit}", peer=0
             )
-        if not _appears(store, [f"{number}/over"], deadline + timeout_s + _STORE_S):
+        if not appears(store, [f"{number}/over"], deadline + timeout_s + _STORE_S):
             raise CollectiveTimeoutError(
                 f"rank {rank}: rank 0 was lost in monitored_barrier", peer=0
             )
@@ -377,7 +390,7 @@ def monitored_barrier(
         return
     missing = []
     for peer in range(1, world_size):
-        if not _appears(store, [keys[peer]], deadline):
+        if not appears(store, [keys[peer]], deadline):
             missing.append(peer)
             if not wait_all_ranks:
                 break
@@ -391,14 +404,3 @@ def monitored_barrier(
         raise CollectiveTimeoutError(told, peer=missing[0])
     for key in (f"{number - 1}/over", *(f"{number - 1}/{peer}" for peer in range(world_size))):
         store.delete_key(key)  # everybody has left the barrier before
-
-
-def _appears(store: dist.Store, keys: list[str], deadline: float) -> bool:
-    """Wait for keys; a wait in the store would block it for other threads."""
-    pause_s = 0.0005
-    while not store.check(keys):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.02)
-    return True

@@ -9,9 +9,9 @@
     tensor = torch.arange(4.0) + group.rank()
     ringcoll.all_reduce(tensor, group=group, algorithm="ring")
 
-Data travel by MPI's point-to-point messages: see `ringcoll.transport.mpi`. What ranks say
-about each other when something takes too long goes through a store that rank 0 holds,
-on the loopback interface if all ranks are on one host.
+Data travel by MPI's point-to-point messages: see `ringcoll.transport.mpi`; CUDA tensors pass
+through host memory. What ranks say about each other when something takes too long goes
+through a store that rank 0 holds, on the loopback interface if all ranks are on one host.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import json
 import socket
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +31,9 @@ from ringcoll.communicator import Communicator
 from ringcoll.errors import ArgumentError, TransportError
 from ringcoll.groups import OwnGroup
 from ringcoll.launch import local_store
+from ringcoll.streams import current_device
 from ringcoll.transport.mpi import Channels, MpiTransport, channels, mpi, wait_for
+from ringcoll.transport.staged import StagedTransport
 
 __all__ = ["MpiGroup", "mpi_group"]
 
@@ -40,24 +43,47 @@ _LONGEST = 1024  # bytes of the store's address
 class MpiGroup(OwnGroup):
     """One rank of a group of an MPI program; see `mpi_group`."""
 
-    def check(self, device: torch.device) -> None:
-        """Make sure that tensors on a device can be sent."""
-        if device.type != "cpu":
+    def __init__(self, communicator: Communicator, store: dist.Store) -> None:
+        super().__init__(communicator)
+        self._store, self._making = store, threading.Lock()
+        _open.add(self)
+
+    def on(self, device: torch.device) -> Communicator:
+        """The communicator for tensors on a device; for CUDA tensors it is made on first use."""
+        if device.type not in ("cpu", "cuda"):
             raise ArgumentError(
-                "tensors on this device cannot be sent over MPI",
+                "tensors on this device cannot be sent",
                 rank=self.rank(),
-                argument="device",
-                expected="cpu",
+                argument="tensor",
+                expected="cpu or cuda",
                 got=device,
             )
+        if device.type == "cpu" or self not in _open:  # one that is closed says so
+            return self.communicator
+        with self._making:
+            if len(self.members) == 1:
+                self.members.append(self._for_cuda(device))
+        return self.members[1]
+
+    def _for_cuda(self, device: torch.device) -> Communicator:
+        if device == torch.device("cuda"):  # whichever is current
+            device = torch.device("cuda", current_device())
+        store = dist.PrefixStore("cuda", self._store)
+        below = MpiTransport(dist.PrefixStore("transport", store), self.rank(), self.size())
+        return Communicator(
+            StagedTransport(below, device),
+            dist.PrefixStore("monitor", store),
+            self.communicator.timeout_s,
+            device,
+        )
 
     def close(self, drain_s: float = 0.0) -> None:
         """Release what the group holds, on all its ranks; it cannot be used any more."""
+        _open.discard(self)
         super().close(drain_s)
-        _open.discard(self.communicator)
 
 
-_open: set[Communicator] = set()  # a group that is dropped lives on: peers may wait for it
+_open: set[MpiGroup] = set()  # a group that is dropped lives on: peers may wait for it
 
 
 def mpi_group(comm: Any = None, *, timeout_s: float = 1800.0) -> MpiGroup:
@@ -105,9 +131,7 @@ def mpi_group(comm: Any = None, *, timeout_s: float = 1800.0) -> MpiGroup:
     store = _store(library, made, timeout_s)
     rank, world_size = made.messages.Get_rank(), made.messages.Get_size()
     transport = MpiTransport(dist.PrefixStore("transport", store), rank, world_size, made)
-    own = Communicator(transport, dist.PrefixStore("monitor", store), timeout_s)
-    _open.add(own)
-    return MpiGroup(own)
+    return MpiGroup(Communicator(transport, dist.PrefixStore("monitor", store), timeout_s), store)
 
 
 def _store(library: Any, made: Channels, timeout_s: float) -> dist.Store:

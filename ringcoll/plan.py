@@ -24,14 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from ringcoll.contracts import contract
-from ringcoll.errors import ScheduleError
+from ringcoll.regions import Layout, Memory, Region, Space, Supply, joined
 from ringcoll.schedule import (
-    Buffer,
     Copy,
     Operation,
     Recv,
@@ -43,35 +40,15 @@ from ringcoll.schedule import (
     Step,
 )
 
-__all__ = ["Combine", "Layout", "Move", "Plan", "Post", "Region", "Space", "Wait", "compile_plan"]
-
-
-class Space(IntEnum):
-    """The memory that a plan works on."""
-
-    INPUT = 0
-    OUTPUT = 1
-    SCRATCH = 2
-    STAGING = 3  # messages on arrival, and results that have to wait
-    PACKING = 4  # messages of several pieces, before they are sent
-
-
-class Region(NamedTuple):
-    """A run of elements: ``numel`` from ``offset`` in one tensor of a space."""
-
-    space: Space
-    part: int
-    offset: int
-    numel: int
-
-    def overlaps(self, other: Region) -> bool:
-        """Whether the two have an element in common."""
-        return (
-            self.space is other.space
-            and self.part == other.part
-            and self.offset < other.offset + other.numel
-            and other.offset < self.offset + self.numel
-        )
+__all__ = [
+    "Combine",
+    "Instruction",
+    "Move",
+    "Plan",
+    "Post",
+    "Wait",
+    "compile_plan",
+]
 
 
 class Post(NamedTuple):
@@ -98,42 +75,17 @@ class Move(NamedTuple):
 
 
 class Combine(NamedTuple):
-    """Reduce two views into a third, and finish it where ``final`` is set."""
+    """Reduce views from left to right, and finish the total where ``final`` is set.
+
+    ``into`` is one of the first two sources, or overlaps none.
+    """
 
     into: int
-    left: int
-    right: int
+    sources: tuple[int, ...]
     final: bool
 
 
-class Finish(NamedTuple):
-    """Finish a view that needed no reduction."""
-
-    into: int
-
-
-Instruction = Post | Wait | Move | Combine | Finish
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the blocks of a collective lie, and how long they are.
-
-    Parameters
-    ----------
-    lengths
-        (block, numel) of every block that this rank has to know.
-    split_input, split_output
-        Whether each block is a tensor of its own, as in list forms, or all lie one
-        after the other in a single tensor.
-    in_place
-        Whether blocks that are both input and output share their memory.
-    """
-
-    lengths: tuple[tuple[int, int], ...]
-    split_input: bool = False
-    split_output: bool = False
-    in_place: bool = False
+Instruction = Post | Wait | Move | Combine
 
 
 @dataclass(frozen=True)
@@ -149,6 +101,12 @@ class Plan:
         What to do, in order.
     workspace_numel
         Elements of working memory, beyond the user's tensors.
+    arriving_numel
+        How far the regions of ``Space.ARRIVING`` reach. They have the offsets of staging memory,
+        and may be in a tensor of their own, of another dtype.
+    departing
+        Which instructions are `Combine` whose total is sent by the next `Post`, before anything
+        else reads or writes it: it may be rounded to another dtype right away.
     """
 
     schedule: Schedule
@@ -157,11 +115,9 @@ class Plan:
     regions: tuple[Region, ...]
     instructions: tuple[Instruction, ...]
     workspace_numel: int
+    arriving_numel: int
+    departing: frozenset[int]
 
-
-# Pieces of staging memory start at multiples of this many elements, so that
-# they are aligned for vector instructions whatever the dtype.
-_ALIGNMENT = 64
 
 # More sends in flight than this are waited for before new ones are posted. It
 # bounds what a transport has to remember; gloo was seen to handle 50 to one peer.
@@ -171,92 +127,6 @@ _MOST_SENDS = 32
 # Longer messages are not received early: asking for them costs little beside moving
 # them, and the second staging area would cost memory.
 _MOST_EARLY = 1 << 16
-
-
-def _part(numel: int, parts: int, index: int) -> tuple[int, int]:
-    """Offset and length of a part of a balanced division; the first ones are longer."""
-    short, longer = divmod(numel, parts)
-    return index * short + min(index, longer), short + (index < longer)
-
-
-def _align(numel: int) -> int:
-    return -(-numel // _ALIGNMENT) * _ALIGNMENT
-
-
-class _Memory:
-    """Where references lie: the layout and the schedule's chunks together."""
-
-    def __init__(self, schedule: Schedule, rank: int, layout: Layout, segments: int) -> None:
-        rules = contract(schedule.collective)
-        world_size, root = schedule.world_size, schedule.root
-        self.segments = segments
-        self.per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
-        self.length = dict(layout.lengths)
-        inputs = rules.inputs(rank, world_size, root)
-        outputs = rules.outputs(rank, world_size, root)
-        self.inputs = self._lay_out(Space.INPUT, inputs, layout.split_input)
-        self.outputs = self._lay_out(Space.OUTPUT, outputs, layout.split_output)
-        if layout.in_place:
-            # The side with fewer blocks is a part of the other one.
-            if len(inputs) > len(outputs):
-                self.outputs |= {b: self.inputs[b] for b in outputs if b in self.inputs}
-            else:
-                self.inputs |= {b: self.outputs[b] for b in inputs if b in self.outputs}
-        longest = max(self.length.values(), default=0)
-        longest_chunk = -(-longest // self.per_block)
-        self.segment_stride = _align(-(-longest_chunk // segments))
-        self.slot_stride = self.segment_stride * segments
-        self.scratch_numel = schedule.num_slots * self.slot_stride
-
-    def _lay_out(
-        self, space: Space, blocks: Sequence[int], split: bool
-    ) -> dict[int, tuple[Space, int, int]]:
-        """(space, part, offset) of each block."""
-        if split:
-            return {block: (space, part, 0) for part, block in enumerate(blocks)}
-        starts = accumulate((self.length[block] for block in blocks), initial=0)
-        return {block: (space, 0, start) for block, start in zip(blocks, starts, strict=False)}
-
-    def region(self, ref: Ref, segment: int) -> Region:
-        """The memory of one segment of what is referred to."""
-        block, piece = divmod(ref.chunk, self.per_block)
-        try:
-            length = self.length[block]
-        except KeyError:
-            raise ScheduleError(
-                f"the length of chunk {ref.chunk} is not known to this rank; "
-                "the algorithm needs blocks of equal length"
-            ) from None
-        start, numel = _part(length, self.per_block, piece)
-        if self.segments > 1:
-            offset, numel = _part(numel, self.segments, segment)
-            start += offset
-        if ref.buffer is Buffer.SCRATCH:
-            base = ref.slot * self.slot_stride + segment * self.segment_stride
-            return Region(Space.SCRATCH, 0, base, numel)
-        places = self.inputs if ref.buffer is Buffer.INPUT else self.outputs
-        space, part, first = places[block]
-        return Region(space, part, first + start, numel)
-
-
-def _joined(regions: Iterable[Region]) -> list[Region]:
-    """Adjacent regions made one; empty ones left out unless there is nothing else."""
-    result: list[Region] = []
-    for region in regions:
-        if result and result[-1].numel == 0:
-            result.pop()
-        if result and region.numel == 0:
-            continue
-        last = result[-1] if result else None
-        if (
-            last is not None
-            and (last.space, last.part) == (region.space, region.part)
-            and last.offset + last.numel == region.offset
-        ):
-            result[-1] = last._replace(numel=last.numel + region.numel)
-        else:
-            result.append(region)
-    return result
 
 
 def _touched(operation: Operation) -> tuple[Ref, ...]:
@@ -272,17 +142,28 @@ def _touched(operation: Operation) -> tuple[Ref, ...]:
             return operation.into, *operation.sources
 
 
-class _Bump:
-    """Hands out consecutive regions of one part of a space, from the start again in each wave."""
-
-    def __init__(self, space: Space, part: int = 0) -> None:
-        self.space, self.part, self.used, self.most = space, part, 0, 0
-
-    def take(self, numel: int) -> Region:
-        region = Region(self.space, self.part, self.used, numel)
-        self.used += _align(numel)
-        self.most = max(self.most, self.used)
-        return region
+def _departing(instructions: Sequence[Instruction], regions: Sequence[Region]) -> frozenset[int]:
+    """Indices of the reductions whose totals are sent next; see `Plan`."""
+    found: set[int] = set()
+    totals: dict[int, int] = {}  # view of a total that nothing has touched, by instruction
+    for index, instruction in enumerate(instructions):
+        match instruction:
+            case Post(sends=sends):
+                found.update(totals[view] for _, view, _ in sends if view in totals)
+                totals.clear()
+                continue
+            case Combine(into=into, sources=sources):
+                touched = {into, *sources}
+            case Move(into=target, source=source):
+                touched = {target, source}
+            case _:
+                continue
+        for total in tuple(totals):
+            if any(regions[total].overlaps(regions[one]) for one in touched):
+                del totals[total]
+        if isinstance(instruction, Combine):
+            totals[instruction.into] = index
+    return frozenset(found)
 
 
 _Active = list[tuple[int, int, Step]]
@@ -308,16 +189,17 @@ class _Compiler:
     ) -> None:
         self.schedule, self.rank, self.segments = schedule, rank, segments
         self.posts_early = posts_early
-        self.memory = _Memory(schedule, rank, layout, segments)
+        self.memory = Memory(schedule, rank, layout, segments)
         self.drops_empty = len(layout.lengths) == 1 and layout.lengths[0][1] > 0
         self.numbers: dict[Region, int] = {}
+        self.numbered: list[Region] = []
         self.instructions: list[Instruction] = []
         self.sends: list[tuple[Wait, Region]] = []  # in flight
         self.messages = 0
-        self.staging = _Bump(Space.STAGING)
+        self.staging = Supply(Space.STAGING)
         # What arrives early: waves take turns, as one area may fill while the other is in use.
-        self.early_areas = [_Bump(Space.STAGING, 1), _Bump(Space.STAGING, 2)]
-        self.packing = _Bump(Space.PACKING)
+        self.early_areas = [Supply(Space.STAGING, 1), Supply(Space.STAGING, 2)]
+        self.packing = Supply(Space.PACKING)
         self.commits: list[tuple[Region, Region]] = []
 
     def compile(self) -> Plan:
@@ -328,26 +210,29 @@ class _Compiler:
         for wait, _ in self.sends:
             self.instructions.append(wait)
         # All working memory is one tensor, in which the areas lie one after the other.
-        sizes = {
-            (Space.SCRATCH, 0): self.memory.scratch_numel,
-            **{
-                (area.space, area.part): area.most
-                for area in (self.staging, *self.early_areas, self.packing)
-            },
-        }
+        staging = (self.staging, *self.early_areas)
+        sizes = {(area.space, area.part): area.most for area in (*staging, self.packing)}
+        sizes[Space.SCRATCH, 0] = self.memory.scratch_numel
         starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        starts |= {
+            (Space.ARRIVING, area.part): starts[Space.STAGING, area.part] for area in staging
+        }
+        regions = tuple(
+            Region(space, 0, offset + starts[space, part], numel)
+            if (space, part) in starts
+            else Region(space, part, offset, numel)
+            for space, part, offset, numel in self.numbered
+        )
+        arriving = [one for one in regions if one.space is Space.ARRIVING]
         return Plan(
             schedule=self.schedule,
             rank=self.rank,
             segments=self.segments,
-            regions=tuple(
-                Region(space, 0, offset + starts[space, part], numel)
-                if (space, part) in starts
-                else Region(space, part, offset, numel)
-                for space, part, offset, numel in self.numbers
-            ),
+            regions=regions,
             instructions=tuple(self.instructions),
             workspace_numel=sum(sizes.values()),
+            arriving_numel=max((one.offset + one.numel for one in arriving), default=0),
+            departing=_departing(self.instructions, regions),
         )
 
     def waves(self, steps: list[Step]) -> list[_Active]:
@@ -365,7 +250,10 @@ class _Compiler:
         return waves
 
     def number(self, region: Region) -> int:
-        return self.numbers.setdefault(region, len(self.numbers))
+        found = self.numbers.setdefault(region, len(self.numbers))
+        if found == len(self.numbered):
+            self.numbered.append(region)
+        return found
 
     def guard(self, written: Region) -> None:
         """Wait for the sends that still read what is about to be written."""
@@ -378,15 +266,18 @@ class _Compiler:
         self.sends = kept
 
     def move(self, into: Region, source: Region) -> None:
-        if into.numel and into != source:
-            self.guard(into)
-            self.instructions.append(Move(self.number(into), self.number(source)))
+        if not into.numel or into == source:
+            return
+        self.guard(into)
+        self.instructions.append(Move(self.number(into), self.number(source)))
 
-    def combine(self, into: Region, left: Region, right: Region, final: bool) -> None:
-        if into.numel:
+    def combine(self, into: Region, sources: Sequence[Region], final: bool) -> None:
+        if not final and len(sources) == 1:
+            self.move(into, sources[0])
+        elif into.numel:
             self.guard(into)
-            views = self.number(into), self.number(left), self.number(right)
-            self.instructions.append(Combine(*views, final))
+            operands = tuple(map(self.number, sources))
+            self.instructions.append(Combine(self.number(into), operands, final))
 
     def wave(
         self, active: _Active, ahead: dict[int, _Arrival], following: _Active
@@ -487,14 +378,14 @@ class _Compiler:
         return found
 
     def regions(self, refs: Iterable[Ref], segment: int) -> list[Region]:
-        return _joined(self.memory.region(ref, segment) for ref in refs)
+        return joined(self.memory.region(ref, segment) for ref in refs)
 
     def packed(self, refs: tuple[Ref, ...], segment: int) -> Region:
         """One region with all of a message in it; copied together if need be."""
         pieces = self.regions(refs, segment)
         if len(pieces) == 1:
             return pieces[0]
-        whole = self.packing.take(sum(piece.numel for piece in pieces))
+        whole = self.packing.take(sum(piece.numel for piece in pieces), pieces[0])
         start = whole.offset
         for piece in pieces:
             self.move(whole._replace(offset=start, numel=piece.numel), piece)
@@ -502,13 +393,17 @@ class _Compiler:
         return whole
 
     def receive(
-        self, operation: Recv | RecvReduce, step: Step, segment: int, area: _Bump
+        self, operation: Recv | RecvReduce, step: Step, segment: int, area: Supply
     ) -> tuple[Region, bool, bool]:
         """Decide where a message is to arrive: (target, staged, deferred)."""
         if isinstance(operation, RecvReduce):
             deferred = self.read_later(operation, operation.into, step, segment)
             deferred = deferred or self.reads_itself(operation, segment)
-            return area.take(self.numel(operation.into, segment)), True, deferred
+            local = self.memory.region(operation.local[0], segment)
+            target = area.take(self.numel(operation.into, segment), local)
+            if len(operation.into) == 1 and not deferred:
+                target = target._replace(space=Space.ARRIVING)
+            return target, True, deferred
         pieces = self.regions(operation.refs, segment)
         # It may arrive at any time, so whoever reads the place at all is in the way.
         read = any(
@@ -521,7 +416,7 @@ class _Compiler:
             self.guard(pieces[0])
             return pieces[0], False, False
         deferred = self.read_later(operation, operation.refs, step, segment)
-        return area.take(sum(piece.numel for piece in pieces)), True, deferred
+        return area.take(sum(piece.numel for piece in pieces), pieces[0]), True, deferred
 
     def carries(self, operation: Send | Recv | RecvReduce, segment: int) -> bool:
         """Whether a message is sent at all.
@@ -592,7 +487,7 @@ class _Compiler:
             if into == source:
                 return
             if deferred:
-                staged = self.staging.take(into.numel)
+                staged = self.staging.take(into.numel, source)
                 self.move(staged, source)
                 self.commits.append((into, staged))
             else:
@@ -600,16 +495,8 @@ class _Compiler:
             return
         sources = [self.memory.region(ref, segment) for ref in operation.sources]
         clobbers = any(into.overlaps(source) for source in sources[2:])
-        target = self.staging.take(into.numel) if deferred or clobbers else into
-        total = sources[0]
-        for index, source in enumerate(sources[1:], start=2):
-            self.combine(target, total, source, operation.final and index == len(sources))
-            total = target
-        if len(sources) == 1:
-            self.move(target, total)
-            if operation.final and target.numel:
-                self.guard(target)
-                self.instructions.append(Finish(self.number(target)))
+        target = self.staging.take(into.numel, into) if deferred or clobbers else into
+        self.combine(target, sources, operation.final)
         if deferred:
             self.commits.append((into, target))
         elif clobbers:
@@ -631,31 +518,31 @@ class _Compiler:
                 start += piece.numel
             return
         # Results that are held back are known by their single chunks.
-        joined = not (arrival.deferred or pending)
-        for into, local in self.pieces(operation, segment, joined=joined):
+        joins = not (arrival.deferred or pending)
+        for into, local in self.pieces(operation, segment, joins=joins):
             received = staged._replace(offset=start, numel=into.numel)
             start += into.numel
             held = pending.get(into) if into == local else None
             left = held or local
             pair = (received, left) if operation.received_left else (left, received)
             if held is not None:
-                self.combine(held, *pair, operation.final)
+                self.combine(held, pair, operation.final)
             elif arrival.deferred:
-                self.combine(received, *pair, operation.final)
+                self.combine(received, pair, operation.final)
                 pending[into] = received
                 self.commits.append((into, received))
             else:
-                self.combine(into, *pair, operation.final)
+                self.combine(into, pair, operation.final)
 
     def pieces(
-        self, operation: RecvReduce, segment: int, *, joined: bool
+        self, operation: RecvReduce, segment: int, *, joins: bool
     ) -> list[tuple[Region, Region]]:
         """(into, local) of a recv-reduce, with pieces joined that are adjacent in both."""
         result: list[tuple[Region, Region]] = []
         for target, mine in zip(operation.into, operation.local, strict=True):
             into, local = self.memory.region(target, segment), self.memory.region(mine, segment)
-            if result and joined:
-                both = (*_joined((result[-1][0], into)), *_joined((result[-1][1], local)))
+            if result and joins:
+                both = (*joined((result[-1][0], into)), *joined((result[-1][1], local)))
                 # One region for each side, and not the one shifted against the other.
                 if len(both) == 2 and (both[0] == both[1] or not both[0].overlaps(both[1])):
                     result[-1] = both

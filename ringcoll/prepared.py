@@ -127,6 +127,7 @@ class Repeat:
             kept.timeout_s,
             [tensor],
             keeper=kept.keeper,
+            engine=kept.engine,
         )
 
     def run(self) -> Work | None:
@@ -196,7 +197,7 @@ def repeat(
     """
     if (
         type(tensor) not in (Tensor, torch.nn.Parameter)  # others may not be what they seem
-        or tensor.layout is not torch.strided
+        or not stage.is_dense(tensor)
         or not tensor.is_cpu
         or not tensor.nbytes
         or not tensor.is_contiguous()

@@ -29,15 +29,20 @@ from ringcoll.verify import verify
 __all__ = [
     "ALGORITHM_VARIABLE",
     "COLLECTIVES",
+    "CUDA_TRANSPORTS",
+    "CUDA_TRANSPORT_VARIABLE",
     "PIPELINED_SEGMENT_BYTES",
     "TRANSPORTS",
     "TRANSPORT_VARIABLE",
     "Choice",
     "checked_schedule",
     "choose",
+    "cuda_transport",
     "forced_rules",
     "forced_text",
     "log_as_asked",
+    "ranks_may_share_gpus",
+    "reduction",
     "required",
     "segment_count",
     "transport",
@@ -48,11 +53,16 @@ __all__ = [
 
 TRANSPORTS = ("gloo", "ucx", "mpi")
 """Transports of CPU tensors."""
+CUDA_TRANSPORTS = ("nccl", "ucx", "gloo", "mpi")
+"""Transports of CUDA tensors."""
 TRANSPORT_VARIABLE = "RINGCOLL_TRANSPORT"
 """The variable that overrides what the program asks for."""
+CUDA_TRANSPORT_VARIABLE = "RINGCOLL_CUDA_TRANSPORT"
+"""The same for CUDA tensors."""
 ALGORITHM_VARIABLE = "RINGCOLL_ALGORITHM"
 """The variable that forces algorithms."""
 _TUNING_VARIABLE = "RINGCOLL_TUNING"
+_REDUCTION_VARIABLE = "RINGCOLL_REDUCTION"
 _DEBUG_VARIABLE = "RINGCOLL_DEBUG"
 
 # Algorithms that keep operands in rank order, for every number of ranks and every root:
@@ -77,7 +87,7 @@ COLLECTIVES = tuple(CONTRACTS)
 _log = logging.getLogger("ringcoll")
 
 
-def transport(asked: str | None) -> str:
+def transport(asked: str | None, rank: int | None = None) -> str:
     """Name the transport of CPU tensors.
 
     Parameters
@@ -85,19 +95,75 @@ def transport(asked: str | None) -> str:
     asked
         What the program asks for; the environment's ``RINGCOLL_TRANSPORT`` overrides it,
         and ``"gloo"`` is the default. ``"auto"`` is UCX where it is installed.
+    rank
+        For the error message.
 
     Raises
     ------
     ArgumentError
         There is none of that name.
     """
-    forced = os.environ.get(TRANSPORT_VARIABLE)
-    name = forced or asked or "gloo"
-    if name not in ("auto", *TRANSPORTS):
+    asked = "gloo" if asked is None else asked
+    return _named(asked, TRANSPORTS, "transport", TRANSPORT_VARIABLE, rank)
+
+
+def cuda_transport(asked: str | None, rank: int | None = None) -> str:
+    """Name the transport of CUDA tensors.
+
+    Parameters
+    ----------
+    asked
+        What the program asks for; the environment's ``RINGCOLL_CUDA_TRANSPORT`` overrides
+        it, and ``"auto"`` is the default: NCCL where torch has it, otherwise UCX where it
+        is installed, otherwise gloo.
+    rank
+        For the error message.
+
+    Raises
+    ------
+    ArgumentError
+        There is none of that name.
+    """
+    asked = "auto" if asked is None else asked
+    return _named(asked, CUDA_TRANSPORTS, "cuda_transport", CUDA_TRANSPORT_VARIABLE, rank)
+
+
+def _named(
+    asked: str, known: tuple[str, ...], argument: str, variable: str, rank: int | None
+) -> str:
+    """What the environment says, or else the program; both have to be names."""
+    forced = os.environ.get(variable) or asked
+    for what, name in ((argument, asked), (variable, forced)):
+        if name not in ("auto", *known):
+            raise ArgumentError(
+                "no such transport",
+                rank=rank,
+                argument=what,
+                expected=f"one of {', '.join(('auto', *known))}",
+                got=name,
+            )
+    return forced
+
+
+def ranks_may_share_gpus(nccl_version: tuple[int, ...]) -> bool:
+    """Whether NCCL connects ranks that share a GPU: since 2.30, if a variable of its own says so."""
+    return nccl_version >= (2, 30) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
+def reduction() -> str:
+    """What is to reduce CUDA tensors: ``"cupy"``, ``"torch"``, or ``"auto"``.
+
+    Raises
+    ------
+    ArgumentError
+        The environment's ``RINGCOLL_REDUCTION`` is none of these.
+    """
+    name = os.environ.get(_REDUCTION_VARIABLE, "") or "auto"
+    if name not in ("auto", "cupy", "torch"):
         raise ArgumentError(
-            "no such transport",
-            argument=TRANSPORT_VARIABLE if forced else "transport",
-            expected=f"one of {', '.join(('auto', *TRANSPORTS))}",
+            "no such way to reduce",
+            argument=_REDUCTION_VARIABLE,
+            expected="one of auto, cupy, torch",
             got=name,
         )
     return name

@@ -18,6 +18,7 @@ from torch import Tensor
 from ringcoll.call import AlgorithmChoice, Builder, Timeout
 from ringcoll.communicator import Call
 from ringcoll.errors import ArgumentError, MismatchError
+from ringcoll.groups import as_group
 from ringcoll.reduction import as_operator
 
 __all__ = ["all_reduce"]
@@ -31,6 +32,7 @@ def all_reduce(
     *,
     algorithm: AlgorithmChoice,
     timeout: Timeout,
+    **of_dense: object,
 ) -> Builder:
     """Add up a sparse tensor over all ranks.
 
@@ -45,28 +47,41 @@ def all_reduce(
         See `ringcoll.all_reduce`.
     algorithm
         Of the all-gathers, if they have one of that name.
+    **of_dense
+        Other arguments, which only dense tensors have.
 
     Raises
     ------
     ArgumentError
-        Another operator: what is not stored would not be its neutral element.
+        Another operator: what is not stored would not be its neutral element. Or one of
+        the other arguments was given.
     MismatchError
         The ranks' tensors differ in shape.
     """
-    operator = as_operator(op)
+    rank = as_group(group).rank()
+    for argument, given in of_dense.items():
+        if given is not None:
+            raise ArgumentError(
+                "not for sparse tensors",
+                rank=rank,
+                argument=argument,
+                expected="None",
+                got=type(given),
+            )
+    operator = as_operator(op, rank)
+    if operator.name not in ("sum", "avg"):
+        raise ArgumentError(
+            "sparse tensors can be added up only",
+            rank=rank,
+            argument="op",
+            expected="sum or avg",
+            got=operator,
+        )
     own = tensor.detach().coalesce()
     signature = f"{tuple(own.shape)}, {own.sparse_dim()} of the dimensions sparse"
     # The two that every rank tells the others; shapes may differ in length.
     about = torch.tensor([own._nnz(), zlib.crc32(signature.encode())], device=own.device)
     first = _gather(group, about, [2], async_op, "auto", timeout)
-    if operator.name not in ("sum", "avg"):
-        raise ArgumentError(
-            "sparse tensors can be added up only",
-            rank=first.rank,
-            argument="op",
-            expected="sum or avg",
-            got=operator,
-        )
     world_size = first.world_size
     others = first.call.results[0].view(world_size, 2)
 
@@ -112,6 +127,8 @@ def all_reduce(
             tensor.copy_(total)
 
     first.call.following, first.call.num_calls, first.call.results = following(), 3, [tensor]
+    if first.call.tensors:
+        first.call.tensors = [*first.call.tensors, own.indices(), own.values()]
     first.following = None
     return first
 

@@ -15,14 +15,19 @@ import torch
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError
-from ringcoll.reduction import Reduction
+from ringcoll.reduction import TORCH, Engine, Reduction
 
-__all__ = ["Opened", "Stage", "packed"]
+__all__ = ["Opened", "Stage", "fusible", "is_dense", "packed"]
 
 Opened = tuple[Sequence[Tensor], Sequence[Tensor], Callable[[], None] | None]
 """Flat inputs, flat outputs, and what brings results home that are not there yet."""
 
 _Interval = tuple[int, int, bool, int]  # first byte, end, is an output, block
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor's elements lie in memory by strides, as they are."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
 class Stage:
@@ -36,6 +41,8 @@ class Stage:
         The user's tensors.
     reduction
         What is computed; ``None`` where data are only moved.
+    engine
+        What converts.
 
     Raises
     ------
@@ -49,8 +56,9 @@ class Stage:
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         reduction: Reduction | None,
+        engine: Engine = TORCH,
     ) -> None:
-        self._rank, self._reduction = rank, reduction
+        self._rank, self._reduction, self._engine = rank, reduction, engine
         self._converts = reduction is not None and not reduction.shares_memory
         self._scales = reduction is not None and reduction.scale is not None
         # All of them: autograd may come to need the gradient of a tensor while it is in use.
@@ -154,9 +162,18 @@ class Stage:
         tensors = (*self._inputs, *self._outputs)
         return not self._scales and all(map(self._as_it_is, tensors))
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The user's tensors, all of them."""
+        return [*self._inputs, *self._outputs]
+
     def keep(self) -> None:
         """Let `open` give the same memory every time."""
         self._keeps = True
+
+    def forget(self) -> None:
+        """Let the next `open` give other memory, which is then kept."""
+        self._opened, self._refills = None, []
 
     def open(self) -> Opened:
         """Make the flat tensors."""
@@ -202,8 +219,7 @@ class Stage:
         flat = tensor if tensor.dim() == 1 else tensor.reshape(-1)
         if self._reduction is None:
             return flat.contiguous()
-        flat = self._reduction.encode(flat.contiguous())
-        return flat if self._reduction.scale is None else self._reduction.scale(flat)
+        return self._engine.encode(self._reduction, flat.contiguous())
 
     def _flat_output(self, tensor: Tensor) -> Tensor:
         if self._as_it_is(tensor):
@@ -243,9 +259,9 @@ def fusible(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _may_be_fused(tensor: object) -> bool:
-    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+    if not isinstance(tensor, Tensor) or not is_dense(tensor):
         return False
-    return not tensor.is_quantized and 0 < tensor.nbytes <= _FUSED_NBYTES
+    return 0 < tensor.nbytes <= _FUSED_NBYTES
 
 
 def packed(
@@ -315,7 +331,7 @@ def _overlap(tensors: Sequence[Tensor]) -> bool:
 
 def _addresses(tensor: Tensor) -> Tensor:
     """Where each element of a tensor lies."""
-    found = torch.tensor(tensor.data_ptr() // tensor.itemsize)
+    found = torch.tensor(tensor.data_ptr() // tensor.itemsize, device="cpu")
     for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
-        found = found.unsqueeze(-1) + torch.arange(size) * stride
+        found = found.unsqueeze(-1) + torch.arange(size, device="cpu") * stride
     return found.reshape(-1)

@@ -4,6 +4,8 @@
     C++ code that would run a collective of the inner group.
 `mend_built_in_hook`
     A communication hook in C++ that takes futures of C++ only.
+`mend_batches`
+    A function that is one operation for torch's own class of process groups only.
 `mend_monitored_barrier`
     A function that asks for the backend's name, and wants it to be gloo.
 `untraced`
@@ -24,7 +26,13 @@ from torch._C._dynamo import eval_frame
 
 from ringcoll.work import Work
 
-__all__ = ["mend_built_in_hook", "mend_bypasses", "mend_monitored_barrier", "untraced"]
+__all__ = [
+    "mend_batches",
+    "mend_built_in_hook",
+    "mend_bypasses",
+    "mend_monitored_barrier",
+    "untraced",
+]
 
 _c10d: Any = torch._C._distributed_c10d
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -147,6 +155,33 @@ def mend_monitored_barrier(group_class: type) -> None:
 
     for module in (dist, dist.distributed_c10d):
         module.monitored_barrier = monitored_barrier  # type: ignore[attr-defined]
+
+
+@functools.cache
+def mend_batches(group_class: type) -> None:
+    """Let ``torch.distributed.batch_isend_irecv`` be one operation, where the group can do so.
+
+    torch's own starts the messages one by one on groups of any class but its own.
+
+    Parameters
+    ----------
+    group_class
+        The class of process groups with a ``batched``; on others nothing changes.
+    """
+    torchs = dist.batch_isend_irecv
+
+    @untraced
+    @functools.wraps(torchs)
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        start = functools.partial(torchs, p2p_op_list)
+        dist.distributed_c10d._check_p2p_op_list(p2p_op_list)
+        group: Any = p2p_op_list[0].group
+        if isinstance(group, group_class):
+            return group.batched(start, p2p_op_list[0].tensor.device)  # type: ignore[no-any-return,attr-defined]
+        return start()
+
+    for module in (dist, dist.distributed_c10d):
+        module.batch_isend_irecv = batch_isend_irecv  # type: ignore[attr-defined]
 
 
 def _registered(out: Tensor, work: dist.Work) -> Tensor:

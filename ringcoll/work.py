@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError
+from ringcoll.streams import Mark, future
 
 __all__ = ["Work"]
 
@@ -19,7 +20,8 @@ _making_futures = threading.Lock()
 class Work(dist.Work):
     """An operation on its way, as torch's own collectives return it.
 
-    Errors are raised by `wait`, in the thread that waits.
+    Errors are raised by `wait`, in the thread that waits. On CUDA tensors it is over for the
+    host when all is enqueued; `wait` then makes the current stream wait for the rest.
     """
 
     def __init__(self, description: str, results: list[Tensor]) -> None:
@@ -29,6 +31,7 @@ class Work(dist.Work):
         self._gate = threading.Lock()  # held until the operation is over
         self._gate.acquire()
         self._error: BaseException | None = None
+        self._end: Mark | None = None
         self._base: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[Tensor]] | None = None
 
@@ -55,15 +58,17 @@ class Work(dist.Work):
             self._gate.release()
         if self._error is not None:
             raise self._error
+        if self._end is not None:
+            self._end.join()
         return True
 
     def is_completed(self) -> bool:
         """Whether it is over, well or badly."""
-        return self._done
+        return self._done and (self._end is None or self._end.is_over())
 
     def is_success(self) -> bool:
         """Whether it is over and went well."""
-        return self._done and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
         """The error it ended with, if it did."""
@@ -77,7 +82,7 @@ class Work(dist.Work):
         """A future of `result`; its callbacks never hold up other operations."""
         with _making_futures:
             if self._future is None:
-                self._base = torch.futures.Future()
+                self._base = future(self._results)
                 # `set_exception` would make C++ code, such as that of
                 # DistributedDataParallel, take the exception for the value; a callback
                 # that raises makes a future that has failed for C++ too.
@@ -86,8 +91,15 @@ class Work(dist.Work):
                     self._base.set_result(None)
             return self._future
 
-    def complete(self, error: BaseException | None) -> bool:
+    def complete(self, error: BaseException | None, end: Mark | None = None) -> bool:
         """Say that it is over; whoever waits wakes up.
+
+        Parameters
+        ----------
+        error
+            What it failed with.
+        end
+            Where its stream has finished with it.
 
         Returns
         -------
@@ -95,7 +107,7 @@ class Work(dist.Work):
             Whether there is a future, so that `settle` has to be called.
         """
         with _making_futures:
-            self._error, self._done = error, True
+            self._error, self._end, self._done = error, end, True
             self._gate.release()
             return self._base is not None
 
@@ -107,4 +119,8 @@ class Work(dist.Work):
     def _outcome(self, base: object) -> list[Tensor]:
         if self._error is not None:
             raise self._error
+        if self._end is not None:
+            # The future's own stream is current here, and what the future holds is in
+            # order from here on (``ivalue_inl.h``, ``Future::invokeCallback``).
+            self._end.join()
         return self._results

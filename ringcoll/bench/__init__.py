@@ -12,6 +12,7 @@
 `table`           the table and the JSON of nccl-tests
 `findings`        who wins where, in sentences
 `plot`            curves; needs matplotlib
+`gpu`             kernels and collectives on a GPU, for ``benchmarks/gpu.py``
 `tune`            costs and fastest algorithms, for `ringcoll.choice.tuning`
 `units`           how sizes and times are written and read
 ================  =============================================================

@@ -81,6 +81,7 @@ OPS = {
 }
 """Operators by the names of nccl-tests: to the names of `ringcoll.reduction`."""
 
+_CPU = torch.device("cpu")
 _VECTOR = ("all_reduce", "reduce", "broadcast")
 _NATIVE_OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -173,13 +174,21 @@ class Buffers:
     in_place: bool
 
     @classmethod
-    def make(cls, workload: Workload, world_size: int, rank: int, *, in_place: bool) -> Buffers:
+    def make(
+        cls,
+        workload: Workload,
+        world_size: int,
+        rank: int,
+        *,
+        in_place: bool,
+        device: torch.device = _CPU,
+    ) -> Buffers:
         """Allocate them, and touch every page, so that none is a shared page of zeros."""
         sizes, dtype = shape(workload, world_size), DTYPES[workload.dtype]
         send, recv, count = sizes.send_numel, sizes.recv_numel, sizes.count
         if not in_place:
-            return cls(_ones(send, dtype), _ones(recv, dtype), in_place)
-        whole = _ones(max(send, recv), dtype)
+            return cls(_ones(send, dtype, device), _ones(recv, dtype, device), in_place)
+        whole = _ones(max(send, recv), dtype, device)
         rooted = contract(workload.collective).rooted
         block = rank if not rooted or rank == workload.root else 0
         part = whole[block * count : (block + 1) * count]
@@ -187,8 +196,8 @@ class Buffers:
         return cls(inp, out, in_place)
 
 
-def _ones(numel: int, dtype: torch.dtype) -> Tensor:
-    return torch.ones(numel, dtype=torch.float32).to(dtype)
+def _ones(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(numel, dtype=torch.float32, device=device).to(dtype)
 
 
 Caller = Callable[[bool], Any]  # (async_op) -> a work, or None

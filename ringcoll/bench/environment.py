@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ringcoll import __version__
 from ringcoll.machine import cores, cpu
 
-__all__ = ["cores", "device", "environment", "oversubscribed"]
+__all__ = ["cores", "default_backend", "device", "device_of", "environment", "oversubscribed"]
 
 # Variables that change what is measured. Others are nobody's business: files of
 # results are passed on.
@@ -62,14 +62,28 @@ def environment(world_size: int) -> dict[str, Any]:
     }
 
 
-def device() -> dict[str, Any]:
-    """Describe where a rank of the default group runs; called on it."""
+def default_backend(kind: str) -> str:
+    """The backend of a default group on whose tensors, ``"cpu"`` or ``"cuda"``, is measured."""
+    return "cpu:gloo,cuda:nccl" if kind == "cuda" and dist.is_nccl_available() else "gloo"
+
+
+def device_of(kind: str, rank: int) -> torch.device:
+    """The device of a rank; ranks share GPUs where there are fewer."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def device(kind: str = "cpu") -> dict[str, Any]:
+    """Describe where a rank of the default group runs, and its tensors are; called on it."""
+    used = device_of(kind, dist.get_rank())
     return {
         "rank": dist.get_rank(),
         "group": 0,
         "pid": os.getpid(),
         "hostname": socket.gethostname().partition(".")[0],
-        "device": 0,
-        "device_info": cpu(),
+        "device": used.index or 0,
+        "device_kind": kind,
+        "device_info": cpu() if kind == "cpu" else torch.cuda.get_device_name(used),
         "threads": torch.get_num_threads(),
     }

@@ -207,10 +207,13 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def count_wrong(result: Tensor, expected: Tensor) -> int:
-    """Count the elements that differ in any bit; both tensors flat, of one length and dtype."""
+    """Count the elements that differ in any bit; both tensors flat, of one length and dtype.
+
+    The result may be on a GPU, and is then compared there.
+    """
     if not expected.numel():
         return 0
-    return int((_bits(result) != _bits(expected)).any(1).sum())
+    return int((_bits(result) != _bits(expected.to(result.device))).any(1).sum())
 
 
 def spoil(result: Tensor, expected: Tensor) -> None:

@@ -56,7 +56,9 @@ def added_numel(workload: Workload, world_size: int) -> int:
     return sizes.nbytes // DTYPES[workload.dtype].itemsize * (world_size - 1) // world_size
 
 
-def limit_caller(name: str, workload: Workload, world_size: int) -> Callable[[int], object]:
+def limit_caller(
+    name: str, workload: Workload, world_size: int, device: torch.device
+) -> Callable[[int], object]:
     """Make the function that does a limit so many times; called by all ranks alike.
 
     Parameters
@@ -67,6 +69,8 @@ def limit_caller(name: str, workload: Workload, world_size: int) -> Callable[[in
         What is measured against it.
     world_size
         Size of the default group.
+    device
+        Of this rank's tensors.
 
     Raises
     ------
@@ -74,12 +78,12 @@ def limit_caller(name: str, workload: Workload, world_size: int) -> Callable[[in
         torch cannot add tensors of that dtype.
     """
     if name == "exchange":
-        return _exchange(exchanged_nbytes(workload, world_size), world_size)
+        return _exchange(exchanged_nbytes(workload, world_size), world_size, device)
     dtype = DTYPES[workload.dtype]
     adds = name == "add"
     numel = added_numel(workload, world_size) if adds else 0
     numel = numel if adds else shape(workload, world_size).nbytes // dtype.itemsize
-    here, there = (torch.ones(numel).to(dtype) for _ in range(2))
+    here, there = (torch.ones(numel, device=device).to(dtype) for _ in range(2))
     if not adds:
         return lambda times: [here.copy_(there) for _ in range(times)]
     there.zero_()  # the sum of thousands of additions stays what it is
@@ -90,10 +94,10 @@ def limit_caller(name: str, workload: Workload, world_size: int) -> Callable[[in
     return lambda times: [here.add_(there) for _ in range(times)]
 
 
-def _exchange(nbytes: int, world_size: int) -> Callable[[int], object]:
-    out, into = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
+def _exchange(nbytes: int, world_size: int, device: torch.device) -> Callable[[int], object]:
+    out, into = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
     rank = dist.get_rank()
-    ringcoll.barrier()  # the ranks have met
+    ringcoll.all_reduce(torch.ones(1, device=device))  # the ranks have met
     transport = communicator(None, out.device).transport
     receives = [Message((rank - 1) % world_size, into, _TAG)]
     sends = [Message((rank + 1) % world_size, out, _TAG)]

@@ -37,6 +37,7 @@ from ringcoll.bench.contenders import (
     caller,
     shape,
 )
+from ringcoll.bench.environment import device_of
 from ringcoll.bench.exact import Oracle, count_wrong, spoil
 from ringcoll.bench.limits import LIMITS, limit_caller
 from ringcoll.bench.summary import Summary, algbw, busbw, summarize
@@ -111,6 +112,9 @@ class Request:
         See `ringcoll.api`.
     imports
         Modules that register further algorithms.
+    device
+        Where the tensors are: ``"cpu"`` or ``"cuda"``. There a turn ends when the GPU has done
+        everything.
     """
 
     collective: str
@@ -131,6 +135,7 @@ class Request:
     blocking: int = 2
     segment_bytes: int | None = None
     imports: tuple[str, ...] = ()
+    device: str = "cpu"
 
     @property
     def workloads(self) -> list[Workload]:
@@ -437,10 +442,13 @@ class _Bench:
         self.meeting, self.request, self.workload = meeting, request, workload
         self.rank, self.world_size = meeting.rank, meeting.world_size
         self.shape = shape(workload, self.world_size)
+        self.device = device_of(request.device, self.rank)
         possible = contract(workload.collective).in_place
         self.modes = [mode for mode in request.modes if possible or not mode]
         self.buffers = {
-            mode: Buffers.make(workload, self.world_size, self.rank, in_place=mode)
+            mode: Buffers.make(
+                workload, self.world_size, self.rank, in_place=mode, device=self.device
+            )
             for mode in self.modes
         }
         self.oracle = Oracle(
@@ -510,14 +518,18 @@ class _Bench:
             if entry.refused is not None:
                 entry.run.clear()
                 break
-            entry.run[mode] = partial(_several, call, self.request.blocking == 0)
+            entry.run[mode] = partial(_several, call, self.request.blocking == 0, self.device)
         return entry
 
     def _limit(self, name: str) -> _Entry:
         """One of the limits, which has no result to be checked, and is timed once."""
         entry, mode = _Entry(name), self.modes[-1]
         try:
-            entry.run[mode] = limit_caller(name, self.workload, self.world_size)
+            entry.run[mode] = partial(
+                _settled,
+                limit_caller(name, self.workload, self.world_size, self.device),
+                self.device,
+            )
             entry.wrong[mode] = None
         except ArgumentError as error:
             entry.refused = str(error)
@@ -589,12 +601,24 @@ class _Bench:
         )
 
 
-def _several(call: Callable[[bool], Any], async_op: bool, times: int) -> None:
+def _several(call: Callable[[bool], Any], async_op: bool, device: torch.device, times: int) -> None:
     """Run an operation several times; asynchronously, all are started first."""
     works = [call(async_op) for _ in range(times)]
     if async_op:
         for work in works:
             work.wait()
+    _settle(device)
+
+
+def _settled(function: Callable[[int], object], device: torch.device, times: int) -> None:
+    function(times)
+    _settle(device)
+
+
+def _settle(device: torch.device) -> None:
+    """Wait for what was enqueued on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def measure(
@@ -617,6 +641,8 @@ def measure(
     for module in request.imports:
         import_module(module)
     meeting = Meeting()
+    if request.device == "cuda":
+        torch.cuda.set_device(device_of("cuda", meeting.rank))
     start = time.perf_counter()
     found: list[Result] = []
     workloads = request.workloads

@@ -71,7 +71,7 @@ def preamble(
     for item in devices:
         yield (
             f"#  Rank {item['rank']:2} Group {item['group']:2} Pid {item['pid']:6} on "
-            f"{item['hostname']:>10} device {item['device']:2} [cpu] {item['device_info']}"
+            f"{item['hostname']:>10} device {item['device']:2} [{item['device_kind']}] {item['device_info']}"
         )
 
 

@@ -31,7 +31,7 @@ from ringcoll.algorithms import ALIASES, algorithms, find
 from ringcoll.contracts import CONTRACTS
 from ringcoll.errors import RulesError, UnknownAlgorithmError
 
-__all__ = ["AUTO", "EVERY", "Range", "Rule", "find_rule", "in_text", "parse_rules"]
+__all__ = ["AUTO", "EVERY", "Range", "Rule", "in_text", "parse_rules"]
 
 AUTO = "auto"
 """The algorithm of a rule that leaves the choice to the model."""
@@ -125,15 +125,6 @@ def _runs(collective: str, algorithm: str, world_size: int) -> bool:
         return find(collective, algorithm).restriction(world_size) is None
     except UnknownAlgorithmError:
         return False
-
-
-def find_rule(
-    rules: Iterable[Rule], collective: str, nbytes: int, world_size: int, hosts: int
-) -> Rule | None:
-    """The first rule that matches, or ``None``."""
-    return next(
-        (rule for rule in rules if rule.matches(collective, nbytes, world_size, hosts)), None
-    )
 
 
 def in_text(rules: Iterable[Rule]) -> str:

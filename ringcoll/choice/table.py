@@ -23,7 +23,7 @@ BUILT_IN = "built-in"
 # Measured with `ringcoll compare` over gloo, 2 and 4 ranks on 2 cores: there the tree,
 # in which few ranks are busy at once, was the fastest all-reduce up to 1 MiB, the ring
 # from 16 MiB on; at 4 MiB runs disagreed. The second ones for a collective are for
-# operators whose operands must stay in rank order.
+# operators whose operands must stay in rank order. For NCCL they say nothing.
 _RULES = parse_rules(
     "all_reduce:0-4M:binomial_tree;all_reduce:*:ring;all_reduce:*:rabenseifner;"
     "reduce_scatter:0-32K:direct;reduce_scatter:*:ring;reduce_scatter:*:direct;"
@@ -169,11 +169,11 @@ def built_in_parameters(
 
 
 def built_in(transport: str, world_size: int, *, hosts: int = 1, cores: int | None = None) -> Table:
-    """The table for when nothing was measured: fixed rules; parameters as for the model."""
+    """The table for when nothing was measured: fixed rules, but for NCCL; costs for the model."""
     return Table(
         transport=transport,
         world_size=world_size,
         hosts=hosts,
         parameters=built_in_parameters(transport, world_size, hosts, cores),
-        tuned=(*across_hosts(world_size, hosts), *_RULES),
+        tuned=(*across_hosts(world_size, hosts), *(() if transport == "nccl" else _RULES)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
+from click.core import ParameterSource
 
 from ringcoll import select
 from ringcoll.bench import DTYPES, OPS, Request, Result, table
@@ -23,6 +26,7 @@ from ringcoll.cli import measuring
 from ringcoll.cli.output import print_json, progress
 from ringcoll.cli.parameters import collective_name, json_option
 from ringcoll.contracts import contract
+from ringcoll.groups import transport_name
 
 __all__ = ["bench"]
 
@@ -34,6 +38,7 @@ Examples:
   ringcoll bench all_reduce -b 8 -e 128M -f 2
   ringcoll bench all_reduce -k 2 --algorithms ring,native -b 1K -e 1M -f 4
   ringcoll bench all_reduce -b 8 -e 64M -f 8 --peers gloo,mpich --limits
+  ringcoll bench all_reduce --device cuda --cuda-transport ucx -k 4 -e 256M
   ringcoll bench broadcast -r all -d half -J broadcast.json
   torchrun --nproc-per-node 4 -m ringcoll.cli bench all_reduce
 """
@@ -50,6 +55,19 @@ def _choice(names: list[str], several: int) -> Callable[..., tuple[str, ...]]:
         return (value,)
 
     return read
+
+
+def _there(ctx: click.Context, param: click.Parameter, device: str) -> str:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.BadParameter("torch finds no GPU here")
+    return device
+
+
+def _use(ctx: click.Context, param: click.Parameter, name: str | None) -> str:
+    """Let the ranks, which get this process's environment, use a transport of CUDA tensors."""
+    if name is not None:
+        os.environ[select.CUDA_TRANSPORT_VARIABLE] = name
+    return select.cuda_transport(None)
 
 
 def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -100,7 +118,14 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
               "3 the slowest.")  # fmt: skip
 @click.option("--segment-bytes", type=measuring.size,
               help="Size of the pieces in which chunks are pipelined.")  # fmt: skip
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+              callback=_there,
+              help="Where the tensors are. Ranks share GPUs where there are fewer of these.")  # fmt: skip
 @measuring.transport
+@click.option("--cuda-transport", type=click.Choice(select.CUDA_TRANSPORTS), callback=_use,
+              help="How CUDA tensors travel; otherwise as "
+              f"{select.CUDA_TRANSPORT_VARIABLE} says, or by nccl where torch has it, "
+              "else by ucx or gloo.")  # fmt: skip
 @click.option("--peers", default="", metavar="NAMES",
               help="Other libraries, measured too: gloo, which takes turns with the algorithms "
               "as `native` does; openmpi, mpich, which run afterwards.")  # fmt: skip
@@ -133,7 +158,9 @@ def bench(
     blocking: int,
     average: int,
     segment_bytes: int | None,
+    device: str,
     transport: str,
+    cuda_transport: str,
     peers: str,
     peer_dir: Path,
     limits: bool,
@@ -160,6 +187,10 @@ def bench(
 
     Exit status: 1 if any element was wrong.
     """
+    unused = "transport" if device == "cuda" else "cuda_transport"
+    if ctx.get_parameter_source(unused) is ParameterSource.COMMANDLINE:
+        option = f"--{unused.replace('_', '-')}"
+        raise click.UsageError(f"{option} says nothing about tensors with --device {device}")
     world_size = measuring.ranks_to_use(ranks, 4)
     rules = contract(collective)
     roots = range(world_size) if root == "all" else [int(root)]
@@ -187,6 +218,7 @@ def bench(
         blocking=blocking,
         segment_bytes=segment_bytes,
         imports=modules,
+        device=device,
     )
     if not request.workloads:
         raise click.UsageError(f"operator {ops[0]} is not defined for {dtypes[0]}")
@@ -267,7 +299,8 @@ def _run(
 ) -> int:
     """Measure, print and write; return how many elements were wrong."""
     facts = environment(world_size)
-    facts["transport"] = select.transport(None)
+    on_gpu = request.device == "cuda"
+    facts["transport"] = transport_name("cuda" if on_gpu else "cpu")
     printer = _Printer(request, facts, silent=as_json or bool(mpi_peers))
     with _bar(request, shown=not printer.streams) as advance:
 

@@ -11,9 +11,11 @@ from ringcoll.choice.rules import in_text
 from ringcoll.cli import measuring
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import collective_name, json_option
-from ringcoll.select import TRANSPORTS, transport
+from ringcoll.select import CUDA_TRANSPORTS, TRANSPORTS, transport
 
 __all__ = ["explain"]
+
+_TRANSPORTS = tuple(dict.fromkeys((*TRANSPORTS, *CUDA_TRANSPORTS)))
 
 _EXAMPLES = """\b
 Examples:
@@ -31,7 +33,7 @@ Examples:
               help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
 @click.option("--hosts", type=click.IntRange(min=1), default=1, show_default=True,
               help="Number of hosts.")  # fmt: skip
-@click.option("--transport", "name", type=click.Choice(TRANSPORTS), help="gloo.")
+@click.option("--transport", "name", type=click.Choice(_TRANSPORTS), help="gloo.")
 @json_option
 def explain(
     collective: str, ranks: int, nbytes: int, hosts: int, name: str | None, as_json: bool

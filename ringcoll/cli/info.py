@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import warnings
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import click
@@ -11,6 +13,8 @@ import click
 from ringcoll import __version__
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import json_option
+from ringcoll.errors import RingcollError
+from ringcoll.machine import cores
 
 __all__ = ["environment", "info"]
 
@@ -39,6 +43,9 @@ def environment() -> dict[str, object]:
     import torch
     import torch.distributed as dist
 
+    from ringcoll.bench.gpu import facts
+
+    gpus = torch.cuda.device_count()
     backends = {
         "gloo": dist.is_gloo_available(),
         "nccl": dist.is_nccl_available(),
@@ -58,19 +65,53 @@ def environment() -> dict[str, object]:
             ),
             None,
         ),
+        "ucxx": _if_there(facts.ucxx),
+        "ucx": _if_there(facts.ucx),
         "platform": platform.platform(),
         "machine": platform.machine(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": cores(),
         "memory": _memory(),
         "torch_threads": torch.get_num_threads(),
         "backends": [name for name, available in backends.items() if available],
         "cuda": torch.version.cuda,
-        "devices": [
-            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-        ],
+        "driver": _if_there(facts.driver),
+        "nccl": _if_there(facts.nccl),
+        "devices": [torch.cuda.get_device_name(index) for index in range(gpus)],
+        "gpu_reduction": _gpu_reduction() if gpus else None,
+        "transport": _transport("cpu"),
+        "cuda_transport": _transport("cuda") if gpus else None,
     }
+
+
+def _if_there(version_of: Callable[[], str]) -> str | None:
+    try:
+        return version_of()
+    except Exception:  # noqa: BLE001  # whatever a library raises where it is not at home
+        return None
+
+
+def _transport(kind: str) -> str:
+    """What carries tensors where nobody chooses, or why nothing does."""
+    from ringcoll.groups import transport_name
+
+    try:
+        return transport_name(kind, "auto")
+    except RingcollError as error:  # also to be told in a bug report
+        return str(error)
+
+
+def _gpu_reduction() -> str:
+    """What reduces CUDA tensors, and why."""
+    from ringcoll import select
+    from ringcoll.reduction import gpu
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the reason is in the answer
+        try:
+            engine = gpu.engine(select.reduction())
+        except RingcollError as error:
+            return str(error)
+    return f"{engine.name}: {engine.reason}"
 
 
 def _memory() -> float | None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ringcoll import select
 from ringcoll.algorithms import algorithms, find
 from ringcoll.bench import AUTO, NATIVE, PERSISTENT, Request, Result, measure, on_rank
-from ringcoll.bench.environment import device
+from ringcoll.bench.environment import default_backend, device
 from ringcoll.bench.units import parse_size
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch import Ranks
@@ -187,8 +187,9 @@ def run_here(
     on_results
         Called with the results of each workload.
     """
-    with Ranks(world_size, timeout_s=_OPERATION_S) as ranks:
-        on_start(ranks.run(device))
+    backend = default_backend(request.device)
+    with Ranks(world_size, backend=backend, timeout_s=_OPERATION_S) as ranks:
+        on_start(ranks.run(device, request.device))
         results: list[Result] = ranks.run(on_rank, request, on_report=on_results, timeout_s=_RUN_S)[
             0
         ]
@@ -201,9 +202,9 @@ def run_under_torchrun(
     on_results: Callable[[list[Result]], None],
 ) -> list[Result]:
     """Measure on the ranks that are there; the functions are called on rank 0 only."""
-    dist.init_process_group("gloo")
+    dist.init_process_group(default_backend(request.device))
     devices: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(devices, device())
+    dist.all_gather_object(devices, device(request.device))
     if dist.get_rank() == 0:
         on_start(devices)
     results = measure(request, on_results)

@@ -9,6 +9,7 @@ through views or wider types. For bool, SUM and MAX are *or*, PRODUCT and MIN ar
 *and*, as in torch's NCCL backend.
 """
 
+from ringcoll.reduction.engine import TORCH, Engine, TorchEngine
 from ringcoll.reduction.operators import (
     Operator,
     Reduction,
@@ -18,4 +19,14 @@ from ringcoll.reduction.operators import (
     resolve,
 )
 
-__all__ = ["Operator", "Reduction", "UserOp", "as_operator", "premul_sum", "resolve"]
+__all__ = [
+    "TORCH",
+    "Engine",
+    "Operator",
+    "Reduction",
+    "TorchEngine",
+    "UserOp",
+    "as_operator",
+    "premul_sum",
+    "resolve",
+]

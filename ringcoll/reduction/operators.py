@@ -13,11 +13,24 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["Operator", "Reduction", "UserOp", "as_operator", "premul_sum", "resolve"]
+__all__ = [
+    "SIGNED_TWIN",
+    "Combiner",
+    "Operator",
+    "Reduction",
+    "UserOp",
+    "as_operator",
+    "premul_sum",
+    "resolve",
+]
 
 
-class _Combine(Protocol):
-    def __call__(self, left: Tensor, right: Tensor, /, *, out: Tensor) -> object: ...
+class Combiner(Protocol):
+    """A function of two operands."""
+
+    def __call__(self, left: Tensor, right: Tensor, /, *, out: Tensor) -> object:
+        """Reduce ``left`` and ``right`` into ``out``, which may be one of them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -184,7 +197,7 @@ class Reduction:
     dtype: torch.dtype
     work_dtype: torch.dtype
     wire_dtype: torch.dtype
-    combine: _Combine
+    combine: Combiner
     encode: Callable[[Tensor], Tensor] = _same
     decode: Callable[[Tensor], Tensor] = _same
     shares_memory: bool = True
@@ -213,30 +226,31 @@ class Reduction:
 # Below at::internal::GRAIN_SIZE (32768), and a multiple of every vector register.
 _SERIAL_NUMEL = 32_704
 
-_BITWISE: dict[str, _Combine] = {
+_BITWISE: dict[str, Combiner] = {
     "band": torch.bitwise_and,
     "bor": torch.bitwise_or,
     "bxor": torch.bitwise_xor,
 }
-_ARITHMETIC: dict[str, _Combine] = {
+_ARITHMETIC: dict[str, Combiner] = {
     "sum": torch.add,
     "avg": torch.add,
     "premul_sum": torch.add,
     "product": torch.mul,
 }
-_ORDERING: dict[str, _Combine] = {"min": torch.minimum, "max": torch.maximum}
-_BOOL: dict[str, _Combine] = {
+_ORDERING: dict[str, Combiner] = {"min": torch.minimum, "max": torch.maximum}
+_BOOL: dict[str, Combiner] = {
     "sum": torch.bitwise_or,
     "max": torch.bitwise_or,
     "product": torch.bitwise_and,
     "min": torch.bitwise_and,
     **_BITWISE,
 }
-_SIGNED_TWIN = {
+SIGNED_TWIN = {
     torch.uint16: torch.int16,
     torch.uint32: torch.int32,
     torch.uint64: torch.int64,
 }
+"""Unsigned dtypes, and the signed ones of as many bits that stand for them."""
 _FLOAT8 = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
@@ -245,7 +259,7 @@ _FLOAT8 = (
 )
 _NARROW = (torch.float16, torch.bfloat16, *_FLOAT8)
 _COMPUTED = (torch.float64, torch.float32, *_NARROW, torch.complex64, torch.complex128)
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *_SIGNED_TWIN)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *SIGNED_TWIN)
 _TOP_BIT = torch.iinfo(torch.int64).min
 
 
@@ -256,7 +270,15 @@ def _flip_top_bit(tensor: Tensor) -> Tensor:
 
 def _divide(tensor: Tensor, world_size: int) -> object:
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        if tensor.is_cuda and world_size & (world_size - 1):
+            # By a number torch multiplies with its reciprocal there, and rounds twice
+            # (BinaryDivTrueKernel.cu); the kernels and the CPU do not.
+            return tensor.div_(
+                torch.full((1,), world_size, dtype=tensor.dtype, device=tensor.device)
+            )
         return tensor.div_(world_size)
+    if world_size > torch.iinfo(tensor.dtype).max:  # it would wrap around itself
+        return tensor.copy_(tensor.long().div(world_size, rounding_mode="trunc"))
     return tensor.div_(world_size, rounding_mode="trunc")
 
 
@@ -277,7 +299,7 @@ def _divide_unsigned(bits: int) -> Callable[[Tensor, int], object]:
     return divide
 
 
-def _user(function: Callable[[Tensor, Tensor], Tensor]) -> _Combine:
+def _user(function: Callable[[Tensor, Tensor], Tensor]) -> Combiner:
     def combined(left: Tensor, right: Tensor, *, out: Tensor) -> object:
         return out.copy_(function(left, right))
 
@@ -384,13 +406,13 @@ def _resolve(
     operator = as_operator(op, rank)
     name = operator.name
 
-    def refuse(allowed: str) -> ArgumentError:
+    def refuse(allowed: str, argument: str = "op", got: object = name) -> ArgumentError:
         return ArgumentError(
             f"operator {operator} is not defined for {dtype}",
             rank=rank,
-            argument="op",
+            argument=argument,
             expected=allowed,
-            got=name,
+            got=got,
         )
 
     if operator.user is not None:
@@ -404,7 +426,7 @@ def _resolve(
         return Reduction(operator, dtype, dtype, dtype, _BOOL[name])
     if dtype.is_floating_point or dtype.is_complex:
         if dtype not in _COMPUTED:
-            raise refuse(f"for one of {', '.join(map(str, _COMPUTED))}")
+            raise refuse(f"one of {', '.join(map(str, _COMPUTED))}", "tensor", dtype)
         allowed = _ARITHMETIC if dtype.is_complex else _ARITHMETIC | _ORDERING
         if name not in allowed:
             raise refuse(f"one of {', '.join(allowed)}")
@@ -413,16 +435,16 @@ def _resolve(
             _check_factor(operator.factor, dtype, rank)
         return _cast(operator, dtype, work, wire, allowed[name])
     if dtype not in _INTEGERS:
-        raise refuse(f"for one of {', '.join(map(str, _INTEGERS))}")
+        raise refuse(f"one of {', '.join(map(str, _INTEGERS))}", "tensor", dtype)
     if wire_dtype not in (None, dtype):
         _dtypes(operator, dtype, wire_dtype, rank)  # refuses it
     if name == "premul_sum":
-        raise refuse("a floating-point or complex dtype")
+        raise refuse("a floating-point or complex dtype", "tensor", dtype)
     combine = (_ARITHMETIC | _ORDERING | _BITWISE)[name]
     finish = _divide if name == "avg" else None
-    if dtype not in _SIGNED_TWIN:
+    if dtype not in SIGNED_TWIN:
         return Reduction(operator, dtype, dtype, dtype, combine, finish=finish)
-    twin = _SIGNED_TWIN[dtype]
+    twin = SIGNED_TWIN[dtype]
     if name in _ORDERING and dtype is torch.uint64:
         return Reduction(
             operator,
@@ -453,13 +475,16 @@ def _cast(
     dtype: torch.dtype,
     work: torch.dtype,
     wire: torch.dtype,
-    combine: _Combine,
+    combine: Combiner,
 ) -> Reduction:
     """A reduction that converts to ``work`` before, and back after."""
     rounded = _same if wire is work else lambda tensor: tensor.to(wire).to(work)
     scale: Callable[[Tensor], Tensor] | None = None
     if operator.factor is not None:
-        factor = operator.factor
+        # One element of whatever shape: it is broadcast, also from the CPU to a GPU.
+        factor = (
+            operator.factor.reshape(()) if isinstance(operator.factor, Tensor) else operator.factor
+        )
 
         def scaled(tensor: Tensor) -> Tensor:
             wide = torch.float32 if tensor.dtype in _NARROW else tensor.dtype

@@ -172,7 +172,7 @@ def _meet(
         return (), (), None
 
     schedule = schedule_of("barrier", "dissemination", member.world_size)
-    nothing = Plan(schedule, member.rank, 1, (), (), 0)
+    nothing = Plan(schedule, member.rank, 1, (), (), 0, 0, frozenset())
     decision = Decision(nothing, torch.uint8, "trace", 0)
     call = Meeting(
         name="trace",

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from ringcoll.communicator import Bindings, Call, Communicator
 from ringcoll.execute import Posting
 from ringcoll.monitor import Running
-from ringcoll.plan import Combine, Finish, Move, Plan, Post, Space, Wait
+from ringcoll.plan import Combine, Move, Plan, Post, Wait
+from ringcoll.regions import Space
 from ringcoll.stage import Opened
 from ringcoll.tracing.records import Message, Operation, Records, Span
 from ringcoll.transport.base import Handle
@@ -188,7 +189,7 @@ class Tracer:
                         )
             else:
                 bound()
-                assert isinstance(instruction, Combine | Finish | Move)
-                nbytes = plan.regions[instruction.into].numel * decision.dtype.itemsize
+                assert isinstance(instruction, Combine | Move)
                 kind = "copy" if isinstance(instruction, Move) else "reduce"
+                nbytes = plan.regions[instruction.into].numel * decision.dtype.itemsize
                 operation.spans.append(Span(kind, begin, clock(), step, nbytes=nbytes))

@@ -4,9 +4,10 @@
 `base`          what a transport is
 `gloo`          a process group of torch's gloo, CPU tensors
 `nccl`          grouped batches on a process group of torch's NCCL
-`ucx`           UCX: shared memory, CMA, TCP; CPU tensors
+`ucx`           UCX: shared memory, CMA, TCP, CUDA IPC; CPU and CUDA tensors
 `mpi`           MPI, with the `mpiexec` and library of the user's; CPU tensors
 `local`         k ranks in one process, with threads or step by step
 `narrow`        another transport, with messages in a narrower dtype
+`staged`        another transport, with CUDA tensors that pass through host memory
 ==============  ==========================================================
 """

@@ -2,6 +2,20 @@
 
 A transport moves bytes between two ranks and knows nothing else: no collective,
 no operator, no schedule. Nothing above it knows which one is used.
+
+Tensors on a CUDA device
+------------------------
+They are carried in the order of the stream that is current on their device
+(``torch.cuda.current_stream(device)``) in the thread that calls:
+
+- what was enqueued before `Transport.post` is done before the messages' memory is read or
+  written;
+- what is enqueued after `Transport.wait` has returned sees what was received, and may
+  overwrite what was sent.
+
+How a transport does that is its own business. One that is moved by the host (UCX,
+threads) lets the stream run dry when it posts, with `settle`; `staged` copies on a stream
+of its own; NCCL enqueues the messages themselves.
 """
 
 from __future__ import annotations
@@ -10,17 +24,28 @@ import functools
 import platform
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll import __version__
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 
-__all__ = ["Handle", "Message", "Transport", "hosts_of", "meet", "place"]
+__all__ = [
+    "Handle",
+    "Message",
+    "Transport",
+    "appears",
+    "devices_of",
+    "hosts_of",
+    "meet",
+    "place",
+    "settle",
+]
 
 Handle = object
 """What `Transport.post` returns for a message, and `Transport.wait` takes."""
@@ -47,6 +72,9 @@ class Transport(Protocol):
     name: str
     ordered: bool
     """Whether tags are ignored, so that ranks must agree before they send."""
+
+    waits_on_host: bool = True
+    """Whether `wait` returns only when the message is there; if not, it orders the stream."""
 
     hosts: tuple[int, ...]
     """Host number of every rank, alike on all ranks; empty before `connect`."""
@@ -102,6 +130,18 @@ class Transport(Protocol):
         ...
 
 
+def devices_of(messages: Iterable[Message]) -> tuple[torch.device, ...]:
+    """The CUDA devices whose memory some messages read or write; mostly none, or one."""
+    devices = (message.tensor.device for message in messages)
+    return tuple({device: None for device in devices if device.type == "cuda"})
+
+
+def settle(devices: Iterable[torch.device]) -> None:
+    """Wait until all that is enqueued on the current streams of some CUDA devices is done."""
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+
+
 @functools.cache
 def _machine() -> str:
     """The kernel that runs, which is another after each boot; never the host's name."""
@@ -139,6 +179,34 @@ def hosts_of(places: Sequence[str]) -> tuple[int, ...]:
     return tuple(numbers[where] for where in places)
 
 
+def appears(
+    store: dist.Store,
+    keys: list[str],
+    deadline: float,
+    given_up: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Wait until a store has some keys; not for ever.
+
+    Looks again and again: a wait in the store would block the store for other threads.
+
+    Parameters
+    ----------
+    store, keys
+        What is waited for.
+    deadline
+        Until when, as ``time.monotonic`` counts.
+    given_up
+        Whether there is nothing to wait for any more.
+    """
+    pause_s = 0.0005
+    while not store.check(keys):
+        if given_up() or time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+    return True
+
+
 def meet(
     store: dist.Store,
     rank: int,
@@ -149,8 +217,7 @@ def meet(
 ) -> tuple[int, ...]:
     """Wait until every rank has come with the same transport and version.
 
-    One that does not can be named. Looks again and again: a wait in the store would
-    block the store for other threads.
+    One that does not can be named.
 
     Parameters
     ----------
@@ -180,20 +247,16 @@ def meet(
     keys = [f"here/{peer}" for peer in range(world_size)]
     mine = f"transport {name} of ringcoll {__version__}"
     store.set(keys[rank], f"{mine}\n{place()}")
-    deadline, pause_s = time.monotonic() + timeout_s, 0.0005
-    while not store.check(keys):
+    if not appears(store, keys, time.monotonic() + timeout_s, given_up):
         if given_up():
             raise PeerLostError(f"rank {rank} gave up meeting the others")
-        if time.monotonic() > deadline:
-            missing = [peer for peer in range(world_size) if not store.check([keys[peer]])]
-            told = ", ".join(f"rank {peer}" for peer in missing)
-            raise CollectiveTimeoutError(
-                f"rank {rank} waited the whole timeout of {timeout_s:g} s for {told} to use the "
-                "group for the first time",
-                peer=missing[0] if missing else None,
-            )
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.02)
+        missing = [peer for peer in range(world_size) if not store.check([keys[peer]])]
+        told = ", ".join(f"rank {peer}" for peer in missing)
+        raise CollectiveTimeoutError(
+            f"rank {rank} waited the whole timeout of {timeout_s:g} s for {told} to use the "
+            "group for the first time",
+            peer=missing[0] if missing else None,
+        )
     places = []
     for peer, key in enumerate(keys):
         theirs, _, where = store.get(key).decode().partition("\n")

@@ -7,6 +7,12 @@ which rank goes on and when a message moves. That scheduler is *adversarial*: a
 message is read from the sender's memory, and written to the receiver's, as late as
 it likes, and until then the receiver's memory holds garbage. So a schedule or an
 executor that relies on luck fails.
+
+Threads may have current streams of their own. So for CUDA tensors the host waits twice: who
+posts, until its stream has done what was enqueued on it; who finds that two ends match and
+copies, until the copy is done. Whichever thread copies, on whichever stream, reads and writes
+memory that nothing else is using. Events would do without the waits; this is for
+notebooks and tests, whose messages cost more than that.
 """
 
 from __future__ import annotations
@@ -15,14 +21,14 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 import torch
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.execute import Waiting
-from ringcoll.transport.base import Handle, Message, Transport
+from ringcoll.transport.base import Handle, Message, Transport, devices_of, settle
 
 __all__ = ["Hub", "LocalTransport", "run_together"]
 
@@ -33,7 +39,6 @@ class _Half:
 
     message: Message
     done: bool = False
-    partner: _Half | None = field(default=None, repr=False)
 
 
 class Hub:
@@ -126,6 +131,7 @@ class Hub:
 
 def _transfer(receive: _Half, send: _Half) -> None:
     receive.message.tensor.copy_(send.message.tensor)
+    settle(devices_of((receive.message, send.message)))
     receive.done = send.done = True
 
 
@@ -163,8 +169,10 @@ class LocalTransport(Transport):
         self, receives: Sequence[Message], sends: Sequence[Message]
     ) -> Callable[[int], list[Handle]]:
         """Make messages ready; see `Transport.bind`."""
+        devices = devices_of((*receives, *sends))
 
         def post(mixed: int) -> list[Handle]:
+            settle(devices)
             both = (
                 [one._replace(tag=one.tag ^ mixed) for one in some] for some in (receives, sends)
             )

@@ -27,6 +27,7 @@ import contextlib
 import functools
 import json
 import os
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,7 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
+from ringcoll.machine import cores
 from ringcoll.transport.base import Handle, Message, Transport, meet
 
 __all__ = ["Channels", "MpiTransport", "channels", "mpi", "wait_for"]
@@ -198,7 +200,9 @@ class MpiTransport(Transport):
         self.rank, self.world_size = rank, world_size
         self.hosts: tuple[int, ...] = ()
         self._store, self._made = store, made
-        self._aborted = self._closed = False
+        self._aborted = False
+        self._told = False  # all ranks know that this transport is at its end
+        self._at_end = threading.RLock()  # `abort` may run in one thread, `close` in another
         self._messages: Any = None
         self._control: Any = None
         self._tags = 0  # the largest of them
@@ -229,7 +233,7 @@ class MpiTransport(Transport):
         self._messages, self._control, ranks_here = self._made
         self._tags = self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB)  # others may not say
         # With more ranks than cores, one that spins keeps the one it waits for from running.
-        self._spins = _SPINS if ranks_here <= len(os.sched_getaffinity(0)) else 0
+        self._spins = _SPINS if ranks_here <= cores() else 0
         self._listen()
 
     def _meet(self, timeout_s: float) -> tuple[int, ...]:
@@ -317,6 +321,8 @@ class MpiTransport(Transport):
             raise self._translated(error, handle) from error
         self._flying.discard(handle)
         if handle.receives and arrived != handle.nbytes:
+            if self._aborted:  # on another thread, which has taken it back
+                raise PeerLostError("the connection was broken", peer=handle.peer)
             self._give_up()
             raise _lengths_differ(handle, f"{arrived} bytes")
 
@@ -348,7 +354,7 @@ class MpiTransport(Transport):
         said = self._mpi.Status()
         while not self._aborted and self._heard.Test(said):
             if said.Get_tag() == _GIVING_UP:
-                self._aborted = True
+                self._aborted = self._told = True  # whoever gives up tells all
                 return
             self._left[said.Get_source()] = time.monotonic()
             self._listen()
@@ -356,14 +362,15 @@ class MpiTransport(Transport):
     def _give_up(self) -> None:
         """Take back what is in flight, so that nothing is written any more."""
         self._aborted = True
-        for flight in tuple(self._flying):
-            for request in flight.requests if flight.receives else ():
-                with contextlib.suppress(self._mpi.Exception):  # the one that has failed
-                    if request:
-                        request.Cancel()
-                        request.Wait()
-        _kept.extend(flight for flight in self._flying if not flight.receives)
-        self._flying.clear()
+        with self._at_end:
+            for flight in tuple(self._flying):
+                for request in flight.requests if flight.receives else ():
+                    with contextlib.suppress(self._mpi.Exception):  # the one that has failed
+                        if request:
+                            request.Cancel()
+                            request.Wait()
+            _kept.extend(flight for flight in self._flying if not flight.receives)
+            self._flying.clear()
 
     def _say(self, what: int) -> None:
         """Tell all peers, without waiting for long."""
@@ -376,29 +383,29 @@ class MpiTransport(Transport):
 
     def abort(self) -> None:
         """Wake all who wait, here and at the peers."""
-        already, self._aborted = self._aborted, True
-        if self._control is None or already or self._closed or self._mpi.Is_finalized():
-            return
-        self._say(_GIVING_UP)
+        self._aborted = True
+        with self._at_end:
+            if self._control is None or self._told or self._mpi.Is_finalized():
+                return
+            self._told = True
+            self._say(_GIVING_UP)
 
     def close(self) -> None:
         """Let go of the communicators."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._made is None or self._mpi.Is_finalized():
-            return
-        whole = not self._aborted and not self._flying
-        self._give_up()
-        if _ending and self._heard is not None:
-            self._say(_LEAVING)
-        if self._heard:
-            self._heard.Cancel()
-            self._heard.Wait()
-        if whole and not _ending:  # otherwise something may still come
-            self._made.messages.Free()
-            self._made.control.Free()
-        self._made = self._messages = self._control = self._heard = None
+        with self._at_end:
+            if self._made is None or self._mpi.Is_finalized():
+                return
+            whole = not self._aborted and not self._flying
+            self._give_up()
+            if _ending and self._heard is not None:
+                self._say(_LEAVING)
+            if self._heard:
+                self._heard.Cancel()
+                self._heard.Wait()
+            if whole and not _ending:  # otherwise something may still come
+                self._made.messages.Free()
+                self._made.control.Free()
+            self._made = self._messages = self._control = self._heard = None
 
 
 def _folded(tag: int, largest: int) -> int:

@@ -7,6 +7,9 @@ The sender's own copy is rounded as well. Where two ranks exchange partial resul
 both add them up (recursive doubling), each would otherwise add its own exact one to
 the other's rounded one, and ranks would end with different sums. So the tensors must
 be the library's own working copies, never the user's memory.
+
+A message that is in the wire dtype already passes as it is: whoever reduces what arrives
+can widen it on the way, and has it received as such.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ringcoll.reduction import TORCH, Engine
+from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport
 
 __all__ = ["NarrowTransport"]
@@ -30,7 +35,7 @@ class _Arriving(NamedTuple):
     into: Tensor
 
 
-class NarrowTransport(Transport):
+class NarrowTransport(AroundTransport):
     """Messages of another transport, sent in a wire dtype.
 
     Parameters
@@ -39,58 +44,47 @@ class NarrowTransport(Transport):
         What moves the bytes.
     wire_dtype
         The dtype of every message.
+    engine
+        What rounds.
     """
 
-    def __init__(self, below: Transport, wire_dtype: torch.dtype) -> None:
-        self._below, self._wire_dtype = below, wire_dtype
-        self.rank, self.world_size = below.rank, below.world_size
-        self.name, self.ordered, self.hosts = below.name, below.ordered, below.hosts
-
-    def connect(self, timeout_s: float) -> None:
-        """Connect the transport below."""
-        self._below.connect(timeout_s)
-
-    def abort(self) -> None:
-        """Abort the transport below."""
-        self._below.abort()
-
-    def close(self) -> None:
-        """Close the transport below."""
-        self._below.close()
+    def __init__(self, below: Transport, wire_dtype: torch.dtype, engine: Engine = TORCH) -> None:
+        super().__init__(below)
+        self._wire_dtype, self._engine = wire_dtype, engine
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
     ) -> Callable[[int], list[Handle]]:
         """Make messages ready; see `Transport.bind`."""
-        arriving, leaving = (
-            [
-                one._replace(tensor=torch.empty_like(one.tensor, dtype=self._wire_dtype))
-                for one in some
-            ]
-            for some in (receives, sends)
-        )
-        start = self._below.bind(arriving, leaving)
+        arriving, leaving = [*map(self._narrow, receives)], [*map(self._narrow, sends)]
+        start = self.below.bind(arriving, leaving)
+        rounding = [
+            self._engine.round(narrow.tensor, one.tensor)
+            for one, narrow in zip(sends, leaving, strict=True)
+            if narrow is not one
+        ]
 
         def post(mixed: int) -> list[Handle]:
-            for (_, tensor, _), (_, narrow, _) in zip(sends, leaving, strict=True):
-                narrow.copy_(tensor)
-                tensor.copy_(narrow)
-            incoming, outgoing = (
-                (handles := start(mixed))[: len(receives)],
-                handles[len(receives) :],
-            )
-            widened = [
-                _Arriving(handle, narrow.tensor, original.tensor)
-                for handle, narrow, original in zip(incoming, arriving, receives, strict=True)
-            ]
-            return [*widened, *outgoing]
+            for round_ in rounding:
+                round_()
+            handles = start(mixed)
+            for index, (one, narrow) in enumerate(zip(receives, arriving, strict=True)):
+                if narrow is not one:
+                    handles[index] = _Arriving(handles[index], narrow.tensor, one.tensor)
+            return handles
 
         return post
+
+    def _narrow(self, message: Message) -> Message:
+        if message.tensor.dtype is self._wire_dtype:
+            return message
+        narrow = torch.empty_like(message.tensor, dtype=self._wire_dtype)
+        return message._replace(tensor=narrow)
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
         if isinstance(handle, _Arriving):
-            self._below.wait(handle.handle, timeout_s)
+            self.below.wait(handle.handle, timeout_s)
             handle.into.copy_(handle.narrow)
         else:
-            self._below.wait(handle, timeout_s)
+            self.below.wait(handle, timeout_s)

@@ -5,22 +5,57 @@ posted one by one can hang. So all messages of a wave are posted as one group. A
 group must stay under 256 operations, and both ends of a message must put it in the
 same group; that is decided by values which both compute alike: how far the
 receiver is from the sender, and which of the messages of that pair it is.
+
+Messages are bytes: NCCL has no int16, bool, complex and other types of torch.
+
+What it rests on, in torch (``ProcessGroupNCCL.cpp``, main of 2025, and 2.13's bindings):
+
+- ``batch_isend_irecv`` is ``_start_coalescing``, sends and receives, ``_end_coalescing`` of
+  the group (``distributed_c10d.py``, ``_coalescing_manager``). On a backend, as here, these two
+  take no argument; on a ``ProcessGroup``, which passes them on, they take the device.
+- The first batch would make the communicator, and so must be joined by all ranks.
+  ``eager_connect_single_device`` makes it before (``initNCCLComm`` for the device), and
+  ``pointToPoint`` then uses it for every message ("reuse the parent comm").
+- Messages run on a stream of the group's. ``pointToPoint`` lets it wait for the current
+  stream (``syncStream``) and tells the allocator that it uses the tensor (``recordStream``);
+  ``endCoalescing`` records an event after the group's end, and always returns a work for
+  messages (``coalescedAsync_``). ``WorkNCCL::wait`` makes the stream that is then
+  current wait for that event (``synchronizeStream``), and the host only if
+  ``TORCH_NCCL_BLOCKING_WAIT`` says so.
+- In a capture ``endCoalescing`` does not give the work to the watchdog, which would query
+  its event. The group's stream joins the capture by ``syncStream``, and is joined by ``wait``.
+- An unfinished work that takes longer than the group's time limit ends the process, by default:
+  that is the watchdog's.
+- ``shutdown`` waits for what is enqueued, for the ranks of the node to come too, and for CUDA
+  graphs that hold messages of the group, without a limit, and with a lock that ``abort`` needs.
+  ``abort`` waits as long as the group's time limit, then raises. Both let go of the GIL.
+- NCCL up to 2.29 refuses ranks that share a GPU ("Duplicate GPU detected", ``init.cc``).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
+import queue
+import threading
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from ringcoll.errors import PeerLostError
+from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.transport.base import Handle, Message, Transport, meet
 
-__all__ = ["NcclTransport", "grouped"]
+__all__ = ["Ending", "NcclTransport", "as_one", "grouped"]
 
+_log = logging.getLogger("ringcoll")
+_ABORT_S = 5.0  # for a group to be aborted; who waits for it has an error to tell
+_SHUTDOWN_S = 10.0  # for a group to finish what is enqueued, and its peers too
 # Distances in one group; each gives one send and one receive, so half of 256 at most.
 _DISTANCES = 64
 
@@ -46,11 +81,97 @@ def grouped(
     return [groups[key] for key in sorted(groups)]
 
 
+def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
+    """Make calls that start messages of a group of NCCL's; they are one group call.
+
+    Returns
+    -------
+    dist.Work
+        Of all the messages.
+    """
+    try:
+        group._start_coalescing()
+        for call in calls:
+            call()
+        return group._end_coalescing()
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            group._end_coalescing()  # open, it would take in all that this thread calls later
+        raise
+
+
+class Ending:
+    """How a group of NCCL's ends: on a thread, as either way to end it may wait for ever.
+
+    The thread is there from the beginning: while the interpreter ends, Python starts none
+    any more (3.12 on).
+
+    Parameters
+    ----------
+    group
+        A ``ProcessGroupNCCL``; only the first call for it does something.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group, self._ended = group, False
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=_call, args=(self._calls,), name="ringcoll-nccl-end", daemon=True
+        )
+        self._thread.start()
+        # Where nobody ends the group, the thread ends with this.
+        weakref.finalize(self, self._calls.put, _nothing).atexit = False
+
+    def abort(self) -> None:
+        """End it at once; what NCCL says against it is nobody's error."""
+        self._end(self._group.abort, _ABORT_S)
+
+    def shutdown(self) -> None:
+        """End it when all that is enqueued is done, here and at the peers; some seconds are waited."""
+        self._end(self._group.shutdown, _SHUTDOWN_S)
+
+    def _end(self, call: Callable[[], None], limit_s: float) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._calls.put(call)
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            _log.warning("NCCL has not ended a group within %g s; nobody waits any more", limit_s)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _call(calls: queue.SimpleQueue[Callable[[], None]]) -> None:
+    with contextlib.suppress(RuntimeError):
+        calls.get()()
+
+
+class _Batch:
+    """A group of messages on its way: torch's work, and the tensors that it must not lose."""
+
+    __slots__ = ("_tensors", "_work")
+
+    def __init__(self, work: Any, tensors: Sequence[Tensor]) -> None:
+        self._work, self._tensors = work, tensors
+
+    def wait(self) -> None:
+        """Order the current stream after the group; once is enough, in one operation."""
+        if self._work is not None:
+            self._work.wait()
+            self._work, self._tensors = None, ()
+
+
+_NOTHING = _Batch(None, ())
+
+
 class NcclTransport(Transport):
     """Messages over a private group of NCCL.
 
     Completion is ordered by the stream: after `wait`, later work on the current
-    stream sees the data; the host does not block.
+    stream sees the data; the host does not block. NCCL's own time limit is that of the group.
 
     Parameters
     ----------
@@ -59,45 +180,85 @@ class NcclTransport(Transport):
     device
         The CUDA device of this rank.
     store
-        Seen by all ranks of the group, and used by nobody else.
+        Seen by all ranks of the group, and used by nobody else; the same for every
+        transport, so that ranks with different ones find out.
+    gpu
+        What tells this rank's GPU from others; none where ranks may share one.
     """
 
     name = "nccl"
     ordered = True
+    waits_on_host = False
 
-    def __init__(self, group: Any, device: torch.device, store: dist.Store) -> None:
+    def __init__(
+        self, group: Any, device: torch.device, store: dist.Store, gpu: str | None = None
+    ) -> None:
         self._group, self.device = group, device
-        self._store = store
+        self._store, self._gpu = store, gpu
         self.rank, self.world_size = group.rank(), group.size()
         self.hosts: tuple[int, ...] = ()
+        self._aborted = False
+        self._ending = Ending(group)
 
     def connect(self, timeout_s: float) -> None:
         """Connect all ranks; see `Transport.connect`."""
-        self.hosts = meet(self._store, self.rank, self.world_size, timeout_s, self.name)
-        # The first batched call must be joined by all ranks; connecting is such a call.
-        self._group.eager_connect_single_device(self.device)
+        self._store.set(f"gpu/{self.rank}", self._gpu or "")
+        given_up = lambda: self._aborted  # noqa: E731
+        self.hosts = meet(self._store, self.rank, self.world_size, timeout_s, self.name, given_up)
+        self._check_gpus()
+        try:
+            self._group.eager_connect_single_device(self.device)
+        except (RuntimeError, ValueError) as error:
+            raise TransportError(
+                f"rank {self.rank} could not connect to the others over NCCL: {error}"
+            ) from error
+
+    def _check_gpus(self) -> None:
+        """Refuse what NCCL would refuse with less words; all ranks do, before any connects.
+
+        Raises
+        ------
+        TransportError
+            Two ranks have the same GPU.
+        """
+        sharing: dict[str, list[int]] = defaultdict(list)
+        for peer in range(self.world_size if self._gpu else 0):
+            sharing[self._store.get(f"gpu/{peer}").decode()].append(peer)
+        for gpu, ranks in sharing.items():
+            if gpu and len(ranks) > 1:
+                raise TransportError(
+                    f"rank {self.rank}: ranks {', '.join(map(str, ranks))} share one GPU ({gpu}), "
+                    "over which NCCL does not connect them (from 2.30 on it does with "
+                    "NCCL_MULTI_RANK_GPU_ENABLE=1). Give each rank a GPU of its own, or let CUDA "
+                    'tensors travel otherwise: cuda_transport="ucx" or "gloo", or '
+                    "RINGCOLL_CUDA_TRANSPORT"
+                )
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
     ) -> Callable[[int], list[Handle]]:
         """Make messages ready; see `Transport.bind`."""
-        groups = grouped(self.rank, self.world_size, receives, sends)
+        tensors = [one.tensor.view(torch.uint8) for one in (*receives, *sends)]
+        recv, send = self._group.recv, self._group.send
+        batches = []
+        for incoming, outgoing in grouped(self.rank, self.world_size, receives, sends):
+            batch = [(recv, index, receives[index].peer) for index in incoming]
+            batch += [(send, len(receives) + index, sends[index].peer) for index in outgoing]
+            # Nobody would miss the empty ones; torch does not give them to NCCL either.
+            batch = [one for one in batch if tensors[one[1]].numel()]
+            calls = [functools.partial(start, [tensors[i]], peer, 0) for start, i, peer in batch]
+            batches += [(calls, [index for _, index, _ in batch])] if batch else []
 
         def post(mixed: int) -> list[Handle]:  # tags are ignored
-            handles: list[Handle] = [None] * (len(receives) + len(sends))
-            for incoming, outgoing in groups:
-                self._group._start_coalescing(self.device)
-                for index in incoming:
-                    peer, tensor, tag = receives[index]
-                    self._group.recv([tensor], peer, tag)
-                for index in outgoing:
-                    peer, tensor, tag = sends[index]
-                    self._group.send([tensor], peer, tag)
-                work = self._group._end_coalescing(self.device)
-                for index in incoming:
-                    handles[index] = work
-                for index in outgoing:
-                    handles[len(receives) + index] = work
+            handles: list[Handle] = [_NOTHING] * len(tensors)
+            for calls, indices in batches:
+                try:
+                    work = as_one(self._group, calls)
+                except RuntimeError as error:
+                    raise PeerLostError(str(error)) from error
+                handle = _Batch(work, [tensors[index] for index in indices])
+                for index in indices:
+                    handles[index] = handle
             return handles
 
         return post
@@ -111,8 +272,9 @@ class NcclTransport(Transport):
 
     def abort(self) -> None:
         """Abort the group's communicators."""
-        self._group.abort()
+        self._aborted = True
+        self._ending.abort()
 
     def close(self) -> None:
-        """Shut the group down."""
-        self._group.shutdown()
+        """Shut the group down, unless it was aborted."""
+        self._ending.shutdown()

@@ -1,4 +1,4 @@
-"""Point-to-point messages over UCX, for CPU tensors: shared memory, CMA, and the network.
+"""Point-to-point messages over UCX: shared memory, CMA, CUDA IPC, and the network.
 
 Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx 1.21):
 
@@ -17,6 +17,35 @@ Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx
 
 A tag of UCX has 64 bits and is matched over the whole worker, of which each transport has
 its own: the sender's rank is above the 31 bits of the message's tag.
+
+CUDA tensors
+------------
+UCX reads and writes the memory of the device itself. What this rests on, read in the sources
+of UCX 1.21 and ucxx 0.52 (the functions are named):
+
+- UCX knows nothing of the caller's streams. It copies on streams of its own, which do not wait
+  for others (``CU_STREAM_NON_BLOCKING``, ``uct_cuda_base_init_stream``). So `post` waits on
+  the host until the current stream has run dry: before a send, whose data may still be being
+  computed, and before a receive, whose memory a kernel may still be using.
+- A message that is complete is complete on the device. Copies of long messages end with an
+  event in UCX's stream, and count as done when ``cuEventQuery`` says so
+  (``uct_cuda_ipc_post_cuda_async_copy``, ``uct_cuda_copy_post_cuda_async_copy``,
+  ``uct_cuda_base_progress_event_queue``); short ones are followed by
+  ``cuStreamSynchronize`` (``uct_cuda_copy_ep_rma_short``). The rank that copies tells the other
+  one afterwards. So nothing is to be waited for after `wait`, on whichever stream.
+- Between processes ``cuda_ipc`` opens the whole allocation that a tensor is part of
+  (``cuIpcGetMemHandle``), keeps it open, and knows by the allocation's ``BUFFER_ID`` when another
+  one has taken its address. Both processes may be on one GPU: they have different contexts, which
+  is what CUDA asks for. Within a process CUDA opens no handle of its own.
+- Memory that was not made by ``cudaMalloc`` has no such handle unless it can be exported as a
+  fabric handle (``uct_cuda_ipc_mem_add_reg``). Torch's expandable segments cannot: messages
+  are still right, but go through host memory (openucx/ucx issue 11548).
+- Whether an address is of a GPU is looked up by CUDA for every message, as ucxx turns UCX's cache
+  of that off (``UCX_MEMTYPE_CACHE=n``, set when ucxx is imported): the cache misses
+  what was allocated before UCX was there (openucx/ucx issue 2755).
+- A UCX context asks for the device of the CUDA context that is current
+  (``uct_cuda_base_query_devices_common``) to tell which devices are near to it. So one is made
+  for each device, with that device current, and one for CPU memory.
 """
 
 from __future__ import annotations
@@ -27,8 +56,9 @@ import functools
 import json
 import os
 import select
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, cast
 
@@ -37,7 +67,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, MissingExtraError, PeerLostError
-from ringcoll.transport.base import Handle, Message, Transport, meet
+from ringcoll.machine import cores
+from ringcoll.transport.base import Handle, Message, Transport, devices_of, meet, settle
 
 __all__ = ["UcxTransport"]
 
@@ -69,11 +100,22 @@ def _ucx() -> Any:
 
 
 @functools.cache
-def _context() -> Any:
-    """One for the process."""
+def _context(device: torch.device) -> Any:
+    """One for the process and a device, which is to be current."""
     ucx = _ucx()
     told = {key: value for key, value in _KEEPALIVE.items() if f"UCX_{key}" not in os.environ}
     return ucx.UCXContext(told, (ucx.Feature.TAG,))
+
+
+@contextlib.contextmanager
+def _current(device: torch.device) -> Iterator[None]:
+    """Make a CUDA device current, and its context too."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        settle([device])  # until something is done there may be no context
+        yield
 
 
 @functools.cache
@@ -84,18 +126,38 @@ def _array() -> Any:
 _NOTHING = bytearray(1)  # what an empty message carries
 
 
+class _DeviceMemory:
+    """Some bytes of a GPU's memory, of whatever dtype, as ucxx takes them.
+
+    Of the CUDA array interface, ucxx reads ``data``, ``typestr``, ``shape`` and ``strides``.
+    """
+
+    __slots__ = ("__cuda_array_interface__",)
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "typestr": "|u1",
+            "shape": (nbytes,),
+            "version": 3,
+        }
+
+
 @functools.lru_cache(maxsize=4096)
-def _at(address: int, nbytes: int) -> Any:
+def _at(address: int, nbytes: int, kind: str) -> Any:
     """Some bytes of memory as ucxx takes them; whose they are, and how long, is not its business.
 
-    It takes 5 us to make, so it is kept: training uses the same addresses again and again.
+    It takes 5 us to make, so it is kept: training uses the same addresses again and again. An
+    address that was the host's may be a device's later, so the kind of device is part of it.
     """
+    if kind == "cuda":
+        return _array()(_DeviceMemory(address, nbytes))
     return _array()((ctypes.c_char * nbytes).from_address(address))
 
 
 def _buffer(tensor: Tensor) -> Any:
     nbytes = tensor.nbytes
-    return _at(tensor.data_ptr(), nbytes) if nbytes else _array()(_NOTHING)
+    return _at(tensor.data_ptr(), nbytes, tensor.device.type) if nbytes else _array()(_NOTHING)
 
 
 class UcxTransport(Transport):
@@ -107,6 +169,8 @@ class UcxTransport(Transport):
         Seen by all ranks of the group, and used by nobody else.
     rank, world_size
         This rank, and the number of ranks.
+    device
+        Whose memory UCX is to find its ways for; messages of CPU tensors may be sent as well.
 
     Raises
     ------
@@ -117,12 +181,21 @@ class UcxTransport(Transport):
     name = "ucx"
     ordered = False
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        device: torch.device = torch.device("cpu"),  # noqa: B008  # it is immutable
+    ) -> None:
         self._ucx = _ucx()
+        self._device = device
         self.rank, self.world_size = rank, world_size
         self.hosts: tuple[int, ...] = ()
         self._store = store
-        self._aborted = self._closed = False
+        self._aborted = False
+        self._told = False  # the peers know that this transport is at its end
+        self._at_end = threading.RLock()  # `abort` may run in one thread, `close` in another
         self._worker: Any = None
         self._endpoints: dict[int, Any] = {}
         self._lives: dict[int, int] = {}  # pidfds of peers on this host
@@ -146,7 +219,8 @@ class UcxTransport(Transport):
         """Connect to all ranks; see `Transport.connect`."""
         store, ucx = self._store, self._ucx
         deadline = time.monotonic() + timeout_s
-        self._worker = ucx.UCXWorker(_context())
+        with _current(self._device):
+            self._worker = ucx.UCXWorker(_context(self._device))
         about = {"pid": os.getpid(), "address": bytes(self._worker.address).hex()}
         store.set(f"ucx/{self.rank}", json.dumps(about))
         self.hosts = meet(
@@ -168,7 +242,7 @@ class UcxTransport(Transport):
                 ucx.UCXAddress.create_from_buffer(bytes.fromhex(theirs["address"])),
                 endpoint_error_handling=far,
             )
-        if self.hosts.count(own_host) > len(os.sched_getaffinity(0)):
+        if self.hosts.count(own_host) > cores():
             self._spins = 0
         told = _array()(bytearray(1))
         self._keep.append(told)
@@ -194,9 +268,11 @@ class UcxTransport(Transport):
             (self._endpoints[peer].tag_send, _buffer(one), mine | tag, peer, one)
             for peer, one, tag in sends
         ]
+        devices = devices_of((*receives, *sends))
 
         # The tensors are in the handles as well: they must not go while UCX uses their memory.
         def post(mixed: int) -> list[Handle]:
+            settle(devices)  # before anything is started
             handles: list[Handle] = [
                 (recv(buffer, of(tag ^ mixed), everything), peer, tensor)
                 for buffer, tag, peer, tensor in arriving
@@ -250,9 +326,10 @@ class UcxTransport(Transport):
             raise PeerLostError("the connection was broken", peer=peer)
         life = self._lives.get(peer)
         if life is not None and select.select([life], [], [], 0)[0]:
+            worker = self._worker
             # What it sent before may still be on its way.
-            for _ in range(1000):
-                self._worker.progress()
+            for _ in range(1000 if worker is not None else 0):
+                worker.progress()
             if not request.completed:
                 self._give_up()
                 raise PeerLostError(f"the process of rank {peer} has ended", peer=peer)
@@ -269,30 +346,35 @@ class UcxTransport(Transport):
     def _give_up(self) -> None:
         """Take back what is in flight, so that nothing is written any more."""
         self._aborted = True
-        self._worker.cancel_inflight_requests()
+        with self._at_end:
+            if self._worker is not None:
+                self._worker.cancel_inflight_requests()
 
     def abort(self) -> None:
         """Wake all who wait, here and at the peers."""
-        already, self._aborted = self._aborted, True
-        if self._worker is None or already:
-            return
-        said = _array()(bytearray(1))
-        key = self._ucx.UCXXTag(_ABORT | self.rank)
-        self._keep.append(said)
-        self._keep += [endpoint.tag_send(said, key) for endpoint in self._endpoints.values()]
-        for _ in range(1000):
-            self._worker.progress()
+        self._aborted = True
+        with self._at_end:
+            if self._worker is None or self._told:
+                return
+            self._told = True
+            said = _array()(bytearray(1))
+            key = self._ucx.UCXXTag(_ABORT | self.rank)
+            self._keep.append(said)
+            for endpoint in self._endpoints.values():
+                with contextlib.suppress(self._ucx.UCXError):  # its connection has ended
+                    self._keep.append(endpoint.tag_send(said, key))
+            for _ in range(1000):
+                self._worker.progress()
 
     def close(self) -> None:
         """Let go of the connections."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._worker is not None:
-            self._worker.cancel_inflight_requests()
-        self._endpoints.clear()
-        self._heard = self._worker = None
-        self._keep.clear()
-        for life in self._lives.values():
-            os.close(life)
-        self._lives.clear()
+        self._aborted = True  # whoever still waits, on another thread, stops
+        with self._at_end:
+            if self._worker is not None:
+                self._worker.cancel_inflight_requests()
+            self._endpoints.clear()
+            self._heard = self._worker = None
+            self._keep.clear()
+            for life in self._lives.values():
+                os.close(life)
+            self._lives.clear()

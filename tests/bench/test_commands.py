@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from ringcoll.bench import on_rank, table
@@ -148,12 +149,16 @@ class TestBench:
         ("bench reduce -k 2 -r 2", "rank 2 is not one of 2"),
         ("bench reduce -r x", "neither a rank nor"),
         ("bench all_reduce --import no.such.module", "No module named"),
+        ("bench all_reduce --cuda-transport gloo", "--cuda-transport says nothing about"),
+        ("bench all_reduce --device cuda --transport gloo", "--transport says nothing about"),
         ("compare barrier", "at no size is there an element"),
         ("compare nonsense", "unknown collective"),
     ],
 )
 def test_bad_calls_are_explained_before_anything_starts(words, said, monkeypatch):
     monkeypatch.setattr(measuring, "Ranks", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(os, "environ", {**os.environ})  # where options put transports
     result = call(*words.split())
     assert result.exit_code == 2
     assert said in result.output

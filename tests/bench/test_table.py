@@ -10,7 +10,8 @@ from ringcoll.bench import Request, Result, Timing, Workload, table
 from ringcoll.bench.environment import environment
 
 DEVICE = {
-    "rank": 0, "group": 0, "pid": 1234, "hostname": "host", "device": 0, "device_info": "a CPU",
+    "rank": 0, "group": 0, "pid": 1234, "hostname": "host", "device": 0, "device_kind": "cpu",
+    "device_info": "a CPU",
     "threads": 1,
 }  # fmt: skip
 

@@ -27,6 +27,14 @@ def test_the_choice_and_the_alternatives(run):
     assert "a group measures its own" in result.stdout
 
 
+def test_over_nccl_nothing_is_measured(run):
+    result = run("explain", "all_reduce", "-k", "2", "--transport", "nccl")
+    assert result.exit_code == 0
+    assert "2 ranks, 1 host, nccl: " in result.stdout
+    assert result.stdout.splitlines()[1] == "why: the least predicted time (costs: built-in)"
+    assert "a group measures its own" not in result.stdout
+
+
 def test_json_agrees(run):
     words = ("explain", "broadcast", "-k", "5", "-b", "16M", "--hosts", "5")
     found = json.loads(run(*words, "--json").stdout)

@@ -54,7 +54,13 @@ def quantized() -> torch.Tensor:
         return torch.quantize_per_tensor(THREE, 0.1, 0, torch.qint8)
 
 
-QUANTIZED = quantized()
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype
+        return torch.nested.nested_tensor([ONE, THREE])
+
+
+QUANTIZED, NESTED = quantized(), nested()
 SPARSE = torch.eye(3).to_sparse()
 
 
@@ -72,10 +78,19 @@ ARGUMENTS: dict[str, Bad] = {
     "a list for a tensor": all_reduce([1.0, 2.0]),
     "a number for a tensor": all_reduce(1.0),
     "nothing for a tensor": all_reduce(None),
+    "no tensors at all": lambda group: ringcoll.all_to_all([], [], group),
     "a sparse tensor in rows": all_reduce(SPARSE_ROWS),
     "a sparse tensor": lambda group: ringcoll.broadcast(SPARSE, 0, group),
     "an operator that a sparse tensor does not have": all_reduce(SPARSE, op="max"),
+    "an unknown operator for a sparse tensor": all_reduce(SPARSE, op="mean"),
+    "an output for a sparse tensor": all_reduce(SPARSE, out=torch.zeros(3, 3)),
+    "a wire dtype for a sparse tensor": all_reduce(SPARSE, wire_dtype=torch.bfloat16),
+    "segments of a sparse tensor": all_reduce(SPARSE, segment_bytes=64),
     "a quantized tensor": lambda group: ringcoll.all_reduce(QUANTIZED, group=group),
+    "a nested tensor": all_reduce(NESTED),
+    "a nested tensor among others": lambda group: ringcoll.all_reduce_coalesced(
+        [THREE, NESTED], group=group
+    ),
     "a tensor without memory": all_reduce(torch.ones(3, device="meta")),
     "a number in the list": lambda group: ringcoll.all_gather([THREE, 1.0], THREE, group),  # type: ignore[list-item]
     "a tensor for a list": lambda group: ringcoll.all_gather(torch.ones(2, 3), THREE, group),  # type: ignore[arg-type]
@@ -99,6 +114,19 @@ ARGUMENTS: dict[str, Bad] = {
     "a list away from the root": lambda group: ringcoll.gather(
         THREE, TWO, group_dst=1 - group.rank(), group=group
     ),
+    "nothing for a list, coalesced": lambda group: ringcoll.all_reduce_coalesced(None, group=group),  # type: ignore[arg-type]
+    "an empty list, coalesced": lambda group: ringcoll.all_reduce_coalesced([], group=group),
+    "fewer inputs than outputs": lambda group: ringcoll.all_gather_single_coalesced(
+        [torch.ones(6)] * 2, [THREE], group
+    ),
+    "more inputs than outputs": lambda group: ringcoll.reduce_scatter_single_coalesced(
+        [THREE], [torch.ones(6)] * 2, group=group
+    ),
+    "too short a list of lists": lambda group: ringcoll.all_gather_coalesced([TWO], TWO, group),
+    "a short list among lists": lambda group: ringcoll.all_gather_coalesced(
+        [TWO, [THREE]], TWO, group
+    ),
+    "nothing for lists": lambda group: ringcoll.all_gather_coalesced(None, TWO, group),  # type: ignore[arg-type]
     # lengths, dtypes
     "another dtype in the list": lambda group: ringcoll.all_gather(
         [THREE, THREE.double()], THREE, group
@@ -128,6 +156,20 @@ ARGUMENTS: dict[str, Bad] = {
     ),
     "too many splits": lambda group: ringcoll.all_to_all_single(
         torch.zeros(3), torch.zeros(3), [1, 1, 1], [1, 1, 1], group
+    ),
+    "splits that are no numbers": lambda group: ringcoll.all_to_all_single(
+        torch.zeros(3),
+        torch.zeros(3),
+        ["a", "b"],  # type: ignore[list-item]
+        [1, 2],
+        group,
+    ),
+    "a number for splits": lambda group: ringcoll.all_to_all_single(
+        torch.zeros(3),
+        torch.zeros(3),
+        [1, 2],
+        3,  # type: ignore[arg-type]
+        group,
     ),
     "rows that do not divide": lambda group: ringcoll.all_to_all_single(
         torch.zeros(3), torch.zeros(3), group=group
@@ -175,6 +217,12 @@ ARGUMENTS: dict[str, Bad] = {
     "time that is no number": all_reduce(THREE, timeout=float("nan")),
     "a number for an algorithm": all_reduce(THREE, algorithm=3),
     "a list for an algorithm": all_reduce(THREE, algorithm=["ring"]),
+    "a barrier on a device that is not there": lambda group: ringcoll.barrier(
+        group, device_ids=[torch.cuda.device_count()]
+    ),
+    "a barrier on a negative device": lambda group: ringcoll.barrier(group, device_ids=[-1]),
+    "a word for a barrier's device": lambda group: ringcoll.barrier(group, device_ids=["a"]),  # type: ignore[list-item]
+    "a number for a barrier's devices": lambda group: ringcoll.barrier(group, device_ids=0),  # type: ignore[arg-type]
     # roots
     "a root outside": lambda group: ringcoll.broadcast(THREE, group_src=2, group=group),
     "a negative root": lambda group: ringcoll.broadcast(THREE, group_src=-1, group=group),
@@ -182,12 +230,19 @@ ARGUMENTS: dict[str, Bad] = {
     "two roots": lambda group: ringcoll.broadcast(THREE, 0, group, group_src=1),
     "no root, broadcast": lambda group: ringcoll.broadcast(THREE, group=group),
     "no root, reduce": lambda group: ringcoll.reduce(THREE, group=group),
-    # groups
+    "a transport for threads": lambda group: ringcoll.use(group, transport="gloo"),
+}
+
+WITHOUT_A_RANK: dict[str, Bad] = {
     "a word for a group": lambda group: ringcoll.all_reduce(THREE, group="world"),
     "a group that one is not in": lambda group: ringcoll.all_reduce(
         THREE, group=dist.GroupMember.NON_GROUP_MEMBER
     ),
     "no group at all": lambda group: ringcoll.all_reduce(THREE),
+    "a transport for a number": lambda group: ringcoll.use(3, transport="gloo"),
+    "a transport for no group": lambda group: ringcoll.use(transport="gloo"),
+    "closing a number": lambda group: ringcoll.close(3),
+    "closing no group": lambda group: ringcoll.close(),
 }
 
 
@@ -227,8 +282,22 @@ def refused(bad: Bad, posted: list[int], kind: type[RingcollError] = ArgumentErr
 
 @pytest.mark.parametrize("what", ARGUMENTS)
 def test_bad_arguments_are_refused_before_anything_is_sent(what: str, posted: list[int]):
-    for message in refused(ARGUMENTS[what], posted):
-        assert len(message) > 10
+    for rank, message in enumerate(refused(ARGUMENTS[what], posted)):
+        assert message.startswith(f"rank {rank}: argument '")
+
+
+@pytest.mark.parametrize("what", WITHOUT_A_RANK)
+def test_bad_groups_are_refused_before_anything_is_sent(what: str, posted: list[int]):
+    for message in refused(WITHOUT_A_RANK[what], posted):
+        assert message.startswith("argument 'group': ")
+
+
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.float8_e8m0fnu], ids=str)
+def test_what_is_wrong_with_a_dtype(dtype: torch.dtype, posted: list[int]):
+    for message in refused(dtype_case("sum", dtype), posted):
+        assert f"argument 'tensor': operator sum is not defined for {dtype}" in message
+        assert "(expected one of torch.float64, " in message
+        assert f", got {dtype})" in message
 
 
 def dtypes() -> list[torch.dtype]:

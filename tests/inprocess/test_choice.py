@@ -42,6 +42,7 @@ from ringcoll.errors import (
 from ringcoll.reduction import as_operator, resolve
 from ringcoll.transport.local import Hub, LocalTransport
 from ringcoll.verify import verify
+from tests.support.threads import together
 
 SIZES = (0, 4, 1 << 10, 1 << 16, 1 << 20, 1 << 26)
 IN_ORDER = as_operator(UserOp(lambda x, y: x, name="first"))
@@ -183,20 +184,7 @@ def test_other_things_are_no_tables(change: dict[str, Any]) -> None:
 def on_ranks(world_size: int, function: Callable[[int, Any, dist.Store], Any]) -> list[Any]:
     """Call a function on threads; what it returned or raised on each."""
     hub, store = Hub(world_size), dist.HashStore()
-    results: list[Any] = [None] * world_size
-
-    def main(rank: int) -> None:
-        try:
-            results[rank] = function(rank, hub.transports()[rank], store)
-        except Exception as error:  # noqa: BLE001  # looked at by the test
-            results[rank] = error
-
-    threads = [threading.Thread(target=main, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
+    return together(world_size, lambda rank: function(rank, hub.transports()[rank], store))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
@@ -245,6 +233,18 @@ def test_not_measured_where_it_is_not_worth_it() -> None:
     found = on_ranks(3, lambda rank, t, s: agree(t, s, 30.0))
     assert {one.source for one in found} == {"built-in"}
     assert found[0].tuned == built_in("local", 3).tuned
+
+
+def test_over_nccl_built_in_costs_choose() -> None:
+    """The built-in rules were measured over gloo."""
+    for transport, algorithm, reason in (
+        ("gloo", "binomial_tree", "by the rule"),
+        ("nccl", "direct", "the least predicted time (costs: built-in)"),
+    ):
+        choice = select.choose("all_reduce", 1 << 20, 2, None, built_in(transport, 2))
+        assert choice.algorithm == algorithm
+        assert choice.reason.startswith(reason)
+    assert [rule.algorithm for rule in built_in("nccl", 4, hosts=2).tuned] == ["hierarchical"]
 
 
 def test_measured_costs_make_sense() -> None:

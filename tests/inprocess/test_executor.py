@@ -20,8 +20,9 @@ from torch import Tensor
 from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.contracts import contract
 from ringcoll.execute import bind, execute
-from ringcoll.plan import Layout, compile_plan
+from ringcoll.plan import compile_plan
 from ringcoll.reduction import Reduction, resolve
+from ringcoll.regions import Layout
 from ringcoll.schedule import Schedule
 from ringcoll.transport.local import Hub, run_together
 from ringcoll.verify import Proof, verify

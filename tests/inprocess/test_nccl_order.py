@@ -6,9 +6,17 @@ machine with GPUs is needed to see that happen, but not to see that it cannot.
 
 from __future__ import annotations
 
+import gc
+import inspect
+import re
+import subprocess
+import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -16,21 +24,25 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import Backend
 
 import ringcoll
-from ringcoll import LocalGroup
+from ringcoll import LocalGroup, communicator
 from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.communicator import Communicator
 from ringcoll.contracts import contract
 from ringcoll.errors import MismatchError, PeerLostError
 from ringcoll.schedule import Recv, RecvReduce, Send
+from ringcoll.transport import nccl
 from ringcoll.transport.base import Message
 from ringcoll.transport.nccl import NcclTransport, grouped
+from tests.support import fake_nccl
 from tests.support.cases import Case, prepare, verdict
 from tests.support.effort import effort
-from tests.support.fake_nccl import FakeGroup, World
+from tests.support.fake_nccl import FakeGroup, FakeWork, World
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
 EMPTY = torch.empty(0)
 
 Wave = list[tuple[int, int]]
@@ -239,6 +251,69 @@ def test_the_waves_of_every_algorithm(entry, world_size: int):
 # --- the transport itself -------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_start_coalescing",
+        "_end_coalescing",
+        "eager_connect_single_device",
+        "send",
+        "recv",
+        "abort",
+        "shutdown",
+        "rank",
+        "size",
+    ],
+)
+def test_the_stand_in_takes_what_torch_takes(name: str):
+    """A ``ProcessGroup`` takes other arguments than a backend, which is what there is here."""
+    signature = (getattr(Backend, name).__doc__ or "").splitlines()[0]
+    theirs = re.findall(r"(\w+): ", signature)
+    assert len(theirs) == len(inspect.signature(getattr(FakeGroup, name)).parameters)
+
+
+def test_empty_messages_are_not_posted_and_keep_no_one_waiting():
+    group = FakeGroup(World(2), 0)
+    transport = NcclTransport(group, CPU, dist.HashStore())
+    for handle in transport.post([Message(1, EMPTY, 0)], [Message(1, EMPTY, 0)]):
+        transport.wait(handle, 1.0)
+    assert group.calls == []
+    handles = transport.post([Message(1, EMPTY, 0)], [Message(1, torch.ones(2), 0)])
+    assert group.calls == ["start", "send 1", "end"]
+    transport.wait(handles[0], 1.0)
+
+
+class Memory(bytearray):
+    """Memory of which one can tell whether it is still there."""
+
+
+class Forgetful(FakeGroup):
+    """NCCL knows addresses only."""
+
+    def _add(self, is_send: bool, tensors: list[torch.Tensor], peer: int) -> None:
+        assert self._open is not None
+
+    def _end_coalescing(self) -> FakeWork:
+        work = super()._end_coalescing()
+        work.finished.set()
+        return work
+
+
+def test_messages_live_until_they_are_waited_for():
+    memory = Memory(100)
+    alive = weakref.ref(memory)
+    transport = NcclTransport(Forgetful(World(2), 0), CPU, dist.HashStore())
+    message = Message(1, torch.frombuffer(memory, dtype=torch.uint8), 0)
+    (handle,) = transport.post([], [message])
+    del memory, message
+    gc.collect()
+    assert alive() is not None
+    transport.wait(handle, 5.0)
+    gc.collect()
+    assert alive() is None
+    transport.wait(handle, 5.0)  # more than once does no harm
+
+
 def test_calls_and_handles():
     world = World(3)
     group = FakeGroup(world, 0)
@@ -255,9 +330,174 @@ def test_calls_and_handles():
     assert handles[0] is handles[1] is handles[3] is handles[4]
     assert handles[2] is not handles[0]
     assert transport.post([], []) == []
-    transport.abort()
+
+
+# --- the end, and failures -----------------------------------------------------------------
+
+
+class Stuck(FakeGroup):
+    """Ends only when it is let."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        super().__init__(world, rank)
+        self.let = threading.Event()
+
+    def abort(self) -> None:
+        super().abort()
+        self.let.wait()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.let.wait()
+
+
+@pytest.mark.parametrize("first, second", [("abort", "close"), ("close", "abort")])
+def test_a_group_ends_once(first: str, second: str):
+    group = FakeGroup(World(2), 0)
+    transport = NcclTransport(group, CPU, dist.HashStore())
+    getattr(transport, first)()
+    getattr(transport, second)()
+    assert group.calls == ["abort" if first == "abort" else "shutdown"]
+
+
+def test_a_group_that_nobody_ends_is_let_go_of():
+    group = FakeGroup(World(2), 0)
+    alive = weakref.ref(group)
+    transport = NcclTransport(group, CPU, dist.HashStore())
+    thread = transport._ending._thread
+    assert thread.is_alive()
+    del group, transport
+    gc.collect()
+    assert alive() is None
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("way", ["abort", "close"])
+def test_nobody_waits_for_ever_for_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
+):
+    monkeypatch.setattr(nccl, "_ABORT_S", 0.1)
+    monkeypatch.setattr(nccl, "_SHUTDOWN_S", 0.1)
+    group = Stuck(World(2), 0)
+    transport = NcclTransport(group, CPU, dist.HashStore())
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")  # as 3.12 says
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    getattr(transport, way)()
+    assert len(group.calls) == 1
+    assert "NCCL has not ended a group" in caplog.text
     transport.close()
-    assert group.calls[-2:] == ["abort", "shutdown"]
+    assert len(group.calls) == 1
+    group.let.set()
+
+
+EXITS = """
+import torch, torch.distributed as dist
+from ringcoll import LocalGroup, all_reduce
+from ringcoll.communicator import Communicator
+from ringcoll.transport import nccl
+from tests.inprocess.test_nccl_order import Stuck
+from tests.support.fake_nccl import World
+
+nccl._SHUTDOWN_S = 0.2
+group, store = Stuck(World(1), 0), dist.HashStore()
+member = Communicator(nccl.NcclTransport(group, torch.device("cpu"), store), store, 20.0)
+all_reduce(torch.ones(3), group=LocalGroup(member))
+print("the end")
+"""
+
+
+def test_a_process_ends_although_nccl_does_not():
+    done = subprocess.run(
+        [sys.executable, "-c", EXITS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+    assert "NCCL has not ended a group" in done.stderr
+
+
+def test_at_exit_groups_are_closed_in_the_order_in_which_they_were_made(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Closing a group of NCCL's may take all its ranks."""
+    open_ones = type(communicator._open_communicators)
+    monkeypatch.setattr(communicator, "_open_communicators", open_ones())
+    closed: list[int] = []
+
+    class Noting(NcclTransport):
+        number: int
+
+        def close(self) -> None:
+            super().close()
+            closed.append(self.number)
+
+    members = []
+    for number in range(30):
+        store = dist.HashStore()
+        transport = Noting(FakeGroup(World(1), 0), CPU, store)
+        transport.number = number
+        members.append(Communicator(transport, store, 20.0))
+    communicator._close_all()
+    assert closed == list(range(30))
+
+
+def test_who_fails_keeps_its_error_whatever_abort_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fake_nccl, "LIMIT_S", 0.5)  # for its peer, if it waits
+
+    class Refusing(FakeGroup):
+        def abort(self) -> None:
+            super().abort()
+            raise RuntimeError("ProcessGroup abort timed out")
+
+    def main(group: LocalGroup) -> None:
+        ringcoll.all_reduce(torch.ones(4), lambda one, two: 1 // 0, group=group)
+
+    results, _ = run_over_nccl(2, main, Refusing)
+    assert any(isinstance(error, ZeroDivisionError) for error in results), results
+    assert not any("abort timed out" in str(error) for error in results), results
+
+
+def test_abort_wakes_who_meets_the_others():
+    transport = NcclTransport(FakeGroup(World(2), 0), CPU, dist.HashStore())
+    threading.Timer(0.1, transport.abort).start()
+    with pytest.raises(PeerLostError, match="rank 0 gave up meeting the others"):
+        transport.connect(60.0)
+
+
+@pytest.mark.parametrize("where", ["send", "_end_coalescing"])
+def test_a_failure_within_a_group_closes_it_and_is_the_loss_of_a_peer(where: str):
+    """NCCL's group is the thread's: left open, it takes in whatever the thread calls next."""
+
+    class Failing(FakeGroup):
+        failing = True
+
+        def _fail(self, at: str) -> None:
+            if self.failing and at == where:
+                self.failing = False
+                raise RuntimeError("NCCL communicator was aborted")
+
+        def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
+            self._fail("send")
+            super().send(tensors, peer, tag)
+
+        def _end_coalescing(self) -> FakeWork:
+            self._fail("_end_coalescing")
+            return super()._end_coalescing()
+
+    group = Failing(World(2), 0)
+    transport = NcclTransport(group, CPU, dist.HashStore())
+    messages = [Message(1, torch.zeros(1), 0)], [Message(1, torch.zeros(1), 0)]
+    with pytest.raises(PeerLostError, match="was aborted"):
+        transport.post(*messages)
+    transport.post(*messages)  # the stand-in's groups do not nest
+    assert group.calls[-4:] == ["start", "recv 1", "send 1", "end"]
 
 
 def test_a_failure_is_the_loss_of_a_peer():
@@ -270,13 +510,13 @@ def test_a_failure_is_the_loss_of_a_peer():
         transport.wait(Broken(), 1.0)
 
 
-def run_over_nccl(world_size: int, main) -> tuple[list[object], World]:
+def run_over_nccl(world_size: int, main, make=FakeGroup) -> tuple[list[object], World]:
     """Run a function on ranks whose messages go by the stand-in."""
     world, store = World(world_size), dist.HashStore()
     results: list[object] = [None] * world_size
 
     def rank_main(rank: int) -> None:
-        transport = NcclTransport(FakeGroup(world, rank), CPU, dist.PrefixStore("meet", store))
+        transport = NcclTransport(make(world, rank), CPU, dist.PrefixStore("meet", store))
         member = Communicator(transport, dist.PrefixStore("monitor", store), 20.0)
         try:
             results[rank] = main(LocalGroup(member))
@@ -347,3 +587,47 @@ def test_ranks_that_disagree_are_told_apart_before_anything_is_posted():
         assert "4 elements" in str(error)
         assert "5 elements" in str(error)
     assert world.group_sizes == []
+
+
+def swapped(group: LocalGroup) -> list[float]:
+    """Two calls in another order on one of the ranks, when both have run before."""
+    first, second = torch.ones(4), torch.ones(4)
+    sum_, max_ = dist.ReduceOp.SUM, dist.ReduceOp.MAX
+    for _ in range(2):
+        ringcoll.all_reduce(torch.ones(4), sum_, group=group, algorithm="ring")
+        ringcoll.all_reduce(torch.ones(4), max_, group=group, algorithm="ring")
+    for tensor, op in ((first, sum_), (second, max_))[:: 1 - 2 * group.rank()]:
+        ringcoll.all_reduce(tensor, op, group=group, algorithm="ring")
+    return [first[0].item(), second[0].item()]
+
+
+def test_each_call_is_compared_on_request(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dist, "get_debug_level", lambda: dist.DebugLevel.DETAIL)
+    results, world = run_over_nccl(2, swapped)
+    for rank, error in enumerate(results):
+        assert isinstance(error, MismatchError), error
+        assert error.peer == 1 - rank
+        assert ("sum", "max")[rank] in error.mine
+        assert ("max", "sum")[rank] in error.theirs
+    sent = len(world.group_sizes)
+
+    monkeypatch.undo()
+    results, world = run_over_nccl(2, swapped)  # otherwise it goes unseen: the documents say so
+    assert not any(isinstance(found, Exception) for found in results), results
+    assert len(world.group_sizes) > sent
+
+
+def test_a_rank_that_compares_hears_of_the_failure_of_another():
+    """Long before its time limit."""
+
+    def main(group: LocalGroup) -> None:
+        ringcoll.all_reduce(torch.ones(4), group=group)
+        if group.rank():
+            group.communicator._monitor.report(ValueError("no more"))
+        else:
+            limit = timedelta(seconds=600)
+            ringcoll.all_reduce(torch.ones(5), group=group, timeout=limit)
+
+    (error, _), _ = run_over_nccl(2, main)
+    assert isinstance(error, PeerLostError), error
+    assert "rank 1 failed with ValueError: no more" in str(error)

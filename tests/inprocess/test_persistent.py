@@ -18,57 +18,16 @@ import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError, GroupBrokenError, MismatchError
 from ringcoll.reduction import Reduction, resolve
-from tests.support.cases import Case, prepare, verdict
+from tests.support.cases import Case
 from tests.support.effort import effort
 from tests.support.strategies import cases
-
-
-def tensors_in(*arguments: object) -> list[Tensor]:
-    found: list[Tensor] = []
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            found.append(argument)
-        elif isinstance(argument, list | tuple):
-            found += tensors_in(*argument)
-    return found
-
-
-class Planned:
-    """The library, with every function run as a persistent operation, twice."""
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(ringcoll, name)
-
-        def twice(*args: Any, **kwargs: Any) -> Any:
-            # With nothing of the user's own in the way: what a run reads is what is there then.
-            tensors = [one.detach() for one in tensors_in(*args, *kwargs.values())]
-            before = [one.clone() for one in tensors]
-            operation = function.plan(*args, **kwargs)
-            work = operation()
-            if work is not None:
-                work.wait()
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
-            return operation()
-
-        return twice
+from tests.support.threads import Planned, run_case
 
 
 @effort(300)
 @given(st.sampled_from([1, 2, 3, 5]).flatmap(lambda k: st.tuples(cases(k), st.just(k))))
 def test_a_persistent_operation_does_what_the_function_does(drawn: tuple[Case, int]):
-    case, world_size = drawn
-
-    def main(group: LocalGroup) -> list[str]:
-        prepared = prepare(case, group.rank(), world_size)
-        work = prepared.start(Planned(), group)
-        assert (work is not None) == case.async_op
-        if work is not None:
-            assert work.wait()
-        return verdict(prepared, group.rank(), world_size)
-
-    wrong = [item for found in run_threads(main, world_size, timeout_s=20) for item in found]
-    assert not wrong, wrong
+    run_case(*drawn, Planned())
 
 
 def test_a_persistent_operation_sees_what_is_in_the_tensors_when_it_runs():

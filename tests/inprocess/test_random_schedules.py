@@ -7,6 +7,8 @@ that this takes passed every test with algorithms alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -16,11 +18,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ringcoll.contracts import contract
-from ringcoll.execute import bind, execute
-from ringcoll.plan import Layout, Region, _Compiler, compile_plan
+from ringcoll.execute import Waiting, bind, execute
+from ringcoll.plan import Combine, Instruction, _Compiler, compile_plan
 from ringcoll.reduction import Operator, Reduction, resolve
+from ringcoll.regions import Layout, Region
 from ringcoll.schedule import Buffer, Schedule
 from ringcoll.transport.local import Hub, run_together
+from ringcoll.transport.narrow import NarrowTransport, _Arriving
 from tests.support.effort import effort
 from tests.support.interpreter import Memory, interpret
 from tests.support.schedules import Size, random_schedule
@@ -107,8 +111,24 @@ def memory_of(
     return memory
 
 
+def widened(execution: Iterator[Waiting]) -> Iterator[Waiting]:
+    """The waits of an execution over a narrow transport, as the scheduler below knows them."""
+    for item in execution:
+        if isinstance(item.handle, _Arriving):
+            yield item._replace(handle=item.handle.handle)
+            item.handle.into.copy_(item.handle.narrow)
+        else:
+            yield item
+
+
 def outcome(
-    schedule: Schedule, lengths: list[int], segments: int, seed: int, *, in_place: bool
+    schedule: Schedule,
+    lengths: list[int],
+    segments: int,
+    seed: int,
+    *,
+    in_place: bool,
+    wire_dtype: torch.dtype = torch.int64,
 ) -> str:
     """Run a schedule both ways; what differs, in words, or nothing."""
     per_block = schedule.num_chunks // len(lengths)
@@ -126,8 +146,10 @@ def outcome(
         plan = compile_plan(schedule, rank, layout, segments, posts_early=seed % 4 != 0)
         workspace = torch.full((plan.workspace_numel,), -7)
         ends = [inputs[rank]], [outputs[rank]]
-        bound = bind(plan, *ends, workspace, transport, reduction=REDUCTION)
-        executions.append(execute(bound, 0))
+        reduction = replace(REDUCTION, wire_dtype=wire_dtype)
+        over = NarrowTransport(transport, wire_dtype)
+        bound = bind(plan, *ends, workspace, over, reduction=reduction)
+        executions.append(widened(execute(bound, 0)))
     run_together(hub, executions)
     for rank in ranks:
         got = memory_of(schedule, rank, chunks, inputs[rank], outputs[rank], in_place)
@@ -164,6 +186,15 @@ def runs(draw: st.DrawFn) -> tuple[Schedule, list[int], int, int, bool]:
 def test_executor_and_interpreter_agree(run):
     schedule, lengths, segments, seed, in_place = run
     wrong = outcome(schedule, lengths, segments, seed, in_place=in_place)
+    assert not wrong, f"{wrong}\nlengths {lengths}, {segments} segments\n{schedule.to_text()}"
+
+
+@effort(1000)
+@given(runs())
+def test_narrow_messages_are_those_of_wide_ones(run):
+    """All numbers are below a million: 32 bits hold them."""
+    schedule, lengths, segments, seed, in_place = run
+    wrong = outcome(schedule, lengths, segments, seed, in_place=in_place, wire_dtype=torch.int32)
     assert not wrong, f"{wrong}\nlengths {lengths}, {segments} segments\n{schedule.to_text()}"
 
 
@@ -257,13 +288,13 @@ def test_shifted_slots_are_not_added_as_one():
     assert torch.equal(outputs[0], inputs[0] + inputs[1])
 
 
-def fails_somewhere(tries: int) -> bool:
+def fails_somewhere(tries: int, wire_dtype: torch.dtype = torch.int64) -> bool:
     """Whether some of the random schedules comes out wrong."""
     size = Size(world_size=3, steps=5, chunks_per_block=2, slots=2, messages=6, locals=2)
     for seed in range(tries):
         in_place, segments = bool(seed % 2), 1 + seed % 3
         schedule = random_schedule(Random(seed), size, "all_reduce", in_place=in_place)
-        if outcome(schedule, [7], segments, seed, in_place=in_place):
+        if outcome(schedule, [7], segments, seed, in_place=in_place, wire_dtype=wire_dtype):
             return True
     return False
 
@@ -293,3 +324,14 @@ def test_receives_posted_early_into_memory_in_use_fail(monkeypatch: pytest.Monke
 def test_without_staged_receives_some_schedule_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_Compiler, "reads", lambda *arguments: [])
     assert fails_somewhere(100)
+
+
+def test_totals_that_are_rounded_too_early_fail(monkeypatch: pytest.MonkeyPatch):
+    assert not fails_somewhere(100, torch.int32)
+
+    def all_of_them(instructions: list[Instruction], regions: object) -> frozenset[int]:
+        found = (i for i, one in enumerate(instructions) if isinstance(one, Combine))
+        return frozenset(found)
+
+    monkeypatch.setattr("ringcoll.plan._departing", all_of_them)
+    assert fails_somewhere(300, torch.int32)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
+from ringcoll.backend import ProcessGroup
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, MismatchError
 
 shapes = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=4)
@@ -93,7 +96,7 @@ def test_one_bad_tensor_of_several_is_refused_before_anything_is_sent():
         with pytest.raises(ArgumentError, match="avg is not defined"):
             ringcoll.all_reduce_coalesced(tensors, "avg", group)
         assert tensors[0].tolist() == [1, 1]
-        with pytest.raises(ArgumentError, match="must not be empty"):
+        with pytest.raises(ArgumentError, match="at least 1"):
             ringcoll.all_reduce_coalesced([], group=group)
         ringcoll.all_reduce(tensors[0], group=group)
         assert tensors[0].tolist() == [2, 2]
@@ -190,6 +193,17 @@ def test_what_is_not_stored_has_no_part_in_other_operators(op: str):
             ringcoll.all_reduce(sparse([3], 1, [[0]], 0), op, group)
 
     run_threads(main, 2)
+
+
+def test_a_groups_options_are_for_its_dense_tensors():
+    options = ringcoll.Options(wire_dtype=torch.bfloat16, segment_bytes=64)
+    group = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20), options)
+    tensor, dense = sparse([3], 1, [[0]], 0), torch.tensor([257.0])
+    group.allreduce([tensor]).wait()
+    group.allreduce([dense]).wait()
+    assert tensor.to_dense().tolist() == sparse([3], 1, [[0]], 0).to_dense().tolist()
+    assert dense.item() == 256.0, "rounded"
+    ringcoll.close(group)
 
 
 # --- the monitored barrier ------------------------------------------------------------

@@ -6,14 +6,14 @@ says ``quick = True``. What is committed are the outputs of a full run.
 
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
 def read(path):
+    import nbformat  # here, so that other tests are collected where it is missing
+
     return nbformat.read(path, as_version=4)
 
 
@@ -27,6 +27,8 @@ def parameters(notebook):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, tmp_path):
+    from nbclient import NotebookClient
+
     notebook = read(path)
     cell = parameters(notebook)
     assert "quick = False" in cell.source

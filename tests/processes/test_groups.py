@@ -10,17 +10,18 @@ pytestmark = pytest.mark.processes
 
 
 def test_roots_of_a_group_whose_ranks_are_not_contiguous(pool):
-    """The group of the global ranks 3, 0, 2, in this order."""
+    """The group of the global ranks 3, 0, 2, in this order where torch allows it."""
     found = pool(4).run(ranks.roots_of_a_group)
-    for rank in (3, 0, 2):
+    members = [*ranks.GROUPS[4]["mixed"]]
+    for rank in members:
         mine = found[rank]
         assert mine["global"] == 2, "src is a global rank"
         assert mine["group"] == 2, "group_src is a rank of the group"
         assert mine["first"] == 3
         assert "not in the group" in mine["outside"]
-        assert "[3, 0, 2]" in mine["outside"], "it says which ranks there are"
+        assert str(members) in mine["outside"], "it says which ranks there are"
         assert "not in the group" in mine["beyond"]
-        assert mine["gather"] == ([3, 0, 2] if rank == 2 else [])
+        assert mine["gather"] == (members if rank == 2 else [])
     assert found[0]["reduce to 0"] == 5
     assert [found[rank]["reduce to 0"] for rank in (3, 2)] == [3, 2], "others stay as they were"
     assert "not a member" in found[1]["not a member"]

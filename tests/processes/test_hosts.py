@@ -19,7 +19,7 @@ from tests.support import far
 from tests.support.cases import Case
 from tests.support.hosts import APART, HostRanks, Hosts, reason_why_not
 from tests.support.ranks import Outcome, join, run_batch
-from tests.support.transports import CONFORMANCE, conforms
+from tests.support.transports import CONFORMANCE, ENDINGS, conforms
 
 pytestmark = [
     pytest.mark.processes,
@@ -68,15 +68,13 @@ def test_every_collective(ranks: tuple[str, HostRanks]):
         assert all(outcomes)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CONFORMANCE if name not in ("time_limit", "abort_wakes_all")]
-)
+@pytest.mark.parametrize("name", [name for name in CONFORMANCE if name not in ENDINGS])
 def test_messages(ranks: tuple[str, HostRanks], name: str):
     transport, pool = ranks
     assert pool.run(conforms, transport, name) == [""] * 4
 
 
-@pytest.mark.parametrize("name", ["time_limit", "abort_wakes_all"])
+@pytest.mark.parametrize("name", ENDINGS)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_giving_up(two_hosts: Hosts, transport: str, name: str):
     with HostRanks(two_hosts, (0, 1, 1)) as pool:

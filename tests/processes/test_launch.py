@@ -149,6 +149,21 @@ def of_session(session):
     return found
 
 
+def test_an_interrupt_waits_for_a_report_to_be_taken():
+    """What takes it may hold a lock, as a progress bar does."""
+    taken = []
+
+    def take(item: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        taken.append(item)
+
+    ranks = Ranks(2)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run(reporting, on_report=take)
+    assert len(taken) == 1
+    assert not any(process.is_alive() for process in ranks.processes)
+
+
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("moment", ["starting", "running"])
 def test_an_interrupt_reaches_the_caller_only_and_leaves_nobody_behind(moment):

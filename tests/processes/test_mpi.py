@@ -62,7 +62,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("part", ["conformance", "conformance_of_torch_groups"])
+@pytest.mark.parametrize(
+    "part", ["conformance", "conformance_of_torch_groups", "conformance_of_cuda_tensors"]
+)
 def test_what_a_transport_has_to_do(run: Run, part: str, world_size: int):
     assert run(part, world_size) == [[]] * world_size
 

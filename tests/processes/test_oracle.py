@@ -10,47 +10,23 @@ from collections import Counter
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ringcoll.algorithms import algorithms
 from ringcoll.contracts import contract
 from tests.support import data
-from tests.support.cases import STYLES, Case
+from tests.support.batches import OFTEN_FLAT, Batch, batches, check_batch
+from tests.support.cases import Case
 from tests.support.effort import effort
-from tests.support.ranks import GROUPS, Outcome, accepted_by_gloo, run_batch
+from tests.support.ranks import accepted_by_gloo
 from tests.support.strategies import cases, operators
 
 pytestmark = pytest.mark.processes
-
-Batch = list[tuple[str, Case]]
-
-# torch's own collectives over gloo are asked where tensors are contiguous only.
-OFTEN_FLAT = (*("flat",) * 6, *STYLES)
 
 
 def check(
     pool, world_size: int, batch: Batch, *, native: bool = True, transport: str = "gloo"
 ) -> None:
-    """Run a batch on all ranks, and compare the ranks with each other."""
-    ranks = pool(world_size, transport=transport)
-    results: list[list[Outcome]] = ranks.run(run_batch, batch, native)
-    for index, (name, case) in enumerate(batch):
-        outcomes = [result[index] for result in results]
-        members = [outcome for outcome in outcomes if outcome is not None]
-        assert len(members) == len(GROUPS[world_size][name])
-        wrong = [item for found, _ in members for item in found]
-        assert not wrong, (wrong, name, case)
-        if case.collective in ("all_reduce", "all_gather", "broadcast"):
-            assert len({hashed for _, hashed in members}) == 1, ("ranks differ", name, case)
-
-
-@st.composite
-def batches(draw: st.DrawFn, world_size: int) -> Batch:
-    batch = []
-    for _ in range(draw(st.integers(1, 5))):
-        name = draw(st.sampled_from(sorted(GROUPS[world_size])))
-        batch.append((name, draw(cases(len(GROUPS[world_size][name]), styles=OFTEN_FLAT))))
-    return batch
+    check_batch(pool(world_size, transport=transport), batch, native=native)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])

@@ -25,6 +25,7 @@ EVERY = (
     errors.RulesError("bad"),
     errors.TuningFileError("broken", path="tuning.json"),
     errors.BackwardError("call finish()"),
+    errors.CaptureError("run it once"),
     errors.MissingExtraError("ringcoll[plot]"),
 )
 
@@ -54,6 +55,7 @@ def test_every_error_is_here():
         (errors.RulesError, ValueError),
         (errors.TuningFileError, ValueError),
         (errors.BackwardError, RuntimeError),
+        (errors.CaptureError, RuntimeError),
         (errors.MissingExtraError, ImportError),
     ],
 )

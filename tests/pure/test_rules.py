@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import algorithms
-from ringcoll.choice.rules import AUTO, EVERY, Range, Rule, find_rule, in_text, parse_rules
+from ringcoll.choice.rules import AUTO, EVERY, Range, Rule, in_text, parse_rules
 from ringcoll.contracts import CONTRACTS
 from ringcoll.errors import RulesError
 
@@ -90,19 +90,24 @@ def test_errors_point_at_the_place(text: str, message: str, marked: str) -> None
     assert str(error).splitlines()[-1] == " " * (2 + error.start) + "^" * max(1, error.length)
 
 
-def test_the_first_rule_that_matches_is_used() -> None:
+def test_rules_match_by_bytes_and_ranks() -> None:
     found = parse_rules("all_reduce:0-1K:auto;all_reduce:1K-64K:tree:k=2-4;ring")
-    assert str(find_rule(found, "all_reduce", 1023, 4, 1)) == "all_reduce:0-1K:auto"
-    assert str(find_rule(found, "all_reduce", 1024, 4, 1)).endswith("binomial_tree:k=2-4")
-    assert str(find_rule(found, "all_reduce", 1024, 5, 1)) == "*:*:ring"
-    assert str(find_rule(found, "all_reduce", 64 << 10, 4, 1)) == "*:*:ring"
+
+    def matching(nbytes: int, world_size: int) -> list[str]:
+        return [one.algorithm for one in found if one.matches("all_reduce", nbytes, world_size, 1)]
+
+    assert matching(1023, 4) == [AUTO, "ring"]
+    assert matching(1024, 4) == ["binomial_tree", "ring"]
+    assert matching(1024, 5) == ["ring"]
+    assert matching(64 << 10, 4) == ["ring"]
 
 
 def test_a_rule_that_cannot_run_does_not_match() -> None:
-    assert find_rule(parse_rules("ring"), "barrier", 1, 4, 1) is None
-    assert find_rule(parse_rules("ring:"[:-1]), "all_gather", 1, 4, 1) is not None
-    unknown = parse_rules("all_reduce:*:of_another_program", known_only=False)
-    assert find_rule(unknown, "all_reduce", 1, 4, 1) is None
+    (ring,) = parse_rules("ring")
+    assert not ring.matches("barrier", 1, 4, 1)
+    assert ring.matches("all_gather", 1, 4, 1)
+    (unknown,) = parse_rules("all_reduce:*:of_another_program", known_only=False)
+    assert not unknown.matches("all_reduce", 1, 4, 1)
 
 
 def test_hosts_and_world_sizes_contain_both_ends() -> None:

@@ -70,7 +70,8 @@ class Case:
     """A call that all ranks of a group make.
 
     ``lengths`` holds one number for a vector, one for each rank for blocks, and one for
-    each (source, destination) for all-to-all. ``root`` is a rank of the group.
+    each (source, destination) for all-to-all. ``root`` is a rank of the group. ``device`` is
+    where the tensors of the call are; a rank's own GPU is its current one.
     """
 
     collective: str
@@ -87,6 +88,7 @@ class Case:
     kind: str = "exact"
     style: str = "flat"
     seed: int = 0
+    device: str = "cpu"
 
 
 @dataclass
@@ -104,36 +106,41 @@ class Prepared:
     keep: list[Tensor] = field(default_factory=list)
 
 
-def styled(flat: Tensor, style: str) -> Tensor:
-    """A tensor with the same elements, in memory that is laid out in another way.
+def styled(flat: Tensor, style: str, device: str = "cpu") -> Tensor:
+    """A tensor with the same elements, in memory of a device that is laid out in another way.
 
     A style that does not fit the dtype or the length leaves the tensor as it is.
     """
     numel = flat.numel()
+
+    def memory(*shape: int) -> Tensor:
+        return torch.full(shape, _UNTOUCHED).to(flat.dtype).to(device)
+
     if style == "strided":
-        base = torch.full((2 * numel + 3,), _UNTOUCHED).to(flat.dtype)
+        base = memory(2 * numel + 3)
         view = base[1 : 2 * numel + 1 : 2]
     elif style == "offset":
-        base = torch.full((numel + 2,), _UNTOUCHED).to(flat.dtype)
+        base = memory(numel + 2)
         view = base[1 : numel + 1]
     elif style == "columns" and numel and numel % 2 == 0:
-        base = torch.full((2, numel // 2 + 1), _UNTOUCHED).to(flat.dtype)
+        base = memory(2, numel // 2 + 1)
         view = base[:, : numel // 2].t()
     elif style == "scalar" and numel == 1:
-        view = torch.empty((), dtype=flat.dtype)
+        view = memory()
     elif style == "conj" and flat.is_complex():
-        view = torch.empty(numel, dtype=flat.dtype).conj()
+        view = memory(numel).conj()
     elif style == "neg" and (flat.is_complex() or flat.dtype in (torch.float32, torch.float64)):
-        view = torch._neg_view(torch.empty(numel, dtype=flat.dtype))
+        view = torch._neg_view(memory(numel))
     else:
-        return flat.clone()
+        return flat.clone().to(device)
     view.copy_(flat.view(view.shape))
     return view
 
 
 def _outside(view: Tensor) -> bytes:
     """The whole memory that a tensor lies in, with zeros where its own elements are."""
-    memory = torch.empty(0, dtype=torch.uint8).set_(view.untyped_storage()).clone()
+    whole = torch.empty(0, dtype=torch.uint8, device=view.device)
+    memory = whole.set_(view.untyped_storage()).clone().cpu()
     elements = memory[: memory.numel() // view.itemsize * view.itemsize].view(-1, view.itemsize)
     numbers = torch.arange(elements.shape[0])
     own = torch.as_strided(numbers, view.shape, view.stride(), view.storage_offset())
@@ -156,7 +163,8 @@ def _factor(case: Case, rank: int) -> float:
 
 def _operator(case: Case, rank: int, lib: Any) -> object:
     if case.op == "premul_sum":
-        return premul_sum(_factor(case, rank))
+        make = dist._make_nccl_premul_sum if lib is dist else premul_sum
+        return make(_factor(case, rank))
     if case.op in USER_OPS:
         return USER_OPS[case.op]
     # A name is as good as a member of the enumeration, but torch knows only the latter.
@@ -236,7 +244,7 @@ def prepare(case: Case, rank: int, world_size: int, *, native: bool = False) -> 
 
 def _empty(case: Case, numel: int) -> Tensor:
     """An output, full of something that is not the result."""
-    return styled(torch.full((numel,), _UNTOUCHED).to(case.dtype), case.style)
+    return styled(torch.full((numel,), _UNTOUCHED).to(case.dtype), case.style, case.device)
 
 
 def _own(case: Case, rank: int, world_size: int) -> list[Tensor]:
@@ -268,6 +276,12 @@ def _prepared(
     return Prepared(case, outputs, remembered, [], start, [*outputs, *survivors, *keep])
 
 
+def _single(lib: Any, collective: str) -> Any:
+    """A function of single tensors, by the name that it has in the library's version."""
+    older = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
+    return getattr(lib, f"{collective}_single", None) or getattr(lib, older[collective])
+
+
 def _rooted(case: Case, group: Any, what: str) -> dict[str, int]:
     """The root, now as a rank of the group and now as a global rank."""
     if case.seed % 3 or not isinstance(group, dist.ProcessGroup):
@@ -277,7 +291,7 @@ def _rooted(case: Case, group: Any, what: str) -> dict[str, int]:
 
 def _all_reduce(case: Case, rank: int, world_size: int, native: bool) -> Prepared:
     (own,) = _own(case, rank, world_size)
-    tensor = styled(own, case.style)
+    tensor = styled(own, case.style, case.device)
     options = _options(case, native, reduces=True)
     if case.in_place or native:
         return _prepared(
@@ -299,7 +313,7 @@ def _all_reduce(case: Case, rank: int, world_size: int, native: bool) -> Prepare
 
 def _reduce(case: Case, rank: int, world_size: int, native: bool) -> Prepared:
     (own,) = _own(case, rank, world_size)
-    tensor = styled(own, case.style)
+    tensor = styled(own, case.style, case.device)
     options = _options(case, native, reduces=True)
     is_root = rank == case.root
     if not (case.in_place or native) and is_root:
@@ -320,7 +334,7 @@ def _reduce(case: Case, rank: int, world_size: int, native: bool) -> Prepared:
 
 def _broadcast(case: Case, rank: int, world_size: int, native: bool) -> Prepared:
     own = _own(case, rank, world_size)
-    tensor = styled(own[0], case.style) if own else _empty(case, block_numel(case, 0))
+    tensor = styled(own[0], case.style, case.device) if own else _empty(case, block_numel(case, 0))
     options = _options(case, native)
     return _prepared(
         case,
@@ -342,17 +356,17 @@ def _all_gather(case: Case, rank: int, world_size: int, native: bool) -> Prepare
             tensor = out.view(-1)[rank * numel : (rank + 1) * numel]
             tensor.copy_(own)
         else:
-            tensor = styled(own, case.style)
+            tensor = styled(own, case.style, case.device)
         survivors = [] if case.in_place else [tensor]
         return _prepared(
             case,
             [out],
             survivors,
-            lambda lib, group: lib.all_gather_single(out, tensor, group, **options),
+            lambda lib, group: _single(lib, "all_gather")(out, tensor, group, **options),
             [tensor],
         )
     outs = [_empty(case, block_numel(case, block)) for block in range(world_size)]
-    tensor = styled(own, case.style)
+    tensor = styled(own, case.style, case.device)
     if case.in_place:
         outs[rank] = tensor
     return _prepared(
@@ -365,7 +379,11 @@ def _all_gather(case: Case, rank: int, world_size: int, native: bool) -> Prepare
 
 def _gather(case: Case, rank: int, world_size: int, native: bool) -> Prepared:
     (own,) = _own(case, rank, world_size)
-    options, tensor, outs = _options(case, native), styled(own, case.style), list[Tensor]()
+    options, tensor, outs = (
+        _options(case, native),
+        styled(own, case.style, case.device),
+        list[Tensor](),
+    )
     if rank == case.root:
         outs = [_empty(case, block_numel(case, block)) for block in range(world_size)]
         if case.in_place:
@@ -381,7 +399,7 @@ def _gather(case: Case, rank: int, world_size: int, native: bool) -> Prepared:
 
 
 def _scatter(case: Case, rank: int, world_size: int, native: bool) -> Prepared:
-    sources = [styled(block, case.style) for block in _own(case, rank, world_size)]
+    sources = [styled(block, case.style, case.device) for block in _own(case, rank, world_size)]
     options = _options(case, native)
     tensor = _empty(case, block_numel(case, rank))
     survivors = list(sources)
@@ -403,7 +421,7 @@ def _reduce_scatter(case: Case, rank: int, world_size: int, native: bool) -> Pre
     options = _options(case, native, reduces=True)
     out = _empty(case, own[rank].numel())
     if case.form == "single":
-        tensor = styled(torch.cat(own), case.style)
+        tensor = styled(torch.cat(own), case.style, case.device)
         survivors = [tensor]
         if case.in_place and case.style in ("flat", "offset"):
             numel = own[rank].numel()
@@ -413,12 +431,12 @@ def _reduce_scatter(case: Case, rank: int, world_size: int, native: bool) -> Pre
             case,
             [out],
             survivors,
-            lambda lib, group: lib.reduce_scatter_single(
+            lambda lib, group: _single(lib, "reduce_scatter")(
                 out, tensor, _operator(case, rank, lib), group, **options
             ),
             [tensor],
         )
-    tensors = [styled(block, case.style) for block in own]
+    tensors = [styled(block, case.style, case.device) for block in own]
     survivors = list(tensors)
     if case.in_place:
         out = tensors[rank]
@@ -438,7 +456,7 @@ def _all_to_all(case: Case, rank: int, world_size: int, native: bool) -> Prepare
     options = _options(case, native)
     incoming = [block_numel(case, source * world_size + rank) for source in range(world_size)]
     if case.form == "list":
-        sources = [styled(block, case.style) for block in own]
+        sources = [styled(block, case.style, case.device) for block in own]
         outs = [_empty(case, numel) for numel in incoming]
         return _prepared(
             case,
@@ -446,7 +464,7 @@ def _all_to_all(case: Case, rank: int, world_size: int, native: bool) -> Prepare
             sources,
             lambda lib, group: lib.all_to_all(outs, sources, group, **options),
         )
-    source = styled(torch.cat(own), case.style)
+    source = styled(torch.cat(own), case.style, case.device)
     out = _empty(case, sum(incoming))
     splits: list[list[int] | None] = [incoming, [block.numel() for block in own]]
     if len({*incoming, *(block.numel() for block in own)}) == 1 and case.seed % 2:
@@ -463,6 +481,8 @@ def _all_to_all(case: Case, rank: int, world_size: int, native: bool) -> Prepare
 
 def _barrier(case: Case, rank: int, world_size: int, native: bool) -> Prepared:
     options = _options(case, native)
+    if case.device == "cuda":
+        options["device_ids"] = [torch.cuda.current_device()]
     return _prepared(case, [], [], lambda lib, group: lib.barrier(group, **options))
 
 

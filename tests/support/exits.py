@@ -32,7 +32,7 @@ def main(backend: str, case: str, rank: int, world_size: int, where: str) -> Non
     """Start operations, and end in one way or another."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    limit = timedelta(seconds=60)
+    limit = timedelta(seconds=600)  # longer than the test waits
     store: dist.Store
     if where.isdigit():
         store = dist.TCPStore("127.0.0.1", int(where), None, False, timeout=limit)

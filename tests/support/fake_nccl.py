@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class FakeWork:
         self.operations, self.finished = operations, threading.Event()
         self.error = ""
 
-    def wait(self) -> bool:
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for all messages of the group."""
         if not self.finished.wait(LIMIT_S):
             raise RuntimeError("NCCL hangs")
@@ -120,7 +121,7 @@ class FakeGroup:
     def eager_connect_single_device(self, device: torch.device) -> None:
         self.calls.append("connect")
 
-    def _start_coalescing(self, device: torch.device) -> None:
+    def _start_coalescing(self) -> None:
         assert self._open is None, "groups do not nest"
         self._open = []
         self.calls.append("start")
@@ -138,7 +139,7 @@ class FakeGroup:
         self._open.append(_Operation(is_send, peer, tensor))
         self.calls.append(f"{'send' if is_send else 'recv'} {peer}")
 
-    def _end_coalescing(self, device: torch.device) -> FakeWork:
+    def _end_coalescing(self) -> FakeWork:
         assert self._open is not None
         work, self._open = FakeWork(self._open), None
         self.calls.append("end")

@@ -34,10 +34,13 @@ from ringcoll.errors import (
 )
 from ringcoll.transport import mpi
 from ringcoll.transport.base import Message
+from ringcoll.transport.staged import StagedTransport
 from tests.support import data
 from tests.support.cases import Case, prepare, verdict
+from tests.support.fake_cuda import DEVICE, Looking, fake_cuda
+from tests.support.ranks import AS_GIVEN
 from tests.support.strategies import operators
-from tests.support.transports import CONFORMANCE
+from tests.support.transports import CONFORMANCE, in_pieces
 
 LIMIT_S = 30.0
 
@@ -67,6 +70,46 @@ def conformance_of_torch_groups(folder: Path) -> Iterator[str]:
         if found := check(transport):
             yield f"{name}: {found}"
         transport.close()
+
+
+def conformance_of_cuda_tensors(folder: Path) -> Iterator[str]:
+    """The same with tensors that pass through host memory."""
+    for name, check in CONFORMANCE.items():
+        group = ringcoll.mpi_group(timeout_s=LIMIT_S)
+        transport = in_pieces(group.communicator.transport)
+        transport.connect(LIMIT_S)
+        if found := check(transport):
+            yield f"{name}: {found}"
+        transport.close()
+        group.close()
+
+
+def cuda_tensors_of_a_group(folder: Path) -> Iterator[str]:
+    """A group's CUDA tensors pass through host memory; on one GPU, and no longer than it lives."""
+    for name in ("all_dtypes", "large_messages_both_ways", "abort_wakes_all"):
+        group = ringcoll.mpi_group(timeout_s=LIMIT_S)
+        with fake_cuda():
+            member = groups.communicator(group, DEVICE)
+            if not isinstance(member.transport, StagedTransport):
+                yield f"over {member.transport}"
+            transport = Looking(member.transport)
+            transport.connect(LIMIT_S)
+            if found := CONFORMANCE[name](transport):
+                yield f"{name}: {found}"
+            for device in ("cuda:1", "xpu:0"):
+                try:
+                    groups.communicator(group, torch.device(device))
+                    yield f"a tensor on {device} was taken"
+                except ArgumentError as error:
+                    if error.argument != "tensor" or error.rank != group.rank():
+                        yield str(error)
+            ringcoll.barrier(group)  # CPU tensors have a way of their own
+            group.close()
+            try:
+                groups.communicator(group, DEVICE)._check()
+                yield "a closed group works"
+            except GroupBrokenError:
+                pass
 
 
 def lengths(folder: Path) -> Iterator[str]:
@@ -308,7 +351,7 @@ def torch_groups(folder: Path) -> Iterator[str]:
         "backwards": list(range(k))[::-1],
         "few": [k - 1, 0][: min(k, 2)],
     }
-    made = {name: dist.new_group(ranks, sort_ranks=False) for name, ranks in members.items()}
+    made = {name: dist.new_group(ranks, **AS_GIVEN) for name, ranks in members.items()}
     for index, (name, group) in enumerate(made.items()):
         if rank not in members[name]:
             continue
@@ -465,6 +508,8 @@ PARTS: dict[str, Callable[[Path], Iterator[str]]] = {
     for part in (
         conformance,
         conformance_of_torch_groups,
+        conformance_of_cuda_tensors,
+        cuda_tensors_of_a_group,
         lengths,
         pieces,
         collectives,

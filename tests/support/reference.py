@@ -65,9 +65,9 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """A copy of the elements in logical order; one of a single element has stride 1, too."""
+    """A copy of the elements in logical order, on the CPU; of a single one, with stride 1, too."""
     plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.reshape(-1).clone(memory_format=torch.contiguous_format)
+    return plain.reshape(-1).clone(memory_format=torch.contiguous_format).cpu()
 
 
 def mismatch(got: Tensor, answer: Answer, what: str = "result") -> str:

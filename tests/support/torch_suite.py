@@ -46,6 +46,7 @@ import torch.distributed as dist
 
 from ringcoll.backend import ProcessGroup
 from ringcoll.launch import RankError, Ranks, rendezvous
+from ringcoll.point_to_point import PointToPoint
 
 __all__ = [
     "LIMIT_S",
@@ -222,7 +223,7 @@ def no_native_collective() -> Iterator[None]:
     """
     groups: list[Any] = []
     messages: Counter[int] = Counter()
-    initialise, channel = ProcessGroup.__init__, ProcessGroup._channel
+    initialise, channel = ProcessGroup.__init__, PointToPoint.of
 
     def noting(self: Any, *args: Any, **kwargs: Any) -> None:
         initialise(self, *args, **kwargs)
@@ -234,14 +235,14 @@ def no_native_collective() -> Iterator[None]:
 
     with (
         mock.patch.object(ProcessGroup, "__init__", noting),
-        mock.patch.object(ProcessGroup, "_channel", counting),
+        mock.patch.object(PointToPoint, "of", counting),
     ):
         yield
     for group in groups:
-        ran = sum(native._get_sequence_number_for_group() for native in group._channels.values())
-        assert ran == messages[id(group)], (
+        ran = sum(native._get_sequence_number_for_group() for native in group._messages.made())
+        assert ran == messages[id(group._messages)], (
             f"the native part of a group of {group.size()} has run {ran} operations, "
-            f"of which {messages[id(group)]} are the test's sends and receives"
+            f"of which {messages[id(group._messages)]} are the test's sends and receives"
         )
 
 

@@ -5,6 +5,7 @@ Each is called with this rank's transport, and returns what is wrong, in words, 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,11 +29,23 @@ from ringcoll.errors import (
 from ringcoll.launch import report
 from ringcoll.transport.base import Message, Transport
 from ringcoll.transport.gloo import GlooTransport
+from ringcoll.transport.staged import StagedTransport
 from ringcoll.transport.ucx import UcxTransport
 from tests.support.data import COMPLEX, FLOATS, INTEGERS, values
+from tests.support.fake_cuda import DEVICE, Looking, fake_cuda
+from tests.support.real_cuda import ON_GPU
 from tests.support.reference import bits
 
-__all__ = ["CONFORMANCE", "TRANSPORTS", "conforms", "spares_other_connections"]
+__all__ = [
+    "CHECKS",
+    "CONFORMANCE",
+    "ENDINGS",
+    "TRANSPORTS",
+    "OnDevice",
+    "conforms",
+    "in_pieces",
+    "spares_other_connections",
+]
 
 Check = Callable[[Transport], str]
 LIMIT_S = 20.0
@@ -206,6 +220,32 @@ def abort_wakes_all(transport: Transport) -> str:
     return "no error"
 
 
+def abort_after_a_failure(transport: Transport) -> str:
+    """A rank whose own wait has failed, and that aborts, still wakes the others."""
+    rank, size = transport.rank, transport.world_size
+    (handle,) = transport.post([Message((rank + 1) % size, torch.zeros(1), 0)], [])
+    begin = time.monotonic()
+    try:
+        transport.wait(handle, 0.3 if rank == 0 else LIMIT_S)
+    except (CollectiveTimeoutError, PeerLostError) as error:
+        seconds = time.monotonic() - begin
+        transport.abort()
+        wanted = CollectiveTimeoutError if rank == 0 else PeerLostError
+        return "" if type(error) is wanted and seconds < 3 else f"{error!r} after {seconds} s"
+    return "no error"
+
+
+def closed_while_waiting(transport: Transport) -> str:
+    """Not allowed by the contract; whoever waits is told all the same, where that can be."""
+    (handle,) = transport.post([Message((transport.rank + 1) % 2, torch.zeros(1), 0)], [])
+    threading.Timer(0.3, transport.close).start()
+    try:
+        transport.wait(handle, LIMIT_S)
+    except PeerLostError as error:
+        return "" if "broken" in str(error) else str(error)
+    return "no error"
+
+
 CONFORMANCE: dict[str, Check] = {
     check.__name__: check
     for check in (
@@ -219,19 +259,55 @@ CONFORMANCE: dict[str, Check] = {
         parts_of_tensors,
         time_limit,
         abort_wakes_all,
+        abort_after_a_failure,
     )
 }
+ENDINGS = ("time_limit", "abort_wakes_all", "abort_after_a_failure")
+"""Those after which the transport serves nobody any more."""
+CHECKS = {**CONFORMANCE, closed_while_waiting.__name__: closed_while_waiting}
 
 _numbers = itertools.count()
 
 
-TRANSPORTS: dict[str, Callable[..., Transport]] = {"gloo": GlooTransport, "ucx": UcxTransport}
+class OnDevice(Looking):
+    """A transport of CUDA tensors, with a stand-in for the GPU as long as it is open."""
+
+    def __init__(self, make: Callable[[], Transport]) -> None:
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(fake_cuda())
+        super().__init__(make())
+
+    def close(self) -> None:
+        super().close()
+        self._stack.close()
+
+
+def in_pieces(below: Transport) -> Transport:
+    """CUDA tensors over another transport, in pieces that cut elements in two."""
+    return OnDevice(lambda: StagedTransport(below, DEVICE, segment_bytes=10_007))
+
+
+def _staged(*group: Any) -> Transport:
+    return in_pieces(GlooTransport(*group))
+
+
+def _ucx_on_device(*group: Any) -> Transport:
+    """UCX looks at addresses by itself, and finds the CPU's memory."""
+    return OnDevice(lambda: UcxTransport(*group))
+
+
+TRANSPORTS: dict[str, Callable[..., Transport]] = {
+    "gloo": GlooTransport,
+    "ucx": UcxTransport,
+    "staged gloo": _staged,
+    "ucx, CUDA tensors": _ucx_on_device,
+}
 
 
 def transport_of_all(name: str, limit_s: float = LIMIT_S) -> Transport:
     """A transport among all ranks of the pool."""
     store = dist.distributed_c10d._get_default_store()
-    transport = TRANSPORTS[name](
+    transport = {**TRANSPORTS, **ON_GPU}[name](
         dist.PrefixStore(f"transport {next(_numbers)}", store),
         dist.get_rank(),
         dist.get_world_size(),
@@ -244,7 +320,7 @@ def conforms(transport_name: str, name: str) -> str:
     """Run one check over a transport between processes."""
     transport = transport_of_all(transport_name)
     try:
-        return CONFORMANCE[name](transport)
+        return CHECKS[name](transport)
     finally:
         transport.close()
 

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import ringcoll
 from ringcoll.launch import rendezvous
+from tests.support.ranks import AS_GIVEN
 from tests.support.users.models import batch
 
 
@@ -44,7 +45,7 @@ def sub_groups(rank: int, world_size: int) -> dict[str, Tensor]:
     """Groups of one, of two in either order, and of all."""
     found = {}
     for members in ([0], [0, 1], [world_size - 1, 0], list(range(world_size))):
-        group = dist.new_group(members, sort_ranks=False)
+        group = dist.new_group(members, **AS_GIVEN)
         found[str(members)] = _of_members(group, rank)
         if rank in members:
             dist.broadcast(total := batch(rank, 1), members[-1], group=group)
@@ -124,7 +125,7 @@ def split(rank: int, world_size: int) -> dict[str, Tensor]:
                 assert group is None
                 continue
         else:
-            group = dist.new_group(members, sort_ranks=False)
+            group = dist.new_group(members, **AS_GIVEN)
             if rank not in members:
                 continue
         total = batch(rank, 0)
@@ -261,14 +262,14 @@ def messages(rank: int, world_size: int) -> dict[str, Tensor]:
 
 def messages_in_a_sub_group(rank: int, world_size: int) -> dict[str, Tensor]:
     """Peers by global rank and by rank in the group, whose order is another."""
-    group: Any = dist.new_group([world_size - 1, 0], sort_ranks=False)
+    group: Any = dist.new_group([world_size - 1, 0], **AS_GIVEN)
     got = torch.zeros(4, 6)
     if rank == 0:
         dist.send(batch(rank, 0), world_size - 1, group=group)
-        dist.recv(got, group=group, group_src=0)
+        dist.recv(got, group=group, group_src=dist.get_group_rank(group, world_size - 1))
     elif rank == world_size - 1:
         dist.recv(got, 0, group=group)
-        dist.send(batch(rank, 1), group=group, group_dst=1)
+        dist.send(batch(rank, 1), group=group, group_dst=dist.get_group_rank(group, 0))
     return {"got": got}
 
 

@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import ringcoll.backend
 from ringcoll.launch import rendezvous
+from ringcoll.point_to_point import PointToPoint
 
 __all__ = [
     "NativeCollectiveError",
@@ -59,7 +60,7 @@ def watched(*, foreign: bool = False) -> Iterator[None]:
         One ran, or could have.
     """
     group_class: Any = ringcoll.backend.ProcessGroup
-    make, channel_of = group_class.__init__, group_class._channel
+    make, channel_of = group_class.__init__, PointToPoint.of
     make_any = c10d._new_process_group_helper
     inner: list[Any] = []
     messages: Counter[int] = Counter()
@@ -68,7 +69,7 @@ def watched(*, foreign: bool = False) -> Iterator[None]:
 
     def noting_make(self: Any, *arguments: Any, **options: Any) -> None:
         make(self, *arguments, **options)
-        inner.append(self._channels["cpu"])
+        inner.append(self._messages.gloo)
 
     def counting_channel(self: Any, tensor: Tensor) -> Any:
         channel = channel_of(self, tensor)
@@ -82,12 +83,12 @@ def watched(*, foreign: bool = False) -> Iterator[None]:
             others.append(str(made[0].name()))
         return made
 
-    group_class.__init__, group_class._channel = noting_make, counting_channel
+    group_class.__init__, PointToPoint.of = noting_make, counting_channel  # type: ignore[method-assign]
     c10d._new_process_group_helper = noting_any
     try:
         yield
     finally:
-        group_class.__init__, group_class._channel = make, channel_of
+        group_class.__init__, PointToPoint.of = make, channel_of  # type: ignore[method-assign]
         c10d._new_process_group_helper = make_any
     for number, channel in enumerate(inner):
         native = channel._get_sequence_number_for_group() - messages[id(channel)]

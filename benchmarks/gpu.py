@@ -1,0 +1,181 @@
+"""Everything about the GPU in one command: correctness, bandwidth, host time, collectives.
+
+At most 8 minutes on one H200. Every stage runs in a process of its own, with a time limit; what
+it has found is kept, whatever becomes of it. After each of them ``run.md``, a section for
+gpu.md, and ``run.json`` are written to a new folder: ``--out``, or that name with a number,
+so that no run loses what another has found. At the end stands what has to be reached, and
+whether it was.
+
+Exit status: 0 if all that ran is as it has to be; 1 if a goal was not met, or there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from itertools import chain, count
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it need not be installed
+
+from ringcoll.bench.gpu import goals
+from ringcoll.bench.gpu.rows import Row, Settings, load, markdown, missing, store
+from ringcoll.bench.gpu.stages import STAGES
+
+_ROOT = sys.path[0]
+_MOST_S = 480.0
+_SHAPES_S = 180.0  # beyond it, if shapes of launches are tried out
+_TOLD = 1500  # characters of what a stage that failed has written last
+
+NEEDED = f"""There is no GPU that torch {torch.__version__} can use, so nothing can be measured here.
+
+What it takes:
+  - an NVIDIA GPU (sm_80 or newer) with its driver, and torch built for CUDA
+  - CuPy for the same CUDA: pip install 'ringcoll[cuda13]' (or cuda12)
+  - ucxx for CUDA IPC between processes: pip install 'ringcoll[ucx]'
+  - python benchmarks/gpu.py, or make bench-gpu PYTHON=/path/to/that/python
+
+What is missing of it is said in a row of the results, and the rest is measured.
+To go through all of it on the CPU with tiny sizes, which measures nothing: --dry-run."""
+
+
+def main() -> int:
+    """Run the stages, or be one of them."""
+    options = _options()
+    settings = Settings(
+        "cpu" if options.dry_run else "cuda", options.quick, options.tune, options.commit
+    )
+    if options.child:
+        STAGES[options.child].run(settings, lambda row: store(options.rows, row))
+        return 0
+    if not options.dry_run and not torch.cuda.is_available():
+        print(NEEDED, file=sys.stderr)
+        return 1
+    options.out = _new_folder(options.out)
+    rows = _run_all(options, settings)
+    print("\n".join(markdown(goals.goals(rows))))
+    print(f"\n{(options.out / 'run.md').resolve()}")
+    failed = any(row.cells["verdict"] == "not met" for row in goals.goals(rows))
+    return int(failed and not options.dry_run)
+
+
+def _options() -> argparse.Namespace:
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument(
+        "--stages",
+        type=_stages,
+        default=list(STAGES),
+        help=f"some of {','.join(STAGES)}; facts in any case",
+    )
+    arguments.add_argument(
+        "--out",
+        type=Path,
+        default=Path("gpu-run"),
+        help="folder of results; a number is added to the name of one that is there",
+    )
+    arguments.add_argument("--quick", action="store_true", help="fewer sizes, less time")
+    arguments.add_argument("--tune", action="store_true", help="try out shapes of launches")
+    arguments.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes")
+    arguments.add_argument("--commit", default="", help="what is measured, if git cannot say")
+    arguments.add_argument("--child", choices=list(STAGES), help=argparse.SUPPRESS)
+    arguments.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
+    return arguments.parse_args()
+
+
+def _stages(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in STAGES:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(STAGES)}")
+    return names
+
+
+def _new_folder(wanted: Path) -> Path:
+    folders = chain([wanted], (wanted.with_name(f"{wanted.name}-{n}") for n in count(2)))
+    found = next(folder for folder in folders if not folder.exists())
+    found.mkdir(parents=True)
+    return found
+
+
+def _run_all(options: argparse.Namespace, settings: Settings) -> list[Row]:
+    """Run all stages that were asked for; results are written after each."""
+    deadline = time.monotonic() + _MOST_S + _SHAPES_S * settings.tune
+    rows: list[Row] = []
+    for name in dict.fromkeys(["facts", *options.stages]):
+        start = time.monotonic()
+        found = _run_apart(name, options.out, sys.argv[1:], deadline - start)
+        rows += found
+        print("\n".join(markdown(found)))
+        print(f"\n{name}: {time.monotonic() - start:.0f} s", flush=True)
+        _write(options.out, settings, rows)
+    return rows
+
+
+def _run_apart(name: str, folder: Path, arguments: list[str], left_s: float) -> list[Row]:
+    """Run a stage in a process of its own; how it failed, if it did, is a row."""
+    file, log, stage = folder / f"{name}.jsonl", folder / f"{name}.log", STAGES[name]
+    limit_s = min(stage.limit_s, left_s)
+    if limit_s <= 0:
+        return [missing(stage.table, "everything", "there was no time left")]
+    command = [sys.executable, __file__, *arguments, "--child", name, "--rows", str(file)]
+    with log.open("w", encoding="utf-8") as output:
+        child = subprocess.Popen(
+            command, stdout=output, stderr=output, start_new_session=True, env=_environment()
+        )
+        reason = _wait(child, limit_s)
+    rows = load(file)
+    if reason:
+        told = log.read_text(encoding="utf-8", errors="replace")[-_TOLD:]
+        rows.append(missing(stage.table, "the rest", f"{reason}: {told}"))
+    return rows or [missing(stage.table, "everything", "it found nothing")]
+
+
+def _environment() -> dict[str, str]:
+    """For processes that a stage starts: they have not the path of this script."""
+    paths = (_ROOT, os.environ.get("PYTHONPATH", ""))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _wait(child: subprocess.Popen[bytes], limit_s: float) -> str:
+    """Wait for a stage, and end what it has left; why it failed, if it did."""
+    try:
+        status = child.wait(limit_s)
+        reason = f"it ended with status {status}" if status else ""
+    except subprocess.TimeoutExpired:
+        reason = f"it was ended after {limit_s:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # the session is its own
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    return reason
+
+
+def _write(folder: Path, settings: Settings, rows: list[Row]) -> None:
+    facts = {row.cells["what"]: row.cells["found"] for row in rows if "found" in row.cells}
+    reached = list(goals.goals(rows))
+    title = f"## {facts.get('date', 'no date')}, {facts.get('GPU', 'no GPU')}"
+    about = "A rehearsal on the CPU: no time in it means anything." if settings.rehearsal else ""
+    command = f"`python benchmarks/gpu.py {' '.join(sys.argv[1:])}`"
+    text = [title, "", command, *filter(None, [about]), *markdown([*reached, *rows]), ""]
+    (folder / "run.md").write_text("\n".join(text), encoding="utf-8")
+    document = {
+        "settings": asdict(settings),
+        "goals": [row.cells for row in reached],
+        "rows": [asdict(row) for row in rows],
+    }
+    (folder / "run.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

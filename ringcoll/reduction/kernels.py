@@ -1,0 +1,273 @@
+"""CUDA kernels for reductions: which there are, and what they are launched with.
+
+Problem: reduce vectors on a GPU as fast as its memory can be read and written, for every
+operator and dtype, wherever the vectors start. The kernel itself is ``reduce.cuh``. Here
+its types and sizes are filled in (`Kernel`), and the places of the vectors are looked at
+(`aligned`). Nothing here needs a GPU: every kernel can be compiled, and run on a CPU, by
+tests. `ringcoll.reduction.gpu` compiles and launches.
+
+Cost: one launch, each operand read once, each result written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "MOST_SOURCES",
+    "OPTIONS",
+    "THREADS",
+    "Kernel",
+    "Launch",
+    "Place",
+    "aligned",
+    "c_type",
+    "header",
+    "launch_of",
+]
+
+THREADS = 256
+"""Threads of a block, unless a kernel says otherwise."""
+
+MOST_SOURCES = 16
+"""Operands of one launch, which all are held in registers at once."""
+
+OPTIONS = ("--std=c++17", "--fmad=false")
+"""For the compiler. No multiply-add in one rounding: results are those of a CPU, bit for bit."""
+
+# Accesses under way in a thread. Reckoned, not measured: 4.8 TB/s (the data sheet of an H200) for a
+# latency of 1 us is 36 KiB for each of its 132 multiprocessors; 768 threads ask for 96 KiB.
+_LOADS = 8
+_MOST_UNROLLED = 4
+_MOST_ELEMENTS = 32  # of a thread's share of a vector: more do not fit in its registers
+_MOST_HELD = 64  # of all sources, so that three blocks find room; tried with NVRTC 13.0 and 13.5
+_ACCESS_NBYTES = 16  # the widest there is
+_MOST_BLOCKS = (1 << 31) - 1
+
+_C_TYPES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e5m2: "float8_e5m2",
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.uint8: "uint8",
+    torch.uint16: "uint16",
+    torch.uint32: "uint32",
+    torch.uint64: "uint64",
+    torch.bool: "uint8",
+}
+_NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_NBYTES = {name: dtype.itemsize for dtype, name in _C_TYPES.items()}
+
+
+def c_type(dtype: torch.dtype) -> str | None:
+    """The name of a dtype in the kernels; none if they do not know it."""
+    return _C_TYPES.get(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Types and sizes of a kernel; see the struct of that name in ``reduce.cuh``.
+
+    Parameters
+    ----------
+    op
+        ``Sum``, ``Product``, ``Min``, ``Max``, ``Band``, ``Bor`` or ``Bxor``.
+    finish
+        ``Plain``, ``Divide`` or ``Multiply``: what is done with the total.
+    first, rest
+        Types of the first source, and of all others.
+    into, copy
+        Types of the first result, and of the second.
+    sources, results
+        How many there are; at least 1, and at most 2 results.
+    rounded
+        To what the total is rounded, whatever it is stored as; "" for nothing of the kind.
+    run
+        Elements of one access.
+    """
+
+    op: str
+    finish: str
+    first: str
+    rest: str
+    into: str
+    copy: str
+    sources: int
+    results: int
+    rounded: str = ""
+    run: int = 1
+
+    @property
+    def work(self) -> str:
+        """In which type is computed: the widest of all, but no narrower than float32."""
+        widest = max(
+            (self.first, self.rest, self.into, self.copy),
+            key=lambda name: (_NBYTES[name], name not in _NARROW),
+        )
+        return "float32" if widest in _NARROW else widest
+
+    @property
+    def pack(self) -> int:
+        """Elements that a thread moves at once."""
+        used = {self.first, self.rest, self.into, self.copy}
+        return _ACCESS_NBYTES // max(_NBYTES[name] for name in used)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return THREADS
+
+    @property
+    def unroll(self) -> int:
+        """Packs of each source that a thread has under way."""
+        return max(1, min(_MOST_UNROLLED, _LOADS // self.sources, _MOST_ELEMENTS // self.pack))
+
+    @property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor is to have room for.
+
+        The compiler is told, or it would save registers for more, and wait for one load
+        before it asks for the next. For sm_100 NVRTC 13.5 even spilled some; and vice versa
+        some do not fit if there are to be three blocks, or even two.
+        """
+        elements = self.sources * self.pack
+        is_float8 = self.first.startswith("float8") or self.rest.startswith("float8")
+        if self.sources <= _LOADS and elements <= _MOST_HELD and not is_float8:
+            return 3
+        return 2 if elements <= 2 * _MOST_HELD else 1
+
+    def parameters(self) -> list[str]:
+        """What the kernel is called with, as C++ declares it."""
+        given = [f"const void* source{i}" for i in range(self.sources)]
+        given += [f"void* into{i}" for i in range(self.results)]
+        return [*given, "long long numel", "long long head", "double real", "double imag"]
+
+    def definition(self, name: str = "ringcoll_reduce") -> str:
+        """The kernel, in CUDA C++, to follow `header`."""
+        types = (self.work, self.first, self.rest, self.into, self.copy, self.rounded or self.work)
+        words = ", ".join(f"ringcoll::{word}" for word in (self.op, self.finish, *types))
+        sizes = (self.sources, self.results, self.pack, self.run, self.unroll)
+        sources = ", ".join(f"source{i}" for i in range(self.sources))
+        results = ", ".join(f"into{i}" for i in range(self.results))
+        return f"""
+extern "C" __global__ void __launch_bounds__({self.threads}, {self.resident}) {name}(
+    {", ".join(self.parameters())}) {{
+    typedef ringcoll::Kernel<
+        {words},
+        {", ".join(map(str, sizes))}> Chosen;
+    ringcoll::Arguments<Chosen> arguments = {{
+        {{{sources}}}, {{{results}}}, numel, head, real, imag}};
+    ringcoll::reduce<Chosen>(arguments);
+}}
+"""
+
+
+@lru_cache(maxsize=1)
+def header() -> str:
+    """What all kernels have in common, in CUDA C++: ``reduce.cuh``."""
+    large = torch.tensor([1000.0], device="cpu").to(torch.float8_e4m3fn).view(torch.uint8).item()
+    text = resources.files(__package__).joinpath("reduce.cuh").read_text(encoding="utf-8")
+    return f"#define RINGCOLL_LARGE_E4M3 {large}\n{text}"
+
+
+class Place(NamedTuple):
+    """Where a vector starts, and the size of its elements, in bytes."""
+
+    address: int
+    itemsize: int
+
+
+def aligned(places: Sequence[Place], pack: int) -> tuple[int, int] | None:
+    """The longest run that all vectors can be accessed in, and the head before the first.
+
+    Parameters
+    ----------
+    places
+        The vectors.
+    pack
+        The longest run there may be, in elements: a power of two.
+
+    Returns
+    -------
+    (run, head) or None
+        After ``head`` elements, fewer than ``run``, every vector is aligned to ``run``
+        elements. None where a vector is not even aligned to its elements.
+
+    Examples
+    --------
+    >>> aligned([Place(4096, 4), Place(8192, 4)], 4)
+    (4, 0)
+    >>> aligned([Place(4100, 4), Place(8196, 4)], 4)  # both one element off
+    (4, 3)
+    >>> aligned([Place(4096, 4), Place(8200, 4)], 4)  # two elements apart
+    (2, 0)
+    """
+    if any(address % itemsize for address, itemsize in places):
+        return None
+    run = pack
+    while True:
+        heads = {-(address // itemsize) % run for address, itemsize in places}
+        if len(heads) == 1:
+            return run, heads.pop()
+        run //= 2
+
+
+class Launch(NamedTuple):
+    """What a kernel is launched with."""
+
+    kernel: Kernel
+    blocks: int
+    arguments: tuple[int | float, ...]
+
+
+def launch_of(
+    kernel: Kernel,
+    into: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    factor: complex = 0.0,
+) -> Launch | None:
+    """Fit a kernel to vectors.
+
+    Parameters
+    ----------
+    kernel
+        All but its run.
+    into, sources
+        Flat contiguous tensors of as many elements each.
+    factor
+        What the total is divided by, or multiplied with.
+
+    Returns
+    -------
+    Launch or None
+        None where a vector is not aligned to its own elements.
+    """
+    vectors = (*sources, *into)
+    pack = kernel.pack
+    found = aligned([Place(one.data_ptr(), one.itemsize) for one in vectors], pack)
+    if found is None:
+        return None
+    run, head = found
+    numel = into[0].numel()
+    assert all(one.numel() == numel for one in vectors)
+    head = min(head, numel)
+    tile = kernel.threads * kernel.unroll
+    blocks = max(1, min(-(-((numel - head) // pack) // tile), _MOST_BLOCKS))
+    pointers = [one.data_ptr() for one in vectors]
+    numbers = (float(factor.real), float(factor.imag))
+    return Launch(replace(kernel, run=run), blocks, (*pointers, numel, head, *numbers))

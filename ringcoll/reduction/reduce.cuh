@@ -1,0 +1,530 @@
+// Element-wise reduction of several vectors in one pass, on a GPU.
+//
+//     into[0][i] = into[1][i] = finish(source[0][i] (+) source[1][i] (+) ... )
+//
+// from left to right, in the type `Work`: 16- and 8-bit floats are thus added up in float32 and
+// rounded once, however many sources there are. Sources and results may each have a type of
+// their own (a "wire" type), and a second result may be written along the way: so receiving,
+// reducing, copying and sending need one pass over memory.
+//
+// Such a kernel does nothing but wait for memory, and what counts is how it asks for it
+// (V. Volkov, "Understanding Latency Hiding on GPUs", UC Berkeley 2016): in accesses of 16
+// bytes a thread, by neighbouring threads next to each other, several of them under way
+// before the first is used.
+//
+//     vector:   | head |  pack  |  pack  |  pack  | ...  |  pack  | tail |
+//     bytes:      < 16    16       16       16              16      < 16
+//
+// Heads and tails are done one element at a time. Where the vectors are not aligned alike, no
+// head aligns all of them; then a pack is read in shorter runs, at worst of one element.
+// Python chooses head and run (kernels.py), and adds a kernel that calls `reduce`.
+//
+// No header is included, so that any compiler will do: NVRTC as it is, nvcc, and a C++
+// compiler for tests on a machine without a GPU, which defines what CUDA has built in.
+
+namespace ringcoll {
+
+typedef signed char int8;
+typedef unsigned char uint8;
+typedef short int16;
+typedef unsigned short uint16;
+typedef int int32;
+typedef unsigned int uint32;
+typedef long long int64;
+typedef unsigned long long uint64;
+typedef float float32;
+typedef double float64;
+
+// ---- Arithmetic ---------------------------------------------------------------------------
+
+template <class T> __device__ inline T plus(T left, T right) { return left + right; }
+template <class T> __device__ inline T minus(T left, T right) { return left - right; }
+template <class T> __device__ inline T times(T left, T right) { return left * right; }
+template <class T> __device__ inline T over(T left, T right) { return left / right; }
+template <class T> __device__ inline bool less(T left, T right) { return left < right; }
+
+#ifdef __CUDA_ARCH__
+// CuPy always compiles with -ftz=true (cupy/cuda/compiler.py), which takes float32 numbers
+// below the normal range for zero. The assembler's own words do not.
+#define RINGCOLL_FLOAT32(NAME, INSTRUCTION)                                             \
+    __device__ inline float32 NAME(float32 left, float32 right) {                       \
+        float32 result;                                                                 \
+        asm(INSTRUCTION " %0, %1, %2;" : "=f"(result) : "f"(left), "f"(right));         \
+        return result;                                                                  \
+    }
+RINGCOLL_FLOAT32(plus, "add.rn.f32")
+RINGCOLL_FLOAT32(minus, "sub.rn.f32")
+RINGCOLL_FLOAT32(times, "mul.rn.f32")
+RINGCOLL_FLOAT32(over, "div.rn.f32")
+
+__device__ inline bool less(float32 left, float32 right) {
+    uint32 result;
+    asm("{ .reg .pred is; setp.lt.f32 is, %1, %2; selp.u32 %0, 1, 0, is; }"
+        : "=r"(result)
+        : "f"(left), "f"(right));
+    return result;
+}
+#endif
+
+// ---- Types that C++ does not have, by their bits ------------------------------------------
+
+struct float16 { uint16 bits; };
+struct bfloat16 { uint16 bits; };
+struct float8_e4m3fn { uint8 bits; };
+struct float8_e5m2 { uint8 bits; };
+
+template <class T>
+struct alignas(2 * sizeof(T)) Complex { T real, imag; };
+typedef Complex<float> complex64;
+typedef Complex<double> complex128;
+
+__device__ inline uint32 bits_of(float value) { return __float_as_uint(value); }
+__device__ inline float as_float(uint32 bits) { return __uint_as_float(bits); }
+
+// A 16-bit float of IEEE 754, which every GPU converts by itself.
+__device__ inline float widen(float16 value) {
+#ifdef __CUDA_ARCH__
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+    return result;
+#else
+    return host_half_to_float(value.bits);
+#endif
+}
+
+__device__ inline void narrow(float value, float16& into) {
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(into.bits) : "f"(value));
+#else
+    into.bits = host_float_to_half(value);
+#endif
+}
+
+// The upper half of a float32.
+__device__ inline float widen(bfloat16 value) { return as_float((uint32)value.bits << 16); }
+
+__device__ inline void narrow(float value, bfloat16& into) {
+    uint32 bits = bits_of(value);
+    // To the nearest, halves to the even one; a NaN must not be carried over into infinity.
+    uint32 rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    into.bits = value != value ? 0x7FC0 : (uint16)rounded;
+}
+
+// The upper half of a float16.
+__device__ inline float widen(float8_e5m2 value) {
+    float16 half = {(uint16)(value.bits << 8)};
+    return widen(half);
+}
+
+// One bit less of exponent than a float16 has, and a bias less by 8; no infinity, one NaN.
+__device__ inline float widen(float8_e4m3fn value) {
+    uint32 magnitude = value.bits & 0x7F;
+    float16 half = {(uint16)((value.bits & 0x80) << 8 | magnitude << 7)};
+    return magnitude == 0x7F ? as_float(0x7FC00000) : times(widen(half), 256.0f);
+}
+
+// Round the magnitude of a float32 to MANTISSA bits, with an exponent of the given BIAS.
+template <int MANTISSA, int BIAS>
+__device__ inline uint32 rounded(uint32 magnitude) {
+    const int dropped = 23 - MANTISSA;
+    const uint32 smallest_normal = (uint32)(127 - BIAS + 1) << 23;
+    // Below it, steps are even: adding a number whose last bit is such a step rounds to it.
+    const uint32 magic = (uint32)(127 - BIAS + 1 + dropped) << 23;
+    uint32 subnormal = bits_of(plus(as_float(magnitude), as_float(magic))) - magic;
+    uint32 carried = magnitude + ((1u << (dropped - 1)) - 1) + ((magnitude >> dropped) & 1);
+    uint32 normal = (carried >> dropped) - ((uint32)(127 - BIAS) << MANTISSA);
+    return magnitude < smallest_normal ? subnormal : normal;
+}
+
+// There is no infinity. What is too large becomes NaN in some versions of torch, the largest
+// number in others: Python says which.
+__device__ inline void narrow(float value, float8_e4m3fn& into) {
+    uint32 magnitude = bits_of(value) & 0x7FFFFFFF, sign = bits_of(value) >> 31 << 7;
+    const uint32 infinity = 0x7F800000;
+    const uint32 largest = 0x43E80000;  // 464: half of the way from 448, the last, to 480
+    uint32 large = magnitude > infinity ? 0x7F : RINGCOLL_LARGE_E4M3;
+    into.bits = (uint8)(sign | (magnitude > largest ? large : rounded<3, 7>(magnitude)));
+}
+
+__device__ inline void narrow(float value, float8_e5m2& into) {
+    uint32 magnitude = bits_of(value) & 0x7FFFFFFF, sign = bits_of(value) >> 31 << 7;
+    const uint32 infinity = 0x7F800000;
+    const uint32 too_large = 0x47700000;  // 61440: half of the way from 57344 to infinity
+    uint32 large = magnitude > infinity ? 0x7F : 0x7C;
+    into.bits = (uint8)(sign | (magnitude >= too_large ? large : rounded<2, 15>(magnitude)));
+}
+
+// ---- Conversion between what is stored and what is computed in ----------------------------
+
+template <class Into, class From>
+struct Convert {
+    static __device__ inline Into from(From value) { return (Into)value; }
+};
+
+template <class T>
+struct Convert<T, T> {
+    static __device__ inline T from(T value) { return value; }
+};
+
+#ifdef __CUDA_ARCH__  // see above
+template <>
+struct Convert<float64, float32> {
+    static __device__ inline float64 from(float32 value) {
+        float64 result;
+        asm("cvt.f64.f32 %0, %1;" : "=d"(result) : "f"(value));
+        return result;
+    }
+};
+
+template <>
+struct Convert<float32, float64> {
+    static __device__ inline float32 from(float64 value) {
+        float32 result;
+        asm("cvt.rn.f32.f64 %0, %1;" : "=f"(result) : "d"(value));
+        return result;
+    }
+};
+#endif
+
+template <class Into, class From>
+struct Convert<Complex<Into>, Complex<From>> {
+    static __device__ inline Complex<Into> from(Complex<From> value) {
+        Complex<Into> result = {Convert<Into, From>::from(value.real),
+                                Convert<Into, From>::from(value.imag)};
+        return result;
+    }
+};
+
+template <class T>
+struct Convert<Complex<T>, Complex<T>> {
+    static __device__ inline Complex<T> from(Complex<T> value) { return value; }
+};
+
+// By way of float32, which holds every value of the narrow ones.
+#define RINGCOLL_NARROW(TYPE)                                                           \
+    template <class Into>                                                               \
+    struct Convert<Into, TYPE> {                                                        \
+        static __device__ inline Into from(TYPE value) {                                \
+            return Convert<Into, float32>::from(widen(value));                          \
+        }                                                                               \
+    };                                                                                  \
+    template <class From>                                                               \
+    struct Convert<TYPE, From> {                                                        \
+        static __device__ inline TYPE from(From value) {                                \
+            TYPE result;                                                                \
+            narrow(Convert<float32, From>::from(value), result);                        \
+            return result;                                                              \
+        }                                                                               \
+    };                                                                                  \
+    template <>                                                                         \
+    struct Convert<TYPE, TYPE> {                                                        \
+        static __device__ inline TYPE from(TYPE value) { return value; }                \
+    };
+
+RINGCOLL_NARROW(float16)
+RINGCOLL_NARROW(bfloat16)
+RINGCOLL_NARROW(float8_e4m3fn)
+RINGCOLL_NARROW(float8_e5m2)
+
+// ---- Operators ----------------------------------------------------------------------------
+
+// Integers wrap around, which in C++ only unsigned ones do; and none is narrower than an int.
+template <class T> struct Wrapping { typedef T type; };
+template <> struct Wrapping<int8> { typedef uint32 type; };
+template <> struct Wrapping<int16> { typedef uint32 type; };
+template <> struct Wrapping<int32> { typedef uint32 type; };
+template <> struct Wrapping<int64> { typedef uint64 type; };
+template <> struct Wrapping<uint8> { typedef uint32 type; };
+template <> struct Wrapping<uint16> { typedef uint32 type; };
+
+struct Sum {
+    template <class T>
+    static __device__ inline T apply(T left, T right) {
+        typedef typename Wrapping<T>::type Wide;
+        return (T)plus((Wide)left, (Wide)right);
+    }
+    template <class T>
+    static __device__ inline Complex<T> apply(Complex<T> left, Complex<T> right) {
+        Complex<T> result = {plus(left.real, right.real), plus(left.imag, right.imag)};
+        return result;
+    }
+};
+
+struct Product {
+    template <class T>
+    static __device__ inline T apply(T left, T right) {
+        typedef typename Wrapping<T>::type Wide;
+        return (T)times((Wide)left, (Wide)right);
+    }
+    template <class T>
+    static __device__ inline Complex<T> apply(Complex<T> left, Complex<T> right) {
+        Complex<T> result = {minus(times(left.real, right.real), times(left.imag, right.imag)),
+                             plus(times(left.real, right.imag), times(left.imag, right.real))};
+        return result;
+    }
+};
+
+// As torch.minimum and torch.maximum: a NaN stays one. On the left it is neither more nor less.
+struct Min {
+    template <class T>
+    static __device__ inline T apply(T left, T right) {
+        return right != right || less(right, left) ? right : left;
+    }
+};
+
+struct Max {
+    template <class T>
+    static __device__ inline T apply(T left, T right) {
+        return right != right || less(left, right) ? right : left;
+    }
+};
+
+struct Band {
+    template <class T>
+    static __device__ inline T apply(T left, T right) { return (T)(left & right); }
+};
+
+struct Bor {
+    template <class T>
+    static __device__ inline T apply(T left, T right) { return (T)(left | right); }
+};
+
+struct Bxor {
+    template <class T>
+    static __device__ inline T apply(T left, T right) { return (T)(left ^ right); }
+};
+
+// ---- What is done with the total ----------------------------------------------------------
+
+struct Plain {
+    template <class T>
+    static __device__ inline T apply(T total, double, double) { return total; }
+};
+
+// The division of AVG. That of integers is without remainder, towards zero.
+struct Divide {
+    template <class T>
+    static __device__ inline T apply(T total, double by, double) {
+        return (T)over(total, Convert<T, double>::from(by));
+    }
+    static __device__ inline uint64 apply(uint64 total, double by, double) {
+        return total / (uint64)by;
+    }
+    // The number of ranks need not be one of theirs.
+    static __device__ inline int8 apply(int8 total, double by, double) { return total / (int32)by; }
+    static __device__ inline uint8 apply(uint8 total, double by, double) { return total / (int32)by; }
+    static __device__ inline int16 apply(int16 total, double by, double) { return total / (int32)by; }
+    static __device__ inline uint16 apply(uint16 total, double by, double) {
+        return total / (int32)by;
+    }
+    template <class T>
+    static __device__ inline Complex<T> apply(Complex<T> total, double by, double) {
+        T number = Convert<T, double>::from(by);
+        Complex<T> result = {over(total.real, number), over(total.imag, number)};
+        return result;
+    }
+};
+
+// The factor of PREMUL_SUM, which may be complex.
+struct Multiply {
+    template <class T>
+    static __device__ inline T apply(T total, double real, double) {
+        return times(total, Convert<T, double>::from(real));
+    }
+    template <class T>
+    static __device__ inline Complex<T> apply(Complex<T> total, double real, double imag) {
+        Complex<T> factor = {Convert<T, double>::from(real), Convert<T, double>::from(imag)};
+        return Product::apply(total, factor);
+    }
+};
+
+// ---- Packs: what a thread moves at once ---------------------------------------------------
+
+// One access of so many bytes. In words of the assembler: a compiler that is given C++ splits
+// wide stores into narrow ones, and moves loads to where they are first used.
+template <int NBYTES>
+struct Access {  // of 1 or 2 bytes
+    template <class Run>
+    static __device__ inline void load(Run& into, const void* from) { into = *(const Run*)from; }
+    template <class Run>
+    static __device__ inline void store(const Run& from, void* into) { *(Run*)into = from; }
+};
+
+#ifdef __CUDA_ARCH__
+template <>
+struct Access<4> {
+    template <class Run>
+    static __device__ inline void load(Run& into, const void* from) {
+        uint32 word;
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(__cvta_generic_to_global(from)));
+        memcpy(&into, &word, 4);
+    }
+    template <class Run>
+    static __device__ inline void store(const Run& from, void* into) {
+        uint32 word;
+        memcpy(&word, &from, 4);
+        asm volatile("st.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(into)), "r"(word));
+    }
+};
+
+template <>
+struct Access<8> {
+    template <class Run>
+    static __device__ inline void load(Run& into, const void* from) {
+        uint32 word[2];
+        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
+                     : "=r"(word[0]), "=r"(word[1])
+                     : "l"(__cvta_generic_to_global(from)));
+        memcpy(&into, word, 8);
+    }
+    template <class Run>
+    static __device__ inline void store(const Run& from, void* into) {
+        uint32 word[2];
+        memcpy(word, &from, 8);
+        asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(into)),
+                     "r"(word[0]), "r"(word[1]));
+    }
+};
+
+template <>
+struct Access<16> {
+    template <class Run>
+    static __device__ inline void load(Run& into, const void* from) {
+        uint32 word[4];
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                     : "l"(__cvta_generic_to_global(from)));
+        memcpy(&into, word, 16);
+    }
+    template <class Run>
+    static __device__ inline void store(const Run& from, void* into) {
+        uint32 word[4];
+        memcpy(word, &from, 16);
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(
+                         __cvta_generic_to_global(into)),
+                     "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]));
+    }
+};
+#endif
+
+template <class T, int RUN>
+struct alignas(RUN * sizeof(T)) Run { T value[RUN]; };
+
+// PACK elements, in accesses of RUN elements each.
+template <class T, int PACK, int RUN>
+struct Pack {
+    typedef Access<RUN * sizeof(T)> Memory;
+    Run<T, RUN> run[PACK / RUN];
+
+    __device__ inline void load(const T* from) {
+#pragma unroll
+        for (int i = 0; i < PACK / RUN; ++i) Memory::load(run[i], from + i * RUN);
+    }
+    __device__ inline void store(T* into) const {
+#pragma unroll
+        for (int i = 0; i < PACK / RUN; ++i) Memory::store(run[i], into + i * RUN);
+    }
+    __device__ inline T& operator[](int i) { return run[i / RUN].value[i % RUN]; }
+    __device__ inline const T& operator[](int i) const { return run[i / RUN].value[i % RUN]; }
+};
+
+// ---- The reduction ------------------------------------------------------------------------
+
+// A kernel's types and sizes. First: of the first source, Rest: of all others. Into, Copy: of
+// the two results. Rounded: what the total is rounded to before it is stored, so that a result
+// and its copy in a narrower type are equal.
+template <class Op_, class Finish_, class Work_, class First_, class Rest_, class Into_,
+          class Copy_, class Rounded_, int SOURCES_, int RESULTS_, int PACK_, int RUN_,
+          int UNROLL_>
+struct Kernel {
+    typedef Op_ Op;
+    typedef Finish_ Finish;
+    typedef Work_ Work;
+    typedef First_ First;
+    typedef Rest_ Rest;
+    typedef Into_ Into;
+    typedef Copy_ Copy;
+    typedef Rounded_ Rounded;
+    static const int SOURCES = SOURCES_, RESULTS = RESULTS_, PACK = PACK_, RUN = RUN_,
+                     UNROLL = UNROLL_;
+};
+
+template <class K>
+struct Arguments {
+    const void* source[K::SOURCES];
+    void* into[K::RESULTS];
+    int64 numel;
+    int64 head;            // elements before the first pack, fewer than a pack has
+    double real, imag;     // of Finish
+};
+
+// What a thread holds of PACK neighbouring elements: one operand each.
+template <class K, int PACK, int RUN>
+struct Loaded {
+    Pack<typename K::First, PACK, RUN> first;
+    Pack<typename K::Rest, PACK, RUN> rest[K::SOURCES > 1 ? K::SOURCES - 1 : 1];
+
+    __device__ inline void load(const Arguments<K>& a, int64 at) {
+        first.load((const typename K::First*)a.source[0] + at);
+#pragma unroll
+        for (int s = 1; s < K::SOURCES; ++s)
+            rest[s - 1].load((const typename K::Rest*)a.source[s] + at);
+    }
+
+    __device__ inline void store(const Arguments<K>& a, int64 at) const {
+        typedef typename K::Work Work;
+        typedef typename K::Into Into;
+        typedef typename K::Copy Copy;
+        typedef typename K::Rounded Rounded;
+        Pack<Into, PACK, RUN> into;
+        Pack<Copy, PACK, RUN> copy;
+#pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            Work total = Convert<Work, typename K::First>::from(first[i]);
+#pragma unroll
+            for (int s = 1; s < K::SOURCES; ++s)
+                total = K::Op::apply(total, Convert<Work, typename K::Rest>::from(rest[s - 1][i]));
+            total = K::Finish::apply(total, a.real, a.imag);
+            total = Convert<Work, Rounded>::from(Convert<Rounded, Work>::from(total));
+            into[i] = Convert<Into, Work>::from(total);
+            if (K::RESULTS > 1) copy[i] = Convert<Copy, Work>::from(total);
+        }
+        into.store((Into*)a.into[0] + at);
+        if (K::RESULTS > 1) copy.store((Copy*)a.into[K::RESULTS - 1] + at);
+    }
+};
+
+// Every block takes tiles of UNROLL packs a thread, until there are none left.
+template <class K>
+__device__ inline void reduce(const Arguments<K>& a) {
+    const int64 packs = (a.numel - a.head) / K::PACK;
+    const int64 tail = a.numel - a.head - packs * K::PACK;
+    const int64 tile = (int64)blockDim.x * K::UNROLL;
+    for (int64 start = blockIdx.x * tile; start < packs; start += gridDim.x * tile) {
+        const int64 mine = start + threadIdx.x;
+        Loaded<K, K::PACK, K::RUN> loaded[K::UNROLL];
+        if (start + tile <= packs) {  // nothing to ask in between: all loads go out together
+#pragma unroll
+            for (int u = 0; u < K::UNROLL; ++u)
+                loaded[u].load(a, a.head + (mine + u * blockDim.x) * K::PACK);
+#pragma unroll
+            for (int u = 0; u < K::UNROLL; ++u)
+                loaded[u].store(a, a.head + (mine + u * blockDim.x) * K::PACK);
+        } else {
+#pragma unroll 1
+            for (int64 pack = mine; pack < packs; pack += blockDim.x) {
+                loaded[0].load(a, a.head + pack * K::PACK);
+                loaded[0].store(a, a.head + pack * K::PACK);
+            }
+        }
+    }
+    // The head and the tail are shorter than two packs, that is, than a block has threads.
+    if (blockIdx.x == 0 && threadIdx.x < a.head + tail) {
+        const int64 at = threadIdx.x < a.head ? threadIdx.x : a.numel - tail + threadIdx.x - a.head;
+        Loaded<K, 1, 1> one;
+        one.load(a, at);
+        one.store(a, at);
+    }
+}
+
+}  // namespace ringcoll

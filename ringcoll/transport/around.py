@@ -1,0 +1,36 @@
+"""A transport around another one, of which a subclass changes how messages travel."""
+
+from __future__ import annotations
+
+from ringcoll.transport.base import Transport
+
+__all__ = ["AroundTransport"]
+
+
+class AroundTransport(Transport):
+    """What is not said otherwise is what the transport below says and does.
+
+    Parameters
+    ----------
+    below
+        What moves the bytes.
+    """
+
+    def __init__(self, below: Transport) -> None:
+        self.below = below
+        self.rank, self.world_size, self.name = below.rank, below.world_size, below.name
+        self.ordered, self.waits_on_host = below.ordered, below.waits_on_host
+        self.hosts = below.hosts
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect the transport below."""
+        self.below.connect(timeout_s)
+        self.hosts = self.below.hosts
+
+    def abort(self) -> None:
+        """Abort the transport below."""
+        self.below.abort()
+
+    def close(self) -> None:
+        """Close the transport below."""
+        self.below.close()
