@@ -1,7 +1,7 @@
 """What ranks of an MPI program do in tests.
 
-Run as ``mpiexec -n K python -m tests.support.mpi_program PART FOLDER``: each rank writes what
-is wrong, a list of sentences, to FOLDER/RANK.json.
+Run as ``mpiexec -n K python -m tests.support.mpi_program FOLDER PART...``: each rank writes what
+is wrong, a list of sentences for each part, to FOLDER/RANK.json.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,14 +139,14 @@ def lengths(folder: Path) -> Iterator[str]:
 
 def pieces(folder: Path) -> Iterator[str]:
     """Messages of more bytes than one may have; here the limit is lowered."""
-    mpi._LARGEST = 1000
-    group = ringcoll.mpi_group(timeout_s=LIMIT_S)
-    for numel in (0, 249, 250, 251, 1000, 4321):
-        tensor = torch.arange(float(numel)) + group.rank()
-        ringcoll.all_reduce(tensor, group=group, algorithm="ring")
-        k = group.size()
-        if not torch.equal(tensor, k * torch.arange(float(numel)) + k * (k - 1) / 2):
-            yield f"all_reduce of {numel}"
+    with unittest.mock.patch.object(mpi, "_LARGEST", 1000):
+        group = ringcoll.mpi_group(timeout_s=LIMIT_S)
+        for numel in (0, 249, 250, 251, 1000, 4321):
+            tensor = torch.arange(float(numel)) + group.rank()
+            ringcoll.all_reduce(tensor, group=group, algorithm="ring")
+            k = group.size()
+            if not torch.equal(tensor, k * torch.arange(float(numel)) + k * (k - 1) / 2):
+                yield f"all_reduce of {numel}"
 
 
 # --- every collective -----------------------------------------------------------------
@@ -523,14 +524,17 @@ PARTS: dict[str, Callable[[Path], Iterator[str]]] = {
 }
 
 
-def main(part: str, folder: Path) -> None:
-    """Run a part, and write what is wrong."""
+def main(folder: Path, parts: list[str]) -> None:
+    """Run parts, one after the other, and write what is wrong."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rank = mpi.mpi().COMM_WORLD.Get_rank()
-    wrong = [sentence for sentence in PARTS[part](folder) if sentence]
+    wrong = {}
+    for part in parts:
+        sys.stderr.write(f"rank {rank}: {part}\n")  # the last one, where a program hangs
+        wrong[part] = [sentence for sentence in PARTS[part](folder) if sentence]
     (folder / f"{rank}.json").write_text(json.dumps(wrong), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2:])
