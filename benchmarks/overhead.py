@@ -1,34 +1,36 @@
-"""What schedule, plan and executor cost: ring all-reduce against a ring written by hand.
+"""Overhead of schedule, plan and executor: ring all-reduce against a ring written by hand.
 
 Both work in place on the same tensors, over the same process group, with the same
-calls: `recv`, `send` and `wait` of the process group that ringcoll has made for itself.
-A third contender is what people write first: a loop of dist.isend and dist.irecv.
+calls: ``recv``, ``send`` and ``wait`` of the gloo process group that ringcoll made for itself.
+A third contender is the loop that most people write first: dist.isend and dist.irecv.
 
 Wanted: at most 1.05 times the hand loop from 1 MiB up, and no slower at 4 bytes.
 """
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import environment, introduce, parser, table, write
+from common import Table, environment, introduce, parser, write
 
 import ringcoll
 from ringcoll.bench import Meeting, alternate, summarize
 from ringcoll.bench.exact import Oracle, count_wrong
-from ringcoll.bench.units import as_size, parse_size
-from ringcoll.groups import communicator
-from ringcoll.launch import Ranks
+from ringcoll.bench.units import parse_size
+from ringcoll.collectives.groups import communicator
+from ringcoll.launch.processes import Ranks
+from ringcoll.system.settings import TRANSPORT_VARIABLES
 
 SIZES = (4, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 CONTENDERS = ("ringcoll", "by hand", "isend/irecv")
 
 
 class HandRing:
-    """The ring as one writes it when there is nothing but send and receive."""
+    """The ring, written with nothing but send and receive."""
 
     def __init__(self, tensor: torch.Tensor, group: Any) -> None:
         self.tensor, self.group = tensor, group
@@ -66,13 +68,13 @@ class HandRing:
 
 
 def repeated(function: Any, times: int) -> None:
-    """What `alternate` calls: so many operations."""
+    """Do so many operations, as `alternate` asks for them."""
     for _ in range(times):
         function()
 
 
 def checked(meeting: Meeting, tensor: torch.Tensor, functions: list[Any]) -> None:
-    """Make sure that all of them compute the sum, on every rank."""
+    """Check that every function computes the sum, on every rank."""
     oracle = Oracle("all_reduce", "sum", tensor.dtype, meeting.world_size)
     expected = oracle.output(meeting.rank, tensor.numel())
     assert expected is not None
@@ -86,6 +88,7 @@ def checked(meeting: Meeting, tensor: torch.Tensor, functions: list[Any]) -> Non
 
 def on_rank(nbytes: int, seconds: float) -> tuple[list[tuple[float, ...]], int]:
     """Check and time the contenders at one size."""
+    ringcoll.all_reduce(torch.ones(1))  # the ranks have met, and connected
     transport: Any = communicator(None, torch.device("cpu")).transport
     tensor = torch.ones(nbytes // 4)
     functions: list[Any] = [
@@ -114,38 +117,37 @@ def main() -> None:
     arguments.add_argument("--sizes", default=",".join(map(str, SIZES)))
     arguments.add_argument("--seconds", type=float, default=10.0, help="for each size")
     options = arguments.parse_args()
+    os.environ[TRANSPORT_VARIABLES["cpu"]] = "gloo"
     facts = environment(options.ranks)
     introduce(facts)
-    rows, results = [], []
+    rows = []
     with Ranks(options.ranks, timeout_s=600.0) as ranks:
         for nbytes in map(parse_size, options.sizes.split(",")):
             times, turn = ranks.run(on_rank, nbytes, options.seconds)[0]
-            found = dict(zip(CONTENDERS, map(summarize, times), strict=True))
-            hand = found["by hand"]
-            for name, summary in found.items():
-                ratio = summary.p50_s / hand.p50_s
-                rows.append(
-                    (
-                        as_size(nbytes),
-                        name,
-                        f"{summary.p50_s * 1e6:.1f}",
-                        f"{100 * summary.spread:.0f}%",
-                        f"{ratio:.3f}",
-                        summary.samples * turn,
-                    )
+            summaries = dict(zip(CONTENDERS, map(summarize, times), strict=True))
+            by_hand = summaries["by hand"]
+            rows += [
+                (
+                    nbytes,
+                    name,
+                    summary.p50_s,
+                    summary.spread,
+                    summary.p50_s / by_hand.p50_s,
+                    summary.samples * turn,
                 )
-                results.append(
-                    {
-                        "nbytes": nbytes,
-                        "contender": name,
-                        "median_s": summary.p50_s,
-                        "spread": summary.spread,
-                        "times_hand": ratio,
-                        "operations": summary.samples * turn,
-                    }
-                )
-    table(("size", "contender", "median (us)", "spread", "/by hand", "operations"), rows)
-    write(options.json, facts, results)
+                for name, summary in summaries.items()
+            ]
+    columns = {
+        "size": "bytes",
+        "contender": "text",
+        "median": "seconds",
+        "spread": "share",
+        "/ by hand": "ratio",
+        "operations": "count",
+    }
+    table = Table(columns, rows, f"{options.ranks} ranks.")
+    table.show()
+    write(options.json, __doc__, facts, [table])
 
 
 if __name__ == "__main__":

@@ -1,17 +1,13 @@
-"""What overlapping communication with backward is worth: buckets against single parameters.
+"""Communication during backward: buckets of gradients against single parameters.
 
-A model of many equal layers trains on k ranks; gradients are averaged by
-`ringcoll.ddp.average_gradients`, one all-reduce for each parameter after backward, by
-`ringcoll.ddp.BucketedDataParallel`, and natively by torch's DistributedDataParallel
-over gloo. A step is forward, backward and averaging; the trainers take turns in one run.
+A model of many equal layers trains on k ranks. Three trainers average its gradients:
+``average_gradients``, with one all-reduce for each parameter after backward;
+``BucketedDataParallel``, with buckets that leave during backward; and natively torch's
+DistributedDataParallel over gloo. A step is forward, backward and averaging.
 
-Overlap is the part of the time of communication that was hidden behind backward. Where
-ranks have a core each, communication takes time from computing, so that much overlap
-does not mean much gain: the ratio of the steps is what counts.
-
-::
-
-    python benchmarks/overlap.py -k 2 --seconds 20 --json overlap.json
+Overlap is the share of the communication's time that was hidden behind backward. Ranks with
+one core each take the time of communication from computing, so that much overlap need not be
+much gain: the ratio of the steps is the answer.
 """
 
 from __future__ import annotations
@@ -21,20 +17,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from common import environment, introduce, parser, table, write
+from common import Table, environment, introduce, parser, write
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.bench import Meeting, alternate, summarize
 from ringcoll.bench.units import as_size, parse_size
-from ringcoll.ddp import BucketedDataParallel, average_gradients
-from ringcoll.launch import Ranks
+from ringcoll.launch.processes import Ranks
+from ringcoll.training.data_parallel import BucketedDataParallel, average_gradients
 
 CONTENDERS = ("per parameter", "bucketed", "native DDP")
 
 
 class Trainer:
-    """One contender: steps that are called so many times."""
+    """A contender: training steps, called with their number."""
 
     def __init__(self, model: nn.Module, average: Callable[[], object], inputs: Any) -> None:
         self.model, self.average, self.inputs = model, average, inputs
@@ -52,14 +48,14 @@ class Trainer:
 
 
 def network(layers: int, width: int) -> nn.Module:
-    """Equal layers, the same on every call."""
+    """Make a network of equal layers, with the same parameters on every call."""
     torch.manual_seed(0)
     items = [item for _ in range(layers) for item in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*items)
 
 
 def on_rank(options: Any) -> tuple[list[tuple[float, ...]], int, float]:
-    """Compare the gradients of the trainers, then time them."""
+    """Compare the gradients of the trainers, then time the trainers."""
     meeting = Meeting()
     inputs = torch.randn(
         options.batch, options.width, generator=torch.Generator().manual_seed(meeting.rank)
@@ -102,39 +98,37 @@ def main() -> None:
     facts = environment(options.ranks)
     introduce(facts)
     nbytes = 4 * options.layers * (options.width + 1) * options.width
-    print(
-        f"{options.layers} x Linear({options.width}, {options.width}), {as_size(nbytes)} of "
+    caption = (
+        f"{options.layers} layers Linear({options.width}, {options.width}), {as_size(nbytes)} of "
         f"gradients, buckets of {as_size(options.bucket_bytes)}, {options.ranks} ranks, "
-        f"{options.algorithm}"
+        f"{options.algorithm}."
     )
     with Ranks(options.ranks, timeout_s=600.0) as ranks:
         times, _, overlap = ranks.run(on_rank, options)[0]
-    found = dict(zip(CONTENDERS, map(summarize, times), strict=True))
-    single = found["per parameter"].p50_s
-    results = [
-        {
-            "contender": name,
-            "median_s": summary.p50_s,
-            "spread": summary.spread,
-            "times_per_parameter": summary.p50_s / single,
-            "steps": summary.samples,
-            "overlap": overlap if name == "bucketed" else None,
-        }
-        for name, summary in found.items()
-    ]
+    summaries = dict(zip(CONTENDERS, map(summarize, times), strict=True))
+    single = summaries["per parameter"].p50_s
+    columns = {
+        "trainer": "text",
+        "median": "seconds",
+        "spread": "share",
+        "/ per parameter": "ratio",
+        "overlap": "share",
+        "steps": "count",
+    }
     rows = [
         (
-            one["contender"],
-            f"{one['median_s'] * 1e3:.2f}",
-            f"{100 * one['spread']:.0f}%",
-            f"{one['times_per_parameter']:.3f}",
-            "-" if one["overlap"] is None else f"{100 * one['overlap']:.0f}%",
-            one["steps"],
+            name,
+            summary.p50_s,
+            summary.spread,
+            summary.p50_s / single,
+            overlap if name == "bucketed" else None,
+            summary.samples,
         )
-        for one in results
+        for name, summary in summaries.items()
     ]
-    table(("trainer", "median (ms)", "spread", "/per parameter", "overlap", "steps"), rows)
-    write(options.json, facts, results)
+    table = Table(columns, rows, caption)
+    table.show()
+    write(options.json, __doc__, facts, [table])
 
 
 if __name__ == "__main__":

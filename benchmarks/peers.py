@@ -1,32 +1,32 @@
-"""All-reduce of this library against gloo, Open MPI and MPICH, and against what is possible.
+"""All-reduce against native gloo, Open MPI, MPICH, and the limits of transport and memory.
 
-Our algorithms, torch's own over gloo (``native``) and the limits (an exchange with the neighbours
-of what has to be sent, over the same transport; the additions) take turns in one run. The MPI
-libraries, in processes of their own ``mpiexec``, run before and after it: ``--cycles`` times
-ours, then theirs. The samples of all cycles count together, so that a machine that slows down
-slows all of them.
-
-Writes ``peers.json``, ``peers.md`` and ``peers-K.png`` to ``--output``.
+Our algorithms (``auto``, ``persistent``: an operation that is prepared once), native gloo and the
+limits take turns in one run. The limits are an *exchange* with both neighbours of the bytes
+that a rank has to send, over the same transport, the *additions* of a rank, and a *copy*. The
+MPI libraries run in processes of their own ``mpiexec``, between the cycles of the others.
+Samples of all cycles count together, so that a machine that slows down slows all contenders.
+Efficiency is the time of exchange and additions over the time of the collective.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import environment, introduce, parser
+from common import Table, environment, introduce, parser, write
 
-from ringcoll.bench import NATIVE, Request, Result, Timing, peers
+from ringcoll.bench import NATIVE, BenchRequest, Result, Timing, peers
 from ringcoll.bench import on_rank as measure_on_rank
-from ringcoll.bench.efficiency import Efficiency, efficiencies
+from ringcoll.bench.efficiency import efficiencies
+from ringcoll.bench.findings import speed_against
 from ringcoll.bench.limits import LIMITS
 from ringcoll.bench.plot import check_matplotlib, draw, save
-from ringcoll.bench.units import as_size, parse_size, time_in_words
-from ringcoll.launch import Ranks
+from ringcoll.bench.units import parse_size
+from ringcoll.launch.processes import Ranks
+from ringcoll.system.settings import TRANSPORT_VARIABLES
 
 SIZES = "4,16,64,256,1K,4K,16K,64K,256K,1M,4M,16M,64M"
 _DRAWN = ("auto", "persistent", NATIVE, *peers.MPI_PEERS, "exchange")
@@ -34,24 +34,24 @@ _DRAWN = ("auto", "persistent", NATIVE, *peers.MPI_PEERS, "exchange")
 
 def pooled(cycles: Iterable[Sequence[Result]]) -> list[Result]:
     """Join the samples of results that were measured several times."""
-    found: dict[tuple[Any, str], Result] = {}
+    joined: dict[tuple[Any, str], Result] = {}
     for results in cycles:
-        for one in results:
-            key = one.workload, one.contender
-            before = found.get(key)
-            if before is None or before.timed is None or one.timed is None:
-                found[key] = one
+        for result in results:
+            key = result.workload, result.contender
+            before = joined.get(key)
+            if before is None or before.timed is None or result.timed is None:
+                joined[key] = result
                 continue
-            samples = (*before.timed.samples_s, *one.timed.samples_s)
-            wrong = None if one.wrong is None else (before.wrong or 0) + one.wrong
-            found[key] = replace(one, in_place=Timing(samples, one.timed.turn, wrong))
-    return list(found.values())
+            samples = (*before.timed.samples_s, *result.timed.samples_s)
+            wrong = None if result.wrong is None else (before.wrong or 0) + result.wrong
+            joined[key] = replace(result, in_place=Timing(samples, result.timed.turn, wrong))
+    return list(joined.values())
 
 
 def measure(world_size: int, options: Any) -> list[Result]:
-    """All sizes on one number of ranks, in place."""
+    """Measure all sizes on so many ranks, in place."""
     sizes = tuple(parse_size(text) for text in options.sizes.split(","))
-    request = Request(
+    request = BenchRequest(
         "all_reduce",
         (*options.algorithms.split(","), *peers.contenders(options.peers), *LIMITS),
         sizes,
@@ -74,59 +74,45 @@ def measure(world_size: int, options: Any) -> list[Result]:
     return pooled(cycles)
 
 
-def markdown(world_size: int, results: Sequence[Result]) -> list[str]:
-    """A table: a line for each size, a column for each contender; and the efficiencies."""
-    table = {(one.nbytes, one.contender): one for one in results}
-    sizes = sorted({one.nbytes for one in results})
-    names = list(dict.fromkeys(one.contender for one in results))
-    lines = [
-        f"## {world_size} ranks",
-        "",
-        "Medians, in brackets the interquartile range over the median.",
-        "",
-        f"| size | {' | '.join(names)} |",
-        f"| --- |{' --- |' * len(names)}",
+def tables(world_size: int, results: Sequence[Result]) -> list[Table]:
+    """Tables with a row for each size: medians, spreads, speeds, wrong elements, efficiencies."""
+    by_size: dict[int, dict[str, Result]] = {}
+    for result in results:
+        by_size.setdefault(result.nbytes, {})[result.contender] = result
+    every = list(dict.fromkeys(result.contender for result in results))
+    collectives = [name for name in every if name not in LIMITS]
+
+    def make(caption: str, kind: str, names: Sequence[str], value: Any) -> Table:
+        rows = [
+            (nbytes, *(value(row, row[name]) for name in names))
+            for nbytes, row in sorted(by_size.items())
+        ]
+        columns = {"size": "bytes", **dict.fromkeys(names, kind)}
+        return Table(columns, rows, f"{world_size} ranks: {caption}")
+
+    def median(row: dict[str, Result], result: Result) -> float | None:
+        return None if result.timed is None else result.timed.summary.p50_s
+
+    def spread(row: dict[str, Result], result: Result) -> float | None:
+        return None if result.timed is None else result.timed.summary.spread
+
+    def speed(row: dict[str, Result], result: Result) -> float | None:
+        timed = result.timed is not None and row[NATIVE].timed is not None
+        return speed_against(result, row[NATIVE]) if timed else None
+
+    near = {limit.nbytes: limit.of for limit in efficiencies(results)}
+
+    def efficiency(row: dict[str, Result], result: Result) -> float | None:
+        return near.get(result.nbytes, {}).get(result.contender)
+
+    speeds = [make("times native's speed.", "ratio", collectives, speed)] * (NATIVE in every)
+    return [
+        make("medians.", "seconds", every, median),
+        make("spreads.", "share", every, spread),
+        *speeds,
+        make("efficiency, (exchange + add) over the time.", "ratio", collectives, efficiency),
+        make("wrong elements.", "count", collectives, lambda row, result: result.wrong),
     ]
-    for nbytes in sizes:
-        cells = []
-        for name in names:
-            timed = table[nbytes, name].timed
-            if timed is None:
-                cells.append("-")
-                continue
-            summary = timed.summary
-            cells.append(f"{time_in_words(summary.p50_s)} ({100 * summary.spread:.0f} %)")
-        lines.append(f"| {as_size(nbytes)} | {' | '.join(cells)} |")
-    return [*lines, "", *_nearness(efficiencies(results)), ""]
-
-
-def _nearness(found: Sequence[Efficiency]) -> list[str]:
-    names = list(dict.fromkeys(name for one in found for name in one.of))
-    lines = [
-        "Efficiency: (exchange + add) over the time.",
-        "",
-        f"| size | {' | '.join(names)} |",
-        f"| --- |{' --- |' * len(names)}",
-    ]
-    for one in found:
-        cells = (f"{one.of[name]:.2f}" if name in one.of else "-" for name in names)
-        lines.append(f"| {as_size(one.nbytes)} | {' | '.join(cells)} |")
-    return lines
-
-
-def record(one: Result) -> dict[str, Any]:
-    """A result, for JSON."""
-    timed = one.timed
-    return {
-        "world_size": one.world_size,
-        "nbytes": one.nbytes,
-        "contender": one.contender,
-        "wrong": one.wrong,
-        "refused": one.refused,
-        "operations_a_sample": None if timed is None else timed.turn,
-        "samples": 0 if timed is None else len(timed.samples_s),
-        "summary": None if timed is None else asdict(timed.summary),
-    }
 
 
 def main() -> None:
@@ -144,46 +130,35 @@ def main() -> None:
         "--seconds", type=float, default=40.0, help="of each cycle, for ours and for each library"
     )
     arguments.add_argument("--cycles", type=int, default=2)
-    arguments.add_argument("--output", type=Path, default=Path(__file__).parent)
     options = arguments.parse_args()
-    check_matplotlib()
+    if options.json:
+        check_matplotlib()
     for name in options.peers:
         if name in peers.MPI_PEERS:
             peers.find(name, options.peer_dir)
-    os.environ["RINGCOLL_TRANSPORT"] = options.transport
+    os.environ[TRANSPORT_VARIABLES["cpu"]] = options.transport
     worlds = [int(number) for number in options.ranks.split(",")]
-    facts = environment(max(worlds)) | {"transport": options.transport}
+    facts = environment(max(worlds), options.transport)
     introduce(facts)
-    options.output.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = {"environment": facts, "results": [], "limits": []}
-    text = [
-        "# All-reduce of float32 against gloo, Open MPI, MPICH, and what is possible",
-        "",
-        f"{facts['cpu']}, {facts['cores']} cores, load {facts['load_average'][0]} at the start; "
-        f"torch {facts['torch']}; ours over {options.transport}; in place; slowest rank; "
-        f"{options.cycles} cycles of {options.seconds:g} s.",
-        "",
-    ]
+    shown: list[Table] = []
+    pictures: list[str] = []
     for world_size in worlds:
         results = measure(world_size, options)
-        text += markdown(world_size, results)
-        document["results"] += [record(one) for one in results]
-        document["limits"] += [
-            asdict(one) | {"world_size": world_size} for one in efficiencies(results)
-        ]
-        curves: dict[str, list[Result]] = {}
-        for one in results:
-            if one.timed is not None and one.contender in _DRAWN:
-                curves.setdefault(one.contender, []).append(one)
-        title = (
-            f"all_reduce of float32, {world_size} processes on {facts['cores']} cores, "
-            f"ours over {options.transport}: medians, quartiles shaded"
-        )
-        save(draw(curves, title), options.output / f"peers-{world_size}.png")
-    print("\n".join(text))
-    (options.output / "peers.md").write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
-    file = options.json or options.output / "peers.json"
-    file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        for table in tables(world_size, results):
+            table.show()
+            shown.append(table)
+        if options.json:
+            curves: dict[str, list[Result]] = {}
+            for result in results:
+                if result.timed is not None and result.contender in _DRAWN:
+                    curves.setdefault(result.contender, []).append(result)
+            title = (
+                f"all_reduce of float32, {world_size} processes on {facts['cores']} cores, "
+                f"ours over {options.transport}: medians, quartiles shaded"
+            )
+            pictures.append(f"{options.json.stem}-{world_size}.png")
+            save(draw(curves, title), options.json.with_name(pictures[-1]))
+    write(options.json, __doc__, facts, shown, pictures=pictures)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long proofs take.
+"""Time of proofs.
 
 Wanted: every algorithm for every world size up to 64 in under 40 s; ring all-reduce on
 1024 ranks under 60 s and 2 GiB.
@@ -11,17 +11,16 @@ import resource
 import sys
 import time
 
-from common import environment, introduce, parser, table, write
+from common import Table, environment, introduce, parser, write
 
-from ringcoll.algorithms import algorithms
-from ringcoll.bench.units import as_size
+from ringcoll.algorithms import algorithms, find
 from ringcoll.errors import UnsupportedWorldSizeError
-from ringcoll.verify import verify
+from ringcoll.schedule.verifier import verify
 
 
-def all_up_to(largest: int) -> list[dict[str, object]]:
-    """Prove every algorithm for all world sizes it is defined for."""
-    found: list[dict[str, object]] = []
+def all_up_to(largest: int) -> list[tuple[str, str, int, float]]:
+    """Prove every algorithm for all world sizes for which it is defined."""
+    rows = []
     for entry in algorithms():
         start, proved = time.perf_counter(), 0
         for world_size in range(1, largest + 1):
@@ -30,20 +29,13 @@ def all_up_to(largest: int) -> list[dict[str, object]]:
             except UnsupportedWorldSizeError:
                 continue
             proved += 1
-        found.append(
-            {
-                "collective": entry.collective,
-                "algorithm": entry.name,
-                "proved": proved,
-                "seconds": time.perf_counter() - start,
-            }
-        )
-    return found
+        rows.append((entry.collective, entry.name, proved, time.perf_counter() - start))
+    return rows
 
 
-def one(world_size: int) -> tuple[float, int]:
-    """Seconds, and peak of the memory in bytes, of one big proof; in a fresh process."""
-    (entry,) = (one for one in algorithms("all_reduce") if one.name == "ring")
+def ring(world_size: int) -> tuple[float, int]:
+    """Prove ring all-reduce in a fresh process: seconds, and peak of the memory in bytes."""
+    entry = find("all_reduce", "ring")
     start = time.perf_counter()
     verify(entry.schedule(world_size))
     seconds = time.perf_counter() - start
@@ -59,18 +51,26 @@ def main() -> None:
     options = arguments.parse_args()
     facts = environment(1)
     introduce(facts)
-    found = all_up_to(options.largest)
-    table(
-        ("collective", "algorithm", "sizes", "s"),
-        [(*list(row.values())[:3], f"{row['seconds']:.2f}") for row in found],
-    )
-    total = sum(float(str(row["seconds"])) for row in found)
-    print(f"\n{len(found)} algorithms, k up to {options.largest}: {total:.1f} s")
+    rows = all_up_to(options.largest)
+    total = sum(seconds for *_, seconds in rows)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        seconds, peak = pool.apply(one, (options.ring,))
-    print(f"ring all_reduce, k = {options.ring}: {seconds:.1f} s, peak {as_size(peak)}")
-    big = {"world_size": options.ring, "seconds": seconds, "peak_nbytes": peak}
-    write(options.json, facts, {"all": found, "total_s": total, "ring": big})
+        seconds, peak = pool.apply(ring, (options.ring,))
+    tables = [
+        Table(
+            {"proof": "text", "time": "seconds", "peak memory": "bytes"},
+            [
+                (f"{len(rows)} algorithms, every k up to {options.largest}", total, None),
+                (f"ring all_reduce, k = {options.ring}", seconds, peak),
+            ],
+        ),
+        Table(
+            {"collective": "text", "algorithm": "text", "world sizes": "count", "time": "seconds"},
+            rows,
+        ),
+    ]
+    for table in tables:
+        table.show()
+    write(options.json, __doc__, facts, tables)
 
 
 if __name__ == "__main__":

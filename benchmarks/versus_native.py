@@ -1,60 +1,71 @@
-"""The best ringcoll algorithm, and the one that is chosen, against torch's own over gloo.
+"""The best algorithm, and the algorithm that ``"auto"`` chooses, against native gloo.
 
-All algorithms run a few times at each size; the fastest, what ``"auto"`` chooses, and
-native are then timed side by side, in place where that is possible, the results checked.
-``times native`` is how many times as fast they are; ``auto / best`` the time of what was
-chosen over that of the fastest.
+All algorithms run a few times at each size. Then the fastest algorithm, the algorithm that
+``"auto"`` chooses, and native (torch's own collective over gloo) are timed side by side, in
+place where that is possible, and their results are checked. *Best* and *auto* times native's
+speed: native's time over theirs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from common import environment, introduce, parser, table, write
+from common import Table, environment, introduce, parser, write
 
-from ringcoll import select
 from ringcoll.algorithms import algorithms
-from ringcoll.bench import Request, Result
+from ringcoll.bench import BenchRequest, Result
 from ringcoll.bench import on_rank as measure_on_rank
 from ringcoll.bench.findings import speed_against
-from ringcoll.bench.units import as_size
-from ringcoll.contracts import contract
-from ringcoll.launch import Ranks
+from ringcoll.launch.processes import Ranks
+from ringcoll.schedule.contracts import contract
+from ringcoll.system.settings import TRANSPORT_VARIABLES
 
 SIZES = tuple(4**power for power in range(1, 14))  # 4 B to 64 MiB
 COLLECTIVES = "all_reduce,reduce_scatter,all_gather,broadcast,all_to_all"
 
 
-def row(auto: Result, native: Result, best: Result) -> dict[str, Any]:
-    """One size: who is how fast."""
+COLUMNS = {
+    "size": "bytes",
+    "native": "seconds",
+    "native spread": "share",
+    "best": "text",
+    "best time": "seconds",
+    "best spread": "share",
+    "best: times native's speed": "ratio",
+    "auto: times native's speed": "ratio",
+    "auto / best": "ratio",
+    "wrong elements": "count",
+    "rounds": "count",
+}
+
+
+def row(auto: Result, native: Result, best: Result) -> tuple[Any, ...]:
+    """Compare the contenders at one size: values for `COLUMNS`."""
     assert auto.timed is not None
     assert native.timed is not None
     assert best.timed is not None
-    return {
-        "collective": native.workload.collective,
-        "world_size": native.world_size,
-        "nbytes": native.nbytes,
-        "native_s": native.timed.summary.p50_s,
-        "native_spread": native.timed.summary.spread,
-        "best": best.contender,
-        "best_s": best.timed.summary.p50_s,
-        "best_spread": best.timed.summary.spread,
-        "best_against_native": speed_against(best, native),
-        "auto_against_native": speed_against(auto, native),
-        "auto_over_best": auto.timed.summary.p50_s / best.timed.summary.p50_s,
-        "wrong": sum(one.wrong or 0 for one in (auto, native, best)),
-        "rounds": native.timed.summary.samples,
-    }
+    return (
+        native.nbytes,
+        native.timed.summary.p50_s,
+        native.timed.summary.spread,
+        best.contender,
+        best.timed.summary.p50_s,
+        best.timed.summary.spread,
+        speed_against(best, native),
+        speed_against(auto, native),
+        auto.timed.summary.p50_s / best.timed.summary.p50_s,
+        sum(result.wrong or 0 for result in (auto, native, best)),
+        native.timed.summary.samples,
+    )
 
 
-def measure(collective: str, world_size: int, seconds: float) -> list[dict[str, Any]]:
-    """All sizes of a collective on one number of ranks."""
+def measure(collective: str, world_size: int, seconds: float) -> list[tuple[Any, ...]]:
+    """Measure all sizes of a collective on so many ranks."""
     names = [entry.name for entry in algorithms(collective) if not entry.restriction(world_size)]
     sizes = [nbytes for nbytes in SIZES if nbytes >= 4 * world_size]
-    request = Request(
+    request = BenchRequest(
         collective,
         ("auto", "native"),
         tuple(sizes),
@@ -80,51 +91,25 @@ def main() -> None:
     arguments.add_argument("--transport", default="gloo", choices=("gloo", "ucx"))
     arguments.add_argument("--seconds", type=float, default=10.0, help="for each size")
     options = arguments.parse_args()
-    os.environ[select.TRANSPORT_VARIABLE] = options.transport
+    os.environ[TRANSPORT_VARIABLES["cpu"]] = options.transport
     worlds = [int(number) for number in options.ranks.split(",")]
-    facts = environment(max(worlds)) | {"transport": options.transport}
+    facts = environment(max(worlds), options.transport)
     introduce(facts)
-    found = []
+    tables = []
     for collective in options.collectives.split(","):
         for world_size in worlds:
             rows = measure(collective, world_size, options.seconds)
-            show(rows)
-            found += rows
-    write(options.json, facts, found)
-
-
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table of one collective, and what it comes to."""
-    columns = ("collective", "k", "size", "native (us)", "spread", "best", "best (us)", "spread",
-               "times native", "auto", "auto / best", "#wrong", "rounds")  # fmt: skip
-    table(
-        columns,
-        [
-            (
-                one["collective"],
-                one["world_size"],
-                as_size(one["nbytes"]),
-                f"{one['native_s'] * 1e6:.1f}",
-                f"{100 * one['native_spread']:.0f}%",
-                one["best"],
-                f"{one['best_s'] * 1e6:.1f}",
-                f"{100 * one['best_spread']:.0f}%",
-                f"{one['best_against_native']:.2f}",
-                f"{one['auto_against_native']:.2f}",
-                f"{one['auto_over_best']:.2f}",
-                one["wrong"],
-                one["rounds"],
+            speeds, ratios = [row[-4] for row in rows], [row[-3] for row in rows]
+            near = sum(ratio <= 1.1 for ratio in ratios)
+            caption = (
+                f"{collective}, {world_size} ranks. auto: {geometric_mean(speeds):.2f} times "
+                f"native's speed (geometric mean), {min(speeds):.2f} at least; within 10 % of the "
+                f"best algorithm at {near} of {len(rows)} sizes."
             )
-            for one in rows
-        ],
-    )
-    speeds = [one["auto_against_native"] for one in rows]
-    near = sum(one["auto_over_best"] <= 1.1 for one in rows)
-    print(
-        f"auto: {geometric_mean(speeds):.2f} times native's speed (geometric mean), "
-        f"{min(speeds):.2f} at least; within 10 % of the best at {near} of {len(rows)} sizes\n",
-        flush=True,
-    )
+            tables.append(Table(COLUMNS, rows, caption))
+            tables[-1].show()
+    title = f"Best algorithm, auto and native gloo: {options.collectives} over {options.transport}"
+    write(options.json, __doc__, facts, tables, title=title.replace(",", ", "))
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ from pathlib import Path
 from types import ModuleType
 
 import ringcoll.algorithms
-import ringcoll.cost
-import ringcoll.draw
+import ringcoll.cost.counts
+import ringcoll.schedule.drawing
 from ringcoll.algorithms import Algorithm, algorithms
-from ringcoll.contracts import CONTRACTS, Contract
-from ringcoll.cost import Bound, distance, formula_counts, lower_bound, wavefront_counts
-from ringcoll.draw import grid, primitives
+from ringcoll.cost.counts import Bound, lower_bound, wavefront_counts
 from ringcoll.errors import UnsupportedWorldSizeError
-from ringcoll.verify import Order, Proof, verify
+from ringcoll.schedule.contracts import CONTRACTS, Contract
+from ringcoll.schedule.drawing import grid, primitives
+from ringcoll.schedule.verifier import Order, Proof, verify
 
 PAGE = Path(__file__).with_name("algorithms.md")
 WORLDS = (4, 8, 13)
@@ -148,9 +148,9 @@ def number(value: Fraction | int) -> str:
     return str(Fraction(value))
 
 
-def times(ratio: Fraction) -> str:
-    """A number with up to two decimals."""
-    return f"{float(ratio):.2f}".rstrip("0").rstrip(".")
+def times(amount: Fraction | int, bound: Fraction | int = 1) -> str:
+    """An amount over its bound, with up to two decimals."""
+    return f"{float(amount / bound):.2f}".rstrip("0").rstrip(".")
 
 
 def infix(order: Order) -> str:
@@ -203,15 +203,20 @@ def comparison(rules: Contract) -> str:
     rows = [least]
     for algorithm in in_reading_order(rules.collective):
         proof = verify(algorithm.schedule(world_size))
-        far = distance(proof)
+        least_here = lower_bound(rules.collective, world_size, ports=max(1, proof.ports))
         row = [
             f"[{algorithm.name}](#{anchor(algorithm)})",
             str(proof.rounds),
             number(proof.traffic),
         ]
         row += [number(proof.reduced)] if rules.reduces else []
-        row += [str(proof.ports), times(far.rounds), times(far.traffic)]
-        row += [times(far.reduced), rank_order(algorithm, world_size)] if rules.reduces else []
+        row += [
+            str(proof.ports),
+            times(proof.rounds, least_here.rounds),
+            times(proof.traffic, least_here.traffic),
+        ]
+        if rules.reduces:
+            row += [times(proof.reduced, least_here.reduced), rank_order(algorithm, world_size)]
         rows.append(row)
     return table(head, rows)
 
@@ -231,7 +236,7 @@ def costs(algorithm: Algorithm, rules: Contract) -> str:
             algorithm.schedule(world_size)
         except UnsupportedWorldSizeError:
             continue
-        counts = formula_counts(algorithm, world_size)
+        counts = algorithm.counts(world_size)
         row = [str(world_size), str(counts.rounds), number(counts.traffic)]
         row += [number(counts.reduced)] if rules.reduces else []
         rows.append([*row, bound_in_words(lower_bound(rules.collective, world_size), rules)])
@@ -294,9 +299,11 @@ def section(algorithm: Algorithm, rules: Contract) -> Iterator[str]:
 def page() -> str:
     """The whole page."""
     parts = [INTRODUCTION.strip()]
-    parts += [fenced(block) for block in literal_blocks(inspect.getdoc(ringcoll.draw) or "")]
+    parts += [
+        fenced(block) for block in literal_blocks(inspect.getdoc(ringcoll.schedule.drawing) or "")
+    ]
     parts.append("## What no algorithm can beat")
-    cost_doc = paragraphs(inspect.getdoc(ringcoll.cost) or "")
+    cost_doc = paragraphs(inspect.getdoc(ringcoll.cost.counts) or "")
     parts += as_markdown("\n\n".join(cost_doc[2:]))
     parts += [f"Source: {found}" for found in sources("\n\n".join(cost_doc))]
     parts.append(

@@ -13,8 +13,7 @@ A program that uses ``torch.distributed`` runs on them after ``import ringcoll``
 What lies beneath can be looked at, and used, without torch::
 
     from ringcoll.algorithms import schedule_of
-    from ringcoll.draw import grid
-    from ringcoll.verify import verify
+    from ringcoll.schedule import grid, verify
 
     schedule = schedule_of("all_reduce", "ring", 4)
     print(grid(schedule))
@@ -26,9 +25,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ringcoll.registration import when_torch_is_imported
-
-__version__ = "0.1.0"
+from ringcoll._version import __version__ as __version__
+from ringcoll.backend.registration import when_torch_is_imported
 
 # Loaded when first used, so that the pure modules can be used without torch.
 _HOME = {
@@ -54,19 +52,22 @@ _HOME = {
             "reduce_scatter_tensor",
             "scatter",
         ),
-        "ringcoll.api",
+        "ringcoll.collectives.functions",
     ),
     **dict.fromkeys(("UserOp", "premul_sum"), "ringcoll.reduction"),
-    **dict.fromkeys(("LocalGroup", "run_threads", "close", "use"), "ringcoll.groups"),
-    **dict.fromkeys(("Explanation", "explain"), "ringcoll.choice.explanation"),
-    **dict.fromkeys(("MpiGroup", "mpi_group"), "ringcoll.mpi_groups"),
-    "Options": "ringcoll.backend",
-    "Work": "ringcoll.work",
+    **dict.fromkeys(("close", "use"), "ringcoll.collectives.groups"),
+    **dict.fromkeys(("LocalGroup", "run_threads"), "ringcoll.launch.threads"),
+    **dict.fromkeys(("Explanation", "explain"), "ringcoll.collectives.explanation"),
+    **dict.fromkeys(("MpiGroup", "mpi_group"), "ringcoll.launch.mpi"),
+    "Options": "ringcoll.backend.process_group",
+    "Work": "ringcoll.runtime.work",
     "trace": "ringcoll.tracing",
 }
 
 if TYPE_CHECKING:
-    from ringcoll.api import (
+    from ringcoll.backend.process_group import Options
+    from ringcoll.collectives.explanation import Explanation, explain
+    from ringcoll.collectives.functions import (
         all_gather,
         all_gather_coalesced,
         all_gather_into_tensor,
@@ -87,13 +88,12 @@ if TYPE_CHECKING:
         reduce_scatter_tensor,
         scatter,
     )
-    from ringcoll.backend import Options
-    from ringcoll.choice.explanation import Explanation, explain
-    from ringcoll.groups import LocalGroup, close, run_threads, use
-    from ringcoll.mpi_groups import MpiGroup, mpi_group
+    from ringcoll.collectives.groups import close, use
+    from ringcoll.launch.mpi import MpiGroup, mpi_group
+    from ringcoll.launch.threads import LocalGroup, run_threads
     from ringcoll.reduction import UserOp, premul_sum
+    from ringcoll.runtime.work import Work
     from ringcoll.tracing import trace
-    from ringcoll.work import Work
 
 __all__ = [
     "Explanation",
@@ -136,7 +136,7 @@ when_torch_is_imported()
 
 def __getattr__(name: str) -> Any:
     if name == "ddp":
-        return import_module("ringcoll.ddp")
+        return import_module("ringcoll.training.data_parallel")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

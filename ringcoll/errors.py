@@ -1,8 +1,8 @@
-"""The one exception tree of the library.
+"""The exceptions of the library.
 
-Every error that a user can meet derives from `RingcollError`, and also from
-the built-in exception that says the same thing (`ValueError`, `TimeoutError`,
-...), so that code which knows nothing of this library can catch it as well.
+Every error that a user can meet derives from `RingcollError`, and from the built-in exception
+with the same meaning (`ValueError`, `TimeoutError`, ...), so that code without knowledge of this
+library can catch the error.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class ArgumentError(RingcollError, ValueError, TypeError):
     Parameters
     ----------
     message
-        What is wrong, in one sentence.
+        Description of the fault, in a sentence.
     rank
-        Rank, in the group, of the caller; ``None`` where there is no group.
+        Rank of the caller in the group; ``None`` if there is no group.
     argument
         Name of the argument.
     expected, got
-        What would have been accepted, and what was given.
+        Acceptable values, and the actual value.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class UnsupportedWorldSizeError(ScheduleError):
 
 
 class VerificationError(ScheduleError):
-    """A schedule does not do what its collective promises.
+    """A schedule does not keep the contract of its collective.
 
     Parameters
     ----------
     message
-        What went wrong.
+        Description of the fault.
     rank, step, peer, chunk
-        Where; ``None`` where it does not apply.
+        Place of the fault; ``None`` for a number that does not apply.
     expected, got
-        What the contract asks for, and what the schedule does.
+        Content that the contract asks for, and content that the schedule produces.
     grid
-        The step-by-rank drawing with the bad place marked, or an empty string.
+        Step-by-rank drawing with the bad place marked, or an empty string.
     """
 
     def __init__(
@@ -116,18 +116,18 @@ class VerificationError(ScheduleError):
 
 
 class RulesError(RingcollError, ValueError):
-    """Rules that choose algorithms cannot be read, or say what there is not.
+    """Rules that choose algorithms cannot be read, or name something that does not exist.
 
     Parameters
     ----------
     message
-        What is wrong.
+        Description of the fault.
     text
-        The rules.
+        Text of the rules.
     start, length
-        The wrong part of the text, in characters; it is underlined in the message.
+        Place of the fault in the text, in characters; the message underlines the place.
     source
-        Where the text comes from, such as a variable of the environment.
+        Source of the text, such as a variable of the environment.
     """
 
     def __init__(
@@ -141,14 +141,14 @@ class RulesError(RingcollError, ValueError):
     ) -> None:
         self.message, self.text = message, text
         self.start, self.length, self.source = start, length, source
-        told = f"{source}: {message}" if source else message
+        title = f"{source}: {message}" if source else message
         line = "".join(c if c.isprintable() else " " for c in text)
         mark = " " * start + "^" * max(1, length)
-        super().__init__(f"{told}\n  {line}\n  {mark}" if text else told)
+        super().__init__(f"{title}\n  {line}\n  {mark}" if text else title)
 
 
 class TuningFileError(RingcollError, ValueError):
-    """A file of measurements cannot be read, or is none; ``path`` names it."""
+    """A file is no file of measurements, or cannot be read; ``path`` is its path."""
 
     def __init__(self, message: str, *, path: str = "") -> None:
         self.path = path
@@ -156,29 +156,22 @@ class TuningFileError(RingcollError, ValueError):
 
 
 class TransportError(RingcollError, RuntimeError):
-    """Bytes could not be moved between two ranks."""
+    """Bytes could not be moved between two ranks.
+
+    ``peer`` is the other rank, in the group, or ``None`` if it is not known.
+    """
+
+    def __init__(self, message: str, *, peer: int | None = None) -> None:
+        self.peer = peer
+        super().__init__(message)
 
 
 class PeerLostError(TransportError):
-    """A peer died, or closed its connection, while this rank waited for it.
-
-    ``peer`` is the rank, in the group, of the peer that was lost.
-    """
-
-    def __init__(self, message: str, *, peer: int | None = None) -> None:
-        self.peer = peer
-        super().__init__(message)
+    """A peer died, or closed its connection, while this rank waited for the peer."""
 
 
 class CollectiveTimeoutError(TransportError, TimeoutError):
-    """A peer did not arrive within the time limit.
-
-    ``peer`` is the rank, in the group, that was waited for.
-    """
-
-    def __init__(self, message: str, *, peer: int | None = None) -> None:
-        self.peer = peer
-        super().__init__(message)
+    """A peer did not arrive within the time limit."""
 
 
 class MismatchError(RingcollError, RuntimeError):
@@ -195,15 +188,15 @@ class MismatchError(RingcollError, RuntimeError):
 
 
 class GroupBrokenError(TransportError):
-    """The group failed in an earlier operation and cannot be used any more."""
+    """The group failed in an earlier operation, and cannot be used any more."""
 
 
 class MissingExtraError(RingcollError, ImportError):
-    """A package is missing that comes with one of ringcoll's extras."""
+    """A package is missing that an extra of ringcoll installs."""
 
 
 class BackwardError(RingcollError, RuntimeError):
-    """Gradients arrived when they could not be taken; the message says what to do."""
+    """Gradients arrived that could not be taken; the message says what to do."""
 
 
 class CaptureError(RingcollError, RuntimeError):
@@ -211,4 +204,4 @@ class CaptureError(RingcollError, RuntimeError):
 
 
 class TraceError(RingcollError, RuntimeError):
-    """A trace could not be taken or written; the group can go on being used."""
+    """A trace could not be taken or written; the group can still be used."""

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from ringcoll.launch import Ranks
-from tests.support.ranks import join
+from ringcoll.launch.processes import Ranks
+from tests.programs.ranks import join
 
 # Importing it has an effect, which collecting doctests must not have.
-collect_ignore = ["support/wrong_for_good.py"]
+collect_ignore = ["fakes/registers_wrong_algorithm.py"]
 
 # What was measured for this user must not choose here; ranks inherit it.
 os.environ["RINGCOLL_TUNING"] = "off"
 
-# `pytest --hypothesis-profile thorough` tries ten times as much; see `tests.support.effort`.
+# `pytest --hypothesis-profile thorough` tries ten times as much; see `tests.cases.effort`.
 _CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 settings.register_profile("usual", max_examples=100, deadline=None, suppress_health_check=_CHECKS)
 settings.register_profile("thorough", settings.get_profile("usual"), max_examples=1000)
@@ -39,8 +44,10 @@ _OF_A_GPU = ("for", "a GPU")  # a report's property; it comes from xdist's worke
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Note which tests are for a GPU; a folder may have the marker's name, too."""
+    """Note which tests are for a GPU, and mark examples that start processes."""
     for item in items:
+        if isinstance(item, pytest.DoctestItem) and "Ranks(" in (item.dtest.docstring or ""):
+            item.add_marker("processes")
         if item.get_closest_marker("gpu"):
             item.user_properties.append(_OF_A_GPU)
 
@@ -66,6 +73,59 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"gpu: {number} {tests} not run: {reason}")
 
 
+@pytest.fixture(scope="session")
+def compiled() -> None:
+    """Kernels in CuPy's cache: some hundreds, at some tenths of a second each."""
+    from tests.programs.gpu_kernels import compile_all
+
+    assert compile_all() > 500
+
+
+# What can be run on the CPU, is: so tests for a GPU are themselves tested without a GPU.
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where the tensors are."""
+    if request.param == "cuda":
+        request.getfixturevalue("compiled")
+    return str(request.param)
+
+
+# --- processes --------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let only tests that are marked so start processes that run Python."""
+    if item.get_closest_marker("processes"):
+        return (yield)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError(f"{item.nodeid} starts processes: it needs the marker processes")
+
+    def start(self: subprocess.Popen[Any], args: Any, *rest: Any, **options: Any) -> None:
+        if sys.executable in args:
+            refuse()
+        popen(self, args, *rest, **options)
+
+    popen = subprocess.Popen.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BaseProcess, "start", refuse)
+        patch.setattr(subprocess.Popen, "__init__", start)
+        return (yield)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT interrupts this process and the programs that it starts.
+
+    Whoever runs the tests may ignore it, as a shell does for jobs in the background; programs
+    inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 # --- ranks ----------------------------------------------------------------------------
 
 
@@ -85,6 +145,8 @@ class _Pools:
         key = world_size, backend, transport, cuda_transport
         ranks = self._open.get(key)
         if ranks is None or not all(process.is_alive() for process in ranks.processes):
+            if ranks is not None:
+                ranks.kill()
             ranks = Ranks(world_size, backend=backend, timeout_s=60.0)
             self._open[key] = ranks
             ranks.run(join, transport, cuda_transport)

@@ -1,20 +1,61 @@
 """The README's Python blocks run as they stand, one after the other."""
 
+from __future__ import annotations
+
 import re
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from ringcoll.algorithms import unregister
+from tests.cases.pages import ROOT, blocks
 
-README = Path(__file__).parents[1] / "README.md"
+README = ROOT / "README.md"
+PROGRAM = "# program.py, started by: torchrun "
 
 
-def test_the_examples_run(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
-    names: dict[str, object] = {}
+def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {"__name__": "__main__"}
+    outputs = []
     try:
-        for block in blocks:
-            exec(compile(block, str(README), "exec"), names)
+        for block, after in pairwise(blocks(README)):
+            if block.language == "python" and not block.text.startswith(PROGRAM):
+                exec(compile(block.text, str(README), "exec"), names)
+                printed = capsys.readouterr().out
+                assert printed == (after.text if after.language == "text" else "")
+                outputs.append(printed)
     finally:
-        unregister("all_gather", "left_ring")
-    assert capsys.readouterr().out.endswith("3 3/4\n")
+        unregister("all_reduce", "line")
+    assert len(outputs) == 3
+    assert sum(map(bool, outputs)) == 1  # the grid
+
+
+@pytest.mark.processes
+def test_the_program_runs(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks(README) if block.text.startswith(PROGRAM))
+    command, _, _ = block.text.removeprefix(PROGRAM).partition("\n")
+    (tmp_path / "program.py").write_text(block.text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *shlex.split(command)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # Lines of several ranks may run into each other.
+    assert sorted(re.findall(r"rank \d of \d: \[.*?\]", done.stdout)) == [
+        f"rank {rank} of 4: [0.0, 10.0, 20.0]" for rank in range(4)
+    ]
+
+
+def test_it_is_short() -> None:
+    """Tables of measurements are in RESULTS.md."""
+    text = README.read_text(encoding="utf-8")
+    assert "| --- |" not in text
+    assert text.count("![") == 1

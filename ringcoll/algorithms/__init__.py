@@ -1,8 +1,8 @@
-"""The algorithms, one family a file, and their registry.
+"""The algorithms, a file for each family, and their registry.
 
 ==================  =======================================================
 `ring`              ring and bidirectional ring
-`binomial`          binomial trees, and what is composed with them
+`binomial`          binomial trees, alone and composed with rings
 `binary_tree`       pipelined binary tree, double binary tree
 `recursive`         recursive doubling and halving, Rabenseifner
 `bruck`             Bruck's all-gather and all-to-all
@@ -11,10 +11,15 @@
 `chain`             pipelined chain
 `dissemination`     barrier
 `hierarchical`      inside each host, then across
+`registry`          an entry for each algorithm: all that the rest has to know of it
+`proved`            schedules that may be run with an operator
 ==================  =======================================================
 
-A new algorithm is one function with one `register` entry; importing its module
-is enough to have it verified, drawn, measured and selectable by name.
+A new algorithm is one function with one `register` entry. Once its module is imported,
+the algorithm can be verified, drawn, measured and selected by name; docs/extending.md
+walks through it.
+
+May be imported from outside: the names in ``__all__`` here, in `registry` and in `proved`.
 """
 
 from ringcoll.algorithms import (

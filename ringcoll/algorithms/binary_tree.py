@@ -26,8 +26,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.compose import parallel
-from ringcoll.schedule import Operation, Program, Step, inp, out, recv, recv_reduce, send
+from ringcoll.schedule.compose import parallel
+from ringcoll.schedule.contracts import OperandOrder
+from ringcoll.schedule.ir import Operation, Program, Step, inp, out, recv, recv_reduce, send
 
 
 def parent(label: int, world_size: int) -> int | None:
@@ -121,6 +122,7 @@ def _inner_levels(k: int) -> list[int]:
 @register(
     "all_reduce",
     "binary_tree",
+    order=OperandOrder.RANK,
     pipelined=True,
     cost=Cost(
         rounds=_levels,
@@ -134,7 +136,7 @@ def binary_tree_all_reduce(rank: int, world_size: int) -> Program:
     2 floor(lg k) steps; an inner rank hears two children at once, so a step takes
     up to twice the vector. Operands stay in rank order.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(binary_tree_all_reduce, 4))
     step  rank 0  rank 1     rank 2  rank 3
        0  >1:0    +0:0 +2:0  >1:0    .
@@ -162,7 +164,7 @@ def double_tree_all_reduce(rank: int, world_size: int) -> Program:
     2 floor(lg k) steps. Every rank is a leaf of at least one tree, and sends no
     more than four half-vectors in all.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(double_tree_all_reduce, 4))
     step  rank 0  rank 1          rank 2          rank 3
        0  >1:0    +0:0 +2:0 >2:1  >1:0 +1:1 +3:1  >2:1

@@ -19,7 +19,8 @@ from fractions import Fraction
 from ringcoll.algorithms import ring
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
+from ringcoll.schedule.contracts import OperandOrder
+from ringcoll.schedule.ir import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
 
 
 def _subtree(v: int, mask: int, world_size: int) -> range:
@@ -66,7 +67,7 @@ def gather_phase(
 ) -> Program:
     """Gather block r of each rank r, kept in ``own``, to the root's output.
 
-    ``kept`` tells where the other ranks keep what they pass on, from (index,
+    ``kept`` says where the other ranks keep what they pass on, from (index,
     block); the indices start at 0.
     """
     v = (rank - root) % world_size
@@ -94,7 +95,7 @@ def scatter_phase(
 ) -> Program:
     """Scatter the blocks of the root's input: block r to the output of each rank r.
 
-    ``kept`` tells where a rank keeps what it passes on, from (index, block).
+    ``kept`` says where a rank keeps what it passes on, from (index, block).
     """
     v = (rank - root) % world_size
 
@@ -134,11 +135,11 @@ _BLOCKS = Cost(rounds=rounds_to_reach_all, traffic=lambda k: Fraction(k - 1, k))
 
 @register("broadcast", "binomial_tree", cost=_BROADCAST)
 def binomial_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
-    """Binomial tree broadcast: in each step all that know tell one more.
+    """Binomial tree broadcast: in each step, every rank that has the vector sends it to another.
 
     ceil(lg k) steps, the lower bound; the root sends the vector in each of them.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(binomial_tree_broadcast, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 >2:0  .       <0:0    .
@@ -154,7 +155,7 @@ def binomial_tree_reduce(rank: int, world_size: int, root: int) -> Program:
     ceil(lg k) steps, the lower bound. Inputs survive on every rank: partial
     results are kept in one slot of scratch memory.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(binomial_tree_reduce, 4))
     step  rank 0  rank 1  rank 2  rank 3
        0  +1:0    >0:0    +3:0    >2:0
@@ -166,6 +167,7 @@ def binomial_tree_reduce(rank: int, world_size: int, root: int) -> Program:
 @register(
     "all_reduce",
     "binomial_tree",
+    order=OperandOrder.RANK,
     cost=Cost(
         rounds=lambda k: 2 * rounds_to_reach_all(k),
         traffic=lambda k: Fraction(2 * rounds_to_reach_all(k)),
@@ -177,7 +179,7 @@ def binomial_tree_all_reduce(rank: int, world_size: int) -> Program:
 
     2 ceil(lg k) steps, each with the whole vector. Operands stay in rank order.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(binomial_tree_all_reduce, 4))
     step  rank 0  rank 1  rank 2  rank 3
        0  +1:0    >0:0    +3:0    >2:0
@@ -195,7 +197,7 @@ def binomial_tree_gather(rank: int, world_size: int, root: int) -> Program:
 
     ceil(lg k) steps; the root receives (k - 1)/k of the output: both lower bounds.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(binomial_tree_gather, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 <1:1  >0:1    <3:3    >2:3
@@ -213,7 +215,7 @@ def binomial_tree_scatter(rank: int, world_size: int, root: int) -> Program:
 
     ceil(lg k) steps; the root sends (k - 1)/k of the input: both lower bounds.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(binomial_tree_scatter, 4))
     step  rank 0     rank 1  rank 2  rank 3
        0  =0 >2:2-3  .       <0:2-3  .
@@ -240,7 +242,7 @@ def scatter_all_gather_broadcast(rank: int, world_size: int, root: int) -> Progr
     Source: M. Barnett et al., "Interprocessor collective communication library
     (InterCom)", 1994; MPICH for long messages.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(scatter_all_gather_broadcast, 4))
     step  rank 0              rank 1     rank 2     rank 3
        0  =0 =1 =2 =3 >2:2-3  .          <0:2-3     .
@@ -276,7 +278,7 @@ def reduce_scatter_gather_reduce(rank: int, world_size: int, root: int) -> Progr
     Source: R. Rabenseifner, ICCS 2004, with the ring in place of halving so that
     any number of ranks will do.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(reduce_scatter_gather_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1

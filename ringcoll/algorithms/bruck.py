@@ -13,7 +13,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule import Program, Step, copy, inp, out, recv, send, tmp
+from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, send, tmp
 
 
 def rounds_to_reach_all(k: int) -> int:
@@ -33,7 +33,7 @@ def bruck_all_gather(rank: int, world_size: int) -> Program:
     ceil(lg k) steps and (k - 1)/k of the output sent by each rank: both lower
     bounds, for any number of ranks.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(bruck_all_gather, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  =0 >3:0 <1:1   =1 >0:1 <2:2   =2 >1:2 <3:3   =3 >2:3 <0:0
@@ -42,13 +42,13 @@ def bruck_all_gather(rank: int, world_size: int) -> Program:
     distance, first = 1, (copy(out(rank), inp(rank)),)
     while distance < world_size:
         blocks = range(min(distance, world_size - distance))
-        given = [(rank + block) % world_size for block in blocks]
-        got = [(rank + distance + block) % world_size for block in blocks]
+        sent = [(rank + block) % world_size for block in blocks]
+        received = [(rank + distance + block) % world_size for block in blocks]
         source = inp if distance == 1 else out
         yield Step(
             *(first if distance == 1 else ()),
-            send((rank - distance) % world_size, *map(source, given)),
-            recv((rank + distance) % world_size, *map(out, got)),
+            send((rank - distance) % world_size, *map(source, sent)),
+            recv((rank + distance) % world_size, *map(out, received)),
         )
         distance *= 2
 
@@ -77,7 +77,7 @@ def bruck_all_to_all(rank: int, world_size: int) -> Program:
     the input is sent. Blocks of equal length only: a rank passes on blocks that
     are neither from nor for itself.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(bruck_all_to_all, 3))
     step  rank 0        rank 1        rank 2
        0  =0 >1:1 <2:6  =4 >2:5 <0:1  =8 >0:6 <1:5
@@ -91,16 +91,16 @@ def bruck_all_to_all(rank: int, world_size: int) -> Program:
             source = (rank - travelled) % world_size
             return source * world_size + (source + shift) % world_size
 
-        given, got = [], []
+        sent, received = [], []
         for shift in far:
             leaving = block(shift, shift & (hop - 1))
-            given.append(inp(leaving) if shift & (hop - 1) == 0 else tmp(shift, leaving))
+            sent.append(inp(leaving) if shift & (hop - 1) == 0 else tmp(shift, leaving))
             coming = block(shift, shift & (2 * hop - 1))
-            got.append(out(coming) if shift < 2 * hop else tmp(shift, coming))
+            received.append(out(coming) if shift < 2 * hop else tmp(shift, coming))
         own = rank * world_size + rank
         yield Step(
             *((copy(out(own), inp(own)),) if hop == 1 else ()),
-            send((rank + hop) % world_size, *given),
-            recv((rank - hop) % world_size, *got),
+            send((rank + hop) % world_size, *sent),
+            recv((rank - hop) % world_size, *received),
         )
         hop *= 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule import Program, Step, copy, inp, out, recv, send
+from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, send
 
 
 @register(
@@ -23,7 +23,7 @@ def chain_broadcast(rank: int, world_size: int, root: int) -> Program:
 
     k - 1 steps with the whole vector; with B segments k + B - 2 of one segment.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(chain_broadcast, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 >1:0  <0:0    .       .

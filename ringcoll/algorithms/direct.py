@@ -11,7 +11,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, reduce, send, tmp
+from ringcoll.schedule.contracts import OperandOrder
+from ringcoll.schedule.ir import Program, Ref, Step, copy, inp, out, recv, reduce, send, tmp
 
 
 def _fold(rank: int, world_size: int, chunk: int) -> Step:
@@ -28,22 +29,28 @@ def _others(rank: int, world_size: int) -> list[int]:
     return [(rank + step) % world_size for step in range(1, world_size)]
 
 
+def _share(k: int) -> Fraction:
+    return Fraction(k - 1, k)
+
+
+_WHOLE_VECTORS = Cost(
+    rounds=lambda k: 1, traffic=lambda k: Fraction(k - 1), reduced=lambda k: Fraction(k - 1)
+)
+
+
 @register(
     "all_reduce",
     "direct",
+    order=OperandOrder.LEFT_TO_RIGHT,
     slots=lambda k: k,
-    cost=Cost(
-        rounds=lambda k: 1 if k > 1 else 0,
-        traffic=lambda k: Fraction(k - 1),
-        reduced=lambda k: Fraction(k - 1),
-    ),
+    cost=_WHOLE_VECTORS,
 )
 def direct_all_reduce(rank: int, world_size: int) -> Program:
     """Direct all-reduce: everyone sends everything to everyone, then all add in rank order.
 
     One step; k - 1 times the vector sent by each rank, and as much scratch memory.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(direct_all_reduce, 3))
     step  rank 0               rank 1               rank 2
        0  >1:0 >2:0 <2:0 <1:0  >2:0 >0:0 <0:0 <2:0  >0:0 >1:0 <1:0 <0:0
@@ -60,20 +67,17 @@ def direct_all_reduce(rank: int, world_size: int) -> Program:
 @register(
     "reduce_scatter",
     "direct",
+    order=OperandOrder.LEFT_TO_RIGHT,
     chunks=lambda k: k,
     slots=lambda k: k,
-    cost=Cost(
-        rounds=lambda k: 1 if k > 1 else 0,
-        traffic=lambda k: Fraction(k - 1, k),
-        reduced=lambda k: Fraction(k - 1, k),
-    ),
+    cost=Cost(rounds=lambda k: 1, traffic=_share, reduced=_share),
 )
 def direct_reduce_scatter(rank: int, world_size: int) -> Program:
     """Direct reduce-scatter: every block goes straight to its owner, who adds in rank order.
 
     One step, (k - 1)/k of the input sent by each rank.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(direct_reduce_scatter, 3))
     step  rank 0               rank 1               rank 2
        0  >1:1 >2:2 <2:0 <1:0  >2:2 >0:0 <0:1 <2:1  >0:0 >1:1 <1:2 <0:2
@@ -90,19 +94,16 @@ def direct_reduce_scatter(rank: int, world_size: int) -> Program:
 @register(
     "reduce",
     "direct",
+    order=OperandOrder.LEFT_TO_RIGHT,
     slots=lambda k: k,
-    cost=Cost(
-        rounds=lambda k: 1 if k > 1 else 0,
-        traffic=lambda k: Fraction(k - 1),
-        reduced=lambda k: Fraction(k - 1),
-    ),
+    cost=_WHOLE_VECTORS,
 )
 def direct_reduce(rank: int, world_size: int, root: int) -> Program:
     """Direct reduce: everyone sends everything to the root, which adds in rank order.
 
     One step; the root receives k - 1 times the vector.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(direct_reduce, 4))
     step  rank 0          rank 1  rank 2  rank 3
        0  <1:0 <2:0 <3:0  >0:0    >0:0    >0:0
@@ -115,16 +116,13 @@ def direct_reduce(rank: int, world_size: int, root: int) -> Program:
     yield _fold(rank, world_size, 0)
 
 
-_LINEAR = Cost(rounds=lambda k: 1 if k > 1 else 0, traffic=lambda k: Fraction(k - 1, k))
-
-
-@register("gather", "linear", chunks=lambda k: k, cost=_LINEAR)
+@register("gather", "linear", chunks=lambda k: k, cost=Cost(rounds=lambda k: 1, traffic=_share))
 def linear_gather(rank: int, world_size: int, root: int) -> Program:
     """Linear gather: everyone sends its block to the root.
 
     One step; the root receives (k - 1)/k of the output.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(linear_gather, 4))
     step  rank 0             rank 1  rank 2  rank 3
        0  =0 <1:1 <2:2 <3:3  >0:1    >0:2    >0:3
@@ -138,13 +136,13 @@ def linear_gather(rank: int, world_size: int, root: int) -> Program:
     )
 
 
-@register("scatter", "linear", chunks=lambda k: k, cost=_LINEAR)
+@register("scatter", "linear", chunks=lambda k: k, cost=Cost(rounds=lambda k: 1, traffic=_share))
 def linear_scatter(rank: int, world_size: int, root: int) -> Program:
     """Linear scatter: the root sends each rank its block.
 
     One step; the root sends (k - 1)/k of the input.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(linear_scatter, 4))
     step  rank 0             rank 1  rank 2  rank 3
        0  =0 >1:1 >2:2 >3:3  <0:1    <0:2    <0:3

@@ -1,7 +1,7 @@
-"""Dissemination: in round s tell rank + 2^s all that is known.
+"""Dissemination: in round s, send to rank + 2^s all that is known.
 
-Problem: a barrier. Nobody may leave before everybody has come; that is a set
-that has to be complete, so hearing of a rank twice does no harm.
+Problem: a barrier. No rank may leave before all ranks have come. The set of ranks that
+have come has to be complete, so it does no harm to receive the news of a rank twice.
 
 Source: D. Hensgen, R. Finkel and U. Manber, "Two algorithms for barrier
 synchronization", Int. J. Parallel Programming 17 (1988).
@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule import Program, Step, inp, out, recv_reduce, send
+from ringcoll.schedule.ir import Program, Step, inp, out, recv_reduce, send
 
 
 @register(
@@ -28,7 +28,7 @@ from ringcoll.schedule import Program, Step, inp, out, recv_reduce, send
 def dissemination_barrier(rank: int, world_size: int) -> Program:
     """Dissemination barrier: ceil(lg k) rounds of one token, any number of ranks.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(dissemination_barrier, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:0 +3:0   >2:0 +0:0   >3:0 +1:0   >0:0 +2:0
@@ -39,11 +39,7 @@ def dissemination_barrier(rank: int, world_size: int) -> Program:
         yield Step(
             send((rank + distance) % world_size, held),
             recv_reduce(
-                (rank - distance) % world_size,
-                out(0),
-                held,
-                received_left=False,
-                final=2 * distance >= world_size,
+                (rank - distance) % world_size, out(0), held, final=2 * distance >= world_size
             ),
         )
         held, distance = out(0), 2 * distance

@@ -9,7 +9,7 @@ host, rather than once for each rank. On 2 hosts of 4 ranks::
     all-reduce across       0-4  1-5  2-6  3-7     a quarter each, all at once
     all-gather inside       0 1 2 3    4 5 6 7
 
-Each phase is a schedule that exists, on a part of the ranks and of the data.
+Each phase is an algorithm of another family, on some of the ranks and of the data.
 
 The hosts may have different numbers of ranks, in any order. With m ranks on the
 smallest one, m of each act. The others are divided among them, and each acting
@@ -33,16 +33,16 @@ from ringcoll.algorithms import binomial, ring
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.recursive import recursive_doubling_all_reduce
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.compose import in_place, renumber, split, unfinished
-from ringcoll.schedule import Program, Step, out
+from ringcoll.schedule.compose import in_place, renumber, split, unfinished
+from ringcoll.schedule.ir import Program, Step, out
 
 Hosts = tuple[int, ...]
 """The host number of every rank."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Who acts, and for whom.
+class HostLayout:
+    """The ranks that act, and the ranks for which they act.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def acting(self) -> int:
-        """Ranks that act on each host: m, those of the smallest one."""
+        """Ranks that act on each host: m, as many as the smallest host has."""
         return len(self.teams[0])
 
     @property
@@ -88,8 +88,8 @@ class Layout:
 
 
 @lru_cache(maxsize=64)
-def layout_of(hosts: Hosts) -> Layout:
-    """Find out who acts.
+def layout_of(hosts: Hosts) -> HostLayout:
+    """Choose the ranks that act.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def layout_of(hosts: Hosts) -> Layout:
     for rank, host in enumerate(hosts):
         ranks.setdefault(host, []).append(rank)
     acting = min(map(len, ranks.values()))
-    return Layout(
+    return HostLayout(
         tuple(
             tuple(tuple(members[index::acting]) for index in range(acting))
             for members in ranks.values()
@@ -139,6 +139,10 @@ def _reduced(hosts: Hosts) -> Fraction:
     "all_reduce",
     "hierarchical",
     needs_hosts=True,
+    # With links of 200 Mbit/s between two hosts of two ranks, 1 MiB over gloo: 1.4 to 2.6 times
+    # as fast as the ring, 1.7 to 3.2 times as the tree (`benchmarks/hosts.py`). Few bytes were
+    # not measured.
+    across_hosts_from=32 << 10,
     chunks=_chunks,
     cost=Cost(rounds=_rounds, traffic=_traffic, reduced=_reduced),
 )
@@ -153,7 +157,7 @@ def hierarchical_all_reduce(rank: int, hosts: Hosts) -> Program:
     ranks for which the busiest one acts.
 
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(schedule_of("all_reduce", "hierarchical", 4, hosts=(0, 0, 1, 1))))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:1 +1:0   >0:0 +0:1   >3:1 +3:0   >2:0 +2:1
@@ -177,8 +181,8 @@ def hierarchical_all_reduce(rank: int, hosts: Hosts) -> Program:
     yield from in_team(binomial.broadcast_phase(place, len(team), 0, out(0)))
 
 
-def _act(layout: Layout, host: int, index: int) -> Program:
-    """What the acting ranks do: an all-reduce on as many ranks on each host."""
+def _act(layout: HostLayout, host: int, index: int) -> Program:
+    """The steps of an acting rank: an all-reduce on equally many ranks of each host."""
     width, pieces = layout.acting, layout.pieces
 
     def inside(peer: int) -> int:
@@ -187,11 +191,11 @@ def _act(layout: Layout, host: int, index: int) -> Program:
     def across(peer: int) -> int:
         return layout.teams[peer][index][0]
 
-    def parts(chunk: int) -> range:
+    def finer(chunk: int) -> range:
         return range(chunk * pieces, (chunk + 1) * pieces)
 
     reduced = ring.reduce_scatter_phase(index, width, lambda chunk, step: out(chunk), out(index))
-    reduced = renumber(split(reduced, parts), peer=inside)
+    reduced = renumber(split(reduced, finer), peer=inside)
     if len(layout.teams[host][index]) > 1:
         reduced = in_place(reduced)  # the team's data are there already
     yield from unfinished(reduced) if layout.num_hosts > 1 else reduced
@@ -200,11 +204,11 @@ def _act(layout: Layout, host: int, index: int) -> Program:
     )
     is_there = width > 1 or len(layout.teams[host][index]) > 1
     yield from in_place(between) if is_there else between
-    yield from renumber(split(ring.all_gather_phase(index, width), parts), peer=inside)
+    yield from renumber(split(ring.all_gather_phase(index, width), finer), peer=inside)
 
 
 def _between(host: int, num_hosts: int) -> Program:
-    """The all-reduce of one rank of each host: for two, one exchange is all it takes."""
+    """The all-reduce of one rank of each host; two ranks need only an exchange."""
     if num_hosts == 1:
         return iter(())
     if num_hosts == 2:
@@ -213,7 +217,7 @@ def _between(host: int, num_hosts: int) -> Program:
 
 
 def _lasting(program: Program, num_steps: int) -> Program:
-    """Let a program last so many steps, as it does on ranks that have more to do."""
+    """Let a program last so many steps, as long as on ranks that have more to do."""
     steps: Iterator[Step] = iter(program)
     for _ in range(num_steps):
         yield next(steps, Step())

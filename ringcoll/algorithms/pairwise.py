@@ -15,25 +15,25 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule import Program, Step, copy, inp, out, recv, recv_reduce, send
+from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, recv_reduce, send
+
+
+def _others(k: int) -> Fraction:
+    return Fraction(k - 1, k)
 
 
 @register(
     "reduce_scatter",
     "pairwise",
     chunks=lambda k: k,
-    cost=Cost(
-        rounds=lambda k: k - 1,
-        traffic=lambda k: Fraction(k - 1, k),
-        reduced=lambda k: Fraction(k - 1, k),
-    ),
+    cost=Cost(rounds=lambda k: k - 1, traffic=_others, reduced=_others),
 )
 def pairwise_reduce_scatter(rank: int, world_size: int) -> Program:
     """Pairwise reduce-scatter: get each rank's share of the own block from it directly.
 
     k - 1 steps, (k - 1)/k of the input sent by each rank, no scratch memory.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(pairwise_reduce_scatter, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:1 +3:0   >2:2 +0:1   >3:3 +1:2   >0:0 +2:3
@@ -45,9 +45,7 @@ def pairwise_reduce_scatter(rank: int, world_size: int) -> Program:
         dst, src = (rank + step) % world_size, (rank - step) % world_size
         yield Step(
             send(dst, inp(dst)),
-            recv_reduce(
-                src, out(rank), local, received_left=src < rank, final=step == world_size - 1
-            ),
+            recv_reduce(src, out(rank), local, final=step == world_size - 1),
         )
         local = out(rank)
 
@@ -56,7 +54,7 @@ def pairwise_reduce_scatter(rank: int, world_size: int) -> Program:
     "all_to_all",
     "pairwise",
     chunks=lambda k: k * k,
-    cost=Cost(rounds=lambda k: k - 1, traffic=lambda k: Fraction(k - 1, k)),
+    cost=Cost(rounds=lambda k: k - 1, traffic=_others),
 )
 def pairwise_all_to_all(rank: int, world_size: int) -> Program:
     """Pairwise all-to-all: each block goes straight to its destination.
@@ -64,7 +62,7 @@ def pairwise_all_to_all(rank: int, world_size: int) -> Program:
     k - 1 steps, (k - 1)/k of the input sent by each rank: the lower bound on
     traffic. Blocks may differ in length.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(pairwise_all_to_all, 3))
     step  rank 0        rank 1        rank 2
        0  =0 >1:1 <2:6  =4 >2:5 <0:1  =8 >0:6 <1:5

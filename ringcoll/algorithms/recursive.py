@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
+from ringcoll.schedule.contracts import OperandOrder
+from ringcoll.schedule.ir import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
 
 
 def power_of_two_below(world_size: int) -> int:
@@ -92,6 +93,7 @@ def _idle(steps: int) -> Program:
 @register(
     "all_reduce",
     "recursive_doubling",
+    order=OperandOrder.RANK,
     cost=Cost(
         rounds=lambda k: _folded_rounds(k, 1),
         traffic=lambda k: Fraction(_folded_rounds(k, 1)),
@@ -104,7 +106,7 @@ def recursive_doubling_all_reduce(rank: int, world_size: int) -> Program:
     lg k steps and lg k times the vector sent by each rank (two of each more if k
     is not a power of two); any number of ranks. Operands stay in rank order.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(recursive_doubling_all_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:0 +1:0   >0:0 +0:0   >3:0 +3:0   >2:0 +2:0
@@ -118,7 +120,7 @@ def recursive_doubling_all_reduce(rank: int, world_size: int) -> Program:
         return
     held = inp(0)
     if fold.acts_for(rank):
-        yield Step(recv_reduce(rank - 1, out(0), held, received_left=True))
+        yield Step(recv_reduce(rank - 1, out(0), held, final=False))
         held = out(0)
     elif fold.extra:
         yield Step()
@@ -127,7 +129,7 @@ def recursive_doubling_all_reduce(rank: int, world_size: int) -> Program:
         last = 2 * mask == fold.size
         yield Step(
             send(peer, held),
-            recv_reduce(peer, out(0), held, received_left=peer < rank, final=last),
+            recv_reduce(peer, out(0), held, final=last),
         )
         held = out(0)
     if fold.acts_for(rank):
@@ -149,6 +151,7 @@ def _rabenseifner_reduced(k: int) -> Fraction:
 @register(
     "all_reduce",
     "rabenseifner",
+    order=OperandOrder.RANK,
     chunks=power_of_two_below,
     cost=Cost(
         rounds=lambda k: _folded_rounds(k, 2),
@@ -166,7 +169,7 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
     Source: R. Rabenseifner, "Optimization of collective reduction operations",
     ICCS 2004.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(rabenseifner_all_reduce, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:2-3 +1:0-1  >0:0-1 +0:2-3  >3:2-3 +3:0-1  >2:0-1 +2:2-3
@@ -184,9 +187,7 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
     place = inp
     if fold.acts_for(rank):
         yield Step(
-            recv_reduce(
-                rank - 1, tuple(map(out, whole)), tuple(map(inp, whole)), received_left=True
-            )
+            recv_reduce(rank - 1, tuple(map(out, whole)), tuple(map(inp, whole)), final=False)
         )
         place = out
     elif fold.extra:
@@ -197,15 +198,14 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
         peer = fold.rank(fold.index(rank) ^ mask)
         middle = len(kept) // 2
         lower, upper = kept[:middle], kept[middle:]
-        kept, given = (lower, upper) if rank < peer else (upper, lower)
-        exchanges.append((peer, kept, given))
+        kept, sent = (lower, upper) if rank < peer else (upper, lower)
+        exchanges.append((peer, kept, sent))
         yield Step(
-            send(peer, *map(place, given)),
+            send(peer, *map(place, sent)),
             recv_reduce(
                 peer,
                 tuple(map(out, kept)),
                 tuple(map(place, kept)),
-                received_left=peer < rank,
                 final=len(kept) == 1,
             ),
         )
@@ -241,12 +241,12 @@ def _halving_reduced(k: int) -> Fraction:
     ),
 )
 def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:
-    """Recursive halving reduce-scatter: give half of the blocks away in each step.
+    """Recursive halving reduce-scatter: hand half of the blocks over in each step.
 
     lg k steps and (k - 1)/k of the input sent by each rank for a power of two;
     for other k two steps and about one input more.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(recursive_halving_reduce_scatter, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >2:2-3 +2:0-1  >3:2-3 +3:0-1  >0:0-1 +0:2-3  >1:0-1 +1:2-3
@@ -266,12 +266,7 @@ def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:
     place: Callable[[int], Ref] = inp
     if fold.acts_for(rank):
         yield Step(
-            recv_reduce(
-                rank - 1,
-                tuple(map(kept_in, blocks)),
-                tuple(map(inp, blocks)),
-                received_left=True,
-            )
+            recv_reduce(rank - 1, tuple(map(kept_in, blocks)), tuple(map(inp, blocks)), final=False)
         )
         place = kept_in
     elif fold.extra:
@@ -282,20 +277,14 @@ def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:
         peer = fold.rank(fold.index(rank) ^ half)
         lower, upper = fold.ranks(low, low + half), fold.ranks(low + half, high)
         if rank < peer:
-            kept, given, high = lower, upper, low + half
+            kept, sent, high = lower, upper, low + half
         else:
-            kept, given, low = upper, lower, low + half
+            kept, sent, low = upper, lower, low + half
         last = high - low == 1
         into = (out(block) if last and block == rank else kept_in(block) for block in kept)
         yield Step(
-            send(peer, *map(place, given)),
-            recv_reduce(
-                peer,
-                tuple(into),
-                tuple(map(place, kept)),
-                received_left=peer < rank,
-                final=last,
-            ),
+            send(peer, *map(place, sent)),
+            recv_reduce(peer, tuple(into), tuple(map(place, kept)), final=last),
         )
         place = kept_in
     if fold.acts_for(rank):
@@ -322,7 +311,7 @@ def recursive_doubling_all_gather(rank: int, world_size: int) -> Program:
     lg k steps and (k - 1)/k of the output sent by each rank for a power of two;
     for other k two steps and about one output more.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(recursive_doubling_all_gather, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  =0 >1:0 <1:1   =1 >0:1 <0:0   =2 >3:2 <3:3   =3 >2:3 <2:2

@@ -1,32 +1,44 @@
-"""The registry: one entry an algorithm.
+"""The registry: an entry for each algorithm.
 
-An algorithm is a function ``program(rank, world_size)``, or ``program(rank,
-world_size, root)`` for a rooted collective, that yields steps. Its entry says
-how many chunks and scratch slots it uses and what the literature says that it
-costs; tests hold the cost counted on the schedule against these formulas::
+An algorithm is a function ``program(rank, world_size)``, or ``program(rank, world_size,
+root)`` for a rooted collective, that yields steps. Its entry says all that the rest of the
+library has to know of it, such as how many chunks and scratch slots the algorithm uses::
 
-    @register("all_gather", "ring", chunks=lambda k: k,
-              cost=Cost(rounds=lambda k: k - 1, traffic=lambda k: Fraction(k - 1, k)))
+    @register("all_gather", "ring", chunks=lambda k: k)
     def ring_all_gather(rank, world_size):
         ...
 
 With ``needs_hosts`` a program is ``program(rank, hosts)``, where ``hosts`` holds the host
-number of every rank, and what the entry says is from ``hosts`` as well.
+number of every rank, and the functions of the entry take ``hosts`` as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
-from ringcoll.contracts import CONTRACTS, contract
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule import Program, Schedule, Step, copy, inp, out
+from ringcoll.schedule.contracts import CONTRACTS, OperandOrder, contract
+from ringcoll.schedule.counting import Counts, chunks_of_data, tally_of
+from ringcoll.schedule.ir import Program, Schedule, Step, copy, inp, out
 
-__all__ = ["ALIASES", "Algorithm", "Cost", "algorithms", "find", "on_hosts", "register"]
+__all__ = [
+    "ALIASES",
+    "Algorithm",
+    "Cost",
+    "algorithms",
+    "find",
+    "generation",
+    "on_hosts",
+    "register",
+    "required",
+    "schedule_of",
+    "unregister",
+    "where_possible",
+]
 
 ALIASES = {"tree": "binomial_tree"}
 """Short names, understood wherever an algorithm is named."""
@@ -53,19 +65,13 @@ def _nothing(world_size: int) -> Fraction:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an algorithm costs, from the world size k (or the hosts), by the literature.
-
-    Times are ``rounds * alpha + (traffic * beta + reduced * gamma) * n`` where n
-    is the size of the whole data: the vector, or all blocks of one rank.
+    """Formulas of the literature for what an algorithm costs, from the world size or the hosts.
 
     Parameters
     ----------
-    rounds
-        Steps in which anything is sent.
-    traffic
-        Sum over the steps of the most that any rank sends or receives in it, in n.
-    reduced
-        Sum over the steps of the most that any rank reduces in it, in n.
+    rounds, traffic, reduced
+        As in `ringcoll.schedule.counting.Counts`. `verify` compares each with what it
+        counts on the schedule.
     """
 
     rounds: Callable[[Any], int]
@@ -75,39 +81,52 @@ class Cost:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A registered algorithm.
+    """A registered algorithm: all that the rest of the library knows of it.
 
     Parameters
     ----------
     collective, name
-        What it is called by.
+        Names of the collective and of the algorithm.
     program
         The function that yields the steps of a rank.
-    chunks, slots
-        Number of chunks of data and of scratch slots, from the world size, or the hosts.
     cost
-        The formulas of the literature.
+        Formulas of the literature; ``None`` to have the cost counted on the schedule.
+    chunks, slots
+        Number of chunks of data and of scratch slots, from the world size or the hosts.
     pipelined
-        Whether it is meant to be run in segments.
+        Whether the algorithm is meant to be run in segments.
     equal_blocks
-        Whether it moves blocks whose length a rank knows only if all are equal.
+        Whether a rank moves blocks of others, whose length it knows only if all blocks are
+        equal.
     restriction
-        For a world size it is not defined for, the reason; otherwise ``None``.
+        The reason why the algorithm is not defined for a world size; otherwise ``None``.
     needs_hosts
         Whether the program and the functions of this entry (but for ``restriction``)
         take the host number of every rank in place of the world size.
+    order
+        The order of operands that the algorithm keeps, for every world size and root.
+    across_hosts_from
+        Bytes of the whole data from which ``"auto"`` takes the algorithm where some hosts
+        have several ranks; ``None`` for an algorithm that is not chosen for that reason.
     """
 
     collective: str
     name: str
     program: Callable[..., Program]
-    cost: Cost
+    cost: Cost | None
     chunks: Callable[[Any], int]
     slots: Callable[[Any], int]
     pipelined: bool = False
     equal_blocks: bool = False
     restriction: Callable[[int], str | None] = field(default=lambda world_size: None)
     needs_hosts: bool = False
+    order: OperandOrder = OperandOrder.ANY
+    across_hosts_from: int | None = None
+
+    @property
+    def built_in(self) -> bool:
+        """Whether the algorithm comes with the library: every rank has it, and tests prove it."""
+        return self.program.__module__.startswith("ringcoll.algorithms.")
 
     @property
     def summary(self) -> str:
@@ -115,14 +134,14 @@ class Algorithm:
         return (self.program.__doc__ or "").strip().split("\n")[0]
 
     def world(self, world_size: int, hosts: Sequence[int] | None = None) -> Any:
-        """What the functions of the entry take: the world size, or the hosts if it needs them.
+        """The argument of the entry's functions: the world size, or the hosts if they are needed.
 
         Parameters
         ----------
         world_size
             Number of ranks.
         hosts
-            The host number of every rank; by default those of `on_hosts`, which are two.
+            The host number of every rank; by default the two hosts of `on_hosts`.
 
         Raises
         ------
@@ -154,7 +173,7 @@ class Algorithm:
         UnsupportedWorldSizeError
             The algorithm is not defined for this world size.
         ScheduleError
-            ``root`` is not one of the ranks, or ``hosts`` are not one for each rank.
+            ``root`` is not one of the ranks, or ``hosts`` is not one number for each rank.
         """
         if world_size < 1:
             raise UnsupportedWorldSizeError(f"world_size must be at least 1, got {world_size}")
@@ -169,8 +188,8 @@ class Algorithm:
             if world_size == 1:
                 return alone(num_chunks)
             if contract(self.collective).rooted:
-                return self.program(rank, world, root)
-            return self.program(rank, world)
+                return _yielded(self.program(rank, world, root))
+            return _yielded(self.program(rank, world))
 
         return Schedule(
             collective=self.collective,
@@ -180,6 +199,61 @@ class Algorithm:
             num_slots=self.slots(world),
             program=program,
             root=root,
+            stated_cost=self._stated(world) if world_size > 1 else None,
+        )
+
+    def counts(self, world_size: int, hosts: Sequence[int] | None = None) -> Counts:
+        """What the algorithm costs: by its formulas, or counted if it has none.
+
+        Parameters
+        ----------
+        world_size, hosts
+            As for `schedule`.
+
+        Raises
+        ------
+        UnsupportedWorldSizeError, ScheduleError
+            As for `schedule`.
+
+        Examples
+        --------
+        >>> counts = find("all_reduce", "ring").counts(8)
+        >>> counts.rounds, str(counts.traffic), str(counts.reduced)
+        (14, '7/4', '7/8')
+        """
+        if world_size > 1 and (stated := self._stated(self.world(world_size, hosts))):
+            return stated
+        return _counted(self, world_size, None if hosts is None else tuple(hosts))
+
+    def _stated(self, world: Any) -> Counts | None:
+        cost = self.cost
+        if cost is None:
+            return None
+        return Counts(cost.rounds(world), cost.traffic(world), cost.reduced(world))
+
+
+@lru_cache(maxsize=1024)
+def _counted(entry: Algorithm, world_size: int, hosts: tuple[int, ...] | None) -> Counts:
+    schedule = entry.schedule(world_size, hosts=hosts)
+    return tally_of(schedule).counts(chunks_of_data(schedule))
+
+
+def _yielded(program: object) -> Program:
+    """The steps that a program yields.
+
+    Raises
+    ------
+    ScheduleError
+        The program returns steps, or anything else.
+    """
+    returned = program
+    if isinstance(program, Iterator):
+        returned = yield from cast("Generator[Step, None, object]", program)
+    if returned is not None or program is None:
+        what = "None" if returned is None else f"an object of type {type(returned).__name__}"
+        raise ScheduleError(
+            f"the program returned {what}; a program yields its steps one by one, as in "
+            "`yield Step(...)`, and returns nothing"
         )
 
 
@@ -189,16 +263,18 @@ def alone(num_chunks: int) -> Program:
 
 
 _REGISTRY: dict[tuple[str, str], Algorithm] = {}
-_changes: list[str] = []
+revision = 0
+"""A number that changes with the registry, for caches that depend on it."""
 
 
 def generation() -> int:
-    """A number that changes with the registry, for caches that depend on it."""
-    return len(_changes)
+    """The registry's `revision`."""
+    return revision
 
 
-def _changed(name: str) -> None:
-    _changes.append(name)
+def _changed() -> None:
+    global revision  # noqa: PLW0603  # it counts what happened to the registry
+    revision += 1
     schedule_of.cache_clear()
 
 
@@ -206,20 +282,22 @@ def register(
     collective: str,
     name: str,
     *,
-    cost: Cost,
+    cost: Cost | None = None,
     chunks: Callable[[Any], int] = lambda world_size: 1,
     slots: Callable[[Any], int] = lambda world_size: 0,
     pipelined: bool = False,
     equal_blocks: bool = False,
     restriction: Callable[[int], str | None] = lambda world_size: None,
     needs_hosts: bool = False,
+    order: OperandOrder = OperandOrder.ANY,
+    across_hosts_from: int | None = None,
 ) -> Callable[[Callable[..., Program]], Callable[..., Program]]:
-    """Register the decorated program; parameters as for `Algorithm`.
+    """Register the decorated program; the parameters are those of `Algorithm`.
 
     Raises
     ------
     ScheduleError
-        The collective is unknown, or it already has an algorithm of that name.
+        The collective is unknown, or already has an algorithm of that name.
     """
     contract(collective)
     if (collective, name) in _REGISTRY or name in ALIASES or name == "auto":
@@ -237,23 +315,25 @@ def register(
             equal_blocks,
             restriction,
             needs_hosts,
+            order,
+            across_hosts_from,
         )
-        _changed(name)
+        _changed()
         return program
 
     return decorate
 
 
 def unregister(collective: str, name: str) -> None:
-    """Take an algorithm out of the registry.
+    """Remove an algorithm from the registry.
 
     Raises
     ------
     UnknownAlgorithmError
-        There is none of that name.
+        The collective has no algorithm of that name.
     """
     del _REGISTRY[collective, find(collective, name).name]
-    schedule_of.cache_clear()
+    _changed()
 
 
 def algorithms(collective: str | None = None) -> Iterator[Algorithm]:
@@ -274,7 +354,7 @@ def find(collective: str, name: str) -> Algorithm:
     Raises
     ------
     UnknownAlgorithmError
-        There is none; the message lists those that there are.
+        The collective has no such algorithm; the message lists its algorithms.
     """
     entry = _REGISTRY.get((collective, ALIASES.get(name, name)))
     if entry is None:
@@ -286,6 +366,41 @@ def find(collective: str, name: str) -> Algorithm:
     return entry
 
 
+def required(collective: str, name: str, world_size: int) -> str:
+    """Check that a collective has an algorithm for a number of ranks; return its name.
+
+    Raises
+    ------
+    UnknownAlgorithmError, UnsupportedWorldSizeError
+        The collective does not have the algorithm.
+    """
+    if name != "auto" and (reason := find(collective, name).restriction(world_size)):
+        raise UnsupportedWorldSizeError(
+            f"{name} {collective} cannot run on {world_size} ranks: {reason}"
+        )
+    return name
+
+
+def where_possible(collective: str, name: str, world_size: int) -> str:
+    """Name an algorithm if the collective has it, otherwise ``"auto"``.
+
+    Raises
+    ------
+    UnknownAlgorithmError, UnsupportedWorldSizeError
+        No collective has the algorithm for so many ranks.
+    """
+    if name == "auto":
+        return name
+    can_run = set()
+    for each in CONTRACTS:
+        entry = _REGISTRY.get((each, ALIASES.get(name, name)))
+        if entry is not None and not entry.restriction(world_size):
+            can_run.add(each)
+    if not can_run:
+        required("all_reduce", name, world_size)  # says why
+    return name if collective in can_run else "auto"
+
+
 @lru_cache(maxsize=256)
 def schedule_of(
     collective: str,
@@ -294,5 +409,5 @@ def schedule_of(
     root: int = 0,
     hosts: tuple[int, ...] | None = None,
 ) -> Schedule:
-    """Build, or fetch, the schedule of an algorithm; see `Algorithm.schedule`."""
+    """Build, or take from a cache, the schedule of an algorithm; see `Algorithm.schedule`."""
     return find(collective, name).schedule(world_size, root, hosts)

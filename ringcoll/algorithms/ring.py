@@ -20,8 +20,8 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.compose import parallel, renumber
-from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
+from ringcoll.schedule.compose import parallel, renumber
+from ringcoll.schedule.ir import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
 
 
 def reduce_scatter_phase(
@@ -85,7 +85,7 @@ def ring_reduce_scatter(rank: int, world_size: int) -> Program:
     k - 1 steps, (k - 1)/k of the input sent by each rank, any number of ranks.
     Partial results alternate between two slots of scratch memory.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(ring_reduce_scatter, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1
@@ -103,7 +103,7 @@ def ring_all_gather(rank: int, world_size: int) -> Program:
 
     k - 1 steps, (k - 1)/k of the output sent by each rank, any number of ranks.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(ring_all_gather, 4))
     step  rank 0        rank 1        rank 2        rank 3
        0  =0 >1:0 <3:3  =1 >2:1 <0:0  =2 >3:2 <1:1  =3 >0:3 <2:2
@@ -127,7 +127,7 @@ def ring_all_reduce(rank: int, world_size: int) -> Program:
     lower bound on traffic, for any number of ranks. Partial results are kept in
     the output, so no scratch memory is used.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(ring_all_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1
@@ -148,7 +148,7 @@ def bidirectional_ring_all_reduce(rank: int, world_size: int) -> Program:
     Steps and traffic as for the ring, but both directions of every link carry
     data, which pays where links are full duplex and slower than the memory.
 
-    >>> from ringcoll.draw import grid
+    >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(bidirectional_ring_all_reduce, 4))
     step  rank 0                 rank 1                 rank 2                 rank 3
        0  >1:3 +3:2 >3:7 +1:6    >2:0 +0:3 >0:6 +2:5    >3:1 +1:0 >1:5 +3:4    >0:2 +2:1 >2:4 +0:7

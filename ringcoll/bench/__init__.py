@@ -6,31 +6,34 @@
 `measure`         the rounds, on every rank
 `limits`          what transport and memory allow: an exchange, an addition, a copy
 `efficiency`      how near the contenders come to that
-`peers`           MPI libraries beside ours; `mpi_peer` is what their ranks run
+`peers`           MPI libraries beside ours
 `summary`         statistics, bandwidths
 `environment`     what a measurement has to be read with
 `table`           the table and the JSON of nccl-tests
 `findings`        who wins where, in sentences
 `plot`            curves; needs matplotlib
-`gpu`             kernels and collectives on a GPU, for ``benchmarks/gpu.py``
-`tune`            costs and fastest algorithms, for `ringcoll.choice.tuning`
+`training`        trainers side by side, for ``ringcoll train``
+`traced`          one collective under `ringcoll.trace`
+`tune`            costs and fastest algorithms, for `ringcoll.system.tuning`
 `units`           how sizes and times are written and read
 ================  =============================================================
 
 ::
 
-    from ringcoll.bench import Request, on_rank
-    from ringcoll.launch import Ranks
+    from ringcoll.bench import BenchRequest, on_rank
+    from ringcoll.launch.processes import Ranks
 
-    request = Request("all_reduce", ("ring", "tree", "native"), (4, 65536, 1 << 20))
+    request = BenchRequest("all_reduce", ("ring", "tree", "native"), (4, 65536, 1 << 20))
     with Ranks(4) as ranks:
         results = ranks.run(on_rank, request)[0]
+
+May be imported from outside: ``__all__``, and each module's own.
 """
 
 from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, OPS, PERSISTENT, Workload
 from ringcoll.bench.measure import (
+    BenchRequest,
     Meeting,
-    Request,
     Result,
     Samples,
     Timing,
@@ -46,8 +49,8 @@ __all__ = [
     "NATIVE",
     "OPS",
     "PERSISTENT",
+    "BenchRequest",
     "Meeting",
-    "Request",
     "Result",
     "Samples",
     "Summary",

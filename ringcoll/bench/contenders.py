@@ -5,7 +5,7 @@ Sizes are those of nccl-tests: ``nbytes`` is asked for; for the collectives on b
 ranks, rounded down, and ``count`` is then the number of elements of one block. The size
 that is shown is that of the larger side: k blocks.
 
-Out of place means that the data given survive. torch.distributed has no separate output
+Out of place means that the inputs survive. torch.distributed has no separate output
 for all-reduce, reduce and broadcast: there, a copy of the input counts into the time.
 In place means nccl-tests' places: the same tensor, or this rank's block of the larger one.
 """
@@ -22,8 +22,8 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll.bench.exact import FACTOR
-from ringcoll.contracts import contract
 from ringcoll.reduction import premul_sum
+from ringcoll.schedule.contracts import contract
 
 __all__ = [
     "AUTO",
@@ -43,7 +43,7 @@ NATIVE = "native"
 AUTO = "auto"
 """Name of whatever algorithm the library chooses by itself."""
 PERSISTENT = "persistent"
-"""Name of the same, as an operation that is prepared once: see `ringcoll.prepared.Collective.plan`."""
+"""Name of the same, as an operation that is prepared once: see `ringcoll.collectives.prepared.Collective.plan`."""
 
 DTYPES = {
     "int8": torch.int8,
@@ -167,7 +167,7 @@ def shape(workload: Workload, world_size: int) -> Shape:
 
 @dataclass(frozen=True)
 class Buffers:
-    """The flat tensors of one call; in place, one of them is the other or a part of it."""
+    """The flat tensors of one call; in place, both share memory."""
 
     inp: Tensor
     out: Tensor
@@ -222,7 +222,7 @@ def caller(
     rank, world_size
         This rank of the default group, and its size.
     segment_bytes
-        For ringcoll's pipelined algorithms: see `ringcoll.api`.
+        For ringcoll's pipelined algorithms: see `ringcoll.collectives.functions`.
     """
     arguments = _Arguments(workload, buffers, rank, world_size)
     if contender == NATIVE:
@@ -242,7 +242,7 @@ class _Persistent:
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         def run(*args: Any, **kwargs: Any) -> object:
-            key = name, any(one is True for one in args)  # whether it is asynchronous
+            key = name, any(argument is True for argument in args)  # whether it is asynchronous
             if key not in self._prepared:
                 self._prepared[key] = getattr(ringcoll, name).plan(*args, **kwargs)
             return self._prepared[key]()

@@ -37,7 +37,7 @@ class Efficiency:
 
 def efficiencies(results: Sequence[Result]) -> list[Efficiency]:
     """Compare with the limits, where these were measured."""
-    found = []
+    comparisons = []
     for workload in dict.fromkeys(result.workload for result in results):
         timed = {
             result.contender: result
@@ -52,24 +52,24 @@ def efficiencies(results: Sequence[Result]) -> list[Efficiency]:
         if "exchange" not in medians:
             continue
         limit_s = medians["exchange"] + medians.get("add", 0.0)
-        found.append(
+        comparisons.append(
             Efficiency(
                 workload,
                 timed["exchange"].nbytes,
                 medians["exchange"],
                 medians.get("add", 0.0),
                 medians.get("copy", 0.0),
-                {name: limit_s / one for name, one in medians.items() if name not in LIMITS},
+                {name: limit_s / time_s for name, time_s in medians.items() if name not in LIMITS},
             )
         )
-    return found
+    return comparisons
 
 
 def lines(results: Sequence[Result]) -> Iterator[str]:
     """Lines to print below a table."""
-    for one in efficiencies(results):
-        told = ", ".join(f"{name} {value:.2f}" for name, value in one.of.items())
+    for row in efficiencies(results):
+        shares = ", ".join(f"{name} {value:.2f}" for name, value in row.of.items())
         yield (
-            f"# {as_size(one.nbytes)}: exchange {time_in_words(one.exchange_s)} + add "
-            f"{time_in_words(one.add_s)}, copy {time_in_words(one.copy_s)}; efficiency: {told}"
+            f"# {as_size(row.nbytes)}: exchange {time_in_words(row.exchange_s)} + add "
+            f"{time_in_words(row.add_s)}, copy {time_in_words(row.copy_s)}; efficiency: {shares}"
         )

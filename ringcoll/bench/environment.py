@@ -13,25 +13,41 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ringcoll import __version__
-from ringcoll.machine import cores, cpu
+from ringcoll._version import __version__
+from ringcoll.system.machine import cores, cpu
 
-__all__ = ["cores", "default_backend", "device", "device_of", "environment", "oversubscribed"]
+__all__ = [
+    "cores",
+    "default_backend",
+    "device",
+    "device_of",
+    "environment",
+    "oversubscribed",
+    "ran_on",
+]
 
 # Variables that change what is measured. Others are nobody's business: files of
 # results are passed on.
 _VARIABLES = ("GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "RINGCOLL_", "TORCH_", "UCX_")
 
 
-def oversubscribed(world_size: int) -> str | None:
-    """A sentence to print beside results, if ranks have to share cores; otherwise ``None``."""
+def oversubscribed(world_size: int) -> tuple[str, ...]:
+    """A sentence to print beside results if ranks have to share cores; otherwise nothing."""
     available = cores()
     if world_size <= available:
-        return None
+        return ()
     plural = "" if available == 1 else "s"
     return (
         f"{world_size} ranks share {available} core{plural}: "
-        "times include waiting for the scheduler"
+        "times include waiting for the scheduler",
+    )
+
+
+def ran_on(facts: dict[str, Any]) -> str:
+    """Say on how many processes, over which transport and on which machine something runs."""
+    return (
+        f"{facts['world_size']} processes over {facts['transport']}, {facts['cores']} cores "
+        f"({facts['cpu']}), load {facts['load_average'][0]}"
     )
 
 

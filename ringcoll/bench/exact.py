@@ -17,7 +17,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ringcoll.contracts import contract
+from ringcoll.schedule.contracts import contract
 
 __all__ = ["FACTOR", "Oracle", "count_wrong", "spoil"]
 
@@ -33,7 +33,7 @@ _ALL = ("product", "min", "band")
 
 @lru_cache(maxsize=256)
 def _hashes(rank: int) -> Tensor:
-    """Well mixed numbers of 32 bits, one for each index of the period."""
+    """Well mixed numbers of 32 bits, a number for each index of the period."""
     mixed = torch.arange(_PERIOD, dtype=torch.int64) + (rank + 1) * 0x9E3779B1
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 0x2C1B3C6D)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
@@ -91,14 +91,14 @@ class Oracle:
         return self._repeated(self._contribution(rank), 0, numel)
 
     def output(self, rank: int, count: int) -> Tensor | None:
-        """What a rank must have at the end; ``None`` if it is to have nothing.
+        """The output of a rank; ``None`` if the rank has no output.
 
         Parameters
         ----------
         rank
-            Whose output.
+            The rank that has the output.
         count
-            Elements of one block; of the vector, for collectives on one.
+            Elements of a block, or of the vector for collectives on a vector.
         """
         k, rules = self.world_size, contract(self.collective)
         blocks = rules.outputs(rank, k, self.root)
@@ -143,7 +143,7 @@ class Oracle:
         return ~bit if self.op == "band" else bit
 
     def _bools(self, rank: int) -> Tensor:
-        """Such that one rank in k, on average, decides the result."""
+        """Make inputs such that, on average, one rank in k decides the result."""
         rare = _hashes(rank) % self.world_size == 0
         if self.op == "bxor":
             return _hashes(rank) % 2
@@ -217,7 +217,7 @@ def count_wrong(result: Tensor, expected: Tensor) -> int:
 
 
 def spoil(result: Tensor, expected: Tensor) -> None:
-    """Overwrite every element with something wrong, so that one never written shows."""
+    """Overwrite every element with something wrong, so that an element that is never written shows."""
     if expected.dtype is torch.bool:
         result.copy_(~expected)
     elif expected.numel():

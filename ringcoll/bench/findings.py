@@ -1,8 +1,8 @@
-"""What the numbers say, in sentences.
+"""Measurements in sentences.
 
-One contender counts as faster than another at a size where the quartiles of their
-times do not overlap; otherwise they are about even. That is a description of what was
-measured, not a test of significance.
+A contender counts as faster than another at a size if the quartiles of their times do
+not overlap; otherwise the two are about even. That describes the measurements, and is no
+test of significance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ringcoll.bench.units import as_size
 __all__ = ["EVEN", "BySize", "by_size", "duel", "faster", "label", "sentences", "speed_against"]
 
 EVEN = "even"
-"""What `faster` says where the difference is within the spread."""
+"""The answer of `faster` if the difference is within the spread."""
 
 BySize = dict[int, dict[str, Result]]
 """Results by size, and by contender."""
@@ -49,19 +49,18 @@ def speed_against(result: Result, other: Result) -> float:
     return _median(other) / _median(result)
 
 
-def faster(one: Result, other: Result) -> str:
+def faster(first: Result, second: Result) -> str:
     """The contender that is faster; `EVEN` if their quartiles overlap."""
-    assert one.timed is not None
-    assert other.timed is not None
-    first, second = one.timed.summary, other.timed.summary
-    if first.p75_s < second.p25_s:
-        return one.contender
-    return other.contender if second.p75_s < first.p25_s else EVEN
+    assert first.timed is not None
+    assert second.timed is not None
+    if first.timed.summary.p75_s < second.timed.summary.p25_s:
+        return first.contender
+    return second.contender if second.timed.summary.p75_s < first.timed.summary.p25_s else EVEN
 
 
 def _ranges(sizes: Sequence[int], verdict: Callable[[int], str]) -> Iterator[tuple[str, list[int]]]:
-    for found, group in groupby(sizes, verdict):
-        yield found, list(group)
+    for word, group in groupby(sizes, verdict):
+        yield word, list(group)
 
 
 def _where(group: list[int], sizes: Sequence[int]) -> str:
@@ -80,26 +79,26 @@ def _where(group: list[int], sizes: Sequence[int]) -> str:
     return f"from {first} to {last}" if len(group) > 1 else f"at {first}"
 
 
-def duel(table: BySize, one: str, other: str, *, names: tuple[str, str] | None = None) -> str:
+def duel(table: BySize, first: str, second: str, *, names: tuple[str, str] | None = None) -> str:
     """Say which of two contenders is faster at which sizes.
 
     Parameters
     ----------
     table
         What `by_size` returns.
-    one, other
+    first, second
         The contenders.
     names
         How to call them; by default as `label` does.
     """
-    called = names or (label(one), label(other))
-    sizes = [nbytes for nbytes, row in sorted(table.items()) if one in row and other in row]
+    called = names or (label(first), label(second))
+    sizes = [nbytes for nbytes, row in sorted(table.items()) if first in row and second in row]
     if not sizes:
         return f"{called[0].capitalize()} and {called[1]} were not measured at a common size."
-    words = {one: f"{called[0]} is faster", other: f"{called[1]} is faster", EVEN: "about even"}
+    words = {first: f"{called[0]} is faster", second: f"{called[1]} is faster", EVEN: "about even"}
     parts = [
-        f"{words[found]} {_where(group, sizes)}"
-        for found, group in _ranges(sizes, lambda n: faster(table[n][one], table[n][other]))
+        f"{words[word]} {_where(group, sizes)}"
+        for word, group in _ranges(sizes, lambda n: faster(table[n][first], table[n][second]))
     ]
     return f"{called[0].capitalize()} against {called[1]}: {', '.join(parts)}."
 
@@ -118,7 +117,7 @@ def _winners(table: BySize) -> str:
 
 
 def _against_native(table: BySize) -> str | None:
-    """How the best of ringcoll stands against native."""
+    """Compare the fastest of ringcoll with native."""
     ratios: dict[int, float] = {}
     for nbytes, row in sorted(table.items()):
         own = {name: result for name, result in row.items() if name != NATIVE}
@@ -155,17 +154,16 @@ def _correctness(results: Sequence[Result]) -> str:
 
 
 def sentences(results: Sequence[Result]) -> Iterator[str]:
-    """Say which wins where, against native, ring against tree, and whether all was right."""
+    """Say which contender wins at which sizes, and whether all results were right."""
     table = by_size(results)
     if table:
         yield _winners(table)
     pairs = (("ring", "tree"), ("ring", "double_tree"))
-    for one, other in pairs:
-        if any(one in row and other in row for row in table.values()):
-            yield duel(table, one, other)
-    found = _against_native(table)
-    if found is not None:
-        yield found
+    for first, second in pairs:
+        if any(first in row and second in row for row in table.values()):
+            yield duel(table, first, second)
+    if (ratios := _against_native(table)) is not None:
+        yield ratios
     for name, reason in dict.fromkeys((r.contender, r.refused) for r in results if r.refused):
         yield f"{label(name).capitalize()} is not available: {reason}"
     yield _correctness(results)

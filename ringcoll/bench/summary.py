@@ -11,21 +11,25 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringcoll.contracts import contract
+from ringcoll.schedule.contracts import contract
 
-__all__ = ["Summary", "algbw", "busbw", "summarize"]
+__all__ = ["FEW_SAMPLES", "Summary", "algbw", "busbw", "spread_in_words", "summarize"]
+
+_FEW = 5  # with 5 samples the quartiles are samples; with fewer they lie between samples
+FEW_SAMPLES = f"of fewer than {_FEW} samples, and rough"
+"""What the mark ``~`` of `spread_in_words` says of median and spread."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What repeated measurements say.
+    """Statistics of repeated measurements.
 
     Parameters
     ----------
     samples
-        How many there are.
+        Number of samples.
     min_s, max_s, avg_s, stdev_s
-        As they are called; the deviation is that of the population.
+        Minimum, maximum, mean, and standard deviation of the population.
     p25_s, p50_s, p75_s
         Quartiles, with linear interpolation; ``p50_s`` is the median.
     p95_s, p99_s
@@ -44,6 +48,11 @@ class Summary:
     p99_s: float
 
     @property
+    def few(self) -> bool:
+        """Whether there are too few samples for quartiles: each is made of two samples."""
+        return self.samples < _FEW
+
+    @property
     def spread(self) -> float:
         """Interquartile range over median."""
         return (self.p75_s - self.p25_s) / self.p50_s if self.p50_s else 0.0
@@ -59,7 +68,7 @@ def summarize(samples_s: Sequence[float]) -> Summary:
     Parameters
     ----------
     samples_s
-        At least one.
+        Times in seconds; at least one time.
 
     Examples
     --------
@@ -85,6 +94,15 @@ def summarize(samples_s: Sequence[float]) -> Summary:
     )
 
 
+def spread_in_words(summary: Summary) -> str:
+    """Write the spread for a table; ``~`` marks few samples.
+
+    >>> spread_in_words(summarize([1.0] * 5)), spread_in_words(summarize([1.0]))
+    ('0%', '~0%')
+    """
+    return f"{'~' * summary.few}{100 * summary.spread:.0f}%"
+
+
 def algbw(nbytes: int, seconds: float) -> float:
     """Algorithm bandwidth: the size of the data over the time, in GB/s.
 
@@ -100,11 +118,11 @@ def busbw(collective: str, world_size: int, nbytes: int, seconds: float) -> floa
     Parameters
     ----------
     collective, world_size
-        What ran, on how many ranks.
+        The collective, and the number of ranks.
     nbytes
         Size of the whole data: the vector, or all blocks of a rank.
     seconds
-        How long it took.
+        Time of the operation.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""The table and the JSON of nccl-tests, so that what reads theirs reads ours.
+"""The table and the JSON of nccl-tests, for programs that read those of nccl-tests.
 
-A block is what one run of nccl-tests prints: header, lines, footer. With several
-contenders there is one block for each, although they were measured side by side.
+A block is the output of a run of nccl-tests: header, lines, footer. Each contender has a
+block, although the contenders were measured side by side.
 """
 
 from __future__ import annotations
@@ -12,9 +12,21 @@ from datetime import datetime
 from typing import Any
 
 from ringcoll.bench.environment import oversubscribed
-from ringcoll.bench.measure import Request, Result, Timing
+from ringcoll.bench.limits import LIMITS
+from ringcoll.bench.measure import BenchRequest, Result, Timing
+from ringcoll.bench.summary import FEW_SAMPLES
 
-__all__ = ["average_busbw", "document", "footer", "header", "line", "preamble", "wrong_in"]
+__all__ = [
+    "average_busbw",
+    "document",
+    "failed",
+    "footer",
+    "header",
+    "line",
+    "preamble",
+    "records",
+    "wrong_in",
+]
 
 _JSON_VERSION = 2  # of the layout of nccl-tests that is followed
 _MISSING = ("N/A",) * 4
@@ -45,7 +57,7 @@ def _number(value: float, width: int) -> str:
 
 
 def preamble(
-    request: Request, facts: dict[str, Any], devices: Sequence[dict[str, Any]]
+    request: BenchRequest, facts: dict[str, Any], devices: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
     """The lines before the first block."""
     sizes, step = request.nbytes, "0(bytes)"
@@ -64,7 +76,7 @@ def preamble(
     )
     yield f"# time: median, {_OVER_RANKS[request.over_ranks]}"
     yield _BLOCKING[request.blocking]
-    if (warning := oversubscribed(facts["world_size"])) is not None:
+    for warning in oversubscribed(facts["world_size"]):
         yield f"# {warning}"
     yield "#"
     yield "# Using devices"
@@ -115,11 +127,14 @@ def _half(result: Result, timing: Timing | None) -> str:
     return "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
-def footer(request: Request, results: Sequence[Result]) -> Iterator[str]:
+def footer(request: BenchRequest, results: Sequence[Result]) -> Iterator[str]:
     """The last lines of a block."""
     wrong = wrong_in(results)
     for reason in dict.fromkeys(result.refused for result in results if result.refused):
         yield f"# not available: {reason}"
+    few = sum(timing.summary.few for _, timing in _timings(results))
+    if few:
+        yield f"# {'Few samples':20} : {few} medians are {FEW_SAMPLES}"
     yield f"# {'Out of bounds values':20} : {wrong} {'FAILED' if wrong else 'OK'}"
     yield f"# {'Avg bus bandwidth':20} : {average_busbw(results):g} "
     yield "#"
@@ -138,14 +153,20 @@ def wrong_in(results: Iterable[Result]) -> int:
     return sum(result.wrong or 0 for result in results)
 
 
+def failed(results: Sequence[Result]) -> bool:
+    """Whether an element was wrong, or an algorithm was refused."""
+    refused = any(result.refused and result.contender not in LIMITS for result in results)
+    return refused or wrong_in(results) > 0
+
+
 def average_busbw(results: Iterable[Result]) -> float:
     """Mean bus bandwidth over all sizes, out of place and in place, in GB/s."""
-    found = [result.busbw(timing.summary.p50_s) for result, timing in _timings(results)]
-    return sum(found) / len(found) if found else 0.0
+    widths = [result.busbw(timing.summary.p50_s) for result, timing in _timings(results)]
+    return sum(widths) / len(widths) if widths else 0.0
 
 
 def document(
-    request: Request,
+    request: BenchRequest,
     facts: dict[str, Any],
     devices: Sequence[dict[str, Any]],
     results: Sequence[Result],
@@ -192,6 +213,36 @@ def document(
         "end_time": now.isoformat(timespec="seconds"),
         "errors": [f"{result.contender}: {result.refused}" for result in results if result.refused],
     }
+
+
+def records(results: Iterable[Result]) -> Iterator[dict[str, Any]]:
+    """The table for CSV: a row for each size, contender and mode, times in microseconds."""
+    for result in results:
+        workload = result.workload
+        first = {
+            "algorithm": result.contender,
+            "size": result.nbytes,
+            "count": result.count,
+            "type": workload.dtype,
+            "redop": workload.op,
+            "root": workload.root,
+        }
+        modes = {"out_of_place": result.out_of_place, "in_place": result.in_place}
+        for mode, timing in modes.items():
+            if timing is not None and timing.samples_s:
+                median = timing.summary.p50_s
+                yield first | {
+                    "mode": mode,
+                    "time_us": median * 1e6,
+                    "algbw": result.algbw(median),
+                    "busbw": result.busbw(median),
+                    "wrong": timing.wrong,
+                    "samples": timing.summary.samples,
+                    "spread": timing.summary.spread,
+                    "error": None,
+                }
+        if result.refused:
+            yield first | {"error": result.refused}
 
 
 def _record(result: Result) -> dict[str, Any]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import torch.distributed as dist
 
 import ringcoll
 from ringcoll.bench.contenders import Buffers, Workload, caller
+from ringcoll.system.user_modules import UserModule
 
-__all__ = ["Request", "on_rank"]
+__all__ = ["TraceRequest", "on_rank"]
 
 
 @dataclass(frozen=True)
-class Request:
+class TraceRequest:
     """What to trace.
 
     Parameters
@@ -23,13 +23,13 @@ class Request:
     workload, algorithm, segment_bytes
         The operation.
     transport
-        ``"gloo"`` or ``"ucx"``; ``None`` for what the group uses anyway.
+        The transport of CPU tensors; ``None`` for the transport that the group uses anyway.
     warmup, times
         How often it runs before the trace, and in it.
     path
         Of the file, absolute.
-    imports
-        Modules that register further algorithms.
+    modules
+        Modules of the user, which register further algorithms.
     """
 
     workload: Workload
@@ -39,10 +39,10 @@ class Request:
     transport: str | None = None
     warmup: int = 2
     times: int = 5
-    imports: tuple[str, ...] = ()
+    modules: tuple[UserModule, ...] = ()
 
 
-def on_rank(request: Request) -> dict[str, Any]:
+def on_rank(request: TraceRequest) -> dict[str, Any]:
     """Run the operation on the default group, and trace it.
 
     Returns
@@ -51,8 +51,8 @@ def on_rank(request: Request) -> dict[str, Any]:
         On rank 0 ``ranks``, the summary of each rank as JSON has it, ``clocks`` and
         ``transport``; empty on the others.
     """
-    for module in request.imports:
-        import_module(module)
+    for module in request.modules:
+        module.load()
     if request.transport is not None:
         ringcoll.use(transport=request.transport)
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -69,7 +69,8 @@ def on_rank(request: Request) -> dict[str, Any]:
         return {}
     return {
         "ranks": [
-            {call: shares.as_json() for call, shares in one.items()} for one in recording.summary
+            {call: shares.as_json() for call, shares in calls.items()}
+            for calls in recording.summary
         ],
         "clocks": recording.clocks,
         "transport": recording.transport,

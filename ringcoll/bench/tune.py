@@ -1,16 +1,16 @@
 """Measure a group's costs and its algorithms, and make a table of them.
 
-The costs are those of `ringcoll.choice.measured.measure`, taken several times: the median of
+The costs are those of `ringcoll.runtime.agreement.measure`, taken several times: the median of
 each. The algorithms run in rounds, as always (`ringcoll.bench.measure`), at sizes that grow
-by a factor; the fastest at a size gets the range up to the middle to the next one. A size
-at which the model's choice is as fast as the best, within the noise, is left to the
-model, so that rules say only what it does not know.
+by a factor; the fastest algorithm at a size gets the range up to the middle to the next size.
+A size at which the model's choice is as fast as the best, within the noise, is left to the
+model, so that rules say only what the model does not know.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from itertools import pairwise
 from math import isqrt
@@ -20,23 +20,27 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll import groups, select
 from ringcoll.algorithms import algorithms, find
 from ringcoll.bench.contenders import Workload, shape
-from ringcoll.bench.measure import Request, Result
+from ringcoll.bench.measure import BenchRequest, Result
 from ringcoll.bench.measure import measure as measure_all
-from ringcoll.choice.measured import measure
-from ringcoll.choice.predict import Parameters, comes_with_the_library, predictions
-from ringcoll.choice.rules import AUTO, Range, Rule
-from ringcoll.choice.table import Table
-from ringcoll.contracts import contract
+from ringcoll.bench.summary import Summary
+from ringcoll.collectives import groups
+from ringcoll.cost.choice import PIPELINED_SEGMENT_BYTES, choose
+from ringcoll.cost.predict import Parameters, predictions
+from ringcoll.cost.rules import AUTO, Range, Rule
+from ringcoll.cost.table import Table
 from ringcoll.errors import ArgumentError
-from ringcoll.launch import report
-from ringcoll.machine import cores
+from ringcoll.launch.processes import report
+from ringcoll.runtime.agreement import measure
+from ringcoll.schedule.contracts import contract
+from ringcoll.system.machine import cores
+from ringcoll.system.settings import without_tuning
+from ringcoll.system.user_modules import UserModule
 
 __all__ = [
     "Finding",
-    "Plan",
+    "TuningPlan",
     "candidates",
     "costs_on_rank",
     "findings",
@@ -46,12 +50,12 @@ __all__ = [
 
 _TIMES = 5  # that the costs are measured
 _NOISE = 1.1  # times as slow is as fast
-_HOPELESS = 4.0  # times as slow as the best one, by prediction: it is wrong by less
+_HOPELESS = 4.0  # times as slow as the best, by prediction, which is wrong by less
 _LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class TuningPlan:
     """What to measure.
 
     Parameters
@@ -63,30 +67,51 @@ class Plan:
     seconds
         Time for all of it.
     costs
-        What was measured before; algorithms that by these are many times slower than the
-        best one are left out.
+        Costs that were measured before. An algorithm that by these is many times slower
+        than the best algorithm is left out.
+    algorithms
+        Names of algorithms to measure, by collective; ``None`` for those of the library.
+    modules
+        Modules of the user, which register further algorithms.
     """
 
     collectives: tuple[str, ...]
     sizes: tuple[int, ...]
     seconds: float
     costs: Parameters | None = None
+    algorithms: Mapping[str, tuple[str, ...]] | None = None
+    modules: tuple[UserModule, ...] = ()
+
+    def leaves_a_choice(self, collective: str, world_size: int) -> bool:
+        """Whether there are algorithms of a collective to choose between."""
+        if self.algorithms is None:
+            return len(candidates(collective, world_size)) > 1
+        return collective in self.algorithms
+
+    def contenders(self, collective: str, nbytes: int, world_size: int) -> tuple[str, ...]:
+        """Algorithms to measure at a size; the algorithm that the model chooses is one of them."""
+        own = promising(collective, nbytes, world_size, self.costs)
+        if self.algorithms is None:
+            return own
+        return tuple(dict.fromkeys((*self.algorithms[collective], own[0])))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one collective at one size.
+    """The fastest algorithm of one collective at one size, and the model's choice.
 
     Parameters
     ----------
     collective, nbytes
-        The workload; the size is what ``"auto"`` sees.
+        The workload; the size is the one that ``"auto"`` sees.
     best
         The fastest algorithm.
     auto
-        What the model would choose, by the measured costs.
+        The algorithm that the model would choose, by the measured costs.
     medians_s
         Time of each algorithm.
+    few
+        Whether a median is that of few samples.
     """
 
     collective: str
@@ -94,6 +119,7 @@ class Finding:
     best: str
     auto: str
     medians_s: dict[str, float]
+    few: bool = False
 
     @property
     def ratio(self) -> float:
@@ -121,7 +147,7 @@ def costs_on_rank(transport: str, timeout_s: float = _LIMIT_S) -> Parameters:
     ArgumentError
         The environment asks for another transport.
     """
-    select.without_tuning()
+    without_tuning()
     groups.use(transport=transport)
     ringcoll.barrier()  # connects the ranks
     used = groups.communicator(None, torch.device("cpu")).transport
@@ -130,9 +156,9 @@ def costs_on_rank(transport: str, timeout_s: float = _LIMIT_S) -> Parameters:
             "the environment asks for another transport", argument="transport",
             expected=used.name, got=transport,
         )  # fmt: skip
-    found = [astuple(measure(used, timeout_s, cores=cores())) for _ in range(_TIMES)]
+    costs = [astuple(measure(used, timeout_s, cores=cores())) for _ in range(_TIMES)]
     names = [field.name for field in fields(Parameters)]
-    return Parameters(**dict(zip(names, map(median, zip(*found, strict=True)), strict=True)))
+    return Parameters(**dict(zip(names, map(median, zip(*costs, strict=True)), strict=True)))
 
 
 def candidates(collective: str, world_size: int) -> tuple[str, ...]:
@@ -141,47 +167,49 @@ def candidates(collective: str, world_size: int) -> tuple[str, ...]:
     return tuple(
         entry.name
         for entry in algorithms(collective)
-        if comes_with_the_library(entry)
+        if entry.built_in
         and not entry.restriction(world_size)
         and not (unequal and entry.equal_blocks)
     )
 
 
-def workloads(plan: Plan, world_size: int) -> dict[str, tuple[int, ...]]:
+def workloads(plan: TuningPlan, world_size: int) -> dict[str, tuple[int, ...]]:
     """Sizes to measure of each collective that leaves a choice."""
     sizes = {
         name: tuple(n for n in plan.sizes if shape(Workload(name, n), world_size).count)
         for name in plan.collectives
-        if len(candidates(name, world_size)) > 1
+        if plan.leaves_a_choice(name, world_size)
     }
-    return {name: found for name, found in sizes.items() if found}
+    return {name: own for name, own in sizes.items() if own}
 
 
 def promising(
     collective: str, nbytes: int, world_size: int, costs: Parameters | None
 ) -> tuple[str, ...]:
-    """Algorithms that are worth measuring at a size."""
+    """Algorithms of the library that are worth measuring at a size."""
     if costs is None:
         return candidates(collective, world_size)
-    found = predictions(collective, nbytes, world_size, costs)
-    limit_s = _HOPELESS * found[0].seconds
-    return tuple(one.algorithm for one in found if one.seconds <= limit_s)
+    predicted = predictions(collective, nbytes, world_size, costs)
+    limit_s = _HOPELESS * predicted[0].seconds
+    return tuple(each.algorithm for each in predicted if each.seconds <= limit_s)
 
 
-def time_on_rank(plan: Plan) -> list[Result]:
+def time_on_rank(plan: TuningPlan) -> list[Result]:
     """Time the algorithms of all collectives; called on all ranks.
 
     Results are reported to the parent as they come.
     """
-    start, found = time.perf_counter(), []
+    for module in plan.modules:
+        module.load()
+    start, results = time.perf_counter(), []
     world_size = dist.get_world_size()
     todo = [(name, n) for name, sizes in workloads(plan, world_size).items() for n in sizes]
     for index, (collective, nbytes) in enumerate(todo):
         left = max(0.0, plan.seconds - (time.perf_counter() - start)) / (len(todo) - index)
         in_place = contract(collective).in_place
-        request = Request(
+        request = BenchRequest(
             collective,
-            promising(collective, nbytes, world_size, plan.costs),
+            plan.contenders(collective, nbytes, world_size),
             (nbytes,),
             modes=(in_place,),
             timed_modes=(in_place,),
@@ -191,55 +219,58 @@ def time_on_rank(plan: Plan) -> list[Result]:
             seconds=left,
             check=False,
         )
-        found += measure_all(request, report)
-    return found
+        results += measure_all(request, report)
+    return results
 
 
 def findings(results: Iterable[Result], table: Table) -> list[Finding]:
     """Compare, at each size, the fastest algorithm with what the model would choose."""
-    rows: dict[tuple[str, int], dict[str, float]] = {}
+    rows: dict[tuple[str, int], dict[str, Summary]] = {}
     for result in results:
         if result.timed is not None:
             key = result.workload.collective, result.nbytes
-            rows.setdefault(key, {})[result.contender] = result.timed.summary.p50_s
-    found = []
-    for (collective, nbytes), medians_s in rows.items():
+            rows.setdefault(key, {})[result.contender] = result.timed.summary
+    comparisons = []
+    for (collective, nbytes), summaries in rows.items():
+        medians_s = {name: summary.p50_s for name, summary in summaries.items()}
         best = min(medians_s, key=lambda name: (medians_s[name], name))
-        choice = select.choose(collective, nbytes, table.world_size, None, table)
-        found.append(Finding(collective, nbytes, best, choice.algorithm, medians_s))
-    return found
+        choice = choose(collective, nbytes, table.world_size, table)
+        few = any(summary.few for summary in summaries.values())
+        comparisons.append(Finding(collective, nbytes, best, choice.algorithm, medians_s, few))
+    return comparisons
 
 
-def rules_from(found: Sequence[Finding], world_size: int, hosts: int = 1) -> tuple[Rule, ...]:
-    """Rules that say what is fastest, where the model would choose something slower.
+def rules_from(results: Sequence[Finding], world_size: int, hosts: int = 1) -> tuple[Rule, ...]:
+    """Make rules for the sizes at which the model would choose a slower algorithm.
 
     A pipelined algorithm gets the segments with which it was measured.
 
-    From one size to the next, the border is their geometric mean. Before the smallest
-    and beyond the largest size, it is as at that size.
+    Between two sizes, the border is their geometric mean. Below the smallest size and
+    above the largest, the rule is the same as at that size.
 
     Examples
     --------
-    >>> found = [
+    >>> results = [
     ...     Finding("all_reduce", nbytes, best, "tree", {best: 1.0, "tree": 2.0})
     ...     for nbytes, best in ((1 << 10, "direct"), (1 << 14, "direct"), (1 << 18, "ring"))
     ... ]
-    >>> for rule in rules_from(found, 4):
+    >>> for rule in rules_from(results, 4):
     ...     print(rule)
     all_reduce:0-64K:direct:k=4:hosts=1
     all_reduce:64K-inf:ring:k=4:hosts=1
     """
     rules: list[Rule] = []
-    for collective in dict.fromkeys(one.collective for one in found):
+    for collective in dict.fromkeys(finding.collective for finding in results):
         own = sorted(
-            (one for one in found if one.collective == collective), key=lambda one: one.nbytes
+            (finding for finding in results if finding.collective == collective),
+            key=lambda finding: finding.nbytes,
         )
         borders: list[int | None] = [0]
         borders += [isqrt(a.nbytes * b.nbytes) for a, b in pairwise(own)]
         borders.append(None)
-        for index, one in enumerate(own):
+        for index, finding in enumerate(own):
             first, end = borders[index] or 0, borders[index + 1]
-            algorithm = AUTO if one.ratio <= _NOISE else one.best
+            algorithm = AUTO if finding.ratio <= _NOISE else finding.best
             last = rules[-1] if rules else None
             if last and last.collective == collective and last.algorithm == algorithm:
                 rules[-1] = replace(last, nbytes=Range(last.nbytes.first, end))
@@ -258,4 +289,4 @@ def rules_from(found: Sequence[Finding], world_size: int, hosts: int = 1) -> tup
 
 def _segment_bytes(collective: str, algorithm: str) -> int | None:
     pipelined = algorithm != AUTO and find(collective, algorithm).pipelined
-    return select.PIPELINED_SEGMENT_BYTES if pipelined else None
+    return PIPELINED_SEGMENT_BYTES if pipelined else None

@@ -1,18 +1,30 @@
 """The command line; ``ringcoll --help`` describes it.
 
 ================  =====================================================
-`app`             the group of commands, and what they share
+`app`             the group of commands, and how they end
+`command`         how a command describes itself
 `compare`         ``ringcoll compare``
 `bench`           ``ringcoll bench``
-`measuring`       what these two share
+`measuring`       what the commands that measure share
 `listing`         ``ringcoll list``
 `show`            ``ringcoll show``
+`new`             ``ringcoll new``
 `prove`           ``ringcoll verify``
 `info`            ``ringcoll info``
+`doctor`          ``ringcoll doctor``
+`explain`         ``ringcoll explain``
+`trace`           ``ringcoll trace``
+`train`           ``ringcoll train``
+`tune`            ``ringcoll tune``
+`report`          a proof in words and as data
+`output`          how results are printed
+`parameters`      arguments and options that several commands take
 ================  =====================================================
 
-A command's module is imported when the command is called, so that asking for
-help is quick and none of it is imported by ``import ringcoll``.
+A command's module is imported when the command is called, so that the list of commands
+is quick. ``import ringcoll`` imports nothing of the command line.
+
+May be imported from outside: `main`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The group of commands: how they are found, helped with, and fail.
+"""The group of commands: how commands are found, described, and end.
 
-A new command is a module with a click command, and one line in `COMMANDS`.
+A new command is a module with a click command, and an entry in `COMMANDS`.
 
-Exit status: 0 when all is well, 1 when something that was checked is wrong, 2
-when the command could not do what it was asked to.
+Exit status: 0 if all is well, 1 if something that was checked is wrong, 2 if the command
+could not do what it was asked to do, 130 if Ctrl-C ended it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from typing import Any, NamedTuple
 
 import click
 
-from ringcoll import __version__
+from ringcoll._version import __version__
+from ringcoll.cli.command import SETTINGS, write_examples
 from ringcoll.errors import RingcollError
 
-__all__ = ["COMMANDS", "Entry", "cli"]
+__all__ = ["COMMANDS", "INTERRUPTED", "CommandEntry", "cli"]
+
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended; shells use the same number."""
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """What the group knows of a command without importing it.
 
     ``target`` is ``module:attribute``, ``summary`` and ``example`` are one line each.
@@ -31,52 +35,62 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "compare": Entry(
+    "compare": CommandEntry(
         "ringcoll.cli.compare:compare",
         "Ring, tree and native side by side, on real processes.",
         "ringcoll compare",
     ),
-    "bench": Entry(
+    "bench": CommandEntry(
         "ringcoll.cli.bench:bench",
         "One collective, in the table of nccl-tests.",
         "ringcoll bench all_reduce -b 8 -e 128M -f 2",
     ),
-    "tune": Entry(
+    "tune": CommandEntry(
         "ringcoll.cli.tune:tune",
         "Measure this machine, so that auto chooses by what was measured.",
         "ringcoll tune -k 4",
     ),
-    "explain": Entry(
+    "explain": CommandEntry(
         "ringcoll.cli.explain:explain",
         "Which algorithm auto stands for, what else there is, and why.",
         "ringcoll explain all_reduce -k 8 -b 1M",
     ),
-    "train": Entry(
+    "train": CommandEntry(
         "ringcoll.cli.train:train",
         "A small training run: ring, tree and native side by side.",
         "ringcoll train",
     ),
-    "trace": Entry(
+    "trace": CommandEntry(
         "ringcoll.cli.trace:trace",
         "Where the time goes: a picture of all ranks, and its summary.",
         "ringcoll trace all_reduce -k 4 -b 1M --algorithm ring",
     ),
-    "list": Entry(
+    "list": CommandEntry(
         "ringcoll.cli.listing:list_algorithms",
         "The algorithms of each collective.",
         "ringcoll list",
     ),
-    "show": Entry(
+    "show": CommandEntry(
         "ringcoll.cli.show:show",
         "An algorithm, step by step and rank by rank.",
         "ringcoll show ring all_reduce -k 4",
     ),
-    "verify": Entry(
+    "new": CommandEntry(
+        "ringcoll.cli.new:new",
+        "Write an algorithm of your own to begin with, and its test.",
+        "ringcoll new all_reduce star",
+    ),
+    "verify": CommandEntry(
         "ringcoll.cli.prove:verify",
         "Prove that algorithms are right, and what they cost.",
         "ringcoll verify --world-sizes 1-64",
     ),
-    "info": Entry(
+    "doctor": CommandEntry(
+        "ringcoll.cli.doctor:doctor",
+        "What will be used on this machine, why, and what to expect.",
+        "ringcoll doctor -k 4",
+    ),
+    "info": CommandEntry(
         "ringcoll.cli.info:info",
         "Versions and machine, for a bug report.",
         "ringcoll info",
@@ -107,22 +121,24 @@ class _Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
-        with formatter.section("Examples"):
-            for entry in COMMANDS.values():
-                formatter.write_text(entry.example)
+        write_examples(formatter, "\n".join(entry.example for entry in COMMANDS.values()))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except RingcollError as error:
             raise _CannotDoError(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("\ninterrupted; all ranks were ended", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings=SETTINGS)
 @click.version_option(__version__, "-V", "--version", message="ringcoll %(version)s")
 def cli() -> None:
     """Collective communication rebuilt from send and recv.
 
     Every algorithm is data: it can be drawn, proved and measured. Each command
-    explains itself with --help, and prints JSON with --json.
+    explains itself with -h, and prints JSON with --json. An algorithm of your own is
+    named module:algorithm or path/file.py:algorithm.
     """

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +12,26 @@ import click
 import torch
 from click.core import ParameterSource
 
-from ringcoll import select
-from ringcoll.bench import DTYPES, OPS, Request, Result, table
+from ringcoll.bench import DTYPES, OPS, BenchRequest, Result, on_rank, table
 from ringcoll.bench import peers as asked
 from ringcoll.bench.efficiency import efficiencies, lines
-from ringcoll.bench.environment import environment
+from ringcoll.bench.environment import default_backend, environment
 from ringcoll.bench.limits import LIMITS
 from ringcoll.bench.measure import OVER_RANKS
 from ringcoll.bench.units import as_size
 from ringcoll.cli import measuring
-from ringcoll.cli.output import print_json, progress
-from ringcoll.cli.parameters import collective_name, json_option
-from ringcoll.contracts import contract
-from ringcoll.groups import transport_name
+from ringcoll.cli.command import command
+from ringcoll.cli.output import print_csv, print_json, progress
+from ringcoll.cli.parameters import collective_name, csv_option, json_option, new_file
+from ringcoll.schedule.contracts import contract
+from ringcoll.transport import catalogue
 
 __all__ = ["bench"]
 
 _NCCL_DTYPES = 12  # the first ones of `DTYPES`, which "all" means
 _NCCL_OPS = 6
 
-_EXAMPLES = """\b
-Examples:
+_EXAMPLES = """
   ringcoll bench all_reduce -b 8 -e 128M -f 2
   ringcoll bench all_reduce -k 2 --algorithms ring,native -b 1K -e 1M -f 4
   ringcoll bench all_reduce -b 8 -e 64M -f 8 --peers gloo,mpich --limits
@@ -45,7 +42,7 @@ Examples:
 
 
 def _choice(names: list[str], several: int) -> Callable[..., tuple[str, ...]]:
-    """Read one of some names, or ``all`` for the first of them."""
+    """Make a callback that reads a name, or ``all`` for the first names."""
 
     def read(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
         if value == "all":
@@ -63,36 +60,29 @@ def _there(ctx: click.Context, param: click.Parameter, device: str) -> str:
     return device
 
 
-def _use(ctx: click.Context, param: click.Parameter, name: str | None) -> str:
-    """Let the ranks, which get this process's environment, use a transport of CUDA tensors."""
-    if name is not None:
-        os.environ[select.CUDA_TRANSPORT_VARIABLE] = name
-    return select.cuda_transport(None)
-
-
 def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if value != "all" and not value.isdecimal():
         raise click.BadParameter(f"{value!r} is neither a rank nor 'all'")
     return value
 
 
-@click.command(epilog=_EXAMPLES)
+@command(examples=_EXAMPLES)
 @click.argument("collective", type=collective_name)
-@measuring.ranks_option
+@measuring.ranks_option(4)
 @click.option(
     "--algorithms",
     default="auto",
     show_default=True,
     metavar="NAMES",
     help="Names from `ringcoll list`, auto, persistent (auto, prepared once), native for "
-    "torch's own; or all. "
+    "torch's own, algorithms of yours such as star.py:star; or all. "
     "One block is printed for each.",
 )
-@click.option("-b", "--minbytes", type=measuring.size, default="32M", show_default=True,
+@click.option("-b", "--minbytes", type=measuring.nbytes_of, default="32M", show_default=True,
               help="Smallest size.")  # fmt: skip
-@click.option("-e", "--maxbytes", type=measuring.size, default="32M", show_default=True,
+@click.option("-e", "--maxbytes", type=measuring.nbytes_of, default="32M", show_default=True,
               help="Largest size.")  # fmt: skip
-@click.option("-i", "--stepbytes", type=measuring.size, default="1M", show_default=True,
+@click.option("-i", "--stepbytes", type=measuring.nbytes_of, default="1M", show_default=True,
               help="From one size to the next.")  # fmt: skip
 @click.option("-f", "--stepfactor", type=click.IntRange(min=1), default=1, show_default=True,
               help="From one size to the next; above 1 it replaces -i.")  # fmt: skip
@@ -116,16 +106,13 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option("-a", "--average", type=click.IntRange(0, 3), default=3, show_default=True,
               help="The time of: 0 rank 0, 1 the average of the ranks, 2 the fastest, "
               "3 the slowest.")  # fmt: skip
-@click.option("--segment-bytes", type=measuring.size,
+@click.option("--segment-bytes", type=measuring.nbytes_of,
               help="Size of the pieces in which chunks are pipelined.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
               callback=_there,
               help="Where the tensors are. Ranks share GPUs where there are fewer of these.")  # fmt: skip
 @measuring.transport
-@click.option("--cuda-transport", type=click.Choice(select.CUDA_TRANSPORTS), callback=_use,
-              help="How CUDA tensors travel; otherwise as "
-              f"{select.CUDA_TRANSPORT_VARIABLE} says, or by nccl where torch has it, "
-              "else by ucx or gloo.")  # fmt: skip
+@measuring.cuda_transport
 @click.option("--peers", default="", metavar="NAMES",
               help="Other libraries, measured too: gloo, which takes turns with the algorithms "
               "as `native` does; openmpi, mpich, which run afterwards.")  # fmt: skip
@@ -135,10 +122,10 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option("--limits", is_flag=True,
               help="Also time an exchange of what has to be sent, an addition of what has to be "
               "added, and a copy; and print how near each algorithm comes.")  # fmt: skip
-@measuring.imports
 @click.option("-J", "--output_file", "file", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write everything to this file, as JSON.")  # fmt: skip
+              callback=new_file(), help="Write everything to this file, as JSON.")  # fmt: skip
 @json_option
+@csv_option
 @click.pass_context
 def bench(
     ctx: click.Context,
@@ -164,9 +151,9 @@ def bench(
     peers: str,
     peer_dir: Path,
     limits: bool,
-    modules: tuple[str, ...],
     file: Path | None,
     as_json: bool,
+    as_csv: bool,
 ) -> None:
     """Measure COLLECTIVE, with the flags, columns and JSON of nccl-tests.
 
@@ -185,7 +172,7 @@ def bench(
     an exchange with both neighbours at once of what a rank has to send, over the same
     transport, and an in-place addition of what it has to add.
 
-    Exit status: 1 if any element was wrong.
+    Exit status: 1 if any element was wrong, or an algorithm was refused.
     """
     unused = "transport" if device == "cuda" else "cuda_transport"
     if ctx.get_parameter_source(unused) is ParameterSource.COMMANDLINE:
@@ -202,9 +189,9 @@ def bench(
         raise click.UsageError("peers of MPI are started on this machine, not under torchrun")
     for name in mpi_peers:
         asked.find(name, peer_dir)
-    own = measuring.known(collective, algorithms, modules, world_size)
+    own, modules = measuring.contenders(collective, algorithms, world_size)
     named = (*own, *asked.contenders(others), *(LIMITS if limits else ()))
-    request = Request(
+    request = BenchRequest(
         collective,
         tuple(dict.fromkeys(named)),
         measuring.chosen(minbytes, maxbytes, stepfactor, stepbytes),
@@ -217,33 +204,46 @@ def bench(
         check=bool(check),
         blocking=blocking,
         segment_bytes=segment_bytes,
-        imports=modules,
+        modules=modules,
         device=device,
     )
     if not request.workloads:
         raise click.UsageError(f"operator {ops[0]} is not defined for {dtypes[0]}")
-    with measuring.interruptible():
-        wrong = _run(request, world_size, file, mpi_peers, peer_dir, as_json=as_json)
-    if wrong:
+    facts = environment(world_size)
+    facts["transport"] = catalogue.resolved(device)
+    printer = _Printer(request, facts, streams=not (as_json or as_csv or mpi_peers))
+    with progress(
+        len(request.workloads), collective, shown=not printer.streams and measuring.is_first_rank()
+    ) as advance:
+
+        def on_results(results: list[Result]) -> None:
+            advance(as_size(results[0].nbytes))
+            printer.results(results)
+
+        results = measuring.on_ranks(
+            on_rank,
+            request,
+            world_size=world_size,
+            backend=default_backend(device),
+            on_report=on_results,
+            on_start=printer.start,
+            kind=device,
+        )
+    for name in mpi_peers:
+        results += asked.measure_peer(name, request, world_size, peer_dir)
+    if printer.devices:  # under torchrun rank 0 has them, and prints
+        _finish(printer, results, file, as_json=as_json, as_csv=as_csv)
+    if table.failed(results):
         ctx.exit(1)
 
 
 class _Printer:
-    """Prints blocks: line by line if there is one only, otherwise at the end."""
+    """Prints blocks: line by line if there is only one block, otherwise at the end."""
 
-    def __init__(self, request: Request, facts: dict[str, Any], *, silent: bool) -> None:
-        self.request, self.facts, self.silent = request, facts, silent
+    def __init__(self, request: BenchRequest, facts: dict[str, Any], *, streams: bool) -> None:
+        self.request, self.facts = request, facts
         self.devices: list[dict[str, Any]] = []
-        self.streams = len(request.contenders) == 1 and not silent
-
-    def for_all(self, results: list[Result], *, silent: bool) -> _Printer:
-        """Make one that also prints the contenders that were measured elsewhere, if any."""
-        names = tuple(dict.fromkeys(one.contender for one in results))
-        if set(names) <= set(self.request.contenders):
-            return self
-        other = _Printer(replace(self.request, contenders=names), self.facts, silent=silent)
-        other.devices = self.devices
-        return other
+        self.streams = streams and len(request.contenders) == 1
 
     def start(self, devices: list[dict[str, Any]]) -> None:
         self.devices = devices
@@ -256,11 +256,9 @@ class _Printer:
             self._print(map(table.line, results))
 
     def end(self, results: list[Result]) -> None:
-        if self.silent:
-            return
         if not self.streams:
             self._print(table.preamble(self.request, self.facts, self.devices))
-        for name in self.request.contenders:
+        for name in dict.fromkeys((*self.request.contenders, *(r.contender for r in results))):
             own = [result for result in results if result.contender == name]
             if not self.streams:
                 self._print(table.header(name))
@@ -268,63 +266,24 @@ class _Printer:
             self._print(table.footer(self.request, own))
         self._print(lines(results))
 
-    def _print(self, lines: Iterator[str]) -> None:
+    def _print(self, lines: Iterable[str]) -> None:
         for line in lines:
             click.echo(line)
 
 
-@contextmanager
-def _bar(request: Request, *, shown: bool) -> Iterator[Callable[[list[Result]], None]]:
-    """A progress bar that counts workloads."""
-    if not shown:
-        yield lambda results: None
-        return
-    with progress() as bar:
-        task = bar.add_task(f"{request.collective}", total=len(request.workloads))
-
-        def advance(results: list[Result]) -> None:
-            bar.update(task, description=as_size(results[0].nbytes), advance=1)
-
-        yield advance
-
-
-def _run(
-    request: Request,
-    world_size: int,
-    file: Path | None,
-    mpi_peers: list[str],
-    peer_dir: Path,
-    *,
-    as_json: bool,
-) -> int:
-    """Measure, print and write; return how many elements were wrong."""
-    facts = environment(world_size)
-    on_gpu = request.device == "cuda"
-    facts["transport"] = transport_name("cuda" if on_gpu else "cpu")
-    printer = _Printer(request, facts, silent=as_json or bool(mpi_peers))
-    with _bar(request, shown=not printer.streams) as advance:
-
-        def on_results(results: list[Result]) -> None:
-            advance(results)
-            printer.results(results)
-
-        if measuring.under_torchrun():
-            results = measuring.run_under_torchrun(request, printer.start, on_results)
-        else:
-            results = measuring.run_here(request, world_size, printer.start, on_results)
-    for name in mpi_peers:
-        results += asked.measure_peer(name, request, world_size, peer_dir)
-    printer = printer.for_all(results, silent=as_json)
-    wrong = table.wrong_in(results)
-    if not printer.devices:  # under torchrun rank 0 has them, and prints
-        return wrong
-    printer.end(results)
-    found = table.document(request, facts, printer.devices, results)
-    found["limits"] = [asdict(one) for one in efficiencies(results)]
-    if file is not None:
-        file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        if not as_json:
-            click.echo(f"# Writing JSON output to {file}")
+def _finish(
+    printer: _Printer, results: list[Result], file: Path | None, *, as_json: bool, as_csv: bool
+) -> None:
+    """Print what is not printed yet, and write the file."""
+    document = table.document(printer.request, printer.facts, printer.devices, results)
+    document["limits"] = [asdict(efficiency) for efficiency in efficiencies(results)]
     if as_json:
-        print_json(found)
-    return wrong
+        print_json(document)
+    elif as_csv:
+        print_csv(list(table.records(results)))
+    else:
+        printer.end(results)
+    if file is not None:
+        file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        if not (as_json or as_csv):
+            click.echo(f"# Writing JSON output to {file}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,19 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import ALIASES
-from ringcoll.bench import NATIVE, Request, Result, plot
+from ringcoll.bench import NATIVE, BenchRequest, Result, on_rank, plot
 from ringcoll.bench.contenders import Workload, shape
-from ringcoll.bench.environment import environment, oversubscribed
+from ringcoll.bench.environment import default_backend, environment, oversubscribed, ran_on
 from ringcoll.bench.findings import by_size, label, sentences, speed_against
-from ringcoll.bench.table import wrong_in
+from ringcoll.bench.summary import FEW_SAMPLES, spread_in_words
+from ringcoll.bench.table import failed, wrong_in
 from ringcoll.bench.units import as_size, time_in_words
 from ringcoll.cli import measuring
-from ringcoll.cli.output import print_json, print_table, progress
-from ringcoll.cli.parameters import collective_name, json_option
-from ringcoll.contracts import contract
+from ringcoll.cli.command import command
+from ringcoll.cli.output import print_csv, print_json, print_table, print_text, progress
+from ringcoll.cli.parameters import collective_name, csv_option, json_option, new_file
+from ringcoll.schedule.contracts import contract
+from ringcoll.system.user_modules import UserModule
 
 __all__ = ["compare"]
 
@@ -30,21 +32,27 @@ _REST = "best of the rest"
 _WARMUP = 2
 _LEAST, _MOST = 5, 200  # rounds; with more the quartiles hardly move
 
-_EXAMPLES = """\b
-Examples:
+_EXAMPLES = """
   ringcoll compare
   ringcoll compare -k 8 --seconds 120 --picture eight.svg
   ringcoll compare all_gather -b 1K -e 64M -f 2
-  ringcoll compare --algorithms ring,bidirectional_ring,native --no-picture
+  ringcoll compare --algorithms ring,star.py:star,native --no-picture
 """
 
 
-@click.command(epilog=_EXAMPLES)
+def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Make sure that the picture can be drawn; ``None`` if nothing is to be drawn."""
+    if path is None or ctx.params["no_picture"]:
+        return None
+    return new_file(*plot.suffixes())(ctx, param, path)
+
+
+@command(examples=_EXAMPLES)
 @click.argument("collective", type=collective_name, default="all_reduce")
-@measuring.ranks_option
-@click.option("-b", "--minbytes", type=measuring.size, default="4", show_default=True,
+@measuring.ranks_option(4)
+@click.option("-b", "--minbytes", type=measuring.nbytes_of, default="4", show_default=True,
               help="Smallest size.")  # fmt: skip
-@click.option("-e", "--maxbytes", type=measuring.size, default="16M", show_default=True,
+@click.option("-e", "--maxbytes", type=measuring.nbytes_of, default="16M", show_default=True,
               help="Largest size.")  # fmt: skip
 @click.option("-f", "--stepfactor", type=click.IntRange(min=2), default=4, show_default=True,
               help="From one size to the next.")  # fmt: skip
@@ -52,14 +60,15 @@ Examples:
               help="Time to spend on measuring; more of it means more repetitions.")  # fmt: skip
 @click.option("--algorithms", "names", metavar="NAMES",
               help="Which to compare: names from `ringcoll list`, auto, native for torch's "
-              "own; or all.")  # fmt: skip
+              "own, an algorithm of yours such as star.py:star; or all.")  # fmt: skip
 @measuring.transport
-@measuring.imports
+@click.option("--no-picture", is_flag=True, is_eager=True,
+              help="Draw nothing; matplotlib is not needed then.")  # fmt: skip
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path),
-              default="ringcoll-compare.png", show_default=True,
+              default="ringcoll-compare.png", show_default=True, callback=_picture,
               help="Where to draw the curves.")  # fmt: skip
-@click.option("--no-picture", is_flag=True, help="Draw nothing; matplotlib is not needed then.")
 @json_option
+@csv_option
 @click.pass_context
 def compare(
     ctx: click.Context,
@@ -71,63 +80,62 @@ def compare(
     seconds: float,
     names: str | None,
     transport: str,
-    modules: tuple[str, ...],
-    picture: Path,
+    picture: Path | None,
     no_picture: bool,
     as_json: bool,
+    as_csv: bool,
 ) -> None:
     """Run ring, tree, double tree, the best of the other algorithms, and native.
 
     COLLECTIVE is all_reduce unless said otherwise. Ranks are processes on this machine.
     The contenders take turns, in an order that changes; each size has as many
     rounds as the time allows. Native is torch.distributed's own collective, over
-    gloo. The best of the rest is found out beforehand for each size, and then
-    measured like the others.
+    gloo. Short runs choose the best of the rest for each size, which is then measured
+    like the others.
 
     Times are medians, in place, of the slowest rank; the spread is the interquartile
     range over the median. #wrong counts elements that differ in any bit from the exact
     result, on all ranks, in place and out of place.
 
-    Exit status: 1 if any element was wrong.
+    Exit status: 1 if any element was wrong, or an algorithm was refused.
     """
     world_size = ranks or 4
-    if not no_picture:
-        plot.check_matplotlib()
     request = _request(
         collective,
         names,
-        modules,
         world_size,
         measuring.chosen(minbytes, maxbytes, stepfactor, 0),
         seconds,
     )
     facts = environment(world_size) | {"transport": transport}
-    if not as_json:
+    if not (as_json or as_csv):
         _announce(request, facts)
-    with measuring.interruptible():
-        results = _measure(request, world_size)
-    path = None if no_picture else _draw(results, picture, facts)
+    results = _measure(request, world_size)
+    path = None if picture is None else _draw(results, picture, facts)
     if as_json:
         print_json(_document(request, facts, results, path))
+    elif as_csv:
+        print_csv(list(_records(results)))
     else:
         _print(results, facts, path)
-    if wrong_in(results):
+    if failed(results):
         ctx.exit(1)
 
 
 def _request(
     collective: str,
     names: str | None,
-    modules: tuple[str, ...],
     world_size: int,
     sizes: tuple[int, ...],
     seconds: float,
-) -> Request:
-    everything = measuring.known(collective, "all", modules, world_size)
+) -> BenchRequest:
     scouts: list[str] = []
+    modules: tuple[UserModule, ...] = ()
     if names is not None:
-        contenders = measuring.known(collective, names, modules, world_size)
+        chosen, modules = measuring.contenders(collective, names, world_size)
+        contenders = list(chosen)
     else:
+        everything, _ = measuring.contenders(collective, "all", world_size)
         contenders = [name for name in _FEATURED if ALIASES.get(name, name) in everything]
         full = {ALIASES.get(name, name) for name in contenders}
         scouts = [name for name in everything if name not in full and name != NATIVE]
@@ -137,7 +145,7 @@ def _request(
     sizes = tuple(n for n in sizes if shape(Workload(collective, n), world_size).count)
     if not sizes:
         raise click.UsageError("at no size is there an element to move; a barrier has none")
-    return Request(
+    return BenchRequest(
         collective,
         tuple(contenders),
         sizes,
@@ -147,46 +155,42 @@ def _request(
         least=_LEAST,
         most=_MOST,
         seconds=seconds,
-        imports=modules,
+        modules=modules,
     )
 
 
-def _announce(request: Request, facts: dict[str, Any]) -> None:
+def _announce(request: BenchRequest, facts: dict[str, Any]) -> None:
     names = [label(name) for name in request.contenders]
     if request.scouts:
         names.insert(-1, f"the best of {len(request.scouts)} others")
-    click.echo(
-        f"{request.collective} of float32 on {facts['world_size']} processes over {facts['transport']}, "
-        f"{facts['cores']} cores ({facts['cpu']}), load {facts['load_average'][0]}"
+    print_text(
+        f"{request.collective} of float32 on {ran_on(facts)}",
+        f"{', '.join(names)}; about {request.seconds:.0f} s",
+        "",
     )
-    click.echo(f"{', '.join(names)}; about {request.seconds:.0f} s\n")
 
 
-def _measure(request: Request, world_size: int) -> list[Result]:
-    with _bar(request) as advance:
-        results = measuring.run_here(request, world_size, lambda devices: None, advance)
-    return sorted(results, key=lambda one: (one.nbytes, one.contender == NATIVE))  # it comes last
-
-
-@contextmanager
-def _bar(request: Request) -> Iterator[Callable[[list[Result]], None]]:
-    """A progress bar that shows the last medians."""
+def _measure(request: BenchRequest, world_size: int) -> list[Result]:
     sizes = request.nbytes
-    with progress() as bar:
-        task = bar.add_task(f"starting ranks, then {as_size(sizes[0])}", total=len(sizes))
-        done = 0
+    with progress(len(sizes), f"starting ranks, then {as_size(sizes[0])}") as advance:
+        results: list[Result] = measuring.on_ranks(
+            on_rank,
+            request,
+            world_size=world_size,
+            backend=default_backend(request.device),
+            on_report=lambda results: advance(_medians(results)),
+        )
+    return sorted(results, key=lambda result: (result.nbytes, result.contender == NATIVE))
 
-        def advance(results: list[Result]) -> None:
-            nonlocal done
-            done += 1
-            medians = "  ".join(
-                f"{label(one.contender)} {time_in_words(one.timed.summary.p50_s)}"
-                for one in results
-                if one.timed is not None
-            )
-            bar.update(task, completed=done, description=f"{as_size(results[0].nbytes)}: {medians}")
 
-        yield advance
+def _medians(results: list[Result]) -> str:
+    """The last medians, for the progress bar."""
+    medians = "  ".join(
+        f"{label(result.contender)} {time_in_words(result.timed.summary.p50_s)}"
+        for result in results
+        if result.timed is not None
+    )
+    return f"{as_size(results[0].nbytes)}: {medians}"
 
 
 _COLUMNS = ("size", "algorithm", "median", "spread", "busbw", "speed", "#wrong", "rounds")
@@ -196,14 +200,12 @@ _UNITS = ("", "", "(us)", "", "(GB/s)", "/native", "", "")
 def _print(results: list[Result], facts: dict[str, Any], path: Path | None) -> None:
     headings = [f"{name}\n{unit}" for name, unit in zip(_COLUMNS, _UNITS, strict=True)]
     print_table(headings, _rows(results), left=2)
-    click.echo("\n* lowest median of its size")
+    print_text("", "* lowest median of its size")
     if any(result.scouted for result in results):
-        click.echo("+ the best of the rest at its size")
-    if (warning := oversubscribed(facts["world_size"])) is not None:
-        click.echo(warning)
-    click.echo()
-    for sentence in sentences(results):
-        click.echo(sentence)
+        print_text("+ the best of the rest at its size")
+    if any(result.timed is not None and result.timed.summary.few for result in results):
+        print_text(f"~ median and spread are {FEW_SAMPLES}")
+    print_text(*oversubscribed(facts["world_size"]), "", *sentences(results))
     if path is not None:
         click.echo(f"\n{path.resolve()}")
 
@@ -223,14 +225,14 @@ def _rows(results: list[Result]) -> Iterator[tuple[str, ...]]:
             continue
         summary = result.timed.summary
         fastest = summary.p50_s == min(
-            one.timed.summary.p50_s for one in row.values() if one.timed is not None
+            other.timed.summary.p50_s for other in row.values() if other.timed is not None
         )
         native = row.get(NATIVE)
         yield (
             first,
             name,
             f"{'*' if fastest else ''}{summary.p50_s * 1e6:.1f}",
-            f"{100 * summary.spread:.0f}%",
+            spread_in_words(summary),
             f"{result.busbw(summary.p50_s):.4f}",
             "-" if native is None else f"{speed_against(result, native):.2f}",
             "-" if result.wrong is None else str(result.wrong),
@@ -251,7 +253,7 @@ def _draw(results: list[Result], path: Path, facts: dict[str, Any]) -> Path:
 
 
 def _document(
-    request: Request, facts: dict[str, Any], results: list[Result], path: Path | None
+    request: BenchRequest, facts: dict[str, Any], results: list[Result], path: Path | None
 ) -> dict[str, Any]:
     return {
         "environment": facts,

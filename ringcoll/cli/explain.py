@@ -2,57 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from ringcoll.choice.explanation import Explanation, explain_without_ranks
-from ringcoll.choice.rules import in_text
 from ringcoll.cli import measuring
+from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json
-from ringcoll.cli.parameters import collective_name, json_option
-from ringcoll.select import CUDA_TRANSPORTS, TRANSPORTS, transport
+from ringcoll.cli.parameters import collective_name, json_option, named_algorithms
+from ringcoll.collectives.explanation import Explanation, explain_without_ranks
+from ringcoll.cost.predict import predict
+from ringcoll.cost.rules import in_text
+from ringcoll.errors import UnsupportedWorldSizeError
+from ringcoll.transport import catalogue
 
 __all__ = ["explain"]
 
-_TRANSPORTS = tuple(dict.fromkeys((*TRANSPORTS, *CUDA_TRANSPORTS)))
+_TRANSPORTS = ("auto", *(entry.name for entry in catalogue.entries()))
 
-_EXAMPLES = """\b
-Examples:
+_EXAMPLES = """
   ringcoll explain all_reduce -k 8 -b 1M
   ringcoll explain all_gather -k 4 -b 64K --transport ucx
   ringcoll explain broadcast -k 64 --hosts 8 -b 16M --json
+  ringcoll explain all_reduce --algorithm star.py:star
 """
 
 
-@click.command(epilog=_EXAMPLES)
+@command(examples=_EXAMPLES)
 @click.argument("collective", type=collective_name)
 @click.option("-k", "--ranks", "--world-size", "ranks", type=click.IntRange(min=1), default=4,
               show_default=True, help="Number of ranks.")  # fmt: skip
-@click.option("-b", "--bytes", "nbytes", type=measuring.size, default="1M", show_default=True,
+@click.option("-b", "--bytes", "nbytes", type=measuring.nbytes_of, default="1M", show_default=True,
               help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
 @click.option("--hosts", type=click.IntRange(min=1), default=1, show_default=True,
               help="Number of hosts.")  # fmt: skip
-@click.option("--transport", "name", type=click.Choice(_TRANSPORTS), help="gloo.")
+@click.option("--transport", "name", type=click.Choice(_TRANSPORTS), default="auto",
+              show_default=True, help="Transport between the ranks.")  # fmt: skip
+@click.option("--algorithm", metavar="NAME",
+              help="Also predict this algorithm, such as star.py:star.")  # fmt: skip
 @json_option
 def explain(
-    collective: str, ranks: int, nbytes: int, hosts: int, name: str | None, as_json: bool
+    collective: str,
+    ranks: int,
+    nbytes: int,
+    hosts: int,
+    name: str,
+    algorithm: str | None,
+    as_json: bool,
 ) -> None:
     """Say what algorithm="auto" would choose for COLLECTIVE, and why.
 
     No ranks are started. The costs of messages are those of `ringcoll tune`, if it has
-    run for so many ranks on this machine, and built-in ones otherwise; a group measures
+    run for so many ranks on this machine, and built-in costs otherwise; a group measures
     its own. RINGCOLL_ALGORITHM counts.
     """
-    found = explain_without_ranks(collective, nbytes, ranks, name or transport(None), hosts)
+    transport = catalogue.resolved("cpu") if name == "auto" else name
+    explanation = explain_without_ranks(collective, nbytes, ranks, transport, hosts)
+    if algorithm is not None:
+        explanation = _with(explanation, algorithm)
     if as_json:
-        print_json(_document(found))
+        print_json(_document(explanation))
     else:
-        click.echo(str(found))
+        click.echo(str(explanation))
 
 
-def _document(found: Explanation) -> dict[str, Any]:
-    choice = found.choice
+def _with(explanation: Explanation, algorithm: str) -> Explanation:
+    """Add the prediction of an algorithm that "auto" does not stand for."""
+    choice = explanation.choice
+    (entry, *_), _ = named_algorithms(algorithm, choice.collective)
+    if reason := entry.restriction(choice.world_size):
+        raise UnsupportedWorldSizeError(
+            f"{entry.name} cannot run on {choice.world_size} ranks: {reason}"
+        )
+    if entry.needs_hosts:
+        raise click.UsageError(f"{entry.name} depends on hosts, and is not predicted")
+    others = [known for known in choice.predictions if known.algorithm != entry.name]
+    own = predict(entry, choice.nbytes, choice.world_size, choice.table.parameters)
+    predictions = sorted([*others, own], key=lambda prediction: prediction.seconds)
+    return replace(explanation, choice=replace(choice, predictions=tuple(predictions)))
+
+
+def _document(explanation: Explanation) -> dict[str, Any]:
+    choice = explanation.choice
     return {
         "collective": choice.collective,
         "nbytes": choice.nbytes,
@@ -65,5 +97,5 @@ def _document(found: Explanation) -> dict[str, Any]:
         "costs": choice.table.to_json()["parameters"],
         "source": choice.table.source,
         "forced": in_text(choice.table.forced),
-        "predictions": [one._asdict() for one in choice.predictions],
+        "predictions": [prediction._asdict() for prediction in choice.predictions],
     }

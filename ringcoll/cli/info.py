@@ -10,18 +10,18 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from ringcoll import __version__
+from ringcoll._version import __version__
+from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import json_option
 from ringcoll.errors import RingcollError
-from ringcoll.machine import cores
+from ringcoll.system.machine import cores
 
 __all__ = ["environment", "info"]
 
-_EXAMPLES = """\b
-Example:
-  ringcoll info
-"""
+_EXAMPLES = "ringcoll info"
+
+_CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
 
 
 def _version(distribution: str) -> str | None:
@@ -38,12 +38,12 @@ def environment() -> dict[str, object]:
     -------
     dict
         Values that JSON can hold. ``cores`` are those that this process may use,
-        ``memory`` is in GiB; ``None`` stands for what is not known or not there.
+        ``memory`` is in GiB; ``None`` stands for a fact that is unknown, or does not apply.
     """
     import torch
     import torch.distributed as dist
 
-    from ringcoll.bench.gpu import facts
+    from ringcoll.system import versions
 
     gpus = torch.cuda.device_count()
     backends = {
@@ -57,16 +57,9 @@ def environment() -> dict[str, object]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "torch": torch.__version__,
         "numpy": _version("numpy"),
-        "cupy": next(
-            (
-                found
-                for name in ("cupy", "cupy-cuda12x", "cupy-cuda13x")
-                if (found := _version(name))
-            ),
-            None,
-        ),
-        "ucxx": _if_there(facts.ucxx),
-        "ucx": _if_there(facts.ucx),
+        "cupy": next(filter(None, map(_version, _CUPY)), None),
+        "ucxx": _if_there(versions.ucxx),
+        "ucx": _if_there(versions.ucx),
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cores": cores(),
@@ -74,8 +67,8 @@ def environment() -> dict[str, object]:
         "torch_threads": torch.get_num_threads(),
         "backends": [name for name, available in backends.items() if available],
         "cuda": torch.version.cuda,
-        "driver": _if_there(facts.driver),
-        "nccl": _if_there(facts.nccl),
+        "driver": _if_there(versions.driver),
+        "nccl": _if_there(versions.nccl),
         "devices": [torch.cuda.get_device_name(index) for index in range(gpus)],
         "gpu_reduction": _gpu_reduction() if gpus else None,
         "transport": _transport("cpu"),
@@ -86,29 +79,29 @@ def environment() -> dict[str, object]:
 def _if_there(version_of: Callable[[], str]) -> str | None:
     try:
         return version_of()
-    except Exception:  # noqa: BLE001  # whatever a library raises where it is not at home
+    except Exception:  # noqa: BLE001  # libraries raise anything on machines without GPU
         return None
 
 
 def _transport(kind: str) -> str:
-    """What carries tensors where nobody chooses, or why nothing does."""
-    from ringcoll.groups import transport_name
+    """The transport that "auto" stands for, or the reason why there is no transport."""
+    from ringcoll.transport.catalogue import resolved
 
     try:
-        return transport_name(kind, "auto")
-    except RingcollError as error:  # also to be told in a bug report
+        return resolved(kind, "auto")
+    except RingcollError as error:  # belongs into a bug report, too
         return str(error)
 
 
 def _gpu_reduction() -> str:
-    """What reduces CUDA tensors, and why."""
-    from ringcoll import select
+    """The engine that reduces CUDA tensors, and the reason for it."""
     from ringcoll.reduction import gpu
+    from ringcoll.system import settings
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the reason is in the answer
         try:
-            engine = gpu.engine(select.reduction())
+            engine = gpu.engine(settings.reduction())
         except RingcollError as error:
             return str(error)
     return f"{engine.name}: {engine.reason}"
@@ -122,7 +115,7 @@ def _memory() -> float | None:
     return round(nbytes / 2**30, 1)
 
 
-@click.command(epilog=_EXAMPLES)
+@command(examples=_EXAMPLES)
 @json_option
 def info(as_json: bool) -> None:
     """Print versions and machine, for a bug report."""

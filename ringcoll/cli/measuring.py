@@ -1,7 +1,7 @@
-"""What the commands that measure share: options, and how ranks are had.
+"""What the commands that measure share: options, and where the ranks come from.
 
 Ranks are either started here, on this machine, or were started by ``torchrun``: then
-every one of them runs the command, and only rank 0 prints.
+every rank runs the command, and only rank 0 prints.
 """
 
 from __future__ import annotations
@@ -9,44 +9,41 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import click
 import torch.distributed as dist
 
-from ringcoll import select
-from ringcoll.algorithms import algorithms, find
-from ringcoll.bench import AUTO, NATIVE, PERSISTENT, Request, Result, measure, on_rank
-from ringcoll.bench.environment import default_backend, device
+from ringcoll.algorithms import algorithms
+from ringcoll.bench import AUTO, NATIVE, PERSISTENT
+from ringcoll.bench.environment import device
 from ringcoll.bench.units import parse_size
+from ringcoll.cli.parameters import named_algorithms
 from ringcoll.errors import UnsupportedWorldSizeError
-from ringcoll.launch import Ranks
-from ringcoll.transport.ucx import UcxTransport
+from ringcoll.launch.processes import Ranks, reports_to
+from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
+from ringcoll.system.user_modules import UserModule, is_reference
+from ringcoll.transport import catalogue
 
 __all__ = [
     "NATIVE",
     "chosen",
-    "imports",
-    "interruptible",
-    "known",
+    "contenders",
+    "cuda_transport",
+    "is_first_rank",
+    "nbytes_of",
     "on_ranks",
     "ranks_option",
     "ranks_to_use",
-    "run_here",
-    "run_under_torchrun",
-    "size",
     "transport",
     "under_torchrun",
 ]
-
-INTERRUPTED = 130  # what a shell says of a command that ended by Ctrl-C
 
 _OPERATION_S = 300.0  # time limit of one operation
 _RUN_S = 7 * 86400.0  # and of the whole: as long as the user is willing to wait
 
 
-def size(text: str) -> int:
+def nbytes_of(text: str) -> int:
     """Read a number of bytes, such as 64K.
 
     Raises
@@ -60,71 +57,100 @@ def size(text: str) -> int:
         raise click.BadParameter(str(error)) from error
 
 
-ranks_option = click.option(
-    "-k",
-    "--ranks",
-    "--world-size",
-    "ranks",
-    type=click.IntRange(min=1),
-    help="Number of ranks to start; 4.",
-)
+nbytes_of.__name__ = "size"  # as pages of help show the type
 
 
-def _use(ctx: click.Context, param: click.Parameter, name: str | None) -> str:
-    """Let the ranks, which get this process's environment, use a transport."""
-    if name is not None:
-        os.environ[select.TRANSPORT_VARIABLE] = name
-    chosen = select.transport(None)
-    if chosen == "ucx":
-        UcxTransport.check()
-    return chosen
+def ranks_option(usual: int) -> Callable[..., Any]:
+    """Make the option for the number of ranks, with the number that is used without it."""
+    return click.option(
+        "-k",
+        "--ranks",
+        "--world-size",
+        "ranks",
+        type=click.IntRange(min=1),
+        help=f"Number of ranks to start; {usual}.",
+    )
 
 
-transport = click.option(
-    "--transport",
-    type=click.Choice(["gloo", "ucx"]),
-    callback=_use,
-    help=f"How CPU tensors travel; gloo, unless {select.TRANSPORT_VARIABLE} says otherwise.",
-)
-
-imports = click.option(
-    "--import",
-    "modules",
-    multiple=True,
-    metavar="MODULE",
-    help="Import this module first: it may register algorithms of your own.",
-)
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment, which the ranks inherit, until the command ends."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)  # whoever runs the command may have restored it
+        os.environ |= {} if before is None else {name: before}
 
 
-def known(collective: str, names: str, modules: tuple[str, ...], world_size: int) -> list[str]:
+def _use(ctx: click.Context, param: click.Parameter, asked: str | None) -> str:
+    """Let the ranks use a transport for the tensors that the option is for; name it."""
+    kind = "cpu" if param.name == "transport" else "cuda"
+    if (asked or forced_transport(kind)) == "mpi":
+        raise click.BadParameter(
+            "this command starts its ranks itself, and ranks that use MPI are started by "
+            "mpiexec: write a program that calls ringcoll.mpi_group(), and start it with "
+            "`mpiexec -n 4 python program.py`"
+        )
+    if asked is not None:
+        ctx.with_resource(_variable(TRANSPORT_VARIABLES[kind], asked))
+    return catalogue.resolved(kind) if kind == "cpu" else catalogue.named(kind, None)
+
+
+def _transport_option(kind: str, option: str) -> Callable[..., Any]:
+    return click.option(
+        option,
+        type=click.Choice(("auto", *catalogue.names(kind))),
+        callback=_use,
+        help=f"Transport of {kind.upper()} tensors; auto, or that of "
+        f"{TRANSPORT_VARIABLES[kind]}. `ringcoll doctor` names it.",
+    )
+
+
+transport = _transport_option("cpu", "--transport")
+cuda_transport = _transport_option("cuda", "--cuda-transport")
+
+
+def contenders(
+    collective: str, text: str, world_size: int
+) -> tuple[tuple[str, ...], tuple[UserModule, ...]]:
     """Read a list of contenders, separated by commas; ``all`` is every algorithm, and native.
+
+    Returns
+    -------
+    tuple
+        Names of contenders, and the modules of the user to import on every rank.
 
     Raises
     ------
     UnknownAlgorithmError
-        One of them is none.
+        There is no such algorithm.
     UnsupportedWorldSizeError
-        One that was named does not run on so many ranks.
+        An algorithm that was named does not run on so many ranks.
     """
-    for module in modules:
-        try:
-            import_module(module)
-        except ImportError as error:
-            raise click.BadParameter(str(error), param_hint="--import") from error
-    if names.strip() == "all":
-        entries = [one for one in algorithms(collective) if not one.restriction(world_size)]
-        return [*(one.name for one in entries), NATIVE]
-    contenders = [name.strip().replace("-", "_") for name in names.split(",") if name.strip()]
-    if not contenders:
+    names: list[str] = []
+    modules: list[UserModule] = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        if word == "all":
+            entries = [
+                entry for entry in algorithms(collective) if not entry.restriction(world_size)
+            ]
+            names += [*(entry.name for entry in entries), NATIVE]
+        elif word in (AUTO, NATIVE, PERSISTENT):
+            names.append(word)
+        else:
+            entries, own = named_algorithms(word, collective)
+            modules += own
+            for entry in entries:
+                if reason := entry.restriction(world_size):
+                    raise UnsupportedWorldSizeError(
+                        f"{entry.name} {collective} cannot run on {world_size} ranks: {reason}"
+                    )
+                names.append(entry.name if is_reference(word) else word.replace("-", "_"))
+    if not names:
         raise click.BadParameter("name at least one", param_hint="--algorithms")
-    for name in contenders:
-        if name not in (AUTO, NATIVE, PERSISTENT) and (
-            reason := find(collective, name).restriction(world_size)
-        ):
-            raise UnsupportedWorldSizeError(
-                f"{name} {collective} cannot run on {world_size} ranks: {reason}"
-            )
-    return list(dict.fromkeys(contenders))
+    return tuple(dict.fromkeys(names)), tuple(dict.fromkeys(modules))
 
 
 def chosen(sizes_from: int, sizes_to: int, factor: int, step: int) -> tuple[int, ...]:
@@ -146,6 +172,11 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def is_first_rank() -> bool:
+    """Whether this process is the rank that prints; without ``torchrun`` it always is."""
+    return os.environ["RANK"] == "0" if under_torchrun() else True
+
+
 def ranks_to_use(asked: int | None, usual: int) -> int:
     """The number of ranks: as many as asked for, or as ``torchrun`` has started.
 
@@ -162,85 +193,47 @@ def ranks_to_use(asked: int | None, usual: int) -> int:
     return started
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """End quietly on Ctrl-C, with the exit status of a command that was interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo("\ninterrupted; all ranks were ended", err=True)
-        raise click.exceptions.Exit(INTERRUPTED) from None
-
-
-def run_here(
-    request: Request,
-    world_size: int,
-    on_start: Callable[[list[dict[str, Any]]], object],
-    on_results: Callable[[list[Result]], None],
-) -> list[Result]:
-    """Start ranks, measure on them, end them.
-
-    Parameters
-    ----------
-    on_start
-        Called with a description of each rank.
-    on_results
-        Called with the results of each workload.
-    """
-    backend = default_backend(request.device)
-    with Ranks(world_size, backend=backend, timeout_s=_OPERATION_S) as ranks:
-        on_start(ranks.run(device, request.device))
-        results: list[Result] = ranks.run(on_rank, request, on_report=on_results, timeout_s=_RUN_S)[
-            0
-        ]
-        return results
-
-
-def run_under_torchrun(
-    request: Request,
-    on_start: Callable[[list[dict[str, Any]]], object],
-    on_results: Callable[[list[Result]], None],
-) -> list[Result]:
-    """Measure on the ranks that are there; the functions are called on rank 0 only."""
-    dist.init_process_group(default_backend(request.device))
-    devices: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(devices, device(request.device))
-    if dist.get_rank() == 0:
-        on_start(devices)
-    results = measure(request, on_results)
-    dist.barrier()
-    dist.destroy_process_group()
-    return results
-
-
 def on_ranks(
     function: Callable[..., Any],
     *args: Any,
     world_size: int,
     backend: str,
-    on_report: Callable[[Any], None],
+    on_report: Callable[[Any], object] = lambda item: None,
+    on_start: Callable[[list[dict[str, Any]]], object] | None = None,
+    kind: str = "cpu",
 ) -> Any:
     """Call a function on ranks that are started here, or on those of ``torchrun``.
 
     Parameters
     ----------
     function, args
-        See `ringcoll.launch.Ranks.run`.
+        See `ringcoll.launch.processes.Ranks.run`.
     world_size, backend
         Number of ranks to start; backend of the default group.
     on_report
-        Called with what the ranks report; never under ``torchrun``.
+        Called with what the ranks report; under ``torchrun`` on rank 0, with its reports.
+    on_start
+        Called with a description of each rank, before the function runs; on rank 0.
+    kind
+        Where the tensors are, for the description: ``"cpu"`` or ``"cuda"``.
 
     Returns
     -------
     object
-        What the function returned on rank 0, or on this one of ``torchrun``'s.
+        What the function returned on rank 0; under ``torchrun`` on this rank.
     """
     if under_torchrun():
         dist.init_process_group(backend)
-        result = function(*args)
+        devices: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(devices, device(kind))
+        if dist.get_rank() == 0 and on_start is not None:
+            on_start(devices)
+        with reports_to(on_report):
+            result = function(*args)
         dist.barrier()
         dist.destroy_process_group()
         return result
     with Ranks(world_size, backend=backend, timeout_s=_OPERATION_S) as ranks:
+        if on_start is not None:
+            on_start(ranks.run(device, kind))
         return ranks.run(function, *args, on_report=on_report, timeout_s=_RUN_S)[0]

@@ -1,19 +1,28 @@
-"""How commands print: tables for people, JSON for programs, progress for the patient."""
+"""How commands print: tables and text for people, JSON and CSV for programs, progress."""
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-__all__ = ["amount", "print_json", "print_table", "progress"]
+__all__ = [
+    "amount",
+    "on_terminal",
+    "print_csv",
+    "print_json",
+    "print_table",
+    "print_text",
+    "progress",
+]
 
 _WIDE = 200  # characters; wider than any table of this library
 
@@ -29,6 +38,14 @@ def _number(value: object) -> float:
     raise TypeError(f"{value!r} has no form in JSON")
 
 
+def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table as CSV, with a line of names; ``None`` is an empty cell."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(sys.stdout, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
 def amount(value: Fraction) -> str:
     """Write an amount of data, in n, as tables show it.
 
@@ -38,24 +55,41 @@ def amount(value: Fraction) -> str:
     return f"{float(value):.3f}"
 
 
+def on_terminal() -> bool:
+    """Whether standard output is a terminal."""
+    return sys.stdout.isatty()
+
+
+def print_text(*sentences: str) -> None:
+    """Print each sentence on lines of its own, wrapped if standard output is a terminal."""
+    for sentence in sentences:
+        if on_terminal():
+            click.echo(textwrap.fill(sentence, shutil.get_terminal_size().columns))
+        else:
+            click.echo(sentence)
+
+
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int, prose: bool = False
 ) -> None:
     """Print a table on standard output.
 
-    Cells are never cut; where a terminal is too narrow it breaks the lines.
+    Cells are never cut; a terminal that is too narrow breaks the lines.
 
     Parameters
     ----------
     columns
         Headings.
     rows
-        As many cells in each.
+        Rows with as many cells as there are headings.
     left
         Number of columns, from the first, that hold words and not numbers.
     prose
         Whether the last column is text that may be broken to fit a terminal.
     """
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, column in enumerate(columns):
         breaks = prose and index == len(columns) - 1
@@ -71,14 +105,42 @@ def print_table(
         click.echo(line.rstrip())  # rich fills lines up
 
 
-def progress() -> Progress:
-    """A progress bar on standard error; nothing is drawn if that is no terminal."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
+@contextmanager
+def progress(total: int, text: str = "", *, shown: bool = True) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on standard error, if that is a terminal.
+
+    Parameters
+    ----------
+    total
+        Number of steps until the end.
+    text
+        Text beside the bar; a narrow terminal cuts it.
+    shown
+        Whether there is a bar at all.
+
+    Yields
+    ------
+    Callable
+        ``advance(text=None, steps=1)``: go on by some steps, with another text.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    bar = Progress(
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=Console(file=sys.stderr),
+        expand=True,
         transient=True,
-        disable=not sys.stderr.isatty(),
+        disable=not (shown and sys.stderr.isatty()),
     )
+    with bar:
+        task = bar.add_task(text, total=total)
+
+        def advance(text: str | None = None, steps: int = 1) -> None:
+            bar.update(task, advance=steps, description=text)
+
+        yield advance

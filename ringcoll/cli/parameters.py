@@ -2,43 +2,75 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import click
 
-__all__ = ["as_ranges", "collective_name", "json_option", "world_sizes"]
+from ringcoll.algorithms import ALIASES, Algorithm, algorithms
+from ringcoll.errors import ScheduleError, UnknownAlgorithmError
+from ringcoll.schedule.contracts import CONTRACTS, contract
+from ringcoll.system.user_modules import UserModule, algorithms_named, is_reference
+
+__all__ = [
+    "as_ranges",
+    "collective_name",
+    "csv_option",
+    "json_option",
+    "named_algorithms",
+    "new_file",
+    "rank_numbers",
+    "world_sizes",
+]
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _LARGEST_WORLD = 1 << 16  # a typing error should not run for days
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+csv_option = click.option("--csv", "as_csv", is_flag=True, help="Print the table as CSV.")
+
+
+def _numbers(text: str, lowest: int) -> tuple[int, ...]:
+    numbers: set[int] = set()
+    for piece in map(str.strip, text.split(",")):
+        match = _RANGE.fullmatch(piece)
+        if match is None:
+            raise click.BadParameter(f"{piece!r} is neither a number nor a range like 1-8")
+        first = int(match[1])
+        last = int(match[2] or first)
+        if not lowest <= first <= last <= _LARGEST_WORLD:
+            raise click.BadParameter(
+                f"{piece!r} is not within {lowest} to {_LARGEST_WORLD}, lowest first"
+            )
+        numbers.update(range(first, last + 1))
+    return tuple(sorted(numbers))
 
 
 def world_sizes(text: str) -> tuple[int, ...]:
-    """Read numbers and ranges, such as ``1-8,13,64``; sorted, each once.
+    """Read numbers and ranges, such as ``1-8,13,64``; sorted, each number once.
 
     Raises
     ------
     click.BadParameter
-        The text is something else; the message names the part.
+        The text is something else; the message names the piece of the text.
 
     Examples
     --------
     >>> world_sizes("8,1-3,2")
     (1, 2, 3, 8)
     """
-    sizes: set[int] = set()
-    for part in map(str.strip, text.split(",")):
-        match = _RANGE.fullmatch(part)
-        if match is None:
-            raise click.BadParameter(f"{part!r} is neither a number nor a range like 1-8")
-        first = int(match[1])
-        last = int(match[2] or first)
-        if not 1 <= first <= last <= _LARGEST_WORLD:
-            raise click.BadParameter(f"{part!r} is not within 1 to {_LARGEST_WORLD}, lowest first")
-        sizes.update(range(first, last + 1))
-    return tuple(sorted(sizes))
+    return _numbers(text, 1)
+
+
+def rank_numbers(text: str) -> tuple[int, ...]:
+    """Read ranks as `world_sizes` reads numbers; the first rank is 0.
+
+    >>> rank_numbers("0-2,7")
+    (0, 1, 2, 7)
+    """
+    return _numbers(text, 0)
 
 
 def as_ranges(numbers: Iterable[int]) -> str:
@@ -56,6 +88,105 @@ def as_ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
-def collective_name(text: str) -> str:
-    """Read the name of a collective; ``all-reduce`` is understood as ``all_reduce``."""
-    return text.replace("-", "_")
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class _CollectiveName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
+    """The name of a collective; ``all-reduce`` is read as ``all_reduce``."""
+
+    name = "collective"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name = value.replace("-", "_")
+        if name in CONTRACTS:
+            return name
+        before = "" if ctx is None else ctx.params.get("algorithm") or ""
+        if ctx is not None and before.replace("-", "_") in CONTRACTS:
+            raise click.UsageError(
+                f"the algorithm comes first; did you mean `{ctx.command_path} {value} {before}`?",
+                ctx,
+            )
+        if any(entry.name == ALIASES.get(name, name) for entry in algorithms()):
+            raise ScheduleError(
+                f"{value!r} is an algorithm; expected a collective: {', '.join(CONTRACTS)}"
+            )
+        try:
+            contract(name)
+        except ScheduleError as error:
+            raise ScheduleError(f"{error}{_did_you_mean(name, CONTRACTS)}") from None
+        raise AssertionError(name)
+
+
+collective_name = _CollectiveName()
+
+
+def named_algorithms(
+    text: str, collective: str | None = None
+) -> tuple[list[Algorithm], tuple[UserModule, ...]]:
+    """Find the algorithms of a name, or of ``module:algorithm``, which is imported.
+
+    Parameters
+    ----------
+    text
+        The name as the user typed it.
+    collective
+        The collective that the algorithm has to be for; ``None`` for any collective.
+
+    Returns
+    -------
+    tuple
+        At least one algorithm; and the module to import on every rank, if there is one.
+
+    Raises
+    ------
+    UnknownAlgorithmError
+        There is no such algorithm; the message lists the known ones, and the nearest.
+    """
+    if is_reference(text):
+        module, entries = algorithms_named(text)
+        fitting = [entry for entry in entries if collective in (None, entry.collective)]
+        if not fitting:
+            own = ", ".join(entry.collective for entry in entries)
+            raise UnknownAlgorithmError(f"{text!r} is for {own}, and not for {collective}")
+        return fitting, (module,)
+    name, every = text.replace("-", "_"), list(algorithms(collective))
+    fitting = [entry for entry in every if entry.name == ALIASES.get(name, name)]
+    if fitting:
+        return fitting, ()
+    known = dict.fromkeys(entry.name for entry in every)
+    known |= {short: None for short, full in ALIASES.items() if full in known}
+    target = "" if collective is None else f" for {collective}"
+    hint = f"; {text!r} is a collective" if name in CONTRACTS else _did_you_mean(name, known)
+    raise UnknownAlgorithmError(
+        f"unknown algorithm {text!r}{target}; known: {', '.join(known)}{hint}"
+    )
+
+
+def new_file(*suffixes: str) -> Callable[..., Path | None]:
+    """Make a callback that checks a file before hours are spent on what is written to it.
+
+    Parameters
+    ----------
+    suffixes
+        The endings that the file may have; any ending if there are none.
+    """
+
+    def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        folder = path.absolute().parent
+        if not folder.is_dir():
+            raise click.BadParameter(f"there is no folder {folder}")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise click.BadParameter(f"{path} cannot be written")
+        if suffixes and path.suffix.lower() not in suffixes:
+            raise click.BadParameter(
+                f"{path.name!r} has the ending {path.suffix!r}, expected {', '.join(suffixes)}"
+            )
+        return path
+
+    return check

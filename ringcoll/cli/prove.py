@@ -10,16 +10,17 @@ from typing import Any, TextIO
 
 import click
 
-from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, on_hosts
+from ringcoll.algorithms import Algorithm, algorithms, on_hosts
 from ringcoll.cli import parameters
-from ringcoll.cli.output import amount, print_json, print_table, progress
-from ringcoll.cli.parameters import as_ranges, collective_name, json_option
+from ringcoll.cli.command import command
+from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
+from ringcoll.cli.parameters import as_ranges, collective_name, json_option, named_algorithms
 from ringcoll.cli.report import findings
-from ringcoll.contracts import CONTRACTS, contract
-from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule import Schedule
-from ringcoll.verify import Proof
-from ringcoll.verify import verify as prove
+from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
+from ringcoll.schedule.contracts import CONTRACTS, contract
+from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule.verifier import Proof
+from ringcoll.schedule.verifier import verify as prove
 
 __all__ = ["verify"]
 
@@ -27,27 +28,27 @@ _EVERY_ROOT = 8  # ranks up to which every root is proved; more would take k tim
 
 _MOST_HOSTS = 4  # up to which every number is proved
 
-_EXAMPLES = """\b
-Examples:
+_EXAMPLES = """
   ringcoll verify --world-sizes 1-64
   ringcoll verify ring --collective all_reduce --world-sizes 2,4,1024
   ringcoll show ring all_reduce --text | ringcoll verify --schedule -
+  ringcoll verify star.py:star
 """
 
 
 @dataclass
 class _Outcome:
-    """What became of one algorithm.
+    """The outcome of proving one algorithm.
 
-    ``found`` is what the proof for the largest world size says: a proof itself
-    can be big, and is not kept.
+    ``findings`` are those of the proof for the largest world size: a proof can be big, and
+    is not kept.
     """
 
     collective: str
     algorithm: str
     proved: list[int] = field(default_factory=list)
     unsupported: dict[int, str] = field(default_factory=dict)
-    found: dict[str, Any] | None = None
+    findings: dict[str, Any] | None = None
     wrong_at: int | None = None
     error: ScheduleError | None = None
     seconds: float = 0.0
@@ -57,7 +58,7 @@ class _Outcome:
         return self.error is None
 
 
-@click.command(epilog=_EXAMPLES)
+@command(examples=_EXAMPLES)
 @click.argument("algorithm", required=False)
 @click.option("--collective", type=collective_name, metavar="NAME", help="Only this collective.")
 @click.option(
@@ -86,11 +87,13 @@ def verify(
 ) -> None:
     """Prove that ALGORITHM, or every algorithm, does what its collective promises.
 
+    ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm.
+
     Proved is that every output gets every contribution exactly once, that each
     send meets its receive, so that nothing can block, that nothing is overwritten,
     and that no more scratch memory is used than stated; with input and output apart
     and, where allowed, in the same memory. Up to 8 ranks every root is proved,
-    above that rank 0 and one other; for algorithms that need to know, 1 to 4 hosts.
+    above that rank 0 and another rank; for algorithms that need hosts, 1 to 4 hosts.
 
     Costs are those of the largest world size, in units of the whole data; a factor
     says how many times the lower bound it is. Traffic is what the busiest rank sends
@@ -104,13 +107,15 @@ def verify(
     between asterisks.
     """
     if file is not None:
-        given = [name for name in ("algorithm", "collective", "world_sizes") if _given(ctx, name)]
-        if given:
+        if any(_was_typed(ctx, name) for name in ("algorithm", "collective", "world_sizes")):
             raise click.UsageError("--schedule goes with no other choice of what to prove")
         outcomes = [_prove_file(file)]
     else:
-        chosen = _choose(algorithm, collective)
-        outcomes = _prove_all(chosen, world_sizes)
+        if algorithm is None:
+            entries = list(algorithms(collective))
+        else:
+            entries, _ = named_algorithms(algorithm, collective)
+        outcomes = _prove_all(entries, world_sizes)
         if algorithm is not None and not any(outcome.proved for outcome in outcomes):
             for outcome in outcomes:
                 for reason in outcome.unsupported.values():
@@ -128,57 +133,41 @@ def verify(
         ctx.exit(1)
 
 
-def _given(ctx: click.Context, name: str) -> bool:
+def _was_typed(ctx: click.Context, name: str) -> bool:
     default = (click.core.ParameterSource.DEFAULT, click.core.ParameterSource.DEFAULT_MAP)
     return ctx.params[name] is not None and ctx.get_parameter_source(name) not in default
 
 
-def _choose(name: str | None, collective: str | None) -> list[Algorithm]:
-    """The algorithms that are meant."""
-    if collective is not None and name is not None:
-        return [find(collective, name)]
-    entries = list(algorithms(collective))
-    if name is None:
-        return entries
-    chosen = [entry for entry in entries if entry.name == ALIASES.get(name, name)]
-    if not chosen:
-        known = dict.fromkeys(entry.name for entry in entries) | dict.fromkeys(ALIASES)
-        raise UnknownAlgorithmError(f"unknown algorithm {name!r}; known: {', '.join(known)}")
-    return chosen
-
-
 def _roots(entry: Algorithm, world_size: int) -> Sequence[int]:
-    """Roots to prove: all of a small world; of a large one 0 and one in no special place."""
+    """Roots to prove: all of a small world; of a large world rank 0 and a rank in no special place."""
     if not contract(entry.collective).rooted:
         return (0,)
     return range(world_size) if world_size <= _EVERY_ROOT else (0, 2 * world_size // 3)
 
 
 def _hosts(entry: Algorithm, world_size: int) -> int:
-    """Most hosts to prove, each number of them; none where they make no difference."""
+    """The largest number of hosts to prove; 0 if hosts make no difference."""
     return min(world_size, _MOST_HOSTS) if entry.needs_hosts else 0
 
 
-def _prove_all(chosen: Sequence[Algorithm], sizes: Sequence[int]) -> list[_Outcome]:
-    with progress() as bar:
-        task = bar.add_task("", total=len(chosen) * len(sizes))
-        outcomes = []
-        for entry in chosen:
-            bar.update(task, description=f"{entry.collective} {entry.name}")
-            outcomes.append(_prove_one(entry, sizes, lambda: bar.advance(task)))
-            bar.update(task, completed=len(outcomes) * len(sizes))
-        return outcomes
+def _prove_all(entries: Sequence[Algorithm], sizes: Sequence[int]) -> list[_Outcome]:
+    outcomes = []
+    with progress(len(entries) * len(sizes)) as advance:
+        for entry in entries:
+            advance(f"{entry.collective} {entry.name}", steps=0)
+            outcomes.append(_prove_one(entry, sizes, advance))
+    return outcomes
 
 
 def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], object]) -> _Outcome:
-    """Prove an algorithm for all sizes, or up to the first for which it is wrong."""
+    """Prove an algorithm for all sizes, or up to the first size for which it is wrong."""
     outcome = _Outcome(entry.collective, entry.name)
     proof: Proof | None = None
     start = time.perf_counter()
     for size in sizes:
         try:
             for root in reversed(_roots(entry, size)):
-                proof = None  # before the next one is made
+                proof = None  # two proofs at the same time would need twice the memory
                 proof = prove(entry.schedule(size, root))
             for num_hosts in range(1, _hosts(entry, size) + 1):
                 prove(entry.schedule(size, 0, on_hosts(size, num_hosts)))
@@ -190,7 +179,7 @@ def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], obj
             break
         advance()
     if proof is not None:
-        outcome.found = _found(proof)
+        outcome.findings = _findings(proof)
     outcome.seconds = time.perf_counter() - start
     return outcome
 
@@ -200,7 +189,7 @@ def _prove_file(file: TextIO) -> _Outcome:
     outcome = _Outcome(contract(schedule.collective).collective, schedule.algorithm)
     start = time.perf_counter()
     try:
-        outcome.found = _found(prove(schedule))
+        outcome.findings = _findings(prove(schedule))
         outcome.proved.append(schedule.world_size)
     except ScheduleError as error:
         outcome.wrong_at, outcome.error = schedule.world_size, error
@@ -208,7 +197,7 @@ def _prove_file(file: TextIO) -> _Outcome:
     return outcome
 
 
-def _found(proof: Proof) -> dict[str, Any]:
+def _findings(proof: Proof) -> dict[str, Any]:
     return {"world_size": proof.schedule.world_size} | findings(proof)
 
 
@@ -219,7 +208,7 @@ def _as_data(outcome: _Outcome) -> dict[str, Any]:
         "ok": outcome.ok,
         "proved": outcome.proved,
         "unsupported": {str(size): reason for size, reason in outcome.unsupported.items()},
-        "at": outcome.found,
+        "at": outcome.findings,
         "error": None if outcome.error is None else _error(outcome),
         "seconds": round(outcome.seconds, 3),
     }
@@ -258,33 +247,34 @@ def _print(outcomes: Sequence[_Outcome]) -> None:
         family = outcome.collective
     print_table(_COLUMNS, rows, left=3)
     for line in _remarks(outcomes):
-        click.echo(f"\n{line}")
+        click.echo()
+        (click.echo if "\n" in line else print_text)(line)  # a grid is not wrapped
 
 
 def _row(outcome: _Outcome) -> tuple[str, ...]:
     proved = as_ranges(outcome.proved) or "none"
     if outcome.wrong_at is not None:
         proved += f", WRONG at {outcome.wrong_at}"
-    seconds, found = f"{outcome.seconds:.1f}", outcome.found
-    if found is None:
+    seconds, facts = f"{outcome.seconds:.1f}", outcome.findings
+    if facts is None:
         return (outcome.algorithm, proved, *[""] * (len(_COLUMNS) - 4), seconds)
     return (
         outcome.algorithm,
         proved,
-        str(found["world_size"]),
-        str(found["rounds"]),
-        _times(found["rounds"], found["rounds_at_least"]),
-        amount(found["traffic"]),
-        _times(found["traffic"], found["traffic_at_least"]),
-        amount(found["sent_max"]),
-        str(found["in_flight"]),
-        found["order"] or "",
+        str(facts["world_size"]),
+        str(facts["rounds"]),
+        _times(facts["rounds"], facts["rounds_at_least"]),
+        amount(facts["traffic"]),
+        _times(facts["traffic"], facts["traffic_at_least"]),
+        amount(facts["sent_max"]),
+        str(facts["in_flight"]),
+        facts["order"] or "",
         seconds,
     )
 
 
 def _times(value: Fraction | int, bound: Fraction | int) -> str:
-    """How far a value is from its bound; nothing to say where the bound is 0."""
+    """A value as a multiple of its bound; empty if the bound is 0."""
     return f"{float(value / bound):.2f}x" if bound else ""
 
 

@@ -1,4 +1,4 @@
-"""What a proof says, in words and as data."""
+"""A proof in words and as data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from ringcoll.cli.output import amount
 from ringcoll.cli.parameters import as_ranges
-from ringcoll.contracts import contract
-from ringcoll.cost import Bound, lower_bound
-from ringcoll.verify import Proof
+from ringcoll.cost.counts import Bound, lower_bound
+from ringcoll.schedule.contracts import contract
+from ringcoll.schedule.verifier import Proof
 
 __all__ = ["findings", "in_words", "order_in_words"]
 
@@ -23,7 +23,7 @@ def _bound(proof: Proof) -> Bound:
 
 
 def findings(proof: Proof) -> dict[str, Any]:
-    """What was found out, as data for JSON; amounts of data in n."""
+    """A proof as data for JSON; amounts of data in n."""
     bound = _bound(proof)
     return {
         "rounds": proof.rounds,
@@ -42,7 +42,7 @@ def findings(proof: Proof) -> dict[str, Any]:
 
 
 def order_in_words(proof: Proof) -> str | None:
-    """In which order contributions are reduced; ``None`` where nothing is."""
+    """The order in which contributions are reduced; ``None`` if there is no reduction."""
     rules = contract(proof.schedule.collective)
     if not rules.reduces or rules.at_least_once:
         return None

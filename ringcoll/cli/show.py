@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 
 import click
 
-from ringcoll.algorithms import find, on_hosts
-from ringcoll.cli.output import print_json
-from ringcoll.cli.parameters import collective_name, json_option
+from ringcoll.algorithms import on_hosts
+from ringcoll.cli.command import command
+from ringcoll.cli.output import on_terminal, print_json, print_text
+from ringcoll.cli.parameters import collective_name, json_option, named_algorithms, rank_numbers
 from ringcoll.cli.report import findings, in_words
-from ringcoll.contracts import contract
-from ringcoll.draw import grid, primitives
 from ringcoll.errors import VerificationError
-from ringcoll.schedule import Copy, Recv, RecvReduce, Reduce, Schedule, Send
-from ringcoll.verify import Proof
-from ringcoll.verify import verify as prove
+from ringcoll.schedule.contracts import contract
+from ringcoll.schedule.drawing import grid, primitives
+from ringcoll.schedule.ir import Copy, Recv, RecvReduce, Reduce, Schedule, Send
+from ringcoll.schedule.verifier import Proof
+from ringcoll.schedule.verifier import verify as prove
 
 __all__ = ["show"]
 
@@ -27,17 +29,18 @@ _LEGEND = {
     Reduce: "Sc    reduce several shares of chunk c",
 }
 
-_EXAMPLES = """\b
-Examples:
+_EXAMPLES = """
   ringcoll show ring all_reduce -k 4
   ringcoll show tree broadcast -k 8 --root 3
   ringcoll show hierarchical all_reduce -k 8 --hosts 2
   ringcoll show ring all_reduce -k 4 --primitives --rank 1
   ringcoll show bruck all_gather -k 5 --text > bruck.txt
+  ringcoll show ring all_reduce -k 64 --ranks 0-3,63
+  ringcoll show star.py:star all_reduce
 """
 
 
-@click.command(epilog=_EXAMPLES)
+@command(examples=_EXAMPLES)
 @click.argument("algorithm")
 @click.argument("collective", type=collective_name)
 @click.option(
@@ -46,8 +49,8 @@ Examples:
 )  # fmt: skip
 @click.option(
     "--hosts", "num_hosts", type=click.IntRange(min=1),
-    help="Number of hosts, among which the ranks are divided, for an algorithm that needs "
-    "to know; 2.",
+    help="Number of hosts among which the ranks are divided, for an algorithm that needs "
+    "to know it; 2.",
 )  # fmt: skip
 @click.option("--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
 @click.option(
@@ -57,6 +60,10 @@ Examples:
     help="Print the program of one rank in NCCL's vocabulary.",
 )
 @click.option("--rank", type=click.IntRange(min=0), help="The rank for --primitives; 0.")
+@click.option(
+    "--ranks", type=rank_numbers, metavar="RANKS",
+    help="Draw the columns of these ranks only: numbers and ranges, such as 0-3,7.",
+)  # fmt: skip
 @click.option(
     "--text",
     "as_text",
@@ -72,21 +79,30 @@ def show(
     root: int | None,
     as_primitives: bool,
     rank: int | None,
+    ranks: tuple[int, ...] | None,
     as_text: bool,
     as_json: bool,
 ) -> None:
     """Draw ALGORITHM for COLLECTIVE, step by step and rank by rank.
+
+    ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm.
 
     The header says what it costs, with the lower bounds behind it, and in which
     order it reduces: that was proved on the schedule, not taken from a formula.
     """
     if as_primitives + as_text + as_json > 1 and not (as_primitives and as_json):
         raise click.UsageError("--text goes with neither --json nor --primitives")
+    if ranks is not None and (as_primitives or as_text or as_json):
+        raise click.UsageError("--ranks goes with the grid")
     if rank is not None and not as_primitives:
         raise click.UsageError("--rank goes with --primitives")
     if root is not None and not contract(collective).rooted:
         raise click.UsageError(f"{collective} has no root")
-    entry = find(collective, algorithm)
+    (entry, *_), _ = named_algorithms(algorithm, collective)
+    if ranks is not None and max(ranks) >= world_size:
+        raise click.UsageError(
+            f"--ranks: rank {max(ranks)} is not in a world of {world_size} ranks"
+        )
     if num_hosts is not None and not entry.needs_hosts:
         raise click.UsageError(f"{entry.name} {collective} is the same on any number of hosts")
     hosts = on_hosts(world_size, num_hosts or 2)
@@ -97,11 +113,11 @@ def show(
     elif as_primitives:
         _show_primitives(schedule, rank or 0, title, as_json=as_json)
     else:
-        _show_grid(schedule, title, entry.summary, as_json=as_json)
+        _show_grid(schedule, title, entry.summary, ranks, as_json=as_json)
 
 
-def _in_number(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' if number > 1 else ''}"
+def _in_number(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def _title(schedule: Schedule) -> str:
@@ -131,7 +147,9 @@ def _header(schedule: Schedule) -> dict[str, object]:
     }
 
 
-def _show_grid(schedule: Schedule, title: str, summary: str, *, as_json: bool) -> None:
+def _show_grid(
+    schedule: Schedule, title: str, summary: str, ranks: Sequence[int] | None, *, as_json: bool
+) -> None:
     try:
         proof = prove(schedule)
     except VerificationError as error:
@@ -142,21 +160,24 @@ def _show_grid(schedule: Schedule, title: str, summary: str, *, as_json: bool) -
             click.echo(f"{title} is wrong\n\n{error}")
         raise click.exceptions.Exit(1) from None
     if as_json:
-        ranks = range(schedule.world_size)
         print_json(
             _header(schedule)
             | {"summary": summary, "ok": True}
             | findings(proof)
-            | {"steps": [[[*map(str, step)] for step in schedule.steps(rank)] for rank in ranks]}
+            | {
+                "steps": [
+                    [[*map(str, step)] for step in schedule.steps(rank)]
+                    for rank in range(schedule.world_size)
+                ]
+            }
         )
         return
-    click.echo(f"{title}\n{summary}\n")
-    for line in in_words(proof):
-        click.echo(line)
-    click.echo()
-    for line in _legend(proof):
-        click.echo(line)
-    click.echo(f"\n{grid(schedule)}")
+    drawing = grid(schedule, ranks=ranks)
+    print_text(title, summary)
+    click.echo("\n".join(["", *in_words(proof), "", *_legend(proof), "", drawing]))
+    columns = max(map(len, drawing.splitlines()))
+    if ranks is None and on_terminal() and columns > shutil.get_terminal_size().columns:
+        print_text("", f"The grid has {columns} columns; --ranks 0-3 draws some of the ranks only.")
 
 
 def _legend(proof: Proof) -> Iterator[str]:

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import click
 
 from ringcoll.bench.contenders import NATIVE as NATIVE_ALGORITHM
-from ringcoll.bench.environment import environment, oversubscribed
+from ringcoll.bench.environment import environment, oversubscribed, ran_on
 from ringcoll.bench.findings import label
-from ringcoll.bench.units import as_size, time_in_words
-from ringcoll.cli import measuring
-from ringcoll.cli.output import print_json, print_table, progress
-from ringcoll.cli.parameters import json_option
-from ringcoll.train import (
+from ringcoll.bench.summary import FEW_SAMPLES, spread_in_words
+from ringcoll.bench.training import (
     NATIVE,
     TRAINERS,
     WIRE_DTYPES,
     Contender,
     Digits,
     Epoch,
-    Request,
-    Result,
+    TrainingRequest,
+    TrainingResult,
     load_digits,
     on_rank,
     shares,
     tolerances,
 )
+from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.cli import measuring
+from ringcoll.cli.command import command
+from ringcoll.cli.output import print_json, print_table, print_text, progress
+from ringcoll.cli.parameters import json_option
 
 __all__ = ["train"]
 
-_EXAMPLES = """\b
-Examples:
+_EXAMPLES = """
   ringcoll train
   ringcoll train -k 4 --epochs 20 --wire bfloat16
   ringcoll train --trainer per-parameter,bucketed,torch-ddp-hook
   ringcoll train --trainer bucketed --backend gloo
+  ringcoll train --algorithms ring,star.py:star
   torchrun --nproc-per-node 2 -m ringcoll.cli train
 """
 
@@ -47,8 +47,8 @@ Examples:
 def _trainers(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Read names that are given one by one, or separated by commas."""
-    names = [name.strip() for value in values for name in value.split(",") if name.strip()]
+    """Read names that are separated by commas, or by repeating the option."""
+    names = list(filter(None, map(str.strip, ",".join(values).split(","))))
     if not names:
         raise click.BadParameter("name at least one")
     for name in names:
@@ -57,31 +57,43 @@ def _trainers(
     return tuple(dict.fromkeys(names))
 
 
-@click.command(epilog=_EXAMPLES)
+_TERMS = {
+    "Trainers": {
+        "per-parameter": "an all-reduce for each parameter, after backward",
+        "bucketed": "an all-reduce for each bucket, while backward goes on",
+        "torch-ddp": "DistributedDataParallel on a group of --backend",
+        "torch-ddp-hook": "DistributedDataParallel that calls ringcoll in a hook",
+    }
+}
+
+
+@command(examples=_EXAMPLES, terms=_TERMS)
 @click.option("--trainer", "trainers", multiple=True, default=["bucketed,torch-ddp"], show_default=True,
               callback=_trainers, metavar="NAMES",
               help=f"Any of {', '.join(TRAINERS)}; separated by commas, or repeated.")  # fmt: skip
 @click.option("--algorithm", "--algorithms", "names", metavar="NAMES", default="ring,tree",
-              show_default=True, help="Names from `ringcoll list`, or auto.")  # fmt: skip
+              show_default=True,
+              help="Names from `ringcoll list`, auto, or algorithms of your own, such as "
+              "star.py:star.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["gloo", "ringcoll"]), default="ringcoll",
-              show_default=True, help="Of the process group.")  # fmt: skip
-@click.option("-k", "--ranks", "--world-size", "ranks", type=click.IntRange(min=1),
-              help="Number of ranks to start; 2.")  # fmt: skip
-@click.option("--epochs", type=click.IntRange(min=1), default=Request.epochs, show_default=True,
-              help="How often each picture is seen.")  # fmt: skip
-@click.option("--batch", type=click.IntRange(min=1), default=Request.batch, show_default=True,
+              show_default=True, help="Backend of the process group.")  # fmt: skip
+@measuring.ranks_option(2)
+@measuring.transport
+@click.option("--epochs", type=click.IntRange(min=1), default=TrainingRequest.epochs, show_default=True,
+              help="Times that each picture is seen.")  # fmt: skip
+@click.option("--batch", type=click.IntRange(min=1), default=TrainingRequest.batch, show_default=True,
               help="Pictures in a step of one rank.")  # fmt: skip
-@click.option("--layers", type=click.IntRange(min=1), default=Request.layers, show_default=True,
+@click.option("--layers", type=click.IntRange(min=1), default=TrainingRequest.layers, show_default=True,
               help="Linear layers of the model.")  # fmt: skip
-@click.option("--width", type=click.IntRange(min=1), default=Request.width, show_default=True,
+@click.option("--width", type=click.IntRange(min=1), default=TrainingRequest.width, show_default=True,
               help="Neurons between two layers.")  # fmt: skip
-@click.option("--bucket-bytes", type=measuring.size, default=as_size(Request.bucket_bytes),
-              show_default=True, help="Size of the buckets, where there are any.")  # fmt: skip
+@click.option("--bucket-bytes", type=measuring.nbytes_of, default=as_size(TrainingRequest.bucket_bytes),
+              show_default=True, help="Size of the buckets, for trainers that have buckets.")  # fmt: skip
 @click.option("--wire", type=click.Choice(list(WIRE_DTYPES)),
               help="Send gradients in 16 bits, except natively.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=Request.seed, show_default=True,
-              help="Of the weights and of the order of the pictures.")  # fmt: skip
-@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=Request.lr,
+@click.option("--seed", type=click.IntRange(min=0), default=TrainingRequest.seed, show_default=True,
+              help="Seed of the weights and of the order of the pictures.")  # fmt: skip
+@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=TrainingRequest.lr,
               show_default=True, help="Learning rate.")  # fmt: skip
 @json_option
 @click.pass_context
@@ -92,45 +104,42 @@ def train(
     names: str,
     backend: str,
     ranks: int | None,
+    transport: str,
     as_json: bool,
     **settings: Any,
 ) -> None:
-    r"""Train on handwritten digits, with every trainer and algorithm, and natively.
+    """Train on handwritten digits, with every trainer and algorithm, and natively.
 
     Ranks are processes on this machine. All contenders start from the same weights,
     see the same pictures, and take turns epoch by epoch; native is torch's
-    DistributedDataParallel on gloo. Trainers:
-
-    \b
-    per-parameter   one all-reduce for each parameter, after backward
-    bucketed        all-reduce of buckets, while backward goes on
-    torch-ddp       DistributedDataParallel on a group of --backend
-    torch-ddp-hook  DistributedDataParallel that calls ringcoll in a hook
+    DistributedDataParallel on gloo.
 
     Loss and accuracy are those on the test set. Times are medians, of the slowest rank;
-    the spread is the interquartile range over the median. Overlap is the part of the
+    the spread is the interquartile range over the median. Overlap is the share of the
     communication that was hidden behind backward.
 
-    Exit status: 1 if ranks ended with different parameters, or a contender with others
-    than native: after the first step by more than rounding, at the end by more than
-    rounding grows to: a tenth of the way that the parameters have gone, a quarter
-    with --wire float16, half with bfloat16.
+    Exit status: 1 if ranks ended with different parameters, or if a contender's
+    parameters differ from those of native: after the first step by more than rounding; at
+    the end by more than a tenth of the way that the parameters have gone, a quarter of it
+    with --wire float16, half of it with bfloat16.
     """
     world_size = measuring.ranks_to_use(ranks, 2)
-    algorithms = measuring.known("all_reduce", names, (), world_size)
+    algorithms, modules = measuring.contenders("all_reduce", names, world_size)
     if NATIVE_ALGORITHM in algorithms and names.strip() != "all":
         raise click.BadParameter("native takes part in any case", param_hint="--algorithm")
-    request = Request(
-        tuple(_contenders(trainers, algorithms, backend)), backend=backend, **settings
+    request = TrainingRequest(
+        tuple(_contenders(trainers, algorithms, backend)),
+        backend=backend,
+        modules=modules,
+        **settings,
     )
     digits = load_digits()
     shares(request, 0, len(digits.train_targets), 0, world_size)  # complains where it must
-    facts = environment(world_size)
-    printing = os.environ["RANK"] == "0" if measuring.under_torchrun() else True
+    facts = environment(world_size) | {"transport": transport}
+    printing = measuring.is_first_rank()
     if printing and not as_json:
         _announce(request, digits, facts)
-    with measuring.interruptible():
-        results = _run(request, digits, world_size)
+    results = _run(request, digits, world_size)
     wrong = list(_complaints(request, results))
     if printing and as_json:
         print_json(_document(request, facts, results, wrong))
@@ -140,7 +149,9 @@ def train(
         ctx.exit(1)
 
 
-def _contenders(trainers: tuple[str, ...], names: list[str], backend: str) -> Iterator[Contender]:
+def _contenders(
+    trainers: tuple[str, ...], names: tuple[str, ...], backend: str
+) -> Iterator[Contender]:
     for trainer in trainers:
         if trainer == "torch-ddp" and backend == "gloo":
             yield NATIVE
@@ -148,45 +159,32 @@ def _contenders(trainers: tuple[str, ...], names: list[str], backend: str) -> It
         yield from (Contender(trainer, name) for name in names if name != NATIVE_ALGORITHM)
 
 
-def _announce(request: Request, digits: Digits, facts: dict[str, Any]) -> None:
+def _announce(request: TrainingRequest, digits: Digits, facts: dict[str, Any]) -> None:
     sizes = [64, *[request.width] * (request.layers - 1), 10]
     pictures, world_size = len(digits.train_targets), facts["world_size"]
-    click.echo(
+    print_text(
         f"{'-'.join(map(str, sizes))} perceptron on {pictures} pictures of digits, "
         f"{pictures // (world_size * request.batch)} steps an epoch of "
-        f"{world_size} x {request.batch}"
-    )
-    click.echo(
-        f"{world_size} processes over {request.backend}, {facts['cores']} cores "
-        f"({facts['cpu']}), load {facts['load_average'][0]}\n"
+        f"{world_size} x {request.batch}",
+        f"{request.backend}: {ran_on(facts)}",
+        "",
     )
 
 
-def _run(request: Request, digits: Digits, world_size: int) -> list[Result]:
-    with _bar(request) as advance:
-        results: list[Result] = measuring.on_ranks(
+def _run(request: TrainingRequest, digits: Digits, world_size: int) -> list[TrainingResult]:
+    total = request.epochs * len({*request.contenders, NATIVE})
+    with progress(total, "starting ranks", shown=measuring.is_first_rank()) as advance:
+        results: list[TrainingResult] = measuring.on_ranks(
             on_rank,
             request,
             digits,
             world_size=world_size,
             backend=request.backend,
-            on_report=advance,
+            on_report=lambda epoch: advance(
+                f"epoch {epoch.number}: {_name(epoch.contender)} {_quality(epoch)}"
+            ),
         )
-        return results
-
-
-@contextmanager
-def _bar(request: Request) -> Iterator[Callable[[Epoch], None]]:
-    """A progress bar that counts epochs, and shows the last one's loss and accuracy."""
-    total = request.epochs * len({*request.contenders, NATIVE})
-    with progress() as bar:
-        task = bar.add_task("starting ranks", total=total)
-
-        def advance(epoch: Epoch) -> None:
-            told = f"epoch {epoch.number}: {_name(epoch.contender)} {_quality(epoch)}"
-            bar.update(task, advance=1, description=told)
-
-        yield advance
+    return results
 
 
 def _name(contender: Contender) -> str:
@@ -212,7 +210,7 @@ _COLUMNS = (
 
 
 def _print(
-    request: Request, results: list[Result], wrong: list[str], facts: dict[str, Any]
+    request: TrainingRequest, results: list[TrainingResult], wrong: list[str], facts: dict[str, Any]
 ) -> None:
     names = [_name(result.contender) for result in results]
     lines = zip(*(result.epochs for result in results), strict=True)
@@ -220,21 +218,20 @@ def _print(
     print_table(["epoch", *names], rows, left=1)
     click.echo()
     print_table([f"{above}\n{below}" for above, below in _COLUMNS], map(_row, results), left=1)
-    if (warning := oversubscribed(facts["world_size"])) is not None:
-        click.echo(f"\n{warning}")
-    click.echo()
-    for line in wrong or _findings(request, results):
-        click.echo(line)
+    if any(result.summary.few for result in results):
+        print_text(f"~ median and spread are {FEW_SAMPLES}")
+    print_text("", *oversubscribed(facts["world_size"]))
+    print_text("", *(wrong or _findings(request, results)))
 
 
-def _row(result: Result) -> tuple[str, ...]:
+def _row(result: TrainingResult) -> tuple[str, ...]:
     summary, last = result.summary, result.epochs[-1]
     return (
         _name(result.contender),
         f"{last.loss:.6f}",
         f"{100 * last.accuracy:.2f}%",
         f"{summary.p50_s * 1e3:.2f}",
-        f"{100 * summary.spread:.0f}%",
+        spread_in_words(summary),
         as_size(result.nbytes),
         "-" if result.overlap is None else f"{100 * result.overlap:.0f}%",
         f"{result.between_ranks:.2g}",
@@ -242,17 +239,17 @@ def _row(result: Result) -> tuple[str, ...]:
     )
 
 
-def _findings(request: Request, results: list[Result]) -> Iterator[str]:
+def _findings(request: TrainingRequest, results: list[TrainingResult]) -> Iterator[str]:
     losses = [result.epochs[-1].loss for result in results]
-    fastest = min(results, key=lambda one: one.summary.p50_s)
+    fastest = min(results, key=lambda result: result.summary.p50_s)
     yield "Parameters are the same on all ranks, to the last bit, for every contender."
     if len(results) > 1:
-        ours = [one for one in results if one.contender != NATIVE]
-        worst = max(one.end.from_native for one in ours)
+        ours = [result for result in results if result.contender != NATIVE]
+        worst = max(result.end.from_native for result in ours)
         if worst == 0:
             yield "Every contender ends with the parameters of native, to the last bit."
         else:
-            limit = min(tolerances(request, one)[1] for one in ours)
+            limit = min(tolerances(request, result)[1] for result in ours)
             yield (
                 f"Largest difference from native: {worst:.2g}, allowed {limit:.2g}; "
                 f"losses differ by {max(losses) - min(losses):.2g} at most."
@@ -261,32 +258,35 @@ def _findings(request: Request, results: list[Result]) -> Iterator[str]:
         yield f"Lowest median of a step: {_name(fastest.contender)}, {took}."
 
 
-def _complaints(request: Request, results: list[Result]) -> Iterator[str]:
-    """What is wrong, in sentences; what is not a number is wrong."""
-    for one in results:
-        if one.between_ranks != 0:
-            yield f"WRONG: {_name(one.contender)}: ranks differ by {one.between_ranks:.2g}"
+def _complaints(request: TrainingRequest, results: list[TrainingResult]) -> Iterator[str]:
+    """Sentences on what is wrong; a difference of NaN is wrong."""
+    for result in results:
+        name = _name(result.contender)
+        if result.between_ranks != 0:
+            yield f"WRONG: {name}: ranks differ by {result.between_ranks:.2g}"
         moments = zip(
             ("after the first step", "at the end"),
-            (one.first, one.end),
-            tolerances(request, one),
+            (result.first, result.end),
+            tolerances(request, result),
             strict=True,
         )
         for moment, compared, limit in moments:
             if not compared.from_native <= limit:
                 yield (
-                    f"WRONG: {_name(one.contender)}: {moment} {compared.from_native:.2g} "
+                    f"WRONG: {name}: {moment} {compared.from_native:.2g} "
                     f"from native, allowed {limit:.2g}"
                 )
 
 
 def _document(
-    request: Request, facts: dict[str, Any], results: list[Result], wrong: list[str]
+    request: TrainingRequest, facts: dict[str, Any], results: list[TrainingResult], wrong: list[str]
 ) -> dict[str, Any]:
     return {
         "environment": facts,
         "settings": {
-            name: value for name, value in asdict(request).items() if name != "contenders"
+            name: value
+            for name, value in asdict(request).items()
+            if name not in ("contenders", "modules")
         },
         "world_size": facts["world_size"],
         "results": [_record(request, result) for result in results],
@@ -295,13 +295,13 @@ def _document(
     }
 
 
-def _record(request: Request, result: Result) -> dict[str, Any]:
+def _record(request: TrainingRequest, result: TrainingResult) -> dict[str, Any]:
     return {
         "trainer": result.contender.trainer,
         "algorithm": result.contender.algorithm or "native",
         "epochs": [
-            {"number": one.number, "loss": one.loss, "accuracy": one.accuracy}
-            for one in result.epochs
+            {"number": epoch.number, "loss": epoch.loss, "accuracy": epoch.accuracy}
+            for epoch in result.epochs
         ],
         "step": asdict(result.summary) | {"spread": result.summary.spread},
         "nbytes_per_step": result.nbytes,

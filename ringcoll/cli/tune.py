@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,29 +10,32 @@ from typing import Any
 import click
 import torch
 
-from ringcoll import select
+from ringcoll.algorithms import Algorithm
 from ringcoll.bench import tune as bench
-from ringcoll.bench.environment import environment, oversubscribed
+from ringcoll.bench.environment import environment, oversubscribed, ran_on
 from ringcoll.bench.measure import Result
+from ringcoll.bench.summary import FEW_SAMPLES
 from ringcoll.bench.units import as_size, time_in_words
-from ringcoll.choice import tuning
-from ringcoll.choice.predict import Parameters
-from ringcoll.choice.rules import in_text
-from ringcoll.choice.table import Table
-from ringcoll.choice.tuning import Tuned
 from ringcoll.cli import measuring
-from ringcoll.cli.output import print_json, print_table, progress
-from ringcoll.cli.parameters import json_option
-from ringcoll.contracts import CONTRACTS, contract
-from ringcoll.launch import Ranks
+from ringcoll.cli.command import command
+from ringcoll.cli.output import print_json, print_table, print_text, progress
+from ringcoll.cli.parameters import json_option, named_algorithms, new_file
+from ringcoll.cost.predict import Parameters
+from ringcoll.cost.rules import in_text
+from ringcoll.cost.table import Table
+from ringcoll.launch.processes import Ranks
+from ringcoll.schedule.contracts import CONTRACTS, contract
+from ringcoll.system import tuning
+from ringcoll.system.settings import tuning_file
+from ringcoll.system.tuning import Tuned
+from ringcoll.system.user_modules import UserModule
 
 __all__ = ["tune"]
 
 _START_S = 60.0  # for the ranks to connect and to measure the costs
 _RUN_S = 7 * 86400.0  # as long as the user is willing to wait
 
-_EXAMPLES = """\b
-Examples:
+_EXAMPLES = """
   ringcoll tune -k 4
   ringcoll tune -k 2 --transport ucx --seconds 120
   ringcoll tune -k 4 --collectives all_reduce,all_gather -b 1K -e 16M
@@ -41,26 +43,32 @@ Examples:
 """
 
 
-@click.command(epilog=_EXAMPLES)
-@measuring.ranks_option
-@click.option("--transport", "name", type=click.Choice(select.TRANSPORTS), help="gloo.")
+@command(examples=_EXAMPLES)
+@measuring.ranks_option(4)
+@measuring.transport
 @click.option("--seconds", type=click.FloatRange(min=0), default=60, show_default=True,
               help="Time to spend on the algorithms; each runs a few times in any case.")  # fmt: skip
 @click.option("--collectives", "names", metavar="NAMES", help="Which; all of them.")
-@click.option("-b", "--minbytes", type=measuring.size, default="4", show_default=True,
+@click.option("--algorithms", metavar="NAMES",
+              help="Which; names of `ringcoll list`, or algorithms of your own, such as "
+              "star.py:star, which every rank of a group then has to import. Without it, "
+              "all that come with ringcoll.")  # fmt: skip
+@click.option("-b", "--minbytes", type=measuring.nbytes_of, default="4", show_default=True,
               help="Smallest size.")  # fmt: skip
-@click.option("-e", "--maxbytes", type=measuring.size, default="64M", show_default=True,
+@click.option("-e", "--maxbytes", type=measuring.nbytes_of, default="64M", show_default=True,
               help="Largest size.")  # fmt: skip
 @click.option("-f", "--stepfactor", type=click.IntRange(min=2), default=16, show_default=True,
               help="From one size to the next.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
+              callback=new_file(),
               help="File to write; that of RINGCOLL_TUNING, or in the user's cache.")  # fmt: skip
 @json_option
 def tune(
     ranks: int | None,
-    name: str | None,
+    transport: str,
     seconds: float,
     names: str | None,
+    algorithms: str | None,
     minbytes: int,
     maxbytes: int,
     stepfactor: int,
@@ -69,40 +77,44 @@ def tune(
 ) -> None:
     """Measure what messages cost here, and which algorithm is the fastest when.
 
-    Ranks are processes on this machine. What was found is written to a file, beside
-    what it holds for other numbers of ranks or transports. From then on, "auto" goes by
-    it in every group with as many ranks and this transport, without measuring anew.
+    Ranks are processes on this machine. The results are written to a file, beside the
+    results for other numbers of ranks or transports. From then on, "auto" goes by
+    the file in every group with as many ranks and this transport, without measuring anew.
 
-    The table shows, at each size, the fastest algorithm, what the model would choose by
-    the costs of messages alone, and how many times as long that took. Where it took
-    longer, a rule is written down.
+    The table shows, at each size, the fastest algorithm, the algorithm that the model
+    would choose by the costs of messages alone, and how many times as long that took. If
+    it took longer, a rule is written to the file.
     """
-    path = output or select.tuning_file()[0]
+    path = output or tuning_file()[0]
     if path is None:
         raise click.UsageError("RINGCOLL_TUNING is off; name a file with --output")
     if path.exists():
-        tuning.read(path)  # is it one of ours?
+        tuning.read(path)  # raises if the file is something else
     world_size = ranks or 4
-    transport = name or select.transport(None)
-    plan = bench.Plan(
-        _collectives(names), measuring.chosen(minbytes, maxbytes, stepfactor, 0), seconds
+    collectives = _collectives(names)
+    chosen: dict[str, tuple[str, ...]] | None = None
+    modules: tuple[UserModule, ...] = ()
+    if algorithms is not None:
+        chosen, modules = _chosen(algorithms, collectives, world_size)
+    plan = bench.TuningPlan(
+        collectives,
+        measuring.chosen(minbytes, maxbytes, stepfactor, 0),
+        seconds,
+        algorithms=chosen,
+        modules=modules,
     )
-    facts = environment(world_size)
+    facts = environment(world_size) | {"transport": transport}
     if not as_json:
-        click.echo(
-            f"{world_size} processes over {transport}, {facts['cores']} cores ({facts['cpu']}), "
-            f"load {facts['load_average'][0]}; about {seconds:.0f} s\n"
-        )
-    with measuring.interruptible():
-        costs, results = _measure(plan, world_size, transport)
+        print_text(f"{ran_on(facts)}; about {seconds:.0f} s", "")
+    costs, results = _measure(plan, world_size, transport)
     table = Table(transport=transport, world_size=world_size, parameters=costs, source="measured")
-    found = bench.findings(results, table)
-    table = replace(table, tuned=bench.rules_from(found, world_size))
+    findings = bench.findings(results, table)
+    table = replace(table, tuned=bench.rules_from(findings, world_size))
     tuning.update(path, Tuned.now(table, torch=torch.__version__, seconds=seconds))
     if as_json:
-        print_json(_document(facts, table, found, path))
+        print_json(_document(facts, table, findings, path))
     else:
-        _print(table, found, path)
+        _print(table, findings, path)
 
 
 def _collectives(names: str | None) -> tuple[str, ...]:
@@ -112,65 +124,88 @@ def _collectives(names: str | None) -> tuple[str, ...]:
     return tuple(contract(name).collective for name in asked)
 
 
-def _measure(plan: bench.Plan, world_size: int, transport: str) -> tuple[Parameters, list[Result]]:
+def _chosen(
+    names: str, collectives: tuple[str, ...], world_size: int
+) -> tuple[dict[str, tuple[str, ...]], tuple[UserModule, ...]]:
+    """The algorithms to measure, by collective, and the modules that have them."""
+    modules: list[UserModule] = []
+    entries: dict[str, list[Algorithm]] = {}
+    for name in filter(None, map(str.strip, names.split(","))):
+        named, own = named_algorithms(name)
+        modules += own
+        for entry in named:
+            if entry.collective in collectives and not entry.restriction(world_size):
+                entries.setdefault(entry.collective, []).append(entry)
+    if not entries:
+        raise click.BadParameter(
+            f"none is for {', '.join(collectives)} on {world_size} ranks",
+            param_hint="--algorithms",
+        )
+    algorithms = {
+        collective: tuple(dict.fromkeys(entry.name for entry in own))
+        for collective, own in entries.items()
+    }
+    return algorithms, tuple(dict.fromkeys(modules))
+
+
+def _measure(
+    plan: bench.TuningPlan, world_size: int, transport: str
+) -> tuple[Parameters, list[Result]]:
     total = sum(map(len, bench.workloads(plan, world_size).values()))
-    with _bar(total) as advance, Ranks(world_size, timeout_s=_START_S) as ranks:
+    with (
+        progress(total, "starting ranks") as advance,
+        Ranks(world_size, timeout_s=_START_S) as ranks,
+    ):
         costs: Parameters = ranks.run(bench.costs_on_rank, transport)[0]
         results: list[Result] = ranks.run(
-            bench.time_on_rank, replace(plan, costs=costs), on_report=advance, timeout_s=_RUN_S
+            bench.time_on_rank,
+            replace(plan, costs=costs),
+            on_report=lambda results: advance(
+                f"{results[0].workload.collective} of {as_size(results[0].nbytes)}"
+            ),
+            timeout_s=_RUN_S,
         )[0]
     return costs, results
 
 
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[list[Result]], None]]:
-    with progress() as bar:
-        task = bar.add_task("starting ranks", total=total)
-
-        def advance(results: list[Result]) -> None:
-            one = results[0]
-            told = f"{one.workload.collective} of {as_size(one.nbytes)}"
-            bar.update(task, description=told, advance=1)
-
-        yield advance
-
-
-def _print(table: Table, found: list[bench.Finding], path: Path) -> None:
+def _print(table: Table, findings: list[bench.Finding], path: Path) -> None:
     columns = ("collective", "size", "fastest", "median", "model", "ratio")
-    print_table(columns, _rows(found), left=3)
+    print_table(columns, _rows(findings), left=3)
     costs = table.parameters
-    click.echo(
-        f"\na message takes {time_in_words(costs.alpha_s)}, and "
+    if any(finding.few for finding in findings):
+        print_text(f"~ medians are {FEW_SAMPLES}")
+    print_text(
+        "",
+        f"a message takes {time_in_words(costs.alpha_s)}, and "
         f"{time_in_words(costs.crowded_alpha_s)} if all ranks send at once; "
         f"1 MiB {time_in_words(costs.beta_s_per_byte * 2**20)} and "
-        f"{time_in_words(costs.crowded_beta_s_per_byte * 2**20)} more"
+        f"{time_in_words(costs.crowded_beta_s_per_byte * 2**20)} more",
+        *oversubscribed(table.world_size),
     )
-    if (warning := oversubscribed(table.world_size)) is not None:
-        click.echo(warning)
     click.echo("\nrules:" if table.tuned else "\nno rules: the model is as good")
     for rule in table.tuned:
         click.echo(f"  {rule}")
     click.echo(f"\n{path.resolve()}")
 
 
-def _rows(found: list[bench.Finding]) -> Iterator[tuple[str, ...]]:
+def _rows(findings: list[bench.Finding]) -> Iterator[tuple[str, ...]]:
     last = None
-    for one in found:
-        if last is not None and one.collective != last:
+    for finding in findings:
+        if last is not None and finding.collective != last:
             yield ("",) * 6
         yield (
-            one.collective if one.collective != last else "",
-            as_size(one.nbytes),
-            one.best,
-            time_in_words(one.medians_s[one.best]),
-            "the same" if one.auto == one.best else one.auto,
-            f"{one.ratio:.2f}",
+            finding.collective if finding.collective != last else "",
+            as_size(finding.nbytes),
+            finding.best,
+            f"{'~' * finding.few}{time_in_words(finding.medians_s[finding.best])}",
+            "the same" if finding.auto == finding.best else finding.auto,
+            f"{finding.ratio:.2f}",
         )
-        last = one.collective
+        last = finding.collective
 
 
 def _document(
-    facts: dict[str, Any], table: Table, found: list[bench.Finding], path: Path
+    facts: dict[str, Any], table: Table, findings: list[bench.Finding], path: Path
 ) -> dict[str, Any]:
     return {
         "environment": facts,
@@ -178,6 +213,6 @@ def _document(
         "world_size": table.world_size,
         "parameters": asdict(table.parameters),
         "rules": in_text(table.tuned),
-        "results": [asdict(one) | {"ratio": one.ratio} for one in found],
+        "results": [asdict(finding) | {"ratio": finding.ratio} for finding in findings],
         "file": str(path.resolve()),
     }

@@ -1,15 +1,24 @@
-"""Reduction operators: what ``(+)`` means for a dtype, and in which dtype it is done.
+"""Reduction operators: what ``(+)`` means for a dtype, and in which dtype it is computed.
 
-`resolve` turns an operator and a dtype into a `Reduction`. Arithmetic on 16-bit
-and 8-bit floats runs in float32, and is sent as such unless a narrower wire dtype is
-asked for: eight times 60000 is already infinite in float16.
+`resolve` binds an operator to a dtype, which is a `Reduction`. 16-bit and 8-bit floats are added
+and multiplied in float32, and partial results travel in float32 unless the call asks for a
+narrower wire dtype: eight times 60000 is already infinite in float16.
 
-Integers wrap around, as in torch. Unsigned types that torch cannot add go
-through views or wider types. For bool, SUM and MAX are *or*, PRODUCT and MIN are
+Integers wrap around, as in torch. torch cannot add all unsigned dtypes: their bits are viewed as
+signed numbers, or converted to a wider dtype. For bool, SUM and MAX are *or*, PRODUCT and MIN are
 *and*, as in torch's NCCL backend.
+
+=============  ==========================================================
+`operators`    operators, and their reductions for each dtype
+`engine`       the engine that computes with torch's operators
+`gpu`          the engine that computes with kernels, for CUDA tensors
+`kernels`      the kernels' source, types and sizes
+=============  ==========================================================
+
+May be imported from outside: ``__all__``, and `gpu.engine`.
 """
 
-from ringcoll.reduction.engine import TORCH, Engine, TorchEngine
+from ringcoll.reduction.engine import TORCH, Engine
 from ringcoll.reduction.operators import (
     Operator,
     Reduction,
@@ -24,7 +33,6 @@ __all__ = [
     "Engine",
     "Operator",
     "Reduction",
-    "TorchEngine",
     "UserOp",
     "as_operator",
     "premul_sum",

@@ -1,73 +1,30 @@
-"""Who reduces: torch's operators, or kernels of our own on a GPU.
+"""Engines compute reductions: with torch's operators, or with kernels for a GPU.
 
-An engine makes work ready that may then be done any number of times (`Engine.bind`). torch's
-operators are the reference, and what is fallen back to; which one is used is visible in
-``Engine.name``, and why in ``Engine.reason``.
+An engine binds a reduction to memory once; the bound reduction then runs any number of times
+(`Engine.bind`). torch's operators are the reference, and the fallback. ``Engine.name`` says which
+engine is used, and ``Engine.reason`` why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from torch import Tensor
 
 from ringcoll.reduction.operators import Combiner, Reduction
 
-__all__ = ["TORCH", "Engine", "TorchEngine", "run_all"]
+__all__ = ["TORCH", "Engine", "run_all"]
 
 
-class Engine(Protocol):
-    """What reduces and converts."""
+class Engine:
+    """torch's own operators, one after the other; other engines derive from this one.
 
-    @property
-    def name(self) -> str:
-        """``"torch"``, or the name and version of what else is used."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Why it is this one."""
-        ...
-
-    def bind(
-        self,
-        reduction: Reduction,
-        into: Sequence[Tensor],
-        sources: Sequence[Tensor],
-        world_size: int | None,
-        narrow: Tensor | None = None,
-    ) -> Callable[[], object]:
-        """Make ready to reduce vectors, from left to right.
-
-        Parameters
-        ----------
-        reduction
-            What ``(+)`` means.
-        into
-            Where the total goes, in the reduction's ``work_dtype``: one vector or more. The
-            first may be any of the first two sources, and overlaps no other.
-        sources
-            One vector or more, in ``work_dtype`` or ``wire_dtype``.
-        world_size
-            For a total that is complete, and is to be finished; otherwise None.
-        narrow
-            Gets the total in ``wire_dtype``, and the total itself is rounded to that as well.
-        """
-        ...
-
-    def round(self, narrow: Tensor, tensor: Tensor) -> Callable[[], object]:
-        """Make ready to convert a tensor to a narrower one, and to round it itself as well."""
-        ...
-
-    def encode(self, reduction: Reduction, flat: Tensor) -> Tensor:
-        """Convert a rank's flat input to what is reduced, scaled if the operator says so."""
-        ...
-
-
-class TorchEngine:
-    """torch's own operators, one after the other."""
+    Parameters
+    ----------
+    reason
+        Why reductions run on torch's operators.
+    """
 
     name = "torch"
 
@@ -82,7 +39,22 @@ class TorchEngine:
         world_size: int | None,
         narrow: Tensor | None = None,
     ) -> Callable[[], object]:
-        """Make ready to reduce vectors; see `Engine.bind`."""
+        """Make a function that reduces vectors, from left to right.
+
+        Parameters
+        ----------
+        reduction
+            Reduction: an operator bound to a dtype.
+        into
+            Vectors for the total, in the reduction's ``work_dtype``: at least one. The first
+            vector may be one of the first two sources, and overlaps no other source.
+        sources
+            Vectors to reduce, in ``work_dtype`` or ``wire_dtype``: at least one.
+        world_size
+            Number of ranks if the total is complete and is to be finished, otherwise ``None``.
+        narrow
+            Vector for the total in ``wire_dtype``; the total itself is then rounded as well.
+        """
         target, *copies = into
         total, *others = sources
         steps: list[Callable[[], object]] = []
@@ -101,17 +73,17 @@ class TorchEngine:
         return run_all(steps)
 
     def round(self, narrow: Tensor, tensor: Tensor) -> Callable[[], object]:
-        """Make ready to convert; see `Engine.round`."""
+        """Make a function that converts a tensor to a narrower one, and rounds the tensor, too."""
         return run_all([partial(narrow.copy_, tensor), partial(tensor.copy_, narrow)])
 
     def encode(self, reduction: Reduction, flat: Tensor) -> Tensor:
-        """Convert a rank's input; see `Engine.encode`."""
+        """Convert a rank's flat input to the work dtype, and scale it if the operator scales."""
         encoded = reduction.encode(flat)
         return encoded if reduction.scale is None else reduction.scale(encoded)
 
 
-TORCH = TorchEngine()
-"""For CPU tensors."""
+TORCH = Engine()
+"""The engine for CPU tensors."""
 
 
 def _widened(combine: Combiner, left: Tensor, right: Tensor, *, out: Tensor) -> object:
@@ -119,10 +91,10 @@ def _widened(combine: Combiner, left: Tensor, right: Tensor, *, out: Tensor) -> 
 
 
 def run_all(steps: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """One function of several."""
-    return steps[0] if len(steps) == 1 else partial(_one_after_the_other, steps)
+    """Make one function of several, which run one after the other."""
+    return steps[0] if len(steps) == 1 else partial(_in_turn, steps)
 
 
-def _one_after_the_other(steps: Sequence[Callable[[], object]]) -> None:
+def _in_turn(steps: Sequence[Callable[[], object]]) -> None:
     for step in steps:
         step()

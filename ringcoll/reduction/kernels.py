@@ -1,12 +1,12 @@
-"""CUDA kernels for reductions: which there are, and what they are launched with.
+"""CUDA kernels for reductions: their types and sizes, and the arguments of a launch.
 
 Problem: reduce vectors on a GPU as fast as its memory can be read and written, for every
-operator and dtype, wherever the vectors start. The kernel itself is ``reduce.cuh``. Here
-its types and sizes are filled in (`Kernel`), and the places of the vectors are looked at
-(`aligned`). Nothing here needs a GPU: every kernel can be compiled, and run on a CPU, by
-tests. `ringcoll.reduction.gpu` compiles and launches.
+operator and dtype, wherever the vectors start. The kernel itself is ``reduce.cuh``. This module
+fills in types and sizes (`Kernel`), and looks at the places of the vectors (`aligned`). Nothing
+here needs a GPU: tests compile every kernel, and run it on a CPU. `ringcoll.reduction.gpu`
+compiles and launches.
 
-Cost: one launch, each operand read once, each result written once.
+Cost: a launch; each operand is read once, each result is written once.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ THREADS = 256
 """Threads of a block, unless a kernel says otherwise."""
 
 MOST_SOURCES = 16
-"""Operands of one launch, which all are held in registers at once."""
+"""Largest number of operands of a launch, which holds all of them in registers at once."""
 
 OPTIONS = ("--std=c++17", "--fmad=false")
-"""For the compiler. No multiply-add in one rounding: results are those of a CPU, bit for bit."""
+"""Options of the compiler. Without fused multiply-add, results are those of a CPU bit for bit."""
 
-# Accesses under way in a thread. Reckoned, not measured: 4.8 TB/s (the data sheet of an H200) for a
+# Number of accesses under way in a thread. Reckoned, not measured: 4.8 TB/s (the data sheet of an H200) for a
 # latency of 1 us is 36 KiB for each of its 132 multiprocessors; 768 threads ask for 96 KiB.
 _LOADS = 8
 _MOST_UNROLLED = 4
-_MOST_ELEMENTS = 32  # of a thread's share of a vector: more do not fit in its registers
+_MOST_ELEMENTS = 32  # of a vector in a thread: more elements do not fit in its registers
 _MOST_HELD = 64  # of all sources, so that three blocks find room; tried with NVRTC 13.0 and 13.5
-_ACCESS_NBYTES = 16  # the widest there is
+_ACCESS_NBYTES = 16  # the widest access
 _MOST_BLOCKS = (1 << 31) - 1
 
 _C_TYPES = {
@@ -75,7 +75,7 @@ _NBYTES = {name: dtype.itemsize for dtype, name in _C_TYPES.items()}
 
 
 def c_type(dtype: torch.dtype) -> str | None:
-    """The name of a dtype in the kernels; none if they do not know it."""
+    """Name of a dtype in the kernels; ``None`` if the kernels do not know the dtype."""
     return _C_TYPES.get(dtype)
 
 
@@ -88,17 +88,17 @@ class Kernel:
     op
         ``Sum``, ``Product``, ``Min``, ``Max``, ``Band``, ``Bor`` or ``Bxor``.
     finish
-        ``Plain``, ``Divide`` or ``Multiply``: what is done with the total.
+        ``Plain``, ``Divide`` or ``Multiply``: the last operation on the total.
     first, rest
-        Types of the first source, and of all others.
+        Types of the first source, and of all other sources.
     into, copy
         Types of the first result, and of the second.
     sources, results
-        How many there are; at least 1, and at most 2 results.
+        Number of sources, at least 1, and of results, 1 or 2.
     rounded
-        To what the total is rounded, whatever it is stored as; "" for nothing of the kind.
+        Type to which the total is rounded before it is stored; "" for no such rounding.
     run
-        Elements of one access.
+        Elements of an access.
     """
 
     op: str
@@ -114,7 +114,7 @@ class Kernel:
 
     @property
     def work(self) -> str:
-        """In which type is computed: the widest of all, but no narrower than float32."""
+        """Type of the computation: the widest type of all, but no narrower than float32."""
         widest = max(
             (self.first, self.rest, self.into, self.copy),
             key=lambda name: (_NBYTES[name], name not in _NARROW),
@@ -123,7 +123,7 @@ class Kernel:
 
     @property
     def pack(self) -> int:
-        """Elements that a thread moves at once."""
+        """Elements that a thread moves at a time."""
         used = {self.first, self.rest, self.into, self.copy}
         return _ACCESS_NBYTES // max(_NBYTES[name] for name in used)
 
@@ -139,11 +139,11 @@ class Kernel:
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor is to have room for.
+        """Blocks for which a multiprocessor has to have room.
 
-        The compiler is told, or it would save registers for more, and wait for one load
-        before it asks for the next. For sm_100 NVRTC 13.5 even spilled some; and vice versa
-        some do not fit if there are to be three blocks, or even two.
+        The number is for the compiler, which would otherwise save registers for more blocks, and
+        wait for a load before it asks for the next. For sm_100 NVRTC 13.5 even spilled registers
+        of some kernels. Other kernels do not fit if there are to be three blocks, or even two.
         """
         elements = self.sources * self.pack
         is_float8 = self.first.startswith("float8") or self.rest.startswith("float8")
@@ -152,13 +152,13 @@ class Kernel:
         return 2 if elements <= 2 * _MOST_HELD else 1
 
     def parameters(self) -> list[str]:
-        """What the kernel is called with, as C++ declares it."""
-        given = [f"const void* source{i}" for i in range(self.sources)]
-        given += [f"void* into{i}" for i in range(self.results)]
-        return [*given, "long long numel", "long long head", "double real", "double imag"]
+        """Parameters of the kernel, in C++."""
+        vectors = [f"const void* source{i}" for i in range(self.sources)]
+        vectors += [f"void* into{i}" for i in range(self.results)]
+        return [*vectors, "long long numel", "long long head", "double real", "double imag"]
 
     def definition(self, name: str = "ringcoll_reduce") -> str:
-        """The kernel, in CUDA C++, to follow `header`."""
+        """The kernel in CUDA C++; `header` comes before it."""
         types = (self.work, self.first, self.rest, self.into, self.copy, self.rounded or self.work)
         words = ", ".join(f"ringcoll::{word}" for word in (self.op, self.finish, *types))
         sizes = (self.sources, self.results, self.pack, self.run, self.unroll)
@@ -179,34 +179,34 @@ extern "C" __global__ void __launch_bounds__({self.threads}, {self.resident}) {n
 
 @lru_cache(maxsize=1)
 def header() -> str:
-    """What all kernels have in common, in CUDA C++: ``reduce.cuh``."""
+    """The common source of all kernels, in CUDA C++: ``reduce.cuh``."""
     large = torch.tensor([1000.0], device="cpu").to(torch.float8_e4m3fn).view(torch.uint8).item()
     text = resources.files(__package__).joinpath("reduce.cuh").read_text(encoding="utf-8")
     return f"#define RINGCOLL_LARGE_E4M3 {large}\n{text}"
 
 
 class Place(NamedTuple):
-    """Where a vector starts, and the size of its elements, in bytes."""
+    """Start of a vector, and size of its elements, in bytes."""
 
     address: int
     itemsize: int
 
 
 def aligned(places: Sequence[Place], pack: int) -> tuple[int, int] | None:
-    """The longest run that all vectors can be accessed in, and the head before the first.
+    """The longest run that fits all vectors, and the number of elements before the first run.
 
     Parameters
     ----------
     places
-        The vectors.
+        Places of the vectors.
     pack
-        The longest run there may be, in elements: a power of two.
+        Longest run, in elements: a power of two.
 
     Returns
     -------
     (run, head) or None
         After ``head`` elements, fewer than ``run``, every vector is aligned to ``run``
-        elements. None where a vector is not even aligned to its elements.
+        elements. ``None`` if a vector is not even aligned to its elements.
 
     Examples
     --------
@@ -228,7 +228,7 @@ def aligned(places: Sequence[Place], pack: int) -> tuple[int, int] | None:
 
 
 class Launch(NamedTuple):
-    """What a kernel is launched with."""
+    """A kernel that fits its vectors, and the numbers for its launch."""
 
     kernel: Kernel
     blocks: int
@@ -246,28 +246,28 @@ def launch_of(
     Parameters
     ----------
     kernel
-        All but its run.
+        Kernel with any run.
     into, sources
-        Flat contiguous tensors of as many elements each.
+        Flat contiguous tensors, all with the same number of elements.
     factor
-        What the total is divided by, or multiplied with.
+        Number by which the total is divided, or multiplied.
 
     Returns
     -------
     Launch or None
-        None where a vector is not aligned to its own elements.
+        ``None`` if a vector is not aligned to its own elements.
     """
     vectors = (*sources, *into)
     pack = kernel.pack
-    found = aligned([Place(one.data_ptr(), one.itemsize) for one in vectors], pack)
-    if found is None:
+    fit = aligned([Place(vector.data_ptr(), vector.itemsize) for vector in vectors], pack)
+    if fit is None:
         return None
-    run, head = found
+    run, head = fit
     numel = into[0].numel()
-    assert all(one.numel() == numel for one in vectors)
+    assert all(vector.numel() == numel for vector in vectors)
     head = min(head, numel)
     tile = kernel.threads * kernel.unroll
     blocks = max(1, min(-(-((numel - head) // pack) // tile), _MOST_BLOCKS))
-    pointers = [one.data_ptr() for one in vectors]
+    pointers = [vector.data_ptr() for vector in vectors]
     numbers = (float(factor.real), float(factor.imag))
     return Launch(replace(kernel, run=run), blocks, (*pointers, numel, head, *numbers))

@@ -1,17 +1,18 @@
-"""The table of operators on CPU tensors, with torch's own functions."""
+"""Operators, and their reductions for each dtype, with torch's own functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError
+from ringcoll.schedule.contracts import OperandOrder
 
 __all__ = [
     "SIGNED_TWIN",
@@ -25,31 +26,27 @@ __all__ = [
 ]
 
 
-class Combiner(Protocol):
-    """A function of two operands."""
-
-    def __call__(self, left: Tensor, right: Tensor, /, *, out: Tensor) -> object:
-        """Reduce ``left`` and ``right`` into ``out``, which may be one of them."""
-        ...
+Combiner = Callable[..., object]
+"""``combine(left, right, out=...)`` reduces two tensors into ``out``, which may be an operand."""
 
 
 @dataclass(frozen=True)
 class UserOp:
-    """A reduction operator of the user's own.
+    """A reduction operator of the user.
 
     Parameters
     ----------
     fn
-        ``fn(left, right)`` returns a new tensor of the operands' shape and dtype,
-        computed element by element; it must not change its operands.
+        ``fn(left, right)`` returns a new tensor of the operands' shape and dtype, computed
+        element by element. The function must not change its operands.
     commutative
-        Whether the operands may change places. If not, only algorithms that keep
-        them in rank order are allowed.
+        Whether the operands may change places. If not, only algorithms that keep the operands
+        in rank order are allowed.
     associative
-        Whether the brackets may move. If not, only algorithms that reduce from
-        left to right, in rank order, are allowed.
+        Whether the brackets may move. If not, only algorithms that reduce from left to right,
+        in rank order, are allowed.
     name
-        Shown in errors and compared between ranks; by default that of ``fn``.
+        Name in errors, which the ranks also compare; by default the name of ``fn``.
 
     Examples
     --------
@@ -69,10 +66,10 @@ class UserOp:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator, before it is bound to a dtype.
+    """An operator that is not bound to a dtype.
 
-    ``name`` is torch's, in lower case, or ``"user"``; ``factor`` is that of
-    PREMUL_SUM; ``user`` is the user's own operator.
+    ``name`` is torch's name, in lower case, or ``"user"``; ``factor`` is the factor of
+    PREMUL_SUM; ``user`` is the user's operator.
     """
 
     name: str
@@ -80,14 +77,13 @@ class Operator:
     user: UserOp | None = None
 
     @property
-    def commutative(self) -> bool:
-        """Whether the operands may change places."""
-        return self.user is None or self.user.commutative
-
-    @property
-    def associative(self) -> bool:
-        """Whether the brackets may move; rounding is not counted against it."""
-        return self.user is None or self.user.associative
+    def order(self) -> OperandOrder:
+        """The order in which operands have to be reduced; rounding does not count."""
+        if self.user is None:
+            return OperandOrder.ANY
+        if not self.user.associative:
+            return OperandOrder.LEFT_TO_RIGHT
+        return OperandOrder.ANY if self.user.commutative else OperandOrder.RANK
 
     def __str__(self) -> str:
         return self.name if self.user is None else f"user operator {self.user}"
@@ -99,7 +95,7 @@ def premul_sum(factor: float | Tensor) -> Operator:
     Parameters
     ----------
     factor
-        A number, or a tensor of one element. Ranks may use different ones.
+        A number, or a tensor of one element. Ranks may use different factors.
     """
     return Operator("premul_sum", factor=factor)
 
@@ -117,21 +113,21 @@ _NAMES = {
 
 
 def as_operator(op: object, rank: int | None = None) -> Operator:
-    """Understand what a user may give as ``op``.
+    """Make an operator of the argument ``op`` of a public function.
 
     Parameters
     ----------
     op
-        A member of ``torch.distributed.ReduceOp``, its name (``"sum"``), what
-        `premul_sum` returns, a `UserOp`, or a plain function of two tensors, which
-        is taken to be associative but not commutative.
+        A member of ``torch.distributed.ReduceOp``, its name (``"sum"``), the result of
+        `premul_sum`, a `UserOp`, or a plain function of two tensors, which counts as
+        associative but not commutative.
     rank
-        For the error message.
+        Rank for the error message.
 
     Raises
     ------
     ArgumentError
-        It is none of these.
+        ``op`` is something else.
     """
     if isinstance(op, Operator):
         return op
@@ -139,7 +135,7 @@ def as_operator(op: object, rank: int | None = None) -> Operator:
         return Operator("user", user=op)
     if isinstance(op, str) and op.lower() in _NAMES.values():
         return Operator(op.lower())
-    # A bare member of the enumeration passes for a ReduceOp in isinstance, but is none.
+    # isinstance takes a member of the enumeration for a ReduceOp, but the member is not a ReduceOp.
     if isinstance(op, dist.ReduceOp.RedOpType):
         if op in _NAMES:
             return Operator(_NAMES[op])
@@ -174,23 +170,22 @@ class Reduction:
     operator
         The operator.
     dtype
-        Of the user's tensors.
+        Dtype of the user's tensors.
     work_dtype
-        In which partial results are kept and added up.
+        Dtype in which partial results are kept and added up.
     wire_dtype
-        In which data are sent. Where it is not ``work_dtype``, what is encoded, scaled
-        or finished has been rounded to it, so that sending it loses nothing.
+        Dtype in which data are sent. If it is not ``work_dtype``, every encoded, scaled or
+        finished tensor has been rounded to it, so that a send loses nothing.
     combine
-        ``combine(left, right, out=...)`` on flat tensors of ``work_dtype``; ``out``
-        may be one of the operands.
+        ``combine(left, right, out=...)`` on flat tensors of ``work_dtype``; ``out`` may be one
+        of the operands.
     encode, decode
-        From ``dtype`` to ``work_dtype`` and back. Where ``shares_memory`` is set,
-        both return views of the same memory.
+        Conversions from ``dtype`` to ``work_dtype`` and back. If ``shares_memory`` is set, both
+        return views of the same memory.
     scale
-        Applied to the encoded input of each rank before anything is sent.
+        Function for the encoded input of each rank, before the first send.
     finish
-        Applied in place to a completed chunk; called with the tensor and the
-        number of ranks.
+        Function that changes a complete chunk in place: of the tensor and the number of ranks.
     """
 
     operator: Operator
@@ -205,26 +200,26 @@ class Reduction:
     finish: Callable[[Tensor, int], object] | None = None
 
     def in_pieces(self) -> Reduction:
-        """The same, without torch's threads: for ranks that have no cores for these.
+        """The same reduction without torch's threads, for ranks that have no cores for them.
 
-        torch divides an operation among threads from 32768 elements on, and they wait for
-        each other. On 2 cores, with 2 ranks of 2 threads each, an addition of 2 MiB took 6.6
-        ms, in pieces 0.2 ms (with one thread each 0.08 ms), one of 32 MiB 7.4 and 6.7 ms.
+        torch divides an operation among threads from 32768 elements on, and the threads wait for
+        each other. On 2 cores, with 2 ranks of 2 threads each, an addition of 2 MiB took 6.6 ms,
+        in pieces 0.2 ms (with one thread each 0.08 ms), an addition of 32 MiB 7.4 and 6.7 ms.
         """
         combine = self.combine
         if self.operator.user is not None:
-            return self  # who knows what it does to a part
+            return self  # nobody knows what the user's function does to a piece
 
-        def combined(left: Tensor, right: Tensor, *, out: Tensor) -> None:
-            pieces = (torch.split(one, _SERIAL_NUMEL) for one in (left, right, out))
-            for one, other, into in zip(*pieces, strict=True):
-                combine(one, other, out=into)
+        def combined(*vectors: Tensor, out: Tensor) -> None:
+            pieces = (torch.split(vector, SERIAL_NUMEL) for vector in (*vectors, out))
+            for left, right, into in zip(*pieces, strict=True):
+                combine(left, right, out=into)
 
         return replace(self, combine=combined)
 
 
 # Below at::internal::GRAIN_SIZE (32768), and a multiple of every vector register.
-_SERIAL_NUMEL = 32_704
+SERIAL_NUMEL = 32_704
 
 _BITWISE: dict[str, Combiner] = {
     "band": torch.bitwise_and,
@@ -250,7 +245,7 @@ SIGNED_TWIN = {
     torch.uint32: torch.int32,
     torch.uint64: torch.int64,
 }
-"""Unsigned dtypes, and the signed ones of as many bits that stand for them."""
+"""Unsigned dtypes, and the signed dtypes of as many bits that stand for them."""
 _FLOAT8 = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
@@ -264,26 +259,26 @@ _TOP_BIT = torch.iinfo(torch.int64).min
 
 
 def _flip_top_bit(tensor: Tensor) -> Tensor:
-    """Map the order of unsigned numbers to that of signed ones, and back."""
+    """Map the order of unsigned numbers to the order of signed numbers, and back."""
     return tensor.bitwise_xor(_TOP_BIT)
 
 
 def _divide(tensor: Tensor, world_size: int) -> object:
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         if tensor.is_cuda and world_size & (world_size - 1):
-            # By a number torch multiplies with its reciprocal there, and rounds twice
-            # (BinaryDivTrueKernel.cu); the kernels and the CPU do not.
+            # To divide by a number on a GPU, torch multiplies with the reciprocal and rounds
+            # twice (BinaryDivTrueKernel.cu); the kernels and the CPU round once.
             return tensor.div_(
                 torch.full((1,), world_size, dtype=tensor.dtype, device=tensor.device)
             )
         return tensor.div_(world_size)
-    if world_size > torch.iinfo(tensor.dtype).max:  # it would wrap around itself
+    if world_size > torch.iinfo(tensor.dtype).max:  # it would wrap around
         return tensor.copy_(tensor.long().div(world_size, rounding_mode="trunc"))
     return tensor.div_(world_size, rounding_mode="trunc")
 
 
 def _divide_unsigned(bits: int) -> Callable[[Tensor, int], object]:
-    """Division of unsigned numbers kept in a signed type of ``bits`` bits."""
+    """Division of unsigned numbers that are kept in a signed dtype of ``bits`` bits."""
     if bits < 64:
         mask = (1 << bits) - 1
         return lambda tensor, world_size: tensor.copy_(
@@ -309,42 +304,30 @@ def _user(function: Callable[[Tensor, Tensor], Tensor]) -> Combiner:
 def _dtypes(
     operator: Operator, dtype: torch.dtype, wire_dtype: torch.dtype | None, rank: int | None
 ) -> tuple[torch.dtype, torch.dtype]:
-    """In which dtype is computed, and in which is sent."""
-    arithmetic = operator.name in _ARITHMETIC
-    wide = dtype in _FLOAT8 or (dtype in _NARROW and arithmetic)
+    """Dtypes in which an operator computes, and in which data are sent."""
+    wide = dtype in _FLOAT8 or (dtype in _NARROW and operator.name in _ARITHMETIC)
     work = torch.float32 if wide else dtype
-    if wire_dtype is None:
+    if wire_dtype is None or (wire_dtype is dtype and not wide):
         return work, work
-    if wire_dtype is dtype and not wide:
-        return dtype, dtype
-    if not isinstance(wire_dtype, torch.dtype):
-        raise ArgumentError(
-            "not a dtype",
-            rank=rank,
-            argument="wire_dtype",
-            expected="a torch.dtype",
-            got=wire_dtype,
+
+    def refuse(message: str, expected: str) -> ArgumentError:
+        return ArgumentError(
+            message, rank=rank, argument="wire_dtype", expected=expected, got=wire_dtype
         )
-    same_kind = (dtype.is_floating_point and wire_dtype.is_floating_point) or (
-        dtype.is_complex and wire_dtype.is_complex
-    )
-    if not same_kind:
-        raise ArgumentError(
-            "the wire dtype must be a floating-point one for floating-point tensors, "
-            "a complex one for complex tensors",
-            rank=rank,
-            argument="wire_dtype",
-            expected=f"of the kind of {dtype}",
-            got=wire_dtype,
+
+    if not isinstance(wire_dtype, torch.dtype):
+        raise refuse("not a dtype", "a torch.dtype")
+    if not (
+        (dtype.is_floating_point and wire_dtype.is_floating_point)
+        or (dtype.is_complex and wire_dtype.is_complex)
+    ):
+        raise refuse(
+            "the wire dtype must be a floating-point dtype for floating-point tensors, "
+            "a complex dtype for complex tensors",
+            f"of the kind of {dtype}",
         )
     if wire_dtype not in _COMPUTED:
-        raise ArgumentError(
-            "cannot be sent",
-            rank=rank,
-            argument="wire_dtype",
-            expected=f"one of {', '.join(map(str, _COMPUTED))}",
-            got=wire_dtype,
-        )
+        raise refuse("cannot be sent", f"one of {', '.join(map(str, _COMPUTED))}")
     return (work if wire_dtype.itemsize < work.itemsize else wire_dtype), wire_dtype
 
 
@@ -377,13 +360,13 @@ def resolve(
     op
         See `as_operator`.
     dtype
-        Of the user's tensors.
+        Dtype of the user's tensors.
     wire_dtype
-        In which data are sent; by default ``dtype``, but float32 for arithmetic on
-        narrower floats. Partial results are added up in float32 or, if that is wider,
-        in ``dtype`` or the wire dtype, and rounded when they are sent.
+        Dtype in which data are sent; by default ``dtype``, but float32 for arithmetic on
+        narrower floats. Partial results are added up in float32, in ``dtype`` or in the wire
+        dtype, whichever is widest, and rounded when they are sent.
     rank
-        For error messages.
+        Rank for error messages.
 
     Raises
     ------
@@ -416,9 +399,9 @@ def _resolve(
         )
 
     if operator.user is not None:
-        work, wire = (
-            (dtype, dtype) if wire_dtype is None else (_dtypes(operator, dtype, wire_dtype, rank))
-        )
+        work, wire = dtype, dtype
+        if wire_dtype is not None:
+            work, wire = _dtypes(operator, dtype, wire_dtype, rank)
         return _cast(operator, dtype, work, wire, _user(operator.user.fn))
     if dtype is torch.bool:
         if name not in _BOOL:
@@ -441,24 +424,13 @@ def _resolve(
     if name == "premul_sum":
         raise refuse("a floating-point or complex dtype", "tensor", dtype)
     combine = (_ARITHMETIC | _ORDERING | _BITWISE)[name]
-    finish = _divide if name == "avg" else None
     if dtype not in SIGNED_TWIN:
+        finish = _divide if name == "avg" else None
         return Reduction(operator, dtype, dtype, dtype, combine, finish=finish)
-    twin = SIGNED_TWIN[dtype]
-    if name in _ORDERING and dtype is torch.uint64:
-        return Reduction(
-            operator,
-            dtype,
-            twin,
-            twin,
-            combine,
-            encode=lambda tensor: _flip_top_bit(tensor.view(twin)),
-            decode=lambda tensor: _flip_top_bit(tensor).view(dtype),
-            shares_memory=False,
-        )
-    if name in _ORDERING:
+    if name in _ORDERING and dtype is not torch.uint64:
         return _cast(operator, dtype, torch.int64, torch.int64, combine)
-    return Reduction(
+    twin = SIGNED_TWIN[dtype]
+    reduction = Reduction(
         operator,
         dtype,
         twin,
@@ -466,7 +438,15 @@ def _resolve(
         combine,
         encode=lambda tensor: tensor.view(twin),
         decode=lambda tensor: tensor.view(dtype),
-        finish=_divide_unsigned(8 * dtype.itemsize) if finish else None,
+        finish=_divide_unsigned(8 * dtype.itemsize) if name == "avg" else None,
+    )
+    if name not in _ORDERING:
+        return reduction
+    return replace(
+        reduction,
+        encode=lambda tensor: _flip_top_bit(tensor.view(twin)),
+        decode=lambda tensor: _flip_top_bit(tensor).view(dtype),
+        shares_memory=False,
     )
 
 
@@ -477,14 +457,13 @@ def _cast(
     wire: torch.dtype,
     combine: Combiner,
 ) -> Reduction:
-    """A reduction that converts to ``work`` before, and back after."""
+    """A reduction that converts to ``work`` before, and back afterwards."""
     rounded = _same if wire is work else lambda tensor: tensor.to(wire).to(work)
     scale: Callable[[Tensor], Tensor] | None = None
     if operator.factor is not None:
-        # One element of whatever shape: it is broadcast, also from the CPU to a GPU.
-        factor = (
-            operator.factor.reshape(()) if isinstance(operator.factor, Tensor) else operator.factor
-        )
+        factor = operator.factor
+        if isinstance(factor, Tensor):  # without a dimension, torch takes it from the CPU to a GPU
+            factor = factor.reshape(())
 
         def scaled(tensor: Tensor) -> Tensor:
             wide = torch.float32 if tensor.dtype in _NARROW else tensor.dtype

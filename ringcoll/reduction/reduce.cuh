@@ -3,24 +3,24 @@
 //     into[0][i] = into[1][i] = finish(source[0][i] (+) source[1][i] (+) ... )
 //
 // from left to right, in the type `Work`: 16- and 8-bit floats are thus added up in float32 and
-// rounded once, however many sources there are. Sources and results may each have a type of
-// their own (a "wire" type), and a second result may be written along the way: so receiving,
-// reducing, copying and sending need one pass over memory.
+// rounded once, for any number of sources. Sources and results may each have a type of their own
+// (a "wire" type), and the kernel may write a second result as well: so receiving, reducing,
+// copying and sending need a single pass over memory.
 //
-// Such a kernel does nothing but wait for memory, and what counts is how it asks for it
+// Such a kernel only waits for memory, and its speed depends on how it asks for memory
 // (V. Volkov, "Understanding Latency Hiding on GPUs", UC Berkeley 2016): in accesses of 16
-// bytes a thread, by neighbouring threads next to each other, several of them under way
+// bytes a thread, by neighbouring threads next to each other, several accesses under way
 // before the first is used.
 //
 //     vector:   | head |  pack  |  pack  |  pack  | ...  |  pack  | tail |
 //     bytes:      < 16    16       16       16              16      < 16
 //
-// Heads and tails are done one element at a time. Where the vectors are not aligned alike, no
-// head aligns all of them; then a pack is read in shorter runs, at worst of one element.
+// Heads and tails are reduced element by element. If the vectors are not aligned alike, no head
+// aligns all of them; then a pack is read in shorter runs, at worst of one element.
 // Python chooses head and run (kernels.py), and adds a kernel that calls `reduce`.
 //
-// No header is included, so that any compiler will do: NVRTC as it is, nvcc, and a C++
-// compiler for tests on a machine without a GPU, which defines what CUDA has built in.
+// No header is included, so that any compiler can compile this file: NVRTC, nvcc, and a C++
+// compiler for tests on a machine without a GPU. The tests define what is built into CUDA.
 
 namespace ringcoll {
 
@@ -45,7 +45,7 @@ template <class T> __device__ inline bool less(T left, T right) { return left < 
 
 #ifdef __CUDA_ARCH__
 // CuPy always compiles with -ftz=true (cupy/cuda/compiler.py), which takes float32 numbers
-// below the normal range for zero. The assembler's own words do not.
+// below the normal range for zero. The assembler's own instructions do not.
 #define RINGCOLL_FLOAT32(NAME, INSTRUCTION)                                             \
     __device__ inline float32 NAME(float32 left, float32 right) {                       \
         float32 result;                                                                 \
@@ -81,7 +81,7 @@ typedef Complex<double> complex128;
 __device__ inline uint32 bits_of(float value) { return __float_as_uint(value); }
 __device__ inline float as_float(uint32 bits) { return __uint_as_float(bits); }
 
-// A 16-bit float of IEEE 754, which every GPU converts by itself.
+// A 16-bit float of IEEE 754, which every GPU converts in hardware.
 __device__ inline float widen(float16 value) {
 #ifdef __CUDA_ARCH__
     float result;
@@ -105,7 +105,7 @@ __device__ inline float widen(bfloat16 value) { return as_float((uint32)value.bi
 
 __device__ inline void narrow(float value, bfloat16& into) {
     uint32 bits = bits_of(value);
-    // To the nearest, halves to the even one; a NaN must not be carried over into infinity.
+    // To the nearest, halves to even; a NaN must not be carried over into infinity.
     uint32 rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
     into.bits = value != value ? 0x7FC0 : (uint16)rounded;
 }
@@ -116,7 +116,7 @@ __device__ inline float widen(float8_e5m2 value) {
     return widen(half);
 }
 
-// One bit less of exponent than a float16 has, and a bias less by 8; no infinity, one NaN.
+// The exponent has a bit less than in a float16, and a bias less by 8; no infinity, one NaN.
 __device__ inline float widen(float8_e4m3fn value) {
     uint32 magnitude = value.bits & 0x7F;
     float16 half = {(uint16)((value.bits & 0x80) << 8 | magnitude << 7)};
@@ -128,7 +128,8 @@ template <int MANTISSA, int BIAS>
 __device__ inline uint32 rounded(uint32 magnitude) {
     const int dropped = 23 - MANTISSA;
     const uint32 smallest_normal = (uint32)(127 - BIAS + 1) << 23;
-    // Below it, steps are even: adding a number whose last bit is such a step rounds to it.
+    // Below the normal range all steps are equal: to add a number whose last bit is such a step
+    // rounds to a multiple of the step.
     const uint32 magic = (uint32)(127 - BIAS + 1 + dropped) << 23;
     uint32 subnormal = bits_of(plus(as_float(magnitude), as_float(magic))) - magic;
     uint32 carried = magnitude + ((1u << (dropped - 1)) - 1) + ((magnitude >> dropped) & 1);
@@ -136,12 +137,12 @@ __device__ inline uint32 rounded(uint32 magnitude) {
     return magnitude < smallest_normal ? subnormal : normal;
 }
 
-// There is no infinity. What is too large becomes NaN in some versions of torch, the largest
-// number in others: Python says which.
+// There is no infinity. A number that is too large becomes NaN in some versions of torch, and the
+// largest number in others: Python says which.
 __device__ inline void narrow(float value, float8_e4m3fn& into) {
     uint32 magnitude = bits_of(value) & 0x7FFFFFFF, sign = bits_of(value) >> 31 << 7;
     const uint32 infinity = 0x7F800000;
-    const uint32 largest = 0x43E80000;  // 464: half of the way from 448, the last, to 480
+    const uint32 largest = 0x43E80000;  // 464: the middle between 448, the last, and 480
     uint32 large = magnitude > infinity ? 0x7F : RINGCOLL_LARGE_E4M3;
     into.bits = (uint8)(sign | (magnitude > largest ? large : rounded<3, 7>(magnitude)));
 }
@@ -149,12 +150,12 @@ __device__ inline void narrow(float value, float8_e4m3fn& into) {
 __device__ inline void narrow(float value, float8_e5m2& into) {
     uint32 magnitude = bits_of(value) & 0x7FFFFFFF, sign = bits_of(value) >> 31 << 7;
     const uint32 infinity = 0x7F800000;
-    const uint32 too_large = 0x47700000;  // 61440: half of the way from 57344 to infinity
+    const uint32 too_large = 0x47700000;  // 61440: the middle between 57344 and infinity
     uint32 large = magnitude > infinity ? 0x7F : 0x7C;
     into.bits = (uint8)(sign | (magnitude >= too_large ? large : rounded<2, 15>(magnitude)));
 }
 
-// ---- Conversion between what is stored and what is computed in ----------------------------
+// ---- Conversion between the stored type and the type of the computation -------------------
 
 template <class Into, class From>
 struct Convert {
@@ -200,7 +201,7 @@ struct Convert<Complex<T>, Complex<T>> {
     static __device__ inline Complex<T> from(Complex<T> value) { return value; }
 };
 
-// By way of float32, which holds every value of the narrow ones.
+// By way of float32, which holds every value of the narrow types.
 #define RINGCOLL_NARROW(TYPE)                                                           \
     template <class Into>                                                               \
     struct Convert<Into, TYPE> {                                                        \
@@ -228,7 +229,7 @@ RINGCOLL_NARROW(float8_e5m2)
 
 // ---- Operators ----------------------------------------------------------------------------
 
-// Integers wrap around, which in C++ only unsigned ones do; and none is narrower than an int.
+// Integers wrap around. In C++ only unsigned integers do, and none of them is narrower than an int.
 template <class T> struct Wrapping { typedef T type; };
 template <> struct Wrapping<int8> { typedef uint32 type; };
 template <> struct Wrapping<int16> { typedef uint32 type; };
@@ -264,7 +265,8 @@ struct Product {
     }
 };
 
-// As torch.minimum and torch.maximum: a NaN stays one. On the left it is neither more nor less.
+// As in torch.minimum and torch.maximum a NaN stays a NaN. A NaN on the left is neither more nor
+// less than the right operand.
 struct Min {
     template <class T>
     static __device__ inline T apply(T left, T right) {
@@ -294,14 +296,14 @@ struct Bxor {
     static __device__ inline T apply(T left, T right) { return (T)(left ^ right); }
 };
 
-// ---- What is done with the total ----------------------------------------------------------
+// ---- Last operations on the total ---------------------------------------------------------
 
 struct Plain {
     template <class T>
     static __device__ inline T apply(T total, double, double) { return total; }
 };
 
-// The division of AVG. That of integers is without remainder, towards zero.
+// The division of AVG. Integers are divided without remainder, towards zero.
 struct Divide {
     template <class T>
     static __device__ inline T apply(T total, double by, double) {
@@ -310,7 +312,7 @@ struct Divide {
     static __device__ inline uint64 apply(uint64 total, double by, double) {
         return total / (uint64)by;
     }
-    // The number of ranks need not be one of theirs.
+    // The number of ranks may be outside of the type's range.
     static __device__ inline int8 apply(int8 total, double by, double) { return total / (int32)by; }
     static __device__ inline uint8 apply(uint8 total, double by, double) { return total / (int32)by; }
     static __device__ inline int16 apply(int16 total, double by, double) { return total / (int32)by; }
@@ -338,10 +340,10 @@ struct Multiply {
     }
 };
 
-// ---- Packs: what a thread moves at once ---------------------------------------------------
+// ---- Packs: elements that a thread moves at a time ----------------------------------------
 
-// One access of so many bytes. In words of the assembler: a compiler that is given C++ splits
-// wide stores into narrow ones, and moves loads to where they are first used.
+// An access of so many bytes, in assembler: from C++ the compiler would split wide stores into
+// narrow stores, and move loads to the place of their first use.
 template <int NBYTES>
 struct Access {  // of 1 or 2 bytes
     template <class Run>
@@ -430,9 +432,9 @@ struct Pack {
 
 // ---- The reduction ------------------------------------------------------------------------
 
-// A kernel's types and sizes. First: of the first source, Rest: of all others. Into, Copy: of
-// the two results. Rounded: what the total is rounded to before it is stored, so that a result
-// and its copy in a narrower type are equal.
+// A kernel's types and sizes. First: type of the first source. Rest: type of all other sources.
+// Into, Copy: types of the two results. Rounded: type to which the total is rounded before it is
+// stored, so that a result and its copy in a narrower type are equal.
 template <class Op_, class Finish_, class Work_, class First_, class Rest_, class Into_,
           class Copy_, class Rounded_, int SOURCES_, int RESULTS_, int PACK_, int RUN_,
           int UNROLL_>
@@ -458,7 +460,7 @@ struct Arguments {
     double real, imag;     // of Finish
 };
 
-// What a thread holds of PACK neighbouring elements: one operand each.
+// The operands of PACK neighbouring elements, in the registers of a thread.
 template <class K, int PACK, int RUN>
 struct Loaded {
     Pack<typename K::First, PACK, RUN> first;
@@ -494,7 +496,7 @@ struct Loaded {
     }
 };
 
-// Every block takes tiles of UNROLL packs a thread, until there are none left.
+// Every block takes tiles of UNROLL packs a thread, until no tile is left.
 template <class K>
 __device__ inline void reduce(const Arguments<K>& a) {
     const int64 packs = (a.numel - a.head) / K::PACK;
@@ -503,7 +505,7 @@ __device__ inline void reduce(const Arguments<K>& a) {
     for (int64 start = blockIdx.x * tile; start < packs; start += gridDim.x * tile) {
         const int64 mine = start + threadIdx.x;
         Loaded<K, K::PACK, K::RUN> loaded[K::UNROLL];
-        if (start + tile <= packs) {  // nothing to ask in between: all loads go out together
+        if (start + tile <= packs) {  // no condition in between: all loads go out together
 #pragma unroll
             for (int u = 0; u < K::UNROLL; ++u)
                 loaded[u].load(a, a.head + (mine + u * blockDim.x) * K::PACK);
@@ -518,7 +520,7 @@ __device__ inline void reduce(const Arguments<K>& a) {
             }
         }
     }
-    // The head and the tail are shorter than two packs, that is, than a block has threads.
+    // Head and tail together have fewer elements than two packs, so than a block has threads.
     if (blockIdx.x == 0 && threadIdx.x < a.head + tail) {
         const int64 at = threadIdx.x < a.head ? threadIdx.x : a.numel - tail + threadIdx.x - a.head;
         Loaded<K, 1, 1> one;

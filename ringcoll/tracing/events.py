@@ -1,9 +1,8 @@
-"""The picture: what all ranks noted, in the Trace Event Format.
+"""The picture: the notes of all ranks, in the Trace Event Format.
 
-The format that chrome://tracing and Perfetto read ("Trace Event Format", Google, 2016):
-``X`` is a slice, ``b`` and ``e`` begin and end something in flight, ``s`` and ``f`` are the
-two ends of an arrow, ``M`` names things. Times are in microseconds. One process row is one
-rank.
+chrome://tracing and Perfetto read this format ("Trace Event Format", Google, 2016): ``X`` is a
+slice, ``b`` and ``e`` begin and end a flight, ``s`` and ``f`` are the two ends of an arrow, ``M``
+names a row. Times are in microseconds. Each process row is a rank.
 """
 
 from __future__ import annotations
@@ -13,13 +12,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from ringcoll.tracing.clocks import Clock, Sighting, agree
-from ringcoll.tracing.records import Message, Operation, Records, Span, deliveries
+from ringcoll.tracing.records import (
+    Delivery,
+    MessageEnd,
+    Records,
+    Span,
+    TracedOperation,
+    deliveries,
+)
 from ringcoll.tracing.summary import shares, summarize
 
 __all__ = ["TRACKS", "document"]
 
 TRACKS = {"operation": 1, "wait": 2, "post": 3, "reduce": 4, "copy": 5}
-"""The rows of a rank: what they are called in events, and their number."""
+"""The rows of a rank: their names in events, and their numbers."""
 
 _TITLES = {
     "operation": "operations",
@@ -38,29 +44,29 @@ def document(ranks: list[Records]) -> dict[str, Any]:
     Parameters
     ----------
     ranks
-        What each rank noted, in order.
+        Notes of each rank, in order.
     """
-    found = list(deliveries(ranks))
+    arrived = list(deliveries(ranks))
     clocks = agree(
         len(ranks),
-        [item for one in ranks for item in one.sightings[0]],
-        [item for one in ranks for item in one.sightings[1]],
-        (Sighting(item.source, item.target, item.sent.begin, item.wait.end) for item in found),
+        [sighting for rank in ranks for sighting in rank.sightings[0]],
+        [sighting for rank in ranks for sighting in rank.sightings[1]],
+        (Sighting(item.source, item.target, item.sent.begin, item.wait.end) for item in arrived),
     )
     starts = [
-        clock.corrected(one.operations[0].begin)
-        for one, clock in zip(ranks, clocks, strict=True)
-        if one.operations
+        clock.corrected(rank.operations[0].begin)
+        for rank, clock in zip(ranks, clocks, strict=True)
+        if rank.operations
     ]
     writer = _Writer(clocks, min(starts, default=0))
     events: list[_Event] = []
-    for one in ranks:
-        events += _names(one)
-        for operation in one.operations:
-            events += writer.operation(one.rank, operation)
-    for number, item in enumerate(found):
-        events += writer.arrow(number, item.source, item.target, item.sent, item.wait)
-    # Begins stay before ends, and slices before those in them: the sort is stable.
+    for rank in ranks:
+        events += _names(rank.rank)
+        for operation in rank.operations:
+            events += writer.operation(rank.rank, operation)
+    for number, delivery in enumerate(arrived):
+        events += writer.arrow(number, delivery)
+    # Begins stay before ends, and slices before the slices in them: the sort is stable.
     events.sort(key=lambda event: event.get("ts", -math.inf))
     return {
         "traceEvents": events,
@@ -80,27 +86,24 @@ def document(ranks: list[Records]) -> dict[str, Any]:
                 for rank, clock in enumerate(clocks)
             ],
             "summary": [
-                {call: part.as_json() for call, part in summarize(one).items()} for one in ranks
+                {call: part.as_json() for call, part in summarize(rank).items()} for rank in ranks
             ],
         },
     }
 
 
-def _names(one: Records) -> Iterator[_Event]:
-    """What rows are called, and their order."""
-    about: list[tuple[int, str, dict[str, Any]]] = [
-        (0, "process_name", {"name": f"rank {one.rank}"})
-    ]
-    about += [(0, "process_sort_index", {"sort_index": one.rank})]
-    for track, number in TRACKS.items():
-        about += [(number, "thread_name", {"name": _TITLES[track]})]
-        about += [(number, "thread_sort_index", {"sort_index": number})]
-    for thread, name, args in about:
-        yield {"ph": "M", "pid": one.rank, "tid": thread, "name": name, "args": args}
+def _names(rank: int) -> Iterator[_Event]:
+    """Names of the rows of a rank, and their order."""
+    rows = [(0, "process", f"rank {rank}", rank)]
+    rows += [(number, "thread", _TITLES[track], number) for track, number in TRACKS.items()]
+    for thread, kind, title, order in rows:
+        common = {"ph": "M", "pid": rank, "tid": thread}
+        yield {**common, "name": f"{kind}_name", "args": {"name": title}}
+        yield {**common, "name": f"{kind}_sort_index", "args": {"sort_index": order}}
 
 
 class _Writer:
-    """Writes times on one clock, which starts with the first operation."""
+    """Writes events with the times of a common clock, which starts with the first operation."""
 
     def __init__(self, clocks: list[Clock], start: int) -> None:
         self.clocks, self.start = clocks, start
@@ -116,77 +119,65 @@ class _Writer:
     def slice(
         self, rank: int, track: str, begin: int, end: int, name: str, args: dict[str, Any]
     ) -> _Event:
-        lasts = round(self.time(rank, end) - self.time(rank, begin), 3)
-        return self.event("X", rank, track, begin, dur=lasts, name=name, cat=track, args=args)
+        duration = round(self.time(rank, end) - self.time(rank, begin), 3)
+        return self.event("X", rank, track, begin, dur=duration, name=name, cat=track, args=args)
 
-    def operation(self, rank: int, one: Operation) -> Iterator[_Event]:
-        """All of one operation on one rank, but for the arrows."""
+    def operation(self, rank: int, operation: TracedOperation) -> Iterator[_Event]:
+        """All events of an operation on a rank, except arrows."""
         about = {
-            "call": one.description,
-            "number": one.number,
-            "algorithm": one.algorithm,
-            "segments": one.segments,
-            **shares([one]).as_json(),
+            "call": operation.description,
+            "number": operation.number,
+            "algorithm": operation.algorithm,
+            "segments": operation.segments,
+            **shares([operation]).as_json(),
         }
-        if one.error:
-            about["error"] = one.error
-        title = f"{one.algorithm} {one.collective}"
-        yield self.slice(rank, "operation", one.begin, one.end, title, about)
-        for span in one.spans:
-            args = {"number": one.number, "step": span.step}
+        if operation.error:
+            about["error"] = operation.error
+        title = f"{operation.algorithm} {operation.collective}"
+        yield self.slice(rank, "operation", operation.begin, operation.end, title, about)
+        for span in operation.spans:
+            args = {"number": operation.number, "step": span.step}
+            name = f"step {span.step}: {span.kind}"
             if span.message >= 0:
-                args |= _about(one.messages[span.message])
+                message = operation.messages[span.message]
+                args |= _about(message)
+                way = "send to" if message.is_send else "receive from"
+                name = f"step {span.step}: {way} rank {message.peer}"
             elif span.nbytes:
                 args["bytes"] = span.nbytes
-            name = _span_name(one, span)
             yield self.slice(rank, span.kind, span.begin, span.end, name, args)
-        arrivals = one.arrivals()
-        for number, message in enumerate(one.messages):
-            yield from self.flight(rank, one, message, arrivals.get(number))
+        arrivals = operation.arrivals()
+        for number, message in enumerate(operation.messages):
+            yield from self.flight(rank, operation, message, arrivals.get(number))
 
     def flight(
-        self, rank: int, one: Operation, message: Message, wait: Span | None
+        self, rank: int, operation: TracedOperation, message: MessageEnd, wait: Span | None
     ) -> Iterator[_Event]:
-        """A message from its post until it has been waited for."""
+        """A message, from its post until the end of the wait for it."""
         self.flights += 1
-        way = "send" if message.is_send else "receive"
-        same = {"name": _message_name(message), "cat": way, "id": hex(self.flights)}
-        args = {"number": one.number, "tag": message.tag, "complete": wait is not None}
-        args |= _about(message)
-        yield self.event("b", rank, "post", message.begin, args=args, **same)
-        end = one.end if wait is None else wait.end
-        yield self.event("e", rank, "post", end, **same)
+        about, way = _about(message), "to" if message.is_send else "from"
+        name = f"step {message.step}: {message.nbytes} B {way} rank {message.peer}"
+        common = {"name": name, "cat": about["way"], "id": hex(self.flights)}
+        args = {"number": operation.number, "tag": message.tag, "complete": wait is not None}
+        yield self.event("b", rank, "post", message.begin, args=args | about, **common)
+        end = operation.end if wait is None else wait.end
+        yield self.event("e", rank, "post", end, **common)
 
-    def arrow(
-        self, number: int, source: int, target: int, sent: Message, wait: Span
-    ) -> list[_Event]:
-        """From the post of a send to the end of the wait for it."""
-        same = {"name": "message", "cat": "message", "id": number}
-        # It ends within the slice to which it belongs, which its last moment does not.
-        end = max(wait.begin, wait.end - 1)
-        leaves = self.event("s", source, "post", sent.begin, **same)
-        arrives = self.event("f", target, "wait", end, bp="e", **same)
+    def arrow(self, number: int, delivery: Delivery) -> list[_Event]:
+        """An arrow from the post of a send to the end of the receiver's wait."""
+        common = {"name": "message", "cat": "message", "id": number}
+        # An arrow has to end within the slice of the wait; the last moment is outside.
+        end = max(delivery.wait.begin, delivery.wait.end - 1)
+        leaves = self.event("s", delivery.source, "post", delivery.sent.begin, **common)
+        arrives = self.event("f", delivery.target, "wait", end, bp="e", **common)
         arrives["ts"] = max(arrives["ts"], leaves["ts"])
         return [leaves, arrives]
 
 
-def _about(message: Message) -> dict[str, Any]:
+def _about(message: MessageEnd) -> dict[str, Any]:
     return {
         "way": "send" if message.is_send else "receive",
         "peer": message.peer,
         "step": message.step,
         "bytes": message.nbytes,
     }
-
-
-def _message_name(message: Message) -> str:
-    way = "to" if message.is_send else "from"
-    return f"step {message.step}: {message.nbytes} B {way} rank {message.peer}"
-
-
-def _span_name(one: Operation, span: Span) -> str:
-    if span.message < 0:
-        return f"step {span.step}: {span.kind}"
-    message = one.messages[span.message]
-    way = "send to" if message.is_send else "receive from"
-    return f"step {span.step}: {way} rank {message.peer}"

@@ -1,37 +1,30 @@
 """Notes what one rank does, while its group is traced.
 
-Nothing here runs unless there is a trace. A `Tracer` puts itself around each operation of a
-`Communicator` (`Tracer.around`), and in the place of the executor (`Tracer.drive`): the same
-bound instructions in the same order, with the clock read before and after each.
+Nothing here runs unless there is a trace. A `Tracer` wraps the calls that an operation is bound to
+(`Tracer.traced`), so that the clock is read before and after each; the executor runs them as
+it runs any others.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
-from ringcoll.communicator import Bindings, Call, Communicator
-from ringcoll.execute import Posting
-from ringcoll.monitor import Running
-from ringcoll.plan import Combine, Move, Plan, Post, Wait
-from ringcoll.regions import Space
-from ringcoll.stage import Opened
-from ringcoll.tracing.records import Message, Operation, Records, Span
+import torch
+from torch import Tensor
+
+from ringcoll.runtime.communicator import Communicator
+from ringcoll.runtime.executor import Instruction, Posting
+from ringcoll.runtime.operation import Binding, Operation, Turn
+from ringcoll.runtime.plan import Combine, Move, Plan, Post, Wait
+from ringcoll.runtime.regions import Space
+from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
 from ringcoll.transport.base import Handle
 
-__all__ = ["Clocks", "Meeting", "Tracer"]
+__all__ = ["Clocks", "Tracer"]
 
-Run = Callable[[int, Call], None]
 Clocks = Callable[[], int]
 """A clock: it gives nanoseconds, and never goes back."""
-
-
-class Meeting(Call):
-    """A call in which the ranks compare their clocks: not a part of the trace."""
-
-    __slots__ = ()
 
 
 class _Steps(NamedTuple):
@@ -90,9 +83,9 @@ class Tracer:
     def __init__(self, member: Communicator, clock: Clocks, most: int) -> None:
         self._member, self.clock, self._most = member, clock, most
         self.records = Records(member.rank, member.world_size, member.transport.name)
-        self.current: Operation | None = None
+        self.current: TracedOperation | None = None
         self._known: dict[int, tuple[Plan, _Steps]] = {}
-        self._last_step = 0
+        self._last_steps = _Steps((), {})
 
     def attach(self) -> None:
         """Begin: from now on operations are noted."""
@@ -103,93 +96,128 @@ class Tracer:
         if self._member.tracer is self:
             self._member.tracer = None
 
-    def around(self, run: Run) -> Run:
-        """A function that runs a call, and notes that it does."""
+    def begin(self, number: int, operation: Operation | Turn) -> None:
+        """Note that an operation begins."""
+        self.current = None
+        if isinstance(operation, Turn):  # it is no part of the trace
+            return
+        if len(self.records.operations) >= self._most:
+            self.records.left_out += 1
+            return
+        name = operation.name
+        self.current = TracedOperation(number, name, name, "", 1, self.clock())
+        self.records.operations.append(self.current)
 
-        def watched(number: int, call: Call) -> None:
-            if isinstance(call, Meeting):
-                run(number, call)
-                return
-            if len(self.records.operations) >= self._most:
-                self.records.left_out += 1
-                run(number, call)
-                return
-            operation = self._started(number, call)
-            try:
-                run(number, replace(call, open=lambda: self._open(operation, call)))
-            except BaseException as error:
-                operation.error = f"{type(error).__name__}: {error}"
-                raise
-            finally:
-                self.current, operation.end = None, self.clock()
+    def failed(self, error: BaseException) -> None:
+        """Note that the operation has failed."""
+        if self.current is not None:
+            self.current.error = f"{type(error).__name__}: {error}"
 
-        return watched
+    def end(self) -> None:
+        """Note that the operation is over."""
+        if self.current is not None:
+            self.current.end = self.clock()
+        self.current = None
 
-    def _started(self, number: int, call: Call) -> Operation:
-        operation = Operation(number, call.name, call.name, "", 1, self.clock())
-        self.records.operations.append(operation)
-        self.current = operation
-        return operation
+    def traced(self, operation: Operation | Turn, binding: Binding, tag: int) -> Binding:
+        """Wrap all that an operation is bound to, so that each call is noted."""
+        record = self.current
+        if record is None or isinstance(operation, Turn):
+            return binding
+        plan, request = operation.plan, operation.request
+        assert plan is not None
+        record.description = operation.description or operation.name
+        record.algorithm, record.segments = plan.schedule.algorithm, plan.segments
+        steps = self._steps_of(plan)
+        program: list[Instruction] = []
+        first_message = 0
+        both = zip(plan.instructions, binding.program, strict=True)
+        for step, (instruction, bound) in zip(steps.instructions, both, strict=True):
+            if isinstance(bound, Wait):
+                program.append(bound)
+            elif isinstance(bound, Posting):
+                post = self._posting(record, bound, step, tag, request.wire_dtype, first_message)
+                program.append(bound._replace(post=post))
+                first_message += len(bound.receives) + len(bound.sends)
+            else:
+                assert isinstance(instruction, Combine | Move)
+                kind = "copy" if isinstance(instruction, Move) else "reduce"
+                nbytes = plan.regions[instruction.into].numel * request.work_dtype.itemsize
+                program.append(self._local(record, bound, kind, step, nbytes))
+        last_step = max(steps.instructions, default=0)
+        return Binding(
+            [(self._copying(record, load, 0), number) for load, number in binding.loads],
+            program,
+            [(self._copying(record, store, last_step), number) for store, number in binding.stores],
+            self._waiting(record, binding.wait, steps),
+        )
+
+    def _copying(
+        self, record: TracedOperation, copy: Callable[[Tensor], object], step: int
+    ) -> Callable[[Tensor], object]:
+        def copy_and_note(tensor: Tensor) -> None:
+            begin = self.clock()
+            copy(tensor)
+            record.spans.append(Span("copy", begin, self.clock(), step, nbytes=tensor.nbytes))
+
+        return copy_and_note
+
+    def _local(
+        self, record: TracedOperation, work: Callable[[], object], kind: str, step: int, nbytes: int
+    ) -> Callable[[], object]:
+        def work_and_note() -> None:
+            begin = self.clock()
+            work()
+            record.spans.append(Span(kind, begin, self.clock(), step, nbytes=nbytes))
+
+        return work_and_note
+
+    def _posting(
+        self,
+        record: TracedOperation,
+        bound: Posting,
+        step: int,
+        tag: int,
+        wire: torch.dtype,
+        first_message: int,
+    ) -> Callable[[int], list[Handle]]:
+        def post_and_note(mixed: int) -> list[Handle]:
+            begin = self.clock()
+            handles = bound.post(mixed)
+            end = self.clock()
+            record.spans.append(Span("post", begin, end, step))
+            number = first_message
+            for is_send, messages in ((False, bound.receives), (True, bound.sends)):
+                for peer, tensor, salt in messages:
+                    nbytes, own_step = tensor.numel() * wire.itemsize, waits[number].step
+                    record.messages.append(
+                        MessageEnd(is_send, peer, own_step, nbytes, tag ^ salt, begin, end)
+                    )
+                    number += 1
+            return handles
+
+        assert self.current is not None
+        waits = self._last_steps.messages
+        return post_and_note
+
+    def _waiting(
+        self, record: TracedOperation, wait: Callable[[Handle, float], None], steps: _Steps
+    ) -> Callable[[Handle, float], None]:
+        monitor = self._member.monitor
+
+        def wait_and_note(handle: Handle, timeout_s: float) -> None:
+            begin = self.clock()
+            wait(handle, timeout_s)
+            waited = monitor.wait
+            assert waited is not None
+            step = steps.messages[waited.message].step
+            record.spans.append(Span("wait", begin, self.clock(), step, waited.message))
+
+        return wait_and_note
 
     def _steps_of(self, plan: Plan) -> _Steps:
         known = self._known.get(id(plan))
         if known is None:
             known = self._known[id(plan)] = plan, _steps(plan)
+        self._last_steps = known[1]
         return known[1]
-
-    def _open(self, operation: Operation, call: Call) -> Opened:
-        """Make the flat tensors; where they are copies, that is noted, there and back."""
-        begin = self.clock()
-        inputs, outputs, finish = call.open()
-        if finish is None:
-            return inputs, outputs, None
-        nbytes = sum(tensor.nbytes for tensor in inputs)
-        operation.spans.append(Span("copy", begin, self.clock(), 0, nbytes=nbytes))
-
-        def finish_in_time() -> None:
-            begin = self.clock()
-            finish()
-            nbytes = sum(tensor.nbytes for tensor in outputs)
-            span = Span("copy", begin, self.clock(), self._last_step, nbytes=nbytes)
-            operation.spans.append(span)
-
-        return inputs, outputs, finish_in_time
-
-    def drive(
-        self, call: Call, bindings: Bindings, tag: int, running: Running, deadline: float
-    ) -> None:
-        """Run bound instructions, as `ringcoll.execute.execute` does, and note each."""
-        operation, clock, wait = self.current, self.clock, bindings.transport.wait
-        assert operation is not None
-        decision, plan = bindings.decision, bindings.decision.plan
-        operation.description = decision.description
-        operation.algorithm, operation.segments = plan.schedule.algorithm, plan.segments
-        steps = self._steps_of(plan)
-        self._last_step = max(steps.instructions, default=0)
-        wire = decision.dtype if call.reduction is None else call.reduction.wire_dtype
-        handles: list[Handle] = []
-        both = zip(plan.instructions, bindings.instructions, strict=True)
-        for step, (instruction, bound) in zip(steps.instructions, both, strict=True):
-            begin = clock()
-            if isinstance(bound, Wait):
-                running.wait = bound
-                wait(handles[bound.message], max(deadline - time.monotonic(), 0.001))
-                step_of_it = steps.messages[bound.message].step
-                operation.spans.append(Span("wait", begin, clock(), step_of_it, bound.message))
-            elif isinstance(bound, Posting):
-                handles += bound.post(tag)
-                end = clock()
-                operation.spans.append(Span("post", begin, end, step))
-                for is_send, messages in ((False, bound.receives), (True, bound.sends)):
-                    for peer, tensor, salt in messages:
-                        nbytes = tensor.numel() * wire.itemsize
-                        own_step = steps.messages[len(operation.messages)].step
-                        operation.messages.append(
-                            Message(is_send, peer, own_step, nbytes, tag ^ salt, begin, end)
-                        )
-            else:
-                bound()
-                assert isinstance(instruction, Combine | Move)
-                kind = "copy" if isinstance(instruction, Move) else "reduce"
-                nbytes = plan.regions[instruction.into].numel * decision.dtype.itemsize
-                operation.spans.append(Span(kind, begin, clock(), step, nbytes=nbytes))

@@ -1,4 +1,4 @@
-"""What a rank notes while it is traced: numbers only, as JSON between ranks."""
+"""The notes of a rank while it is traced: numbers only, as JSON between ranks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, NamedTuple, Self
 
 from ringcoll.tracing.clocks import Sighting
 
-__all__ = ["KINDS", "Message", "Operation", "Records", "Span", "deliveries"]
+__all__ = ["KINDS", "Delivery", "MessageEnd", "Records", "Span", "TracedOperation", "deliveries"]
 
 KINDS = ("wait", "post", "reduce", "copy")
-"""What a rank can be doing within an operation, apart from running Python."""
+"""The kinds of work within an operation, apart from running Python."""
 
 
 class Span(NamedTuple):
-    """Something that a rank did from ``begin`` to ``end``, in ns on its own clock.
+    """Work of a rank from ``begin`` to ``end``, in ns on its own clock.
 
-    ``message`` is the number of the message that was waited for, or -1; ``nbytes`` what
-    was reduced or copied.
+    ``message`` is the number of the message that the rank waited for, or -1; ``nbytes`` is the
+    number of bytes that were reduced or copied.
     """
 
     kind: str
@@ -31,8 +31,8 @@ class Span(NamedTuple):
     nbytes: int = 0
 
 
-class Message(NamedTuple):
-    """One end of a message; ``begin`` and ``end`` are those of the call that posted it."""
+class MessageEnd(NamedTuple):
+    """An end of a message; the call that posted it took from ``begin`` to ``end``, in ns."""
 
     is_send: bool
     peer: int
@@ -44,10 +44,10 @@ class Message(NamedTuple):
 
 
 @dataclass(slots=True)
-class Operation:
-    """One operation of a group, as one rank has seen it.
+class TracedOperation:
+    """An operation of a group, as a rank has seen it.
 
-    ``number`` is the same on all ranks; ``error`` names what it failed with.
+    ``number`` is the same on all ranks; ``error`` is the text of the error, if it failed.
     """
 
     number: int
@@ -58,26 +58,26 @@ class Operation:
     begin: int
     end: int = 0
     error: str = ""
-    messages: list[Message] = field(default_factory=list)
+    messages: list[MessageEnd] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
     def arrivals(self) -> dict[int, Span]:
-        """The wait of each message that has been waited for."""
+        """The waits that are over, by the number of the message."""
         return {span.message: span for span in self.spans if span.message >= 0}
 
 
 @dataclass(slots=True)
 class Records:
-    """All that one rank has noted.
+    """All notes of a rank.
 
-    ``sightings`` are the messages that measured the clocks, before and after; a rank has
-    those that it exchanged with rank 0. ``left_out`` counts operations beyond the limit.
+    ``sightings`` are the messages between the rank and rank 0 that measured the clocks, before
+    and after. ``left_out`` is the number of operations beyond the limit.
     """
 
     rank: int
     world_size: int
     transport: str
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[TracedOperation] = field(default_factory=list)
     sightings: tuple[list[Sighting], list[Sighting]] = field(default_factory=lambda: ([], []))
     left_out: int = 0
 
@@ -87,51 +87,52 @@ class Records:
 
     @classmethod
     def unpacked(cls, data: bytes) -> Self:
-        """Read what `packed` has written."""
-        found: dict[str, Any] = json.loads(zlib.decompress(data))
-        operations = [_operation(one) for one in found.pop("operations")]
-        first, last = ([Sighting(*one) for one in row] for row in found.pop("sightings"))
-        return cls(**found, operations=operations, sightings=(first, last))
+        """Read the data of `packed`."""
+        fields: dict[str, Any] = json.loads(zlib.decompress(data))
+        operations = [_operation(item) for item in fields.pop("operations")]
+        first, last = ([Sighting(*item) for item in row] for row in fields.pop("sightings"))
+        return cls(**fields, operations=operations, sightings=(first, last))
 
 
-def _operation(found: dict[str, Any]) -> Operation:
-    messages = [Message(*one) for one in found.pop("messages")]
-    spans = [Span(*one) for one in found.pop("spans")]
-    return Operation(**found, messages=messages, spans=spans)
+def _operation(fields: dict[str, Any]) -> TracedOperation:
+    messages = [MessageEnd(*item) for item in fields.pop("messages")]
+    spans = [Span(*item) for item in fields.pop("spans")]
+    return TracedOperation(**fields, messages=messages, spans=spans)
 
 
 class Delivery(NamedTuple):
-    """A message at both ends: operation and number of the message there, and the wait for it."""
+    """Both ends of a message, and the receiver's wait for it."""
 
     source: int
     target: int
-    sent: Message
-    received: Message
+    sent: MessageEnd
+    received: MessageEnd
     wait: Span
 
 
 def deliveries(ranks: list[Records]) -> Iterator[Delivery]:
-    """Pair sends with the receives that have been waited for.
+    """Pair sends with the receives whose waits are over.
 
-    Within an operation and an ordered pair of ranks, the i-th send that is posted is the
-    one that the i-th receive gets: the executor posts them in this order.
+    Within an operation and an ordered pair of ranks, the i-th receive gets the i-th send: the
+    executor posts them in this order.
     """
-    sends: dict[tuple[int, int, int], list[Message]] = {}
-    for one in ranks:
-        for operation in one.operations:
+    sends: dict[tuple[int, int, int], list[MessageEnd]] = {}
+    for rank in ranks:
+        for operation in rank.operations:
             for message in operation.messages:
                 if message.is_send:
-                    key = operation.number, one.rank, message.peer
+                    key = operation.number, rank.rank, message.peer
                     sends.setdefault(key, []).append(message)
-    for one in ranks:
-        for operation in one.operations:
-            taken: dict[int, int] = {}
+    for rank in ranks:
+        for operation in rank.operations:
             arrivals = operation.arrivals()
+            posted = {
+                peer: iter(sends.get((operation.number, peer, rank.rank), ()))
+                for peer in range(rank.world_size)
+            }
             for number, message in enumerate(operation.messages):
                 if message.is_send:
                     continue
-                index = taken.get(message.peer, 0)
-                taken[message.peer] = index + 1
-                posted = sends.get((operation.number, message.peer, one.rank), [])
-                if index < len(posted) and number in arrivals:
-                    yield Delivery(message.peer, one.rank, posted[index], message, arrivals[number])
+                sent = next(posted[message.peer], None)
+                if sent is not None and number in arrivals:
+                    yield Delivery(message.peer, rank.rank, sent, message, arrivals[number])

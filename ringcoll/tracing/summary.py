@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ringcoll.tracing.records import Operation, Records
+from ringcoll.tracing.records import Records, TracedOperation
 
 __all__ = ["PARTS", "Shares", "shares", "summarize"]
 
 PARTS = {"waiting": ("wait",), "moving": ("post", "copy"), "reducing": ("reduce",)}
-"""The parts of an operation's time, and the kinds of spans that they are made of."""
+"""The parts of an operation's time, and the kinds of spans that each part is made of."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The time of some operations of one rank, and what was sent.
+    """Shares of the time of some operations of a rank, and of their messages.
 
     Parameters
     ----------
     operations
-        How many there were.
+        Number of operations.
     total_s
-        From the beginning to the end of each, added up.
+        Time from the begin to the end of each operation, added up, in seconds.
     waiting_s
-        Waiting for messages to arrive, or for sent ones to be taken.
+        Time of waits for messages to arrive, or for sent messages to be taken.
     moving_s
-        Posting messages, and copying: into and out of working memory, and between dtypes.
+        Time of posts, and of copies: into and out of working memory, and between dtypes.
     reducing_s
-        In the reduction operator.
+        Time in the reduction operator.
     python_s
-        Everything else.
+        All other time.
     sent_bytes, received_bytes, sent_messages
-        On the wire.
+        Bytes and messages on the wire.
     """
 
     operations: int
@@ -47,58 +47,56 @@ class Shares:
     sent_messages: int
 
     def share(self, part: str) -> float:
-        """A part over the total: ``waiting``, ``moving``, ``reducing`` or ``python``."""
+        """Share of a part: ``waiting``, ``moving``, ``reducing`` or ``python``, 0 to 1."""
         seconds: float = getattr(self, f"{part}_s")
         return seconds / self.total_s if self.total_s else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """As data, with the shares."""
-        names = (*PARTS, "python")
-        return {
-            "operations": self.operations,
-            "total_s": self.total_s,
-            **{f"{name}_s": getattr(self, f"{name}_s") for name in names},
-            **{f"{name}_share": self.share(name) for name in names},
-            "sent_bytes": self.sent_bytes,
-            "received_bytes": self.received_bytes,
-            "sent_messages": self.sent_messages,
-        }
+        """The fields, and the shares of the parts."""
+        return asdict(self) | {f"{part}_share": self.share(part) for part in (*PARTS, "python")}
 
 
-def shares(operations: Iterable[Operation]) -> Shares:
-    """Add up the parts of some operations of one rank."""
-    found = list(operations)
-    total = sum(one.end - one.begin for one in found)
+def shares(operations: Iterable[TracedOperation]) -> Shares:
+    """Add up the parts of some operations of a rank."""
+    operations = list(operations)
+    total = sum(operation.end - operation.begin for operation in operations)
     parts = {
-        part: sum(
-            span.end - span.begin for one in found for span in one.spans if span.kind in kinds
+        f"{part}_s": 1e-9
+        * sum(
+            span.end - span.begin
+            for operation in operations
+            for span in operation.spans
+            if span.kind in kinds
         )
         for part, kinds in PARTS.items()
     }
-    sent = [message.nbytes for one in found for message in one.messages if message.is_send]
+    sent = [
+        message.nbytes
+        for operation in operations
+        for message in operation.messages
+        if message.is_send
+    ]
     received = [
-        one.messages[number].nbytes
-        for one in found
-        for number in one.arrivals()
-        if not one.messages[number].is_send
+        operation.messages[number].nbytes
+        for operation in operations
+        for number in operation.arrivals()
+        if not operation.messages[number].is_send
     ]
     return Shares(
-        operations=len(found),
+        operations=len(operations),
         total_s=total * 1e-9,
-        waiting_s=parts["waiting"] * 1e-9,
-        moving_s=parts["moving"] * 1e-9,
-        reducing_s=parts["reducing"] * 1e-9,
-        python_s=(total - sum(parts.values())) * 1e-9,
+        python_s=total * 1e-9 - sum(parts.values()),
         sent_bytes=sum(sent),
         received_bytes=sum(received),
         sent_messages=len(sent),
+        **parts,
     )
 
 
 def summarize(records: Records) -> dict[str, Shares]:
-    """What each kind of call has taken on a rank, and ``"total"``."""
-    calls: dict[str, list[Operation]] = {}
-    for one in records.operations:
-        calls.setdefault(one.description, []).append(one)
-    found = {description: shares(some) for description, some in calls.items()}
-    return found | {"total": shares(records.operations)}
+    """Shares of each kind of call of a rank, by its description, and of ``"total"``."""
+    calls: dict[str, list[TracedOperation]] = {}
+    for operation in records.operations:
+        calls.setdefault(operation.description, []).append(operation)
+    by_call = {description: shares(alike) for description, alike in calls.items()}
+    return by_call | {"total": shares(records.operations)}

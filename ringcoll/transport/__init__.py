@@ -2,6 +2,8 @@
 
 ==============  ==========================================================
 `base`          what a transport is
+`catalogue`     one entry a transport; nothing else lists them
+`around`        a transport around another one
 `gloo`          a process group of torch's gloo, CPU tensors
 `nccl`          grouped batches on a process group of torch's NCCL
 `ucx`           UCX: shared memory, CMA, TCP, CUDA IPC; CPU and CUDA tensors
@@ -10,4 +12,6 @@
 `narrow`        another transport, with messages in a narrower dtype
 `staged`        another transport, with CUDA tensors that pass through host memory
 ==============  ==========================================================
+
+May be imported from outside: `base` and `catalogue`; by tests and launchers the others.
 """

@@ -20,30 +20,25 @@ of its own; NCCL enqueues the messages themselves.
 
 from __future__ import annotations
 
-import functools
-import platform
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll import __version__
+from ringcoll._version import __version__
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.system.machine import hosts_of, place
+from ringcoll.system.stores import appears
 
 __all__ = [
     "Handle",
     "Message",
     "Transport",
-    "appears",
     "devices_of",
-    "hosts_of",
     "meet",
-    "place",
     "settle",
 ]
 
@@ -140,71 +135,6 @@ def settle(devices: Iterable[torch.device]) -> None:
     """Wait until all that is enqueued on the current streams of some CUDA devices is done."""
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
-
-
-@functools.cache
-def _machine() -> str:
-    """The kernel that runs, which is another after each boot; never the host's name."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    if boot.exists():
-        return boot.read_text().strip()
-    return f"{platform.node()} {uuid.getnode()}"  # macOS, which has no name spaces
-
-
-def place() -> str:
-    """Where this process is: two with equal places share memory, process ids and network.
-
-    Host names do not say so: containers of one machine have different ones, or all the
-    same. Equal must be the kernel and, of its name spaces, those of process ids (a
-    ``pidfd`` is opened by number, and memory of another process copied by it), of System
-    V shared memory and of the network. The name space of mounts may differ, as long as
-    ``/dev/shm`` is the same file system, which its device number tells.
-    """
-    spaces = [Path(f"/proc/self/ns/{kind}") for kind in ("net", "ipc", "pid")]
-    parts = [str(space.readlink()) for space in spaces if space.is_symlink()]
-    memory = Path("/dev/shm")  # noqa: S108  # nothing is written there
-    parts += [f"shm:[{memory.stat().st_dev}]"] if memory.exists() else []
-    return " ".join([_machine(), *parts])
-
-
-def hosts_of(places: Sequence[str]) -> tuple[int, ...]:
-    """Number the hosts of all ranks by their lowest rank.
-
-    Examples
-    --------
-    >>> hosts_of(["oak", "elm", "elm", "oak", "ash"])
-    (0, 1, 1, 0, 2)
-    """
-    numbers = {where: number for number, where in enumerate(dict.fromkeys(places))}
-    return tuple(numbers[where] for where in places)
-
-
-def appears(
-    store: dist.Store,
-    keys: list[str],
-    deadline: float,
-    given_up: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Wait until a store has some keys; not for ever.
-
-    Looks again and again: a wait in the store would block the store for other threads.
-
-    Parameters
-    ----------
-    store, keys
-        What is waited for.
-    deadline
-        Until when, as ``time.monotonic`` counts.
-    given_up
-        Whether there is nothing to wait for any more.
-    """
-    pause_s = 0.0005
-    while not store.check(keys):
-        if given_up() or time.monotonic() > deadline:
-            return False
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.02)
-    return True
 
 
 def meet(

@@ -32,15 +32,29 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.transport.base import Handle, Message, Transport, meet
+from ringcoll.transport.staged import staged_if_needed
 
-__all__ = ["GlooTransport"]
+__all__ = ["GlooTransport", "check", "make"]
 
 # What a device listens on is found by comparing before and after.
 _creation = threading.Lock()
+
+
+def check() -> None:
+    """Nothing has to be installed: torch brings gloo."""
+
+
+def make(
+    store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float
+) -> Transport:
+    """Make the transport; CUDA tensors pass through host memory."""
+    return staged_if_needed(GlooTransport(store, rank, world_size), device)
+
 
 _Address = tuple[str, int]
 

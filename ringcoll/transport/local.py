@@ -1,7 +1,7 @@
 """k ranks inside one process.
 
 One `Hub` carries the messages of all ranks. With threads (`LocalTransport.wait`
-blocks) it serves notebooks and examples; step by step (`run_together`) it runs
+blocks) it serves notebooks and examples; step by step (`ringcoll.runtime.stepped`) it runs
 thousands of cases a second with no thread at all, and a random generator decides
 which rank goes on and when a message moves. That scheduler is *adversarial*: a
 message is read from the sender's memory, and written to the receiver's, as late as
@@ -18,23 +18,21 @@ notebooks and tests, whose messages cost more than that.
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 import torch
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.execute import Waiting
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, settle
 
-__all__ = ["Hub", "LocalTransport", "run_together"]
+__all__ = ["Half", "Hub", "LocalTransport"]
 
 
 @dataclass(eq=False)
-class _Half:
+class Half:
     """One end of a message: a posted send or receive."""
 
     message: Message
@@ -68,26 +66,26 @@ class Hub:
         self.condition = threading.Condition()
         self.aborted = ""
         self.arrived: set[int] = set()  # ranks that have connected
-        self._sends: dict[tuple[int, int, int], deque[_Half]] = defaultdict(deque)
-        self._receives: dict[tuple[int, int, int], deque[_Half]] = defaultdict(deque)
-        self._matched: list[tuple[_Half, _Half]] = []
+        self._sends: dict[tuple[int, int, int], deque[Half]] = defaultdict(deque)
+        self._receives: dict[tuple[int, int, int], deque[Half]] = defaultdict(deque)
+        self._matched: list[tuple[Half, Half]] = []
 
     def transports(self) -> list[LocalTransport]:
         """One transport for each rank."""
         return [LocalTransport(self, rank) for rank in range(self.world_size)]
 
-    def post(self, rank: int, receives: Sequence[Message], sends: Sequence[Message]) -> list[_Half]:
+    def post(self, rank: int, receives: Sequence[Message], sends: Sequence[Message]) -> list[Half]:
         """Start messages of one rank."""
         halves = []
         with self.condition:
             for message in receives:
-                half = _Half(message)
+                half = Half(message)
                 halves.append(half)
                 if self.random is not None:
                     message.tensor.view(torch.uint8).fill_(self.random.randrange(256))
                 self._match(half, (message.peer, rank, message.tag), self._sends, self._receives)
             for message in sends:
-                half = _Half(message)
+                half = Half(message)
                 halves.append(half)
                 self._match(half, (rank, message.peer, message.tag), self._receives, self._sends)
             self.condition.notify_all()
@@ -95,10 +93,10 @@ class Hub:
 
     def _match(
         self,
-        half: _Half,
+        half: Half,
         key: tuple[int, int, int],
-        others: dict[tuple[int, int, int], deque[_Half]],
-        own: dict[tuple[int, int, int], deque[_Half]],
+        others: dict[tuple[int, int, int], deque[Half]],
+        own: dict[tuple[int, int, int], deque[Half]],
     ) -> None:
         if not others[key]:
             own[key].append(half)
@@ -129,7 +127,7 @@ class Hub:
             self.condition.notify_all()
 
 
-def _transfer(receive: _Half, send: _Half) -> None:
+def _transfer(receive: Half, send: Half) -> None:
     receive.message.tensor.copy_(send.message.tensor)
     settle(devices_of((receive.message, send.message)))
     receive.done = send.done = True
@@ -182,7 +180,7 @@ class LocalTransport(Transport):
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
-        assert isinstance(handle, _Half)
+        assert isinstance(handle, Half)
         with self.hub.condition:
             self.hub.condition.wait_for(lambda: handle.done or self.hub.aborted, timeout_s)
             if handle.done:
@@ -198,48 +196,3 @@ class LocalTransport(Transport):
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def run_together(hub: Hub, executions: Sequence[Iterator[Waiting]], limit_s: float = 60.0) -> None:
-    """Run the executions of all ranks in this thread, in an order that ``hub.random`` picks.
-
-    Parameters
-    ----------
-    hub
-        A hub with a random generator.
-    executions
-        What `ringcoll.execute.execute` returned for each rank.
-    limit_s
-        Time limit for the whole.
-
-    Raises
-    ------
-    TransportError
-        No rank can go on: a deadlock. The message says what each waits for.
-    CollectiveTimeoutError
-        The limit was exceeded.
-    """
-    assert hub.random is not None
-    deadline = time.monotonic() + limit_s
-    waiting: dict[int, Waiting | None] = dict.fromkeys(range(len(executions)))
-    while waiting:
-        if time.monotonic() > deadline:
-            raise CollectiveTimeoutError(f"not finished within {limit_s:g} s")
-        ready = [
-            rank
-            for rank, item in waiting.items()
-            if item is None or (isinstance(item.handle, _Half) and item.handle.done)
-        ]
-        if ready and (hub.random.random() < 0.5 or not hub.move_one()):  # a coin
-            rank = hub.random.choice(ready)
-            try:
-                waiting[rank] = next(executions[rank])
-            except StopIteration:
-                del waiting[rank]
-        elif not ready and not hub.move_one():
-            stuck = "; ".join(
-                f"rank {rank} waits for rank {item.wait.peer} in step {item.wait.step}"
-                for rank, item in waiting.items()
-                if item is not None
-            )
-            raise TransportError(f"deadlock: {stuck}")

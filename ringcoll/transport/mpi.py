@@ -35,6 +35,7 @@ from importlib import import_module
 from itertools import count
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -44,8 +45,9 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.machine import cores
+from ringcoll.system.machine import cores
 from ringcoll.transport.base import Handle, Message, Transport, meet
+from ringcoll.transport.staged import staged_if_needed
 
 __all__ = ["Channels", "MpiTransport", "channels", "mpi", "wait_for"]
 
@@ -102,6 +104,24 @@ def mpi() -> Any:
     return found
 
 
+def check() -> None:
+    """Make sure that MPI is installed, and that this program may use it.
+
+    Raises
+    ------
+    MissingExtraError, TransportError
+        It is not.
+    """
+    mpi()
+
+
+def make(
+    store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float
+) -> Transport:
+    """Make the transport; CUDA tensors pass through host memory."""
+    return staged_if_needed(MpiTransport(store, rank, world_size), device)
+
+
 class Channels(NamedTuple):
     """The communicators of one group, and how many of its ranks share this host."""
 
@@ -152,7 +172,7 @@ def wait_for(done: Callable[[], bool], timeout_s: float, what: str) -> None:
             raise CollectiveTimeoutError(f"waited {timeout_s:g} s {what}")
 
 
-class _Flight:
+class _Sent:
     """A message on its way: its requests, and the tensor, which must outlive them."""
 
     __slots__ = ("nbytes", "peer", "receives", "requests", "tensor")
@@ -164,7 +184,7 @@ class _Flight:
         self.peer, self.tensor, self.nbytes = peer, tensor, nbytes
 
 
-_kept: list[_Flight] = []  # sends of broken groups: their memory may still be read
+_kept: list[_Sent] = []  # sends of broken groups: their memory may still be read
 _ending = False  # whether the process is
 _numbers = count()  # of groups that were made through a store
 
@@ -210,18 +230,7 @@ class MpiTransport(Transport):
         self._heard: Any = None  # the request that what a peer says completes
         self._about = self._mpi.Status()
         self._left: dict[int, float] = {}  # who has left, and when that was heard
-        self._flying: set[_Flight] = set()
-
-    @staticmethod
-    def check() -> None:
-        """Make sure that MPI is there.
-
-        Raises
-        ------
-        MissingExtraError, TransportError
-            It is not.
-        """
-        mpi()
+        self._flying: set[_Sent] = set()
 
     def connect(self, timeout_s: float) -> None:
         """Meet the other ranks; see `Transport.connect`."""
@@ -279,7 +288,7 @@ class MpiTransport(Transport):
                 ready.append((start, memory, peer, tag, messages is receives, tensor, nbytes))
 
         def post(mixed: int) -> list[Handle]:
-            flights: list[_Flight] = []
+            flights: list[_Sent] = []
             for start, memory, peer, tag, arrives, tensor, nbytes in ready:
                 fits = tag ^ mixed
                 if fits > largest:
@@ -288,7 +297,7 @@ class MpiTransport(Transport):
                     requests = [start(piece, peer, fits) for piece in memory]
                 except self._mpi.Exception as error:
                     raise PeerLostError(f"MPI: {error}", peer=peer) from error
-                flights.append(_Flight(requests, arrives, peer, tensor, nbytes))
+                flights.append(_Sent(requests, arrives, peer, tensor, nbytes))
             self._flying.update(flights)
             return [*flights]
 
@@ -303,7 +312,7 @@ class MpiTransport(Transport):
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
-        assert isinstance(handle, _Flight)
+        assert isinstance(handle, _Sent)
         about, spins = self._about, self._spins
         looks, deadline, arrived = 0, time.monotonic() + timeout_s, 0
         try:
@@ -326,12 +335,12 @@ class MpiTransport(Transport):
             self._give_up()
             raise _lengths_differ(handle, f"{arrived} bytes")
 
-    def _translated(self, error: Any, handle: _Flight) -> TransportError:
+    def _translated(self, error: Any, handle: _Sent) -> TransportError:
         if error.Get_error_class() == self._mpi.ERR_TRUNCATE:
             return _lengths_differ(handle, "more")
         return PeerLostError(f"MPI: {error}", peer=handle.peer)
 
-    def _look_around(self, handle: _Flight, deadline: float, timeout_s: float) -> None:
+    def _look_around(self, handle: _Sent, deadline: float, timeout_s: float) -> None:
         """Whether there is a reason to stop waiting."""
         peer, now = handle.peer, time.monotonic()
         self._hear()
@@ -422,7 +431,7 @@ def _folded(tag: int, largest: int) -> int:
     return folded
 
 
-def _lengths_differ(handle: _Flight, arrived: str) -> TransportError:
+def _lengths_differ(handle: _Sent, arrived: str) -> TransportError:
     return TransportError(
         f"rank {handle.peer} has sent {arrived} where {handle.nbytes} bytes were to arrive"
     )
@@ -436,4 +445,6 @@ def _watch_for_the_end() -> None:
         global _ending  # noqa: PLW0603  # the process has one end
         _ending = True
 
-    atexit.register(note)  # what is registered last, after `ringcoll.communicator`, runs first
+    atexit.register(
+        note
+    )  # what is registered last, after `ringcoll.runtime.communicator`, runs first

@@ -42,16 +42,19 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import PeerLostError, TransportError
+from ringcoll.errors import ArgumentError, PeerLostError, TransportError
+from ringcoll.system.settings import ranks_may_share_gpus
+from ringcoll.system.streams import gpu, nccl_version
 from ringcoll.transport.base import Handle, Message, Transport, meet
 
-__all__ = ["Ending", "NcclTransport", "as_one", "grouped"]
+__all__ = ["Ending", "NcclTransport", "as_one", "check", "grouped", "make"]
 
 _log = logging.getLogger("ringcoll")
 _ABORT_S = 5.0  # for a group to be aborted; who waits for it has an error to tell
@@ -98,6 +101,29 @@ def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
         with contextlib.suppress(RuntimeError):
             group._end_coalescing()  # open, it would take in all that this thread calls later
         raise
+
+
+def check() -> None:
+    """Make sure that torch has NCCL.
+
+    Raises
+    ------
+    ArgumentError
+        It has not.
+    """
+    if not dist.is_nccl_available():
+        raise ArgumentError("this torch has no NCCL")
+
+
+def make(
+    store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float
+) -> Transport:
+    """Make the transport, with a group of NCCL of its own."""
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
+    shared = ranks_may_share_gpus(nccl_version())
+    return NcclTransport(inner, device, store, None if shared else gpu(device))
 
 
 class Ending:
@@ -224,10 +250,10 @@ class NcclTransport(Transport):
         sharing: dict[str, list[int]] = defaultdict(list)
         for peer in range(self.world_size if self._gpu else 0):
             sharing[self._store.get(f"gpu/{peer}").decode()].append(peer)
-        for gpu, ranks in sharing.items():
-            if gpu and len(ranks) > 1:
+        for shared, ranks in sharing.items():
+            if shared and len(ranks) > 1:
                 raise TransportError(
-                    f"rank {self.rank}: ranks {', '.join(map(str, ranks))} share one GPU ({gpu}), "
+                    f"rank {self.rank}: ranks {', '.join(map(str, ranks))} share one GPU ({shared}), "
                     "over which NCCL does not connect them (from 2.30 on it does with "
                     "NCCL_MULTI_RANK_GPU_ENABLE=1). Give each rank a GPU of its own, or let CUDA "
                     'tensors travel otherwise: cuda_transport="ucx" or "gloo", or '

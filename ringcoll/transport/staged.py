@@ -207,3 +207,8 @@ class StagedTransport(AroundTransport):
         flight = _Flight(tensor)
         self._flying.add(flight)
         return flight
+
+
+def staged_if_needed(below: Transport, device: torch.device) -> Transport:
+    """A transport of CPU tensors, or one around it for the tensors of a CUDA device."""
+    return below if device.type == "cpu" else StagedTransport(below, device)

@@ -13,7 +13,11 @@ Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx
 - A host that vanishes ends no connection. The kernel's keepalive does, in whole seconds
   (``TCP_KEEPIDLE`` and the like; UCX's own ``KEEPALIVE_INTERVAL`` found nothing), where no
   data are on their way to it; what is sent to it is missed by the time limit.
-- With more ranks than cores, a rank that spins keeps the one it waits for from running.
+- Who waits looks for a while and then sleeps in the kernel: a worker with the feature ``WAKEUP``
+  has a descriptor that is ready when something has come. With two busy loops beside two ranks on
+  two cores, an exchange of 4 bytes takes 0.07 ms so (median; mean 0.3), and 0.8 ms (mean 4) by
+  yielding the processor until it is there. On the same call a rank hears of peers' deaths
+  (their ``pidfd``) and of `abort` in another thread.
 
 A tag of UCX has 64 bits and is matched over the whole worker, of which each transport has
 its own: the sender's rank is above the 31 bits of the message's tag.
@@ -67,18 +71,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, MissingExtraError, PeerLostError
-from ringcoll.machine import cores
+from ringcoll.system.machine import cores
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, meet, settle
 
-__all__ = ["UcxTransport"]
+__all__ = ["UcxTransport", "check", "make"]
 
 _ABORT = 1 << 63  # the tag of the message that says: give up
-_SPINS = 50  # looks before the processor is given away: longer than a short message takes
+_SPINS = 500  # looks before sleeping, with a core for each rank: some 0.15 ms
 # A host that vanishes is missed after 3 + 5 * 1 seconds of silence; short outages are not.
 _KEEPALIVE = {"TCP_KEEPIDLE": "3s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "5"}
-_LOOKS = 200  # between two looks at the clock, the peers and `abort`
-_DOZES_AFTER_S = 0.02  # a peer that is so late is busy elsewhere: looking costs others time
-_DOZE_S = 50e-6
+_SLEEP_S = 0.5  # between two looks at the clock and at peers on other hosts
 
 
 @functools.cache
@@ -99,12 +101,30 @@ def _ucx() -> Any:
         ) from error
 
 
+def check() -> None:
+    """Make sure that UCX is installed.
+
+    Raises
+    ------
+    MissingExtraError
+        It is not.
+    """
+    _ucx()
+
+
+def make(
+    store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float
+) -> Transport:
+    """Make the transport."""
+    return UcxTransport(store, rank, world_size, device)
+
+
 @functools.cache
 def _context(device: torch.device) -> Any:
     """One for the process and a device, which is to be current."""
     ucx = _ucx()
     told = {key: value for key, value in _KEEPALIVE.items() if f"UCX_{key}" not in os.environ}
-    return ucx.UCXContext(told, (ucx.Feature.TAG,))
+    return ucx.UCXContext(told, (ucx.Feature.TAG, ucx.Feature.WAKEUP))
 
 
 @contextlib.contextmanager
@@ -199,21 +219,13 @@ class UcxTransport(Transport):
         self._worker: Any = None
         self._endpoints: dict[int, Any] = {}
         self._lives: dict[int, int] = {}  # pidfds of peers on this host
+        self._ended: set[int] = set()  # peers on this host whose process was seen to end
         self._far: set[int] = set()  # peers on other hosts, whose endpoints know when they end
         self._heard: Any = None  # the request that an `abort` of a peer completes
         self._spins = _SPINS
         self._keep: list[object] = []
-
-    @staticmethod
-    def check() -> None:
-        """Make sure that UCX is there.
-
-        Raises
-        ------
-        MissingExtraError
-            It is not.
-        """
-        _ucx()
+        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes whoever sleeps
+        self._sleeper = select.poll()
 
     def connect(self, timeout_s: float) -> None:
         """Connect to all ranks; see `Transport.connect`."""
@@ -221,6 +233,10 @@ class UcxTransport(Transport):
         deadline = time.monotonic() + timeout_s
         with _current(self._device):
             self._worker = ucx.UCXWorker(_context(self._device))
+        self._worker.init_blocking_progress_mode()
+        self._descriptor = self._worker.epoll_file_descriptor
+        for descriptor in (self._descriptor, self._alarm):
+            self._sleeper.register(descriptor, select.POLLIN)
         about = {"pid": os.getpid(), "address": bytes(self._worker.address).hex()}
         store.set(f"ucx/{self.rank}", json.dumps(about))
         self.hosts = meet(
@@ -237,6 +253,7 @@ class UcxTransport(Transport):
             else:
                 with contextlib.suppress(OSError):  # gone already: its messages will not come
                     self._lives[peer] = os.pidfd_open(theirs["pid"])
+                    self._sleeper.register(self._lives[peer], select.POLLIN)
             self._endpoints[peer] = ucx.UCXEndpoint.create_from_worker_address(
                 self._worker,
                 ucx.UCXAddress.create_from_buffer(bytes.fromhex(theirs["address"])),
@@ -272,7 +289,8 @@ class UcxTransport(Transport):
 
         # The tensors are in the handles as well: they must not go while UCX uses their memory.
         def post(mixed: int) -> list[Handle]:
-            settle(devices)  # before anything is started
+            if devices:
+                settle(devices)  # before anything is started
             handles: list[Handle] = [
                 (recv(buffer, of(tag ^ mixed), everything), peer, tensor)
                 for buffer, tag, peer, tensor in arriving
@@ -302,30 +320,36 @@ class UcxTransport(Transport):
             raise PeerLostError(f"UCX: {error}", peer=peer) from error
 
     def _wait_long(self, request: Any, peer: int, timeout_s: float) -> None:
-        """Look for a message, and let others work in between."""
-        progress, since, looks = self._worker.progress, time.monotonic(), 0
-        dozes = False
-        progress()
-        while not request.completed:
-            # Either gives away the processor, and Python's lock.
-            if dozes:
-                time.sleep(_DOZE_S)
-            else:
-                os.sched_yield()
-            progress()
-            looks += 1
-            if looks % _LOOKS == 0:
-                passed_s = time.monotonic() - since
-                dozes = passed_s > _DOZES_AFTER_S
-                self._look_around(request, peer, timeout_s if passed_s > timeout_s else None)
+        """Wait for a message asleep, and look around when something else happens."""
+        worker, deadline = self._worker, time.monotonic() + timeout_s
+        left_s, is_disturbed = timeout_s, peer in self._ended
+        while True:
+            worker.progress()
+            if request.completed:
+                return
+            is_over = self._heard is not None and self._heard.completed
+            if is_disturbed or is_over or left_s <= 0:
+                self._look_around(request, peer, timeout_s if left_s <= 0 else None)
+            if worker.arm():  # nothing has come meanwhile
+                ready = self._sleeper.poll(1000 * max(0.0, min(left_s, _SLEEP_S)))
+                is_disturbed = not ready or self._disturbs(ready)
+            left_s = deadline - time.monotonic()
+
+    def _disturbs(self, ready: list[tuple[int, int]]) -> bool:
+        """Whether anything but the worker is ready; peers that have ended are told of once."""
+        others = {descriptor for descriptor, _ in ready} - {self._descriptor}
+        for peer, life in self._lives.items():
+            if life in others:
+                self._ended.add(peer)
+                self._sleeper.unregister(life)
+        return bool(others)
 
     def _look_around(self, request: Any, peer: int, exceeded_s: float | None) -> None:
         """Whether there is a reason to stop waiting."""
         if self._aborted or (self._heard is not None and self._heard.completed):
             self._give_up()
             raise PeerLostError("the connection was broken", peer=peer)
-        life = self._lives.get(peer)
-        if life is not None and select.select([life], [], [], 0)[0]:
+        if peer in self._ended:
             worker = self._worker
             # What it sent before may still be on its way.
             for _ in range(1000 if worker is not None else 0):
@@ -343,6 +367,12 @@ class UcxTransport(Transport):
             self._give_up()
             raise CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
 
+    def _wake(self) -> None:
+        """Make whoever waits on another thread stop."""
+        self._aborted = True
+        with contextlib.suppress(OSError, ValueError):  # closed
+            os.eventfd_write(self._alarm, 1)
+
     def _give_up(self) -> None:
         """Take back what is in flight, so that nothing is written any more."""
         self._aborted = True
@@ -352,7 +382,7 @@ class UcxTransport(Transport):
 
     def abort(self) -> None:
         """Wake all who wait, here and at the peers."""
-        self._aborted = True
+        self._wake()
         with self._at_end:
             if self._worker is None or self._told:
                 return
@@ -368,7 +398,7 @@ class UcxTransport(Transport):
 
     def close(self) -> None:
         """Let go of the connections."""
-        self._aborted = True  # whoever still waits, on another thread, stops
+        self._wake()  # whoever still waits, on another thread, stops
         with self._at_end:
             if self._worker is not None:
                 self._worker.cancel_inflight_requests()
@@ -378,3 +408,6 @@ class UcxTransport(Transport):
             for life in self._lives.values():
                 os.close(life)
             self._lives.clear()
+            if self._alarm >= 0:
+                os.close(self._alarm)
+                self._alarm = -1

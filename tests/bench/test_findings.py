@@ -99,7 +99,7 @@ def test_the_picture_has_units_legend_and_different_lines(tmp_path):
     assert len(set(markers)) == len(set(dashes)) == 3  # readable without colour
     assert [line.get_marker() for line in time_axes.lines] == list(markers)
     assert time_axes.lines[0].get_ydata() == pytest.approx([30.5, 40.5, 50.5, 60.5])
-    path = tmp_path / "new" / "picture.png"
+    path = tmp_path / "picture.png"
     plot.save(figure, path)
     assert path.read_bytes().startswith(b"\x89PNG")
 

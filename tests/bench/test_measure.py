@@ -1,26 +1,31 @@
 """Measuring on real processes: every collective, against native; #wrong; refusals."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringcoll.algorithms import algorithms
-from ringcoll.bench import Request, Result, Workload, on_rank
+from ringcoll.bench import BenchRequest, Result, Workload, on_rank
 from ringcoll.bench.contenders import shape
 from ringcoll.bench.measure import _more_rounds
-from ringcoll.contracts import CONTRACTS
-from tests.support import wrong
+from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.system.user_modules import UserModule
+from tests.fakes import wrong_algorithm
 
 pytestmark = pytest.mark.processes
 
 SHORT: dict[str, Any] = {"warmup": 0, "most": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", CONTRACTS)
 def test_everything_is_right_in_both_modes(pool, collective):
     names = [entry.name for entry in algorithms(collective) if entry.restriction(3) is None]
-    request = Request(collective, (*names, "auto", "native"), (0, 4, 40_004), roots=(2,), **SHORT)
+    request = BenchRequest(
+        collective, (*names, "auto", "native"), (0, 4, 40_004), roots=(2,), **SHORT
+    )
     results = pool(3).run(on_rank, request)[0]
     sizes = 1 if collective == "barrier" else 3
     assert [result.contender for result in results] == [*names, "auto", "native"] * sizes
@@ -34,21 +39,21 @@ def test_everything_is_right_in_both_modes(pool, collective):
 
 
 def test_all_ranks_have_the_same_results(pool):
-    request = Request("all_reduce", ("ring", "native"), (64,), scouts=("direct",), **SHORT)
+    request = BenchRequest("all_reduce", ("ring", "native"), (64,), scouts=("direct",), **SHORT)
     first, *others = pool(3).run(on_rank, request)
     assert all(results == first for results in others)
 
 
 @pytest.mark.parametrize("dtypes,ops", [(("half", "f8e4m3", "uint64"), ("sum", "avg", "max"))])
 def test_dtypes_and_operators(pool, dtypes, ops):
-    request = Request("all_reduce", ("ring", "native"), (96,), dtypes=dtypes, ops=ops, **SHORT)
+    request = BenchRequest("all_reduce", ("ring", "native"), (96,), dtypes=dtypes, ops=ops, **SHORT)
     results = pool(3).run(on_rank, request)[0]
     assert [result.workload.dtype for result in results[::2]] == [d for d in dtypes for _ in ops]
     assert all(result.wrong == 0 for result in results if result.contender == "ring")
 
 
 def test_what_native_refuses_is_said(pool):
-    request = Request("all_reduce", ("ring", "native"), (64,), dtypes=("f8e5m2",), **SHORT)
+    request = BenchRequest("all_reduce", ("ring", "native"), (64,), dtypes=("f8e5m2",), **SHORT)
     ring, native = pool(2).run(on_rank, request)[0]
     assert (ring.wrong, ring.refused) == (0, None)
     assert native.refused
@@ -59,8 +64,8 @@ def test_what_native_refuses_is_said(pool):
 
 
 def test_a_wrong_algorithm_is_found_out(pool):
-    request = Request("all_reduce", (wrong.NAME, "ring"), (4, 4096), **SHORT)
-    results = pool(2).run(wrong.measure_wrong, request)[0]
+    request = BenchRequest("all_reduce", (wrong_algorithm.NAME, "ring"), (4, 4096), **SHORT)
+    results = pool(2).run(wrong_algorithm.measure_wrong, request)[0]
     for bad, good in zip(results[::2], results[1::2], strict=True):
         assert bad.out_of_place.wrong > 0
         assert bad.in_place.wrong > 0
@@ -71,7 +76,7 @@ def test_a_wrong_algorithm_is_found_out(pool):
 
 
 def test_without_check_nothing_is_called_right(pool):
-    request = Request("all_reduce", ("ring",), (64,), check=False, **SHORT)
+    request = BenchRequest("all_reduce", ("ring",), (64,), check=False, **SHORT)
     (result,) = pool(2).run(on_rank, request)[0]
     assert result.wrong is None
     assert result.timed is not None
@@ -81,7 +86,7 @@ def test_without_check_nothing_is_called_right(pool):
     "blocking,turns,over_ranks", [(0, 4, "rank0"), (1, 8, "avg"), (2, 4, "min"), (2, 4, "max")]
 )
 def test_ways_to_time(pool, blocking, turns, over_ranks):
-    request = Request(
+    request = BenchRequest(
         "broadcast", ("auto", "native"), (64,), most=8, blocking=blocking, over_ranks=over_ranks
     )
     for result in pool(2).run(on_rank, request)[0]:
@@ -93,7 +98,7 @@ def test_ways_to_time(pool, blocking, turns, over_ranks):
 
 def test_reports_come_from_rank_0_as_soon_as_they_are_there(pool):
     reports: list[list[Result]] = []
-    request = Request("all_reduce", ("ring", "tree"), (4, 8), **SHORT)
+    request = BenchRequest("all_reduce", ("ring", "tree"), (4, 8), **SHORT)
     results = pool(2).run(on_rank, request, on_report=reports.append)[0]
     assert [one for report in reports for one in report] == results
     assert [len(report) for report in reports] == [2, 2]
@@ -101,7 +106,7 @@ def test_reports_come_from_rank_0_as_soon_as_they_are_there(pool):
 
 def test_scouts_send_their_fastest(pool):
     scouts = ("direct", "recursive_doubling")
-    request = Request("all_reduce", ("ring", "native"), (4, 64), scouts=scouts, seconds=0.2)
+    request = BenchRequest("all_reduce", ("ring", "native"), (4, 64), scouts=scouts, seconds=0.2)
     results = pool(2).run(on_rank, request)[0]
     for ring, native, best in zip(results[::3], results[1::3], results[2::3], strict=True):
         assert (ring.scouted, native.scouted, best.scouted) == (False, False, True)
@@ -111,7 +116,8 @@ def test_scouts_send_their_fastest(pool):
 
 
 def test_modules_that_register_algorithms_are_imported(pool):
-    request = Request("all_reduce", ("ring",), (4,), imports=("tests.support.wrong",), **SHORT)
+    module = UserModule("tests.fakes.wrong_algorithm", str(Path(__file__).parents[2]))
+    request = BenchRequest("all_reduce", ("ring",), (4,), modules=(module,), **SHORT)
     assert pool(2).run(on_rank, request)[0][0].wrong == 0
 
 

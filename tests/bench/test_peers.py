@@ -1,22 +1,20 @@
-"""Other libraries beside ours, and the limits that all of them are measured against."""
+"""Other libraries beside ours."""
 
 from __future__ import annotations
 
 import ast
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from ringcoll import mpiexec
-from ringcoll.bench import Request, Result, Timing, Workload, on_rank, peers
-from ringcoll.bench.efficiency import efficiencies, lines
-from ringcoll.bench.limits import LIMITS, added_numel, exchanged_nbytes
+from ringcoll.bench import BenchRequest, peers
+from ringcoll.bench.limits import LIMITS
 from ringcoll.cli.app import cli
 from ringcoll.errors import ArgumentError, MissingExtraError
-from ringcoll.select import COLLECTIVES
+from ringcoll.launch import mpiexec
+from ringcoll.schedule.contracts import CONTRACTS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / peers.FOLDER
@@ -30,7 +28,7 @@ def installed(name: str) -> None:
 
 
 def test_the_script_needs_neither_torch_nor_this_library():
-    source = (ROOT / "ringcoll" / "bench" / "mpi_peer.py").read_text(encoding="utf-8")
+    source = (ROOT / "benchmarks" / "mpi_peer.py").read_text(encoding="utf-8")
     imported = {
         name.partition(".")[0]
         for node in ast.walk(ast.parse(source))
@@ -68,8 +66,8 @@ def test_a_missing_peer_names_what_makes_it(tmp_path: Path):
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_every_collective_of_a_peer(name: str, world_size: int):
     installed(name)
-    for collective in COLLECTIVES:
-        request = Request(collective, (), (8, 1200), roots=(world_size - 1,), most=4)
+    for collective in CONTRACTS:
+        request = BenchRequest(collective, (), (8, 1200), roots=(world_size - 1,), most=4)
         results = peers.measure_peer(name, request, world_size, FOLDER)
         assert [result.workload for result in results] == request.workloads
         for result in results:
@@ -84,7 +82,7 @@ def test_every_collective_of_a_peer(name: str, world_size: int):
 def test_dtypes_and_operators_of_a_peer(name: str):
     installed(name)
     dtypes, ops = ("double", "int16", "bfloat16"), ("sum", "max", "avg")
-    request = Request("all_reduce", (), (64,), dtypes=dtypes, ops=ops, most=1)
+    request = BenchRequest("all_reduce", (), (64,), dtypes=dtypes, ops=ops, most=1)
     refused = 0
     for result in peers.measure_peer(name, request, 2, FOLDER):
         strange = result.workload.dtype == "bfloat16" or result.workload.op == "avg"
@@ -101,64 +99,8 @@ def test_a_peer_that_fails_says_so(tmp_path: Path):
         (place / program).write_text("#!/bin/sh\necho 'no such luck' >&2\nexit 3\n")
         (place / program).chmod(0o755)
     with pytest.raises(mpiexec.MpiexecError, match="no such luck") as caught:
-        peers.measure_peer("mpich", Request("barrier", (), (0,)), 2, tmp_path)
+        peers.measure_peer("mpich", BenchRequest("barrier", (), (0,)), 2, tmp_path)
     assert caught.value.status == 3
-
-
-# --- limits ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "collective,sent,added",
-    [
-        ("all_reduce", 6000, 750),
-        ("reduce_scatter", 3000, 750),
-        ("all_gather", 3000, 0),
-        ("broadcast", 4000, 0),
-        ("reduce", 4000, 750),
-        ("barrier", 0, 0),
-    ],
-)
-def test_what_has_to_be_done(collective: str, sent: int, added: int):
-    workload = Workload(collective, 4000)
-    assert exchanged_nbytes(workload, 4) == sent
-    assert added_numel(workload, 4) == added
-
-
-def result(contender: str, seconds: float) -> Result:
-    timing = Timing((seconds,), 1, 0)
-    return Result(Workload("all_reduce", 64), contender, 4, 16, 64, in_place=timing)
-
-
-def test_efficiency_is_the_limit_over_the_time():
-    results = [
-        result("ring", 8e-6),
-        result("native", 16e-6),
-        result("exchange", 3e-6),
-        result("add", 1e-6),
-        result("copy", 2e-6),
-        replace(result("pigeons", 1.0), in_place=None, refused="no seed"),
-    ]
-    (found,) = efficiencies(results)
-    assert found.of == pytest.approx({"ring": 0.5, "native": 0.25})
-    assert (found.exchange_s, found.add_s, found.copy_s) == (3e-6, 1e-6, 2e-6)
-    (line,) = lines(results)
-    assert "ring 0.50, native 0.25" in line
-    assert not efficiencies(results[:2])
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "barrier"])
-def test_limits_are_timed_beside_the_contenders(pool, collective: str):
-    request = Request(collective, ("auto", *LIMITS), (4096,), dtypes=("int32", "f8e4m3"), most=4)
-    results = pool(2).run(on_rank, request)[0]
-    for one in results:
-        if one.contender in LIMITS:
-            assert one.wrong is None
-        assert (one.timed is not None) == (one.refused is None)
-    refused = [one for one in results if one.refused is not None]
-    assert {(one.contender, one.workload.dtype) for one in refused} <= {("add", "f8e4m3")}
-    assert len(efficiencies(results)) == len(request.workloads)
 
 
 @pytest.mark.processes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ringcoll.bench import Request, Result, Timing, Workload, table
+from ringcoll.bench import BenchRequest, Result, Timing, Workload, table
 from ringcoll.bench.environment import environment
 
 DEVICE = {
@@ -50,7 +50,7 @@ def test_columns_stand_under_their_names():
 
 
 def test_a_script_for_nccl_tests_reads_a_block():
-    request = Request("all_reduce", ("ring",), (33554432,))
+    request = BenchRequest("all_reduce", ("ring",), (33554432,))
     lines = [
         *table.preamble(request, environment(2), [DEVICE]),
         *table.header("ring"),
@@ -71,7 +71,7 @@ def test_a_script_for_nccl_tests_reads_a_block():
 
 def test_steps_are_named():
     def step(*sizes):
-        request = Request("all_reduce", ("ring",), sizes)
+        request = BenchRequest("all_reduce", ("ring",), sizes)
         (line,) = (line for line in table.preamble(request, environment(2), []) if "step" in line)
         return re.findall(r"step: (\S+)", line)[0]
 
@@ -82,7 +82,7 @@ def test_steps_are_named():
 
 
 def test_wrong_elements_fail():
-    request = Request("all_reduce", ("ring",), (33554432,))
+    request = BenchRequest("all_reduce", ("ring",), (33554432,))
     bad = result(wrong=3)
     assert table.line(bad).split()[8::4] == ["3", "3"]
     assert "# Out of bounds values : 6 FAILED" in list(table.footer(request, [bad, result()]))
@@ -92,7 +92,7 @@ def test_what_was_not_checked_or_refused_is_no_number():
     assert table.line(result(wrong=None)).split()[8::4] == ["N/A", "N/A"]
     refused = result(None, None, refused="no such dtype")
     assert table.line(refused).split()[5:] == ["N/A"] * 8
-    request = Request("all_reduce", ("native",), (33554432,))
+    request = BenchRequest("all_reduce", ("native",), (33554432,))
     assert "# not available: no such dtype" in list(table.footer(request, [refused]))
     assert table.average_busbw([refused]) == 0
 
@@ -115,7 +115,7 @@ def test_numbers_fit_their_column(value, width, text):
 
 
 def test_json_has_what_nccl_tests_has():
-    request = Request("all_reduce", ("ring", "native"), (33554432,))
+    request = BenchRequest("all_reduce", ("ring", "native"), (33554432,))
     facts = environment(2)
     refused = result(None, None, contender="native", refused="no such dtype")
     found = json.loads(json.dumps(table.document(request, facts, [DEVICE], [result(), refused])))

@@ -11,14 +11,16 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 
-from ringcoll import groups, select
-from ringcoll.bench.tune import Finding, Plan, promising, rules_from, workloads
-from ringcoll.choice.measured import agree
-from ringcoll.choice.predict import predictions
-from ringcoll.choice.table import built_in_parameters
-from ringcoll.choice.tuning import read
+from ringcoll.bench.tune import Finding, TuningPlan, promising, rules_from, workloads
 from ringcoll.cli.app import cli
-from ringcoll.launch import Ranks, rendezvous
+from ringcoll.collectives import groups
+from ringcoll.cost.choice import choose
+from ringcoll.cost.predict import predictions
+from ringcoll.cost.table import crowded_parameters
+from ringcoll.launch.processes import Ranks, rendezvous
+from ringcoll.runtime.agreement import agree
+from ringcoll.system.tuning import read
+from ringcoll.transport.catalogue import costs_of, resolved
 
 pytestmark = pytest.mark.processes
 
@@ -44,12 +46,20 @@ def test_rules_say_only_what_the_model_does_not_know():
 
 
 def test_where_there_is_no_choice_nothing_is_measured():
-    plan = Plan(("all_reduce", "all_gather", "all_to_all", "barrier"), (4, 1 << 10), 1.0)
+    plan = TuningPlan(("all_reduce", "all_gather", "all_to_all", "barrier"), (4, 1 << 10), 1.0)
     assert workloads(plan, 4) == {"all_reduce": (4, 1 << 10), "all_gather": (1 << 10,)}
 
 
+def test_algorithms_of_a_user_are_measured_beside_the_choice_of_the_model():
+    costs = crowded_parameters(costs_of("gloo"), 4)
+    plan = TuningPlan(("all_reduce", "all_to_all"), (4,), 1.0, costs, {"all_reduce": ("own",)})
+    assert workloads(plan, 4) == {"all_reduce": (4,)}
+    best = predictions("all_reduce", 4, 4, costs)[0].algorithm
+    assert plan.contenders("all_reduce", 4, 4) == ("own", best)
+
+
 def test_what_is_hopeless_is_not_measured():
-    costs = built_in_parameters("gloo", 8)
+    costs = crowded_parameters(costs_of("gloo"), 8)
     many = promising("all_reduce", 64 << 20, 8, costs)
     assert "direct" not in many
     assert set(many) < set(promising("all_reduce", 64 << 20, 8, None))
@@ -64,7 +74,7 @@ def agreed(prefix: str) -> tuple[str, list[str]]:
     table = agree(transport, dist.PrefixStore(prefix, rendezvous()[0]), 60.0)
     sizes = (4, 1 << 12, 1 << 20, 1 << 26)
     return table.dumps(), [
-        select.choose("all_reduce", n, transport.world_size, None, table).algorithm for n in sizes
+        choose("all_reduce", n, transport.world_size, table).algorithm for n in sizes
     ]
 
 
@@ -129,7 +139,7 @@ def test_tune_in_words(tmp_path, monkeypatch: pytest.MonkeyPatch):
     result = CliRunner().invoke(cli, words, prog_name="ringcoll", catch_exceptions=False)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("2 processes over gloo, ")
+    assert lines[0].startswith(f"2 processes over {resolved('cpu')}, ")
     assert lines[2].split() == ["collective", "size", "fastest", "median", "model", "ratio"]
     assert lines[3].split()[:3] == ["gather", "1", "KiB"]
     assert lines[-1] == str(path)

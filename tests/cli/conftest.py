@@ -1,15 +1,17 @@
 """Call the command line in this process; algorithms that are wrong, or restricted."""
 
+import sys
 from collections.abc import Callable, Iterator
-from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from ringcoll.algorithms import Cost, register, unregister
+from ringcoll.algorithms import algorithms, register, unregister
 from ringcoll.algorithms.ring import all_gather_phase, ring_all_reduce
 from ringcoll.cli.app import cli
-from ringcoll.schedule import Program, Step, copy, inp, out, recv, send
+from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, send
+from ringcoll.system import user_modules
 
 Run = Callable[..., Result]
 
@@ -27,14 +29,33 @@ def run() -> Run:
     return call
 
 
-_COST = Cost(rounds=lambda k: 0, traffic=lambda k: Fraction(0))
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, for modules of a user; their algorithms are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    modules = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - modules:
+        if getattr(sys.modules[name], "__file__", None) == str(tmp_path / f"{name}.py"):
+            for entry in [entry for entry in algorithms() if entry.program.__module__ == name]:
+                unregister(entry.collective, entry.name)
+            del sys.modules[name]
+    user_modules._registered_by.cache_clear()
+
+
+@pytest.fixture
+def star(run: Run, own_folder: Path) -> str:
+    """The file that ``ringcoll new all_reduce star`` writes, in the current folder."""
+    assert run("new", "all_reduce", "star").exit_code == 0
+    return "star.py"
 
 
 @pytest.fixture
 def short_ring() -> Iterator[None]:
     """An all-reduce named ``short_ring`` that leaves out the last step; right for one rank only."""
 
-    @register("all_reduce", "short_ring", cost=_COST, chunks=lambda k: k)
+    @register("all_reduce", "short_ring", chunks=lambda k: k)
     def short_ring(rank: int, world_size: int) -> Program:
         steps = ring_all_reduce(rank, world_size)
         for _ in range(2 * (world_size - 1) - 1):
@@ -51,7 +72,6 @@ def only_powers() -> Iterator[None]:
     @register(
         "all_gather",
         "only_powers",
-        cost=_COST,
         chunks=lambda k: k,
         restriction=lambda k: "it halves the world" if k & (k - 1) else None,
     )
@@ -67,7 +87,7 @@ def only_powers() -> Iterator[None]:
 def wrong_root() -> Iterator[None]:
     """A broadcast named ``wrong_root`` that is wrong for root 3 of 5, and right otherwise."""
 
-    @register("broadcast", "wrong_root", cost=_COST)
+    @register("broadcast", "wrong_root")
     def wrong_root(rank: int, world_size: int, root: int) -> Program:
         others = [peer for peer in range(world_size) if peer != root]
         if (world_size, root) == (5, 3):

@@ -9,22 +9,23 @@ import click
 import pytest
 
 from ringcoll import __version__
-from ringcoll.cli.app import COMMANDS, cli
+from ringcoll.cli.app import COMMANDS, INTERRUPTED, cli
+from ringcoll.cli.command import SETTINGS, DescribedCommand
 
-CHEAP = ("list", "show", "info")  # commands whose examples are quick to run
+CHEAP = ("list", "show", "info", "doctor")  # commands whose examples are quick to run
 
 
 def help_of(command: click.Command) -> str:
-    return command.get_help(click.Context(command))
+    return command.get_help(click.Context(command, **SETTINGS))
 
 
 def examples(page: str) -> list[str]:
-    return [line.strip() for line in page.splitlines() if line.startswith("    ringcoll ")]
+    return [line.strip() for line in page.splitlines() if line.startswith("  ringcoll ")]
 
 
-def command(name: str) -> click.Command:
+def command(name: str) -> DescribedCommand:
     found = cli.get_command(click.Context(cli), name)
-    assert found is not None
+    assert isinstance(found, DescribedCommand)
     return found
 
 
@@ -47,16 +48,60 @@ def test_each_command_explains_itself_with_examples_and_takes_json(name):
 @pytest.mark.parametrize(
     "example", [line for name in CHEAP for line in examples(help_of(command(name)))]
 )
-def test_examples_do_what_they_say(run, example):
+def test_examples_do_what_they_say(run, star, example):
     words = shlex.split(example.partition(">")[0])
     result = run(*words[1:])
     assert result.exit_code == 0
     assert result.stdout
 
 
-def test_pages_fit_a_terminal():
-    pages = [help_of(cli), *(help_of(command(name)) for name in COMMANDS)]
-    assert max(len(line) for page in pages for line in page.splitlines()) <= 80
+@pytest.fixture
+def wide_page(monkeypatch, capsys):
+    """Gives the page of help of a command on a terminal with so many columns."""
+
+    def page(columns, *words):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as caught:
+            cli([*words, "-h"], prog_name="ringcoll")
+        assert caught.value.code == 0
+        return capsys.readouterr().out
+
+    return page
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_pages_fit_a_terminal(wide_page, name, columns):
+    page = wide_page(columns, *filter(None, [name]))
+    lines = page.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "\\b" not in page
+    assert name == "info" or max(map(len, lines)) > columns - 15, "the width is used"
+
+
+def test_a_long_example_is_continued_as_a_shell_reads_it(wide_page):
+    text = wide_page(60, "bench").partition("Examples:\n")[2].replace(" \\\n", " ")
+    assert [shlex.split(line) for line in text.splitlines()] == [
+        shlex.split(line) for line in command("bench").examples.strip().splitlines()
+    ]
+
+
+def test_the_trainers_are_laid_out(wide_page):
+    page = wide_page(80, "train")
+    assert "\n  torch-ddp       DistributedDataParallel on a group of --backend\n" in page
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_ends_every_command_alike(run, monkeypatch, name):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DescribedCommand, "invoke", interrupted)
+    words = {"show": ["ring", "all_reduce"], "new": ["all_reduce", "star"]}
+    needed = ["all_reduce"] if name in ("bench", "explain", "trace") else words.get(name, [])
+    result = run(name, *needed)
+    assert result.exit_code == INTERRUPTED == 130
+    assert result.stderr == "\ninterrupted; all ranks were ended\n"
 
 
 def test_version(run):
@@ -79,6 +124,7 @@ def call(*lines: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
     [["--help"], ["list"], ["show", "ring", "all_reduce"], ["verify", "ring", "--json"]],
@@ -96,6 +142,22 @@ def test_what_needs_no_tensors_runs_without_torch(words):
     assert result.stdout
 
 
+@pytest.mark.processes
+def test_help_imports_nothing_that_takes_long():
+    slow = "{'asyncio', 'numpy', 'rich', 'ssl', 'torch', 'wrapt'}"
+    result = call(
+        "import sys",
+        "sys.argv = ['ringcoll', '--help']",
+        "from ringcoll.cli import main",
+        "try:",
+        "    main()",
+        "finally:",
+        f"    print(sorted({slow} & set(sys.modules)), file=sys.stderr)",
+    )
+    assert (result.returncode, result.stderr) == (0, "[]\n")
+
+
+@pytest.mark.processes
 def test_the_library_imports_nothing_of_the_command_line():
     result = call(
         "import sys, ringcoll",
@@ -104,6 +166,7 @@ def test_the_library_imports_nothing_of_the_command_line():
     assert (result.stdout, result.stderr) == ("[]\n", "")
 
 
+@pytest.mark.processes
 def test_module_is_a_program():
     result = subprocess.run(
         [sys.executable, "-m", "ringcoll.cli", "--version"],

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from ringcoll.choice.rules import parse_rules
-from ringcoll.choice.table import Table, built_in_parameters
-from ringcoll.choice.tuning import Tuned, update
+from ringcoll.cost.rules import parse_rules
+from ringcoll.cost.table import Table, crowded_parameters
+from ringcoll.system.tuning import Tuned, update
+from ringcoll.transport.catalogue import costs_of
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def test_over_nccl_nothing_is_measured(run):
 
 
 def test_json_agrees(run):
-    words = ("explain", "broadcast", "-k", "5", "-b", "16M", "--hosts", "5")
+    words = ("explain", "broadcast", "-k", "5", "-b", "16M", "--hosts", "5", "--transport", "gloo")
     found = json.loads(run(*words, "--json").stdout)
     assert run(*words).stdout.startswith(
         f"broadcast of 16777216 bytes on 5 ranks, 5 hosts, gloo: {found['algorithm']}\n"
@@ -63,15 +64,30 @@ def test_a_tuned_group(run, monkeypatch, tmp_path):
     table = Table(
         transport="gloo",
         world_size=4,
-        parameters=built_in_parameters("gloo", 4),
+        parameters=crowded_parameters(costs_of("gloo"), 4),
         tuned=parse_rules("all_reduce:*:direct:k=4"),
     )
     update(path, Tuned.now(table))
     monkeypatch.setenv("RINGCOLL_TUNING", str(path))
-    found = json.loads(run("explain", "all_reduce", "-k", "4", "--json").stdout)
+    words = ("explain", "all_reduce", "--transport", "gloo", "--json")
+    found = json.loads(run(*words, "-k", "4").stdout)
     assert (found["algorithm"], found["source"]) == ("direct", str(path))
-    other = json.loads(run("explain", "all_reduce", "-k", "5", "--json").stdout)
+    other = json.loads(run(*words, "-k", "5").stdout)
     assert other["source"] == "built-in"
+
+
+def test_an_algorithm_of_the_user_is_predicted_beside_the_others(run, star):
+    words = ("explain", "all_reduce", "-k", "4", "-b", "1M", "--json")
+    usual = json.loads(run(*words).stdout)
+    found = json.loads(run(*words, "--algorithm", f"{star}:star").stdout)
+    assert found["algorithm"] == usual["algorithm"]
+    names = [prediction["algorithm"] for prediction in found["predictions"]]
+    assert sorted(names) == sorted(["star", *(one["algorithm"] for one in usual["predictions"])])
+    seconds = [prediction["seconds"] for prediction in found["predictions"]]
+    assert seconds == sorted(seconds)
+    assert run(*words, "--algorithm", "ring").exit_code == 0
+    result = run(*words, "--algorithm", "hierarchical")
+    assert "depends on hosts" in result.stderr
 
 
 def test_no_such_collective_or_transport(run):

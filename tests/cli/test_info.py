@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import torch
 
-from ringcoll import __version__, streams
-from ringcoll.bench.gpu import facts
+from ringcoll import __version__
+from ringcoll.system import streams, versions
+from ringcoll.transport import catalogue
 
 
 def test_json_says_what_is_running(run):
@@ -39,8 +40,9 @@ def test_what_carries_tensors_and_in_which_version(run, monkeypatch):
         streams, "cuda", SimpleNamespace(nccl=SimpleNamespace(version=lambda: (2, 29)))
     )
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(facts, "_output", lambda *command: " ".join(command[:2]))
+    monkeypatch.setattr(versions, "output_of", lambda *command: " ".join(command[:2]))
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "gloo")
+    catalogue._automatic.cache_clear()
     found = json.loads(run("info", "--json").stdout)
     assert found["nccl"] == "2.29"
     assert found["driver"] == "nvidia-smi --query-gpu=driver_version"
@@ -53,6 +55,7 @@ def test_what_carries_tensors_and_in_which_version(run, monkeypatch):
     assert found["nccl"] is None
     assert "got pigeons" in found["transport"]
     assert "this torch has no NCCL" in found["cuda_transport"]
+    catalogue._automatic.cache_clear()
 
 
 def test_the_lines_say_the_same(run):

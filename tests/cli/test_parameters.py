@@ -1,11 +1,16 @@
 """Numbers and ranges."""
 
+import os
+from pathlib import Path
+
 import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringcoll.cli.parameters import as_ranges, collective_name, world_sizes
+from ringcoll.cli import measuring
+from ringcoll.cli.parameters import as_ranges, collective_name, rank_numbers, world_sizes
+from ringcoll.transport import catalogue
 
 
 @pytest.mark.parametrize(
@@ -34,4 +39,88 @@ def test_what_is_written_reads_back(sizes):
 
 
 def test_collectives_may_be_spelled_as_in_prose():
-    assert collective_name("all-to-all") == "all_to_all"
+    assert collective_name.convert("all-to-all", None, None) == "all_to_all"
+
+
+def test_ranks_begin_at_0():
+    assert rank_numbers("7,0-2") == (0, 1, 2, 7)
+    with pytest.raises(click.BadParameter, match="not within 0 to"):
+        rank_numbers("3-1")
+
+
+@pytest.mark.parametrize(
+    "words, hint",
+    [
+        ("show rong all_reduce", "did you mean 'ring'?"),
+        ("verify trea", "did you mean 'tree'?"),
+        ("verify all_reduce", "'all_reduce' is a collective"),
+        ("bench all_reduce --algorithms dubble_tree", "did you mean 'double_tree'?"),
+        ("explain all_educe", "did you mean 'all_reduce'?"),
+        ("list ring", "'ring' is an algorithm; expected a collective: all_reduce, "),
+        ("show all_reduce ring", "did you mean `ringcoll show ring all_reduce`?"),
+        ("show all-reduce ring", "did you mean `ringcoll show ring all-reduce`?"),
+    ],
+)
+def test_the_nearest_name_is_suggested(run, words, hint):
+    result = run(*words.split())
+    assert result.exit_code == 2
+    assert hint in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["bench", "compare", "explain", "trace", "train", "tune"])
+def test_transports_are_those_of_the_catalogue(run, command):
+    collective = ["all_reduce"] if command in ("bench", "explain", "trace") else []
+    result = run(command, *collective, "--transport", "pigeons")
+    assert result.exit_code == 2
+    for name in ("auto", *catalogue.names("cpu")):
+        assert f"'{name}'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["bench all_reduce", "compare", "trace all_reduce", "train", "tune"]
+)
+def test_mpi_is_refused_before_anything_starts(run, monkeypatch, command):
+    monkeypatch.setattr(measuring, "Ranks", None)
+    result = run(*command.split(), "--transport", "mpi")
+    assert result.exit_code == 2
+    assert "mpiexec -n 4 python program.py" in " ".join(result.stderr.split())
+    monkeypatch.setenv("RINGCOLL_TRANSPORT", "mpi")
+    assert run(*command.split()).exit_code == 2
+
+
+def test_a_transport_is_chosen_for_one_command_only(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(measuring, "on_ranks", lambda *args, **options: seen.append(variable()))
+
+    def variable():
+        return os.environ.get("RINGCOLL_TRANSPORT")
+
+    monkeypatch.setenv("RINGCOLL_TRANSPORT", "auto")
+    run("trace", "all_reduce", "--transport", "gloo")
+    monkeypatch.delenv("RINGCOLL_TRANSPORT")
+    run("trace", "all_reduce", "--transport", "gloo")
+    assert seen == ["gloo", "gloo"]
+    assert variable() is None
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("bench all_reduce -J no/folder/a.json", "there is no folder"),
+        ("compare --picture no/folder/a.png", "there is no folder"),
+        ("compare --picture a.doc", "has the ending '.doc', expected"),
+        ("trace all_reduce -o no/folder/a.json", "there is no folder"),
+        ("tune -o no/folder/a.json", "there is no folder"),
+        ("tune -o locked.json", "cannot be written"),
+    ],
+)
+def test_files_are_checked_before_anything_starts(run, monkeypatch, own_folder, words, message):
+    monkeypatch.setattr(measuring, "Ranks", None)
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: mode != os.W_OK or "locked" not in str(path)
+    )
+    Path("locked.json").touch()
+    result = run(*words.split())
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert [path.name for path in own_folder.iterdir()] == ["locked.json"]

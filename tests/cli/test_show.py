@@ -1,12 +1,14 @@
 """Drawing one algorithm."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from ringcoll.algorithms import algorithms, on_hosts, schedule_of
-from ringcoll.draw import grid
-from ringcoll.schedule import Schedule
+from ringcoll.cli import show
+from ringcoll.schedule.drawing import grid
+from ringcoll.schedule.ir import Schedule
 
 RING = """\
 ring all_reduce on 4 ranks
@@ -140,6 +142,9 @@ def test_a_wrong_algorithm_is_drawn_with_the_bad_place_marked(run, short_ring):
         (["ring", "all_reduce", "--text", "--json"], "--text goes with neither"),
         (["ring", "all_reduce", "-k", "0"], "Invalid value for '-k' / '--world-size'"),
         (["ring", "all_reduce", "--hosts", "2"], "ring all_reduce is the same on any number of"),
+        (["ring", "all_reduce", "--ranks", "2-4"], "--ranks: rank 4 is not in a world of 4"),
+        (["ring", "all_reduce", "--ranks", "1", "--text"], "--ranks goes with the grid"),
+        (["ring", "all_reduce", "--ranks", "a"], "Invalid value for '--ranks': 'a' is neither"),
         (["ring"], "Missing argument 'COLLECTIVE'"),
     ],
 )
@@ -147,6 +152,32 @@ def test_errors_are_one_clear_line(run, words, message):
     result = run("show", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1].startswith(f"Error: {message}")
+
+
+def test_some_ranks_of_a_long_grid(run):
+    page = run("show", "ring", "all_reduce", "-k", "16", "--ranks", "0-1,15").stdout
+    full = grid(schedule_of("all_reduce", "ring", 16)).splitlines()
+    drawn = page[page.index("\nstep") + 1 :].splitlines()
+    assert drawn[0].split() == ["step", "rank", "0", "rank", "1", "rank", "15"]
+    assert len(drawn) == len(full) == 31
+    for line, whole in zip(drawn[1:], full[1:], strict=True):
+        assert line.split() == [*whole.split()[:5], *whole.split()[-2:]]  # two operations a cell
+
+
+def test_a_terminal_that_is_too_narrow_gets_a_hint(run, monkeypatch):
+    words = ("show", "ring", "all_reduce", "-k", "16")
+    assert "--ranks" not in run(*words).stdout
+    monkeypatch.setattr(show, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "--ranks 0-3 draws some" in run(*words).stdout
+    assert "--ranks" not in run(*words, "--ranks", "0-3").stdout
+
+
+def test_an_algorithm_of_the_user(run, star):
+    for reference in (f"{star}:star", "star:star", str(Path.cwd() / "star.py:star")):
+        assert run("show", reference, "all_reduce").stdout.startswith("star all_reduce on 4 ranks")
+    result = run("show", f"{star}:star", "reduce")
+    assert result.stderr == f"Error: '{star}:star' is for all_reduce, and not for reduce\n"
 
 
 def test_a_restricted_size_names_the_restriction(run, only_powers):

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.support.pictures import check
+from ringcoll.transport import catalogue
+from tests.cases.pictures import check
 
 SMALL = ("-k", "2", "-b", "4K", "-n", "3", "-w", "1")
 
@@ -16,7 +17,9 @@ class TestOnRanks:
         result = run("trace", "all-reduce", *SMALL, "--algorithm", "ring", "-o", str(path))
         assert result.exit_code == 0
         lines = result.stdout.splitlines()
-        assert lines[0] == "all_reduce of 4 KiB on 2 ranks over gloo, 3 times after 1"
+        assert lines[0] == (
+            f"all_reduce of 4 KiB on 2 ranks over {catalogue.resolved('cpu')}, 3 times after 1"
+        )
         (header,) = [line for line in lines if line.startswith("rank ")]
         columns = ["rank", "operations", "total", "waiting", "moving", "reducing", "python"]
         assert header.split() == [*columns, "sent", "received", "messages"]
@@ -40,6 +43,11 @@ class TestOnRanks:
         assert sent == [0, 3 * 4096]
         assert len(found["clocks"]) == 2
         check(json.loads(path.read_text()))
+
+    def test_an_algorithm_of_the_user(self, run, star):
+        result = run("trace", "all_reduce", *SMALL, "--algorithm", f"{star}:star")
+        assert result.exit_code == 0, result.output
+        assert "algorithm star" in result.stdout
 
     @pytest.mark.parametrize("collective", ["all_to_all", "barrier", "reduce_scatter"])
     def test_other_collectives(self, run, tmp_path, collective):

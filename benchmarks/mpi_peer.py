@@ -1,0 +1,268 @@
+"""Measure an MPI library's own collectives in the way of `ringcoll.bench.measure`; a script.
+
+The script runs on every rank under the library's ``mpiexec``, in an environment that has mpi4py and
+numpy, and neither torch nor ringcoll::
+
+    mpiexec -n 4 python -P mpi_peer.py REQUEST
+
+REQUEST is JSON: ``collective``, ``op``, ``dtype``, ``root``, ``modes``, ``warmup``, ``most``,
+``over_ranks``, ``check``, ``blocking``, and ``shapes``, a list of [send_numel, recv_numel].
+Rank 0 prints JSON: ``library``, and ``found``, for each shape a list of [in_place, samples_s,
+turn, wrong]; or ``refused``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+_TURN_S = 5e-3  # these three as in `ringcoll.bench.measure`
+_MOST_A_TURN = 1000
+_TURNS = 4
+_NO_TURNS = 1  # of `blocking`
+
+_DTYPES = {
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "int16": np.int16,
+    "uint16": np.uint16,
+    "int32": np.int32,
+    "uint32": np.uint32,
+    "int64": np.int64,
+    "uint64": np.uint64,
+    "float": np.float32,
+    "double": np.float64,
+    "complex64": np.complex64,
+    "complex128": np.complex128,
+}
+_OPS = {
+    "none": MPI.SUM,
+    "sum": MPI.SUM,
+    "prod": MPI.PROD,
+    "max": MPI.MAX,
+    "min": MPI.MIN,
+    "band": MPI.BAND,
+    "bor": MPI.BOR,
+    "bxor": MPI.BXOR,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+_ONLY_OUT_OF_PLACE = ("all_to_all", "barrier")
+
+Array = Any  # of numpy; types may be checked in another environment than the script runs in
+
+
+def own_input(rank: int, numel: int, dtype: Any) -> Array:
+    """Ones and twos that differ by rank and index: every reduction of them is exact."""
+    index = np.arange(numel, dtype=np.int64)
+    return (1 + (index // 3 + index * (rank + 1) + rank) % 2).astype(dtype)
+
+
+class Peer:
+    """A collective on buffers of one shape."""
+
+    def __init__(self, request: dict[str, Any], send_numel: int, recv_numel: int) -> None:
+        self.comm = MPI.COMM_WORLD
+        self.rank, self.world_size = self.comm.Get_rank(), self.comm.Get_size()
+        self.collective, self.op = request["collective"], request["op"]
+        self.root, self.dtype = max(0, request["root"]), _DTYPES[request["dtype"]]
+        self.send_numel, self.recv_numel = send_numel, recv_numel
+        self.out = np.ones(recv_numel, self.dtype)
+        self.inp = own_input(self.rank, send_numel, self.dtype)
+        self.whole = np.ones(max(send_numel, recv_numel), self.dtype)
+
+    def block(self, index: int) -> slice:
+        """The elements of a block in the larger side."""
+        numel = min(self.send_numel, self.recv_numel)
+        return slice(index * numel, (index + 1) * numel)
+
+    def fill(self, in_place: bool) -> None:
+        """Put the inputs into their places, and garbage elsewhere."""
+        self.out[:] = 77
+        if in_place:
+            own = self.collective in ("all_gather", "gather")
+            self.whole[:] = 77
+            self.whole[self.block(self.rank) if own else slice(self.send_numel)] = self.inp
+
+    def call(self, in_place: bool) -> None:
+        """Run the collective once."""
+        comm, op, root, here = self.comm, _OPS[self.op], self.root, MPI.IN_PLACE
+        inp, out, whole = self.inp, self.out, self.whole
+        is_root = self.rank == root
+        match self.collective:
+            case "all_reduce":
+                comm.Allreduce(here if in_place else inp, whole if in_place else out, op)
+            case "reduce" if in_place:
+                comm.Reduce(here if is_root else whole, whole if is_root else None, op, root)
+            case "reduce":
+                comm.Reduce(inp, out if is_root else None, op, root)
+            case "broadcast":
+                if is_root and not in_place:
+                    out[:] = inp
+                comm.Bcast(whole if in_place else out, root)
+            case "all_gather":
+                comm.Allgather(here if in_place else inp, whole if in_place else out)
+            case "reduce_scatter":
+                comm.Reduce_scatter_block(here if in_place else inp, whole if in_place else out, op)
+            case "gather" if in_place:
+                mine = whole[self.block(self.rank)]
+                comm.Gather(here if is_root else mine, whole if is_root else None, root)
+            case "gather":
+                comm.Gather(inp, out if is_root else None, root)
+            case "scatter" if in_place:
+                mine = whole[self.block(self.rank)]
+                comm.Scatter(whole if is_root else None, here if is_root else mine, root)
+            case "scatter":
+                comm.Scatter(inp if is_root else None, out, root)
+            case "all_to_all":
+                comm.Alltoall(inp, out)
+            case _:
+                comm.Barrier()
+
+    def wrong(self, in_place: bool) -> int:
+        """Elements of the result that are wrong on this rank."""
+        every = [own_input(rank, self.send_numel, self.dtype) for rank in range(self.world_size)]
+        is_root = self.rank == self.root
+        result = self.whole if in_place else self.out
+        match self.collective:
+            case "all_reduce" | "reduce" | "reduce_scatter":
+                wanted = every[0]
+                for other in every[1:]:
+                    wanted = _FUNCTIONS[self.op](wanted, other)
+                if self.collective == "reduce_scatter":
+                    wanted = wanted[self.block(self.rank)]
+                elif self.collective == "reduce" and not is_root:
+                    return 0
+            case "broadcast":
+                wanted = every[self.root]
+            case "all_gather" | "gather":
+                if self.collective == "gather" and not is_root:
+                    return 0
+                wanted = np.concatenate(every)
+            case "scatter":
+                wanted = every[self.root][self.block(self.rank)]
+                result = result[self.block(self.rank)] if in_place else result
+            case "all_to_all":
+                numel = self.send_numel // self.world_size
+                mine = slice(self.rank * numel, (self.rank + 1) * numel)
+                wanted = np.concatenate([inputs[mine] for inputs in every])
+            case _:
+                return 0
+        return int((result[: wanted.size] != wanted).sum())
+
+
+def alternate(
+    functions: Sequence[Callable[[int], object]], request: dict[str, Any]
+) -> tuple[list[list[float]], int]:
+    """Time functions side by side, as the function of that name in `ringcoll.bench.measure`."""
+    comm = MPI.COMM_WORLD
+    times: list[list[float]] = [[] for _ in functions]
+
+    def one_round(seed: int, turn: int) -> None:
+        order = list(range(len(functions)))
+        random.Random(seed).shuffle(order)  # the same order on all ranks
+        for index in order:
+            comm.Barrier()
+            start = time.perf_counter()
+            functions[index](turn)
+            times[index].append((time.perf_counter() - start) / turn)
+
+    def fitting(seconds: float, limit: int) -> int:
+        return int(comm.bcast(min(limit, max(1, round(_TURN_S / seconds))), 0))
+
+    gc.disable()
+    for _ in range(max(1, request["warmup"])):
+        one_round(0, 1)
+    most, seconds = request["most"], request["seconds"]
+    shortest = min(map(min, times))
+    turn = 1
+    if request["blocking"] != _NO_TURNS and seconds is None:
+        turn = fitting(shortest, max(1, most // _TURNS))
+    elif request["blocking"] != _NO_TURNS:
+        one_round(0, fitting(shortest, 10))
+        turn = fitting(min(map(min, times)), _MOST_A_TURN)
+    times = [[] for _ in functions]
+    begin, number = time.perf_counter(), 0
+    rounds = request["least"] if seconds is not None else max(1, most // turn)
+    while number < rounds:
+        one_round(number, turn)
+        number += 1
+        if seconds is not None and number == rounds:
+            rounds += comm.bcast(number < most and time.perf_counter() - begin < seconds, 0)
+    gc.enable()
+    return times, turn
+
+
+def over_ranks(times: list[float], how: str) -> list[float]:
+    """Combine times that every rank has measured."""
+    comm = MPI.COMM_WORLD
+    table = np.array(times)
+    if how == "rank0":
+        return [float(time_s) for time_s in comm.bcast(table, 0)]
+    combined = np.empty_like(table)
+    comm.Allreduce(table, combined, {"avg": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX}[how])
+    return [float(time_s) for time_s in combined / (comm.Get_size() if how == "avg" else 1)]
+
+
+def several(call: Callable[[], object], times: int) -> None:
+    """Call a function so many times."""
+    for _ in range(times):
+        call()
+
+
+def measure(request: dict[str, Any]) -> dict[str, Any]:
+    """Measure all shapes."""
+    comm = MPI.COMM_WORLD
+    answer: dict[str, Any] = {"library": MPI.Get_library_version().split(",")[0].split("\n")[0]}
+    if request["dtype"] not in _DTYPES:
+        return answer | {"refused": f"numpy and MPI have no {request['dtype']}"}
+    if request["op"] not in _OPS:
+        return answer | {"refused": f"MPI has no operator {request['op']}"}
+    answer["found"] = []
+    for send_numel, recv_numel in request["shapes"]:
+        peer = Peer(request, send_numel, recv_numel)
+        modes = [
+            mode
+            for mode in request["modes"]
+            if not (mode and peer.collective in _ONLY_OUT_OF_PLACE)
+        ]
+        wrong: list[int | None] = []
+        for mode in modes:
+            peer.fill(mode)
+            peer.call(mode)
+            wrong.append(comm.allreduce(peer.wrong(mode)) if request["check"] else None)
+        peer.whole[:] = 1  # what is reduced again and again should stay finite
+        functions = [partial(several, partial(peer.call, mode)) for mode in modes]
+        times, turn = alternate(functions, request)
+        rows = [over_ranks(samples, request["over_ranks"]) for samples in times]
+        answer["found"].append(
+            [[mode, row, turn, bad] for mode, row, bad in zip(modes, rows, wrong, strict=True)]
+        )
+    return answer
+
+
+def main() -> None:
+    """Measure, and print on rank 0."""
+    answer = measure(json.loads(sys.argv[1]))
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Schedules that may be run: proved, and in the order of operands that an operator needs.
+
+Tests prove the algorithms of the library. An algorithm of a user, and a schedule that a user
+passes, are verified here before they run.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ringcoll.algorithms.registry import Algorithm, algorithms, find, schedule_of
+from ringcoll.errors import ArgumentError
+from ringcoll.schedule.contracts import OperandOrder
+from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule.verifier import verify
+
+__all__ = ["order_of", "proved_schedule"]
+
+
+def proved_schedule(
+    collective: str,
+    algorithm: str | Schedule,
+    world_size: int,
+    root: int,
+    hosts: tuple[int, ...] | None,
+    *,
+    order: OperandOrder,
+    operator: str,
+    rank: int,
+) -> Schedule:
+    """Fetch a schedule that may be run with an operator.
+
+    Parameters
+    ----------
+    collective, algorithm, world_size, root
+        The call.
+    hosts
+        ``Transport.hosts`` of the group, for an algorithm that needs them.
+    order
+        The order of operands that the operator needs.
+    operator, rank
+        Name of the operator and rank of the caller, for error messages.
+
+    Raises
+    ------
+    ScheduleError
+        The algorithm is unknown, does not run on so many ranks, or its schedule is wrong.
+    ArgumentError
+        The algorithm does not keep the order of operands, or the schedule is for another
+        collective, world size or root.
+    """
+    if isinstance(algorithm, Schedule):
+        schedule = algorithm
+        call = (collective, world_size, root)
+        own = (schedule.collective, schedule.world_size, schedule.root)
+        if own != call:
+            words = "collective {}, world_size {}, root {}"
+            raise ArgumentError(
+                "the schedule is for another call",
+                rank=rank,
+                argument="algorithm",
+                expected=words.format(*call),
+                got=words.format(*own),
+            )
+        order_of(schedule)
+    else:
+        entry = find(collective, algorithm)
+        schedule = _schedule(entry, world_size, root, hosts)
+        if not entry.built_in:
+            order_of(schedule)
+    if order is OperandOrder.ANY or order_of(schedule) >= order:
+        return schedule
+    enough = [
+        entry.name
+        for entry in algorithms(collective)
+        if not entry.restriction(world_size)
+        and order_of(_schedule(entry, world_size, root, hosts)) >= order
+    ]
+    kept = (
+        f"{operator} is not declared commutative, and {schedule.algorithm} does not keep "
+        "operands in rank order (`received_left` of a recv_reduce says which operand is left)"
+        if order is OperandOrder.RANK
+        else f"{operator} is not associative, and {schedule.algorithm} does not reduce "
+        "from left to right in rank order"
+    )
+    raise ArgumentError(
+        kept,
+        rank=rank,
+        argument="algorithm",
+        expected=", ".join([*enough, "auto"]),
+        got=schedule.algorithm,
+    )
+
+
+def _schedule(
+    entry: Algorithm, world_size: int, root: int, hosts: tuple[int, ...] | None
+) -> Schedule:
+    """The schedule of an algorithm; the hosts count only if the algorithm needs them."""
+    needed = hosts if entry.needs_hosts else None
+    return schedule_of(entry.collective, entry.name, world_size, root, needed)
+
+
+@lru_cache(maxsize=256)
+def order_of(schedule: Schedule) -> OperandOrder:
+    """Verify a schedule; return the order of operands that it keeps.
+
+    Raises
+    ------
+    VerificationError
+        The schedule is wrong.
+    """
+    proof = verify(schedule)
+    if proof.left_fold:
+        return OperandOrder.LEFT_TO_RIGHT
+    return OperandOrder.RANK if proof.rank_order else OperandOrder.ANY

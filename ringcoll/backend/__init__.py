@@ -1,0 +1,12 @@
+"""``init_process_group("ringcoll")``: a process group of torch.distributed. No algorithm code.
+
+================  ==========================================================
+`registration`    makes the name known to torch, without importing torch
+`process_group`   the process group that torch makes
+`c10d`            the table of c10d's collectives and their public functions
+`point_to_point`  the user's own sends and receives
+`torch_gaps`      replacements for what torch lacks
+================  ==========================================================
+
+May be imported from outside: `process_group.Options` and `registration`.
+"""

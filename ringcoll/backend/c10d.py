@@ -1,0 +1,209 @@
+"""The collectives as c10d spells them, and the public function for each of them.
+
+A method of c10d takes its tensors first, the outputs before the inputs. Options follow; in the
+short forms the operator or the root is in their place. A list of tensors may be the only element
+of another list, a left-over of process groups with several GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.errors import ArgumentError
+
+__all__ = ["METHODS", "C10dCall", "Method"]
+
+_SUM = dist.ReduceOp.SUM
+
+
+def _listed(tensors: Any) -> list[Any]:
+    return list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+
+
+def _only(tensors: Any) -> Any:
+    """The tensor of a list of one tensor, or the tensor itself."""
+    (tensor,) = _listed(tensors)
+    return tensor
+
+
+def _inner(lists: Any) -> list[Tensor]:
+    """The only list of tensors in a list of lists, or the list itself."""
+    lists = _listed(lists)
+    return list(lists[0]) if lists and isinstance(lists[0], list | tuple) else lists
+
+
+def _at_root(lists: Any) -> list[Tensor] | None:
+    """The list of tensors of a gather or scatter; ``None`` on all ranks but the root."""
+    return _inner(lists) or None
+
+
+def _lists(lists: Any) -> list[list[Tensor]]:
+    return [list(tensors) for tensors in lists]
+
+
+def _sizes(sizes: Any) -> list[int]:
+    return list(sizes or ())
+
+
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
+def _flat(tensors: Any) -> list[Tensor]:
+    """The tensors of a tensor, a list, or a list of lists."""
+    return [tensor for inner in _listed(tensors) for tensor in _listed(inner)]
+
+
+class C10dCall(NamedTuple):
+    """What a call of c10d says.
+
+    ``results`` are the tensors that the call changes; ``options`` are those of c10d, an operator
+    or a root; ``tensors`` and ``keywords`` are the arguments of the public function.
+    """
+
+    results: list[Tensor]
+    options: Any
+    timeout: timedelta | None
+    tensors: list[Any]
+    keywords: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A collective of c10d.
+
+    Parameters
+    ----------
+    names
+        Names of the method, in this version of torch and in others.
+    function
+        Name of the public function, in `ringcoll.collectives.functions`.
+    tensors
+        For each tensor argument of c10d: its name, and the conversion to the argument of the
+        public function. The results come first.
+    root
+        The public function's name for the root, if the collective has a root.
+    inputs_first
+        Whether the public function has its inputs before its results.
+    """
+
+    names: tuple[str, ...]
+    function: str
+    tensors: Mapping[str, Callable[[Any], Any]]
+    root: str = ""
+    inputs_first: bool = False
+
+    @cached_property
+    def collective(self) -> str:
+        """The name of the collective's contract, which does not name the layout of tensors."""
+        return self.function.removesuffix("_coalesced").removesuffix("_single")
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether the collective has an operator."""
+        return "reduce" in self.function
+
+    @cached_property
+    def positional(self) -> tuple[str, ...]:
+        """Names of the positional arguments, in order."""
+        operator = ("op",) if self.root and self.reduces else ()
+        return (*self.tensors, "opts", *operator, "timeout")
+
+    def read(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> C10dCall:
+        """Translate the arguments of a call.
+
+        Raises
+        ------
+        ArgumentError
+            The method has no such argument.
+        """
+        names = self.positional
+        unread = {**dict(zip(names, arguments, strict=False)), **keywords}
+        tensors = [convert(unread.pop(name, None)) for name, convert in self.tensors.items()]
+        results = [] if tensors[0] is None else _flat(tensors[0])
+        options = unread.pop("opts", 0 if self.root else _SUM)
+        timeout = unread.pop("timeout", None)
+        public: dict[str, Any] = {}
+        if self.root:
+            public[self.root] = unread.pop("root", getattr(options, "rootRank", options))
+        if self.reduces:
+            operator = unread.pop("op", _SUM if self.root else options)
+            public["op"] = getattr(options, "reduceOp", operator)
+        if unread or len(arguments) > len(names):
+            raise ArgumentError(
+                f"{self.names[0]} has no such argument",
+                expected=", ".join(names),
+                got=", ".join(unread) or f"{len(arguments)} arguments",
+            )
+        return C10dCall(
+            results, options, timeout, tensors[::-1] if self.inputs_first else tensors, public
+        )
+
+
+METHODS = (
+    Method(("allreduce",), "all_reduce", {"tensors": _only}),
+    Method(("allreduce_coalesced",), "all_reduce_coalesced", {"tensors": list}),
+    Method(("reduce",), "reduce", {"tensors": _only}, root="group_dst"),
+    Method(
+        ("reduce_scatter",), "reduce_scatter", {"output_tensors": _only, "input_tensors": _inner}
+    ),
+    Method(
+        ("reduce_scatter_single", "_reduce_scatter_base"),
+        "reduce_scatter_single",
+        {"output": _same, "input": _same},
+    ),
+    Method(
+        ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+        "reduce_scatter_single_coalesced",
+        {"outputs": list, "inputs": list},
+    ),
+    Method(("broadcast",), "broadcast", {"tensors": _only}, root="group_src"),
+    Method(("allgather",), "all_gather", {"output_tensors": _inner, "input_tensors": _only}),
+    Method(
+        ("allgather_coalesced",),
+        "all_gather_coalesced",
+        {"output_lists": _lists, "input_list": list},
+    ),
+    Method(
+        ("all_gather_single", "_allgather_base"),
+        "all_gather_single",
+        {"output": _same, "input": _same},
+    ),
+    Method(
+        ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+        "all_gather_single_coalesced",
+        {"outputs": list, "inputs": list},
+    ),
+    Method(
+        ("gather",),
+        "gather",
+        {"output_tensors": _at_root, "input_tensors": _only},
+        root="group_dst",
+        inputs_first=True,
+    ),
+    Method(
+        ("scatter",),
+        "scatter",
+        {"output_tensors": _only, "input_tensors": _at_root},
+        root="group_src",
+    ),
+    Method(("alltoall",), "all_to_all", {"outputs": list, "inputs": list}),
+    Method(
+        ("all_to_all_single", "alltoall_base"),
+        "all_to_all_single",
+        {
+            "output": _same,
+            "input": _same,
+            "output_split_sizes": _sizes,
+            "input_split_sizes": _sizes,
+        },
+    ),
+)
+"""All collectives but the barrier, which has no tensors."""

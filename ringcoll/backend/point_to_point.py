@@ -1,0 +1,198 @@
+"""The user's own sends and receives on a group of the backend.
+
+Problem: the messages of ``dist.send`` and its kin must not meet the library's messages. So they
+use torch's own point-to-point, on inner groups: a gloo group for CPU tensors, and an NCCL group
+for CUDA tensors. The first message of a CUDA tensor makes the NCCL group, because ranks that
+share a GPU cannot have an NCCL group.
+
+Nothing here waits in a loop: torch's works wait, in C++.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.errors import ArgumentError, PeerLostError
+from ringcoll.transport import nccl
+
+__all__ = ["PointToPoint", "PointToPointWork"]
+
+
+class PointToPoint:
+    """The inner groups that carry the user's messages.
+
+    Parameters
+    ----------
+    store
+        Store of the group.
+    rank, world_size
+        Rank of this process, and number of ranks.
+    timeout
+        Time limit of a message that has no time limit of its own.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        self._store, self._rank, self._world_size = store, rank, world_size
+        self.gloo: Any = dist.ProcessGroupGloo(
+            dist.PrefixStore("cpu", store), rank, world_size, timeout=timeout
+        )
+        self.has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+        self._nccl: Any = None
+        self._ending: nccl.Ending | None = None
+        self._making = threading.Lock()
+
+    @property
+    def timeout(self) -> timedelta:
+        """Time limit of a message that has no time limit of its own."""
+        # torch's functions that set the limit write it there.
+        limit: timedelta = self.gloo.options._timeout
+        return limit
+
+    @timeout.setter
+    def timeout(self, limit: timedelta) -> None:
+        for group in self.groups():
+            group._set_default_timeout(limit)
+
+    def groups(self) -> list[Any]:
+        """The inner groups that exist so far."""
+        return [self.gloo, *([] if self._nccl is None else [self._nccl])]
+
+    def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
+        """Send a list of one tensor."""
+        return self._start("send", tensors, dst, tag, f"rank {dst}, while it sent to it")
+
+    def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
+        """Receive a list of one tensor."""
+        return self._start("recv", tensors, src, tag, f"rank {src}, while it received from it")
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
+        """Receive a list of one tensor from the rank that sends first."""
+        what = "a rank, while it received from any"
+        return self._start("recv_anysource", tensors, None, tag, what)
+
+    def _start(
+        self, method: str, tensors: Sequence[Tensor], peer: int | None, tag: int, what: str
+    ) -> dist.Work:
+        (tensor,) = tensors
+        arguments = (tag,) if peer is None else (peer, tag)
+        work = getattr(self.of(tensor), method)([tensor], *arguments)
+        failure = f"rank {self._rank} lost {what} with tag {tag}"
+        return PointToPointWork(work, failure, peer, tensor.device)
+
+    def batched(
+        self, start: Callable[[], list[dist.Work]], device: torch.device
+    ) -> list[dist.Work]:
+        """Start several messages, of tensors on one device.
+
+        Over NCCL all messages are one operation: message by message, they would wait for each
+        other.
+        """
+        if device.type != "cuda" or not self.has_nccl:
+            return start()
+        failure = f"rank {self._rank} lost a rank, in a batch of sends and receives"
+        try:
+            work = nccl.as_one(self._of_cuda(), [start])
+        except RuntimeError as error:
+            raise PeerLostError(f"{failure}: {error}") from error
+        return [PointToPointWork(work, failure, None, device)]
+
+    def of(self, tensor: Tensor) -> Any:
+        """The inner group that carries a tensor.
+
+        Raises
+        ------
+        ArgumentError
+            No inner group carries tensors of this device.
+        """
+        if tensor.device.type == "cuda" and self.has_nccl:
+            return self._of_cuda()
+        if tensor.device.type != "cpu":
+            raise ArgumentError(
+                "tensors on this device cannot be sent",
+                rank=self._rank,
+                argument="tensor",
+                expected="cpu or cuda" if self.has_nccl else "cpu",
+                got=tensor.device,
+            )
+        return self.gloo
+
+    def _of_cuda(self) -> Any:
+        with self._making:
+            if self._nccl is None:
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = self.timeout
+                self._nccl = dist.ProcessGroupNCCL(
+                    dist.PrefixStore("cuda", self._store), self._rank, self._world_size, options
+                )
+                self._ending = nccl.Ending(self._nccl)
+            return self._nccl
+
+    def abort(self) -> None:
+        """Make all messages fail, here and at the peers that take part in them."""
+        self.gloo.abort()
+        if self._ending is not None:
+            self._ending.abort()
+
+    def shutdown(self) -> None:
+        """Close NCCL's connections; gloo's end with the group."""
+        if self._ending is not None:
+            self._ending.shutdown()
+
+
+class PointToPointWork(dist.Work):
+    """A send or a receive of the user.
+
+    Parameters
+    ----------
+    work
+        Work of the inner group.
+    failure
+        Text of the error if the work fails.
+    peer
+        The other rank, or ``None`` if it is not known.
+    device
+        Device of the tensor.
+    """
+
+    def __init__(
+        self, work: dist.Work, failure: str, peer: int | None, device: torch.device
+    ) -> None:
+        super().__init__()
+        self._work, self._failure, self._peer = work, failure, peer
+        self._on_stream = device.type == "cuda"  # a wait orders the stream that is current
+        self._waited = False
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the message; a second wait does no harm, as on gloo's own works."""
+        if self._on_stream or not self._waited:
+            try:
+                self._work.wait(timeout)
+            except RuntimeError as error:
+                raise PeerLostError(f"{self._failure}: {error}", peer=self._peer) from error
+            self._waited = True
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the message is complete; gloo does not know before a wait."""
+        return (self._waited and not self._on_stream) or self._work.is_completed()
+
+    def is_success(self) -> bool:
+        """Whether the message is complete, without an error."""
+        return self._waited and self.is_completed()
+
+    def get_future(self) -> Any:
+        """The future of the inner group's work, if that work has a future."""
+        return self._work.get_future()
+
+    def _source_rank(self) -> int:
+        """The rank from which a receive from any rank has received."""
+        return int(self._work._source_rank())
+
+    source_rank = _source_rank

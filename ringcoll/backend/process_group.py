@@ -1,0 +1,387 @@
+"""``init_process_group("ringcoll")``: torch.distributed on the library's algorithms.
+
+The collectives of the process group are the public functions of `ringcoll.collectives.functions`;
+`ringcoll.backend.c10d` translates the arguments. How torch reaches a process group (torch 2.13.0):
+
+- The Python functions of ``torch.distributed`` call the methods by name. torch's C++
+  (DistributedDataParallel, functional collectives) calls the methods that its pybind11 trampoline
+  knows. For the others torch's C++ runs the collective of the *backend* that is registered for
+  the device: here an inner group, which is meant for the user's sends and receives only. See
+  `ringcoll.backend.torch_gaps`.
+- Programs use the names of torch 2.13 and older names, and short forms
+  (``group.allreduce(tensor, op)``) beside the forms with options.
+- ``options.timeout`` is negative unless the user has given a time limit.
+- If the options say that a call is synchronous, the caller waits at once. Such a call runs in the
+  caller's thread.
+- torch.compile must not trace into the methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.algorithms.registry import required, where_possible
+from ringcoll.backend.c10d import METHODS, C10dCall, Method
+from ringcoll.backend.point_to_point import PointToPoint
+from ringcoll.backend.torch_gaps import mend_torch
+from ringcoll.collectives import functions as api
+from ringcoll.collectives import groups
+from ringcoll.errors import ArgumentError
+from ringcoll.runtime.work import Work
+from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.system import streams
+from ringcoll.system.untraced import untraced
+from ringcoll.transport import catalogue
+
+__all__ = ["NAME", "Options", "ProcessGroup", "create"]
+
+NAME = "ringcoll"
+
+# pybind11's overloads and the names of their parameters are not ours to repeat.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a group: ``pg_options=`` of ``init_process_group`` and ``new_group``.
+
+    Parameters
+    ----------
+    algorithm
+        Name of an algorithm, for the collectives that have an algorithm of that name, or a
+        mapping from collective (``"all_reduce"``) to name; see `ringcoll.algorithms`.
+    segment_bytes, wire_dtype
+        As for the functions of `ringcoll.collectives.functions`; the wire dtype is used for sums
+        of floating-point tensors only.
+    transport, cuda_transport
+        As for `ringcoll.use`.
+
+    Examples
+    --------
+    >>> from ringcoll.backend.process_group import Options
+    >>> Options(algorithm="ring").algorithm_of("all_gather", 4)
+    'ring'
+    >>> Options(algorithm="ring").algorithm_of("barrier", 4)
+    'auto'
+    """
+
+    algorithm: str | Mapping[str, str] = "auto"
+    segment_bytes: int | None = None
+    wire_dtype: torch.dtype | None = None
+    transport: str = "auto"
+    cuda_transport: str = "auto"
+
+    def __post_init__(self) -> None:
+        catalogue.named("cpu", self.transport)
+        catalogue.named("cuda", self.cuda_transport)
+
+    def algorithm_of(self, collective: str, world_size: int) -> str:
+        """Name of the algorithm for a collective.
+
+        Raises
+        ------
+        UnknownAlgorithmError, UnsupportedWorldSizeError
+            The mapping names an algorithm that the collective does not have, or that cannot run
+            on so many ranks.
+        """
+        if isinstance(self.algorithm, str):
+            return where_possible(collective, self.algorithm, world_size)
+        return required(collective, self.algorithm.get(collective, "auto"), world_size)
+
+    def keywords(self, collective: str, world_size: int) -> dict[str, Any]:
+        """Keyword arguments for the public functions of a collective."""
+        keywords: dict[str, Any] = {"algorithm": self.algorithm_of(collective, world_size)}
+        if self.segment_bytes is not None and collective not in ("all_to_all", "barrier"):
+            keywords["segment_bytes"] = self.segment_bytes
+        return keywords
+
+
+class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
+    """The process group behind ``init_process_group("ringcoll")``.
+
+    torch makes the process group; all ranks of the group have to make theirs.
+
+    Parameters
+    ----------
+    store
+        Store that all ranks of the group see, and that nobody else uses.
+    rank, world_size
+        Rank of this process, and number of ranks.
+    timeout
+        Time limit of an operation that has no time limit of its own.
+    options
+        The value of ``pg_options``.
+
+    Raises
+    ------
+    ArgumentError
+        The options are not `Options`.
+    UnknownAlgorithmError, UnsupportedWorldSizeError
+        See `Options.algorithm_of`.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        options: Options | None = None,
+    ) -> None:
+        super().__init__(rank, world_size)
+        if options is not None and not isinstance(options, Options):
+            raise ArgumentError(
+                "not options of this backend",
+                rank=rank,
+                argument="pg_options",
+                expected="ringcoll.Options, or None",
+                got=type(options),
+            )
+        mend_torch(ProcessGroup)
+        self.options = options or Options()
+        self._keywords = {
+            collective: self.options.keywords(collective, world_size) for collective in CONTRACTS
+        }
+        self._store = store
+        self._issued = 0
+        groups.use(
+            self,
+            transport=self.options.transport,
+            cuda_transport=self.options.cuda_transport,
+        )
+        self._coalesced: list[Work] | None = None
+        self._messages = PointToPoint(store, rank, world_size, timeout)
+        # For CUDA tensors torch sees gloo's group, too. torch would connect NCCL's group at once
+        # if torch has got a `device_id`, and in vain if ranks share a GPU.
+        kind = dist.ProcessGroup.BackendType.CUSTOM
+        for device in ("cpu", "cuda") if self._messages.has_nccl else ("cpu",):
+            self._register_backend(torch.device(device), kind, self._messages.gloo)
+        self._set_default_backend(kind)
+
+    # --- facts of the group ----------------------------------------------------------
+
+    @property
+    def timeout(self) -> timedelta:
+        """Time limit of an operation that has no time limit of its own."""
+        return self._messages.timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time limit of operations that have no time limit of their own."""
+        self._messages.timeout = timeout
+
+    def name(self) -> str:
+        """Name of the backend."""
+        return NAME
+
+    getBackendName = name  # noqa: N815  # C++ calls it
+
+    def get_group_store(self) -> dist.Store:
+        """Store of this group."""
+        return self._store
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: all ranks count from zero."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Number of collectives that this rank has issued."""
+        return self._issued
+
+    # --- collectives: below the class, `METHODS` adds the others ----------------------
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """``barrier``."""
+        device = getattr(opts, "device", None)
+        indices = None
+        if device is not None and device.type == "cuda":
+            indices = [streams.current_device() if device.index is None else device.index]
+        call = C10dCall([], opts, timeout, [], {"device_ids": indices})
+        return self._start("barrier", "barrier", call)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """See `ringcoll.monitored_barrier`."""
+        api.monitored_barrier(self, self.timeout if timeout is None else timeout, wait_all_ranks)
+
+    def _start(self, collective: str, function: str, call: C10dCall) -> Work:
+        """Call a public function, as the options of the call and of the group say."""
+        limit = call.timeout or getattr(call.options, "timeout", None)
+        if limit is None or limit <= timedelta(0):
+            limit = self.timeout
+        self._issued += 1
+        keywords = call.keywords | self._keywords[collective]
+        if self.options.wire_dtype is not None and "op" in keywords:
+            # A wire dtype is for floating-point tensors only.
+            floating = bool(call.results) and call.results[0].is_floating_point()
+            keywords["wire_dtype"] = self.options.wire_dtype if floating else None
+        if collective == "all_reduce" and any(
+            getattr(tensor, "is_sparse", False) for tensor in call.results
+        ):
+            keywords |= {"wire_dtype": None, "segment_bytes": None}
+        work: Work | None = getattr(api, function)(
+            *call.tensors,
+            group=self,
+            async_op=getattr(call.options, "asyncOp", True),
+            timeout=limit,
+            **keywords,
+        )
+        if work is None:
+            work = Work(collective, call.results)
+            work.complete(None, streams.mark_of(call.results))
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    # --- the user's sends and receives -----------------------------------------------
+
+    def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> dist.Work:
+        """Send a list of one tensor."""
+        return self._messages.send(tensors, dst, tag)
+
+    def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> dist.Work:
+        """Receive a list of one tensor."""
+        return self._messages.recv(tensors, src, tag)
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> dist.Work:
+        """Receive a list of one tensor from the rank that sends first."""
+        return self._messages.recv_anysource(tensors, tag)
+
+    def batched(
+        self, start: Callable[[], list[dist.Work]], device: torch.device
+    ) -> list[dist.Work]:
+        """Start the sends and receives of ``torch.distributed.batch_isend_irecv``."""
+        return self._messages.batched(start, device)
+
+    # --- several at once, other groups, the end --------------------------------------
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Collect the works of the calls that follow."""
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        """Make a single work of the collected works."""
+        works, self._coalesced = self._coalesced or [], None
+        return _CoalescedWork(works)
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Options | None = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> ProcessGroup | None:
+        """Make a group of some of the ranks; all of these ranks have to call it, others may.
+
+        Parameters
+        ----------
+        new_ranks
+            Ranks of this group, in the order of the new group.
+        timeout, opts
+            Time limit and options of the new group; by default those of this group.
+        group_name, group_desc
+            Name and description for torch. The name must be new.
+        device_types
+            Accepted for compatibility: the new group takes tensors of the same devices.
+
+        Returns
+        -------
+        ProcessGroup or None
+            ``None`` on a rank that is not in the new group.
+        """
+        ranks = list(new_ranks)
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size())):
+            raise ArgumentError(
+                "not ranks of this group",
+                rank=self.rank(),
+                argument="new_ranks",
+                expected=f"some of 0 to {self.size() - 1}, each once",
+                got=ranks,
+            )
+        if self.rank() not in ranks:
+            return None
+        if group_name is None:
+            group_name = f"{self.group_name}:split:{'_'.join(map(str, ranks))}"
+        group = ProcessGroup(
+            dist.PrefixStore(f"{group_name}/", self._store),
+            ranks.index(self.rank()),
+            len(ranks),
+            timeout or self.timeout,
+            opts if isinstance(opts, Options) else self.options,
+        )
+        group._set_group_name(group_name)
+        group._set_group_desc(group_desc or f"{self.group_desc}:split")
+        return group
+
+    splitGroup = split_group  # noqa: N815  # C++ calls it
+
+    def abort(self) -> None:
+        """Make all operations fail, here and at the peers that take part in them."""
+        groups.abort(self)
+        self._messages.abort()
+
+    def shutdown(self) -> None:
+        """Complete the issued operations, within their time limits, and close connections."""
+        groups.close(self, drain_s=self.timeout.total_seconds())
+        self._messages.shutdown()
+
+
+def _add(method: Method) -> None:
+    """Add a collective of c10d to the class, under all its names."""
+
+    def call(self: ProcessGroup, /, *arguments: Any, **keywords: Any) -> Work:
+        return self._start(method.collective, method.function, method.read(arguments, keywords))
+
+    name, *_ = method.names
+    call.__name__, call.__qualname__ = name, f"ProcessGroup.{name}"
+    call.__doc__ = (
+        f"``{name}({', '.join(method.positional)})`` of c10d: `ringcoll.{method.function}`."
+    )
+    for alias in method.names:
+        setattr(ProcessGroup, alias, untraced(call))
+
+
+for _name, _function in tuple(vars(ProcessGroup).items()):
+    if callable(_function) and not _name.startswith("_"):
+        setattr(ProcessGroup, _name, untraced(_function))
+for _method in METHODS:
+    _add(_method)
+
+
+class _CoalescedWork(dist.Work):
+    """A single work for several works."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for all works."""
+        return all(work.wait(timeout) for work in self._works)
+
+    def is_completed(self) -> bool:
+        """Whether all works are complete."""
+        return all(work.is_completed() for work in self._works)
+
+    def get_future(self) -> Any:
+        """A future of the futures of all works."""
+        return torch.futures.collect_all([work.get_future() for work in self._works])
+
+
+def create(dist_backend_opts: Any, options: Any) -> ProcessGroup:
+    """Make a group: torch calls this with its own options and with ``pg_options``."""
+    return ProcessGroup(
+        dist_backend_opts.store,
+        dist_backend_opts.group_rank,
+        dist_backend_opts.group_size,
+        dist_backend_opts.timeout,
+        options,
+    )

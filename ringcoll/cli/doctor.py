@@ -1,0 +1,132 @@
+"""``ringcoll doctor``: what will be used here, why, and what to expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ringcoll.bench.environment import oversubscribed
+from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.cli.command import command
+from ringcoll.cli.output import print_json, print_table, print_text
+from ringcoll.cli.parameters import json_option
+from ringcoll.collectives.explanation import explain_without_ranks
+from ringcoll.errors import RingcollError
+from ringcoll.system.machine import cores
+from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
+from ringcoll.transport import catalogue
+
+__all__ = ["doctor"]
+
+_EXAMPLES = """
+ringcoll doctor -k 4
+ringcoll doctor -k 8 --json
+"""
+
+_SIZES = (4, 64 << 10, 16 << 20)  # bytes: a message's cost counts, then both, then each byte's
+
+
+@command(examples=_EXAMPLES)
+@click.option("-k", "--ranks", "--world-size", "ranks", type=click.IntRange(min=1), default=2,
+              show_default=True, help="Number of ranks that are meant to run here.")  # fmt: skip
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, ranks: int, as_json: bool) -> None:
+    """Say which transports will be used on this machine, why, and what to expect.
+
+    The same transports are used by the commands, by the functions, and by the backend of
+    torch.distributed, unless a program or an option asks for others. Nothing is measured:
+    times are predicted, from the costs that `ringcoll tune` has measured, or from built-in
+    costs.
+
+    Exit status: 1 if something stands in the way.
+    """
+    transports = {kind: _transport(kind) for kind in ("cpu", "cuda")}
+    problems = [facts["problem"] for facts in transports.values() if facts["problem"]]
+    expected: list[dict[str, Any]] = []
+    source = ""
+    if not problems:
+        try:
+            expected, source = _expected(transports["cpu"]["transport"], ranks)
+        except RingcollError as error:
+            problems.append(str(error))
+    facts = {
+        "transports": transports,
+        "ranks": ranks,
+        "cores": cores(),
+        "expected": expected,
+        "costs": source,
+        "problems": problems,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        _print(facts)
+    if problems:
+        ctx.exit(1)
+
+
+def _transport(kind: str) -> dict[str, Any]:
+    """The transport for tensors on a type of device, and the reason for it."""
+    facts: dict[str, Any] = {"transport": None, "why": "", "problem": None}
+    if kind == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            return facts | {"why": "torch finds no GPU"}
+    installed, missing = [], []
+    for entry in catalogue.entries():
+        if entry.automatic and entry.carries(kind):
+            try:
+                entry.check()
+                installed.append(entry.name)
+            except RingcollError as error:
+                missing.append(f"{entry.name} is not installed: {error}")
+    forced = forced_transport(kind)
+    if forced not in (None, "auto"):
+        facts["why"] = f"{TRANSPORT_VARIABLES[kind]} asks for it"
+    else:
+        facts["why"] = "; ".join(
+            [f"the first that is installed of {', '.join(installed)}", *missing]
+        )
+    try:
+        return facts | {"transport": catalogue.resolved(kind)}
+    except RingcollError as error:
+        return facts | {"problem": str(error)}
+
+
+def _expected(transport: str, ranks: int) -> tuple[list[dict[str, Any]], str]:
+    """The choice of "auto" for all-reduce at some sizes, and the source of the costs."""
+    rows = []
+    for nbytes in _SIZES:
+        choice = explain_without_ranks("all_reduce", nbytes, ranks, transport).choice
+        seconds = None if choice.predicted is None else choice.predicted.seconds
+        rows.append({"nbytes": nbytes, "algorithm": choice.algorithm, "predicted_s": seconds})
+    return rows, choice.table.source
+
+
+def _print(facts: dict[str, Any]) -> None:
+    for kind, transport in facts["transports"].items():
+        name = transport["transport"] or "none"
+        print_text(f"{kind.upper()} tensors: {name} ({transport['problem'] or transport['why']})")
+    ranks, available = facts["ranks"], facts["cores"]
+    if ranks > available:
+        print_text(*oversubscribed(ranks))
+    else:
+        print_text(f"{ranks} ranks, {available} cores: each rank has a core of its own")
+    if facts["expected"]:
+        print_text("", f'all_reduce with algorithm="auto"; costs: {facts["costs"]}')
+        rows = [
+            (
+                as_size(row["nbytes"]),
+                row["algorithm"],
+                "-" if row["predicted_s"] is None else time_in_words(row["predicted_s"]),
+            )
+            for row in facts["expected"]
+        ]
+        print_table(("size", "algorithm", "predicted"), rows, left=2)
+        if facts["costs"] == "built-in":
+            print_text("", f"`ringcoll tune -k {ranks}` measures the costs of this machine.")
+    for problem in facts["problems"]:
+        print_text("", f"PROBLEM: {problem}")

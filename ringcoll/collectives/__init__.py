@@ -1,0 +1,13 @@
+"""The public functions, their arguments, and the groups that they work in.
+
+===============  ==========================================================
+`functions`      the collectives, with torch.distributed's names and arguments
+`calls`          the way of a call: key, look-up, run; prepared operations
+`arguments`      all checks of arguments that one rank can make by itself
+`groups`         from a group that a user names to this rank's communicator
+`sparse`         all-reduce of sparse tensors
+`explanation`    which algorithm would run, and why
+===============  ==========================================================
+
+May be imported from outside: each module's ``__all__``.
+"""

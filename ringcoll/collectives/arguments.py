@@ -1,0 +1,367 @@
+"""Arguments of the public functions: all checks that one rank can make by itself.
+
+What is checked depends on the arguments, and of the tensors on their kind alone: shape, dtype,
+device, strides, places relative to each other. So calls of one kind are checked once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringcoll.collectives.groups import as_group, communicator, group_rank
+from ringcoll.errors import ArgumentError
+from ringcoll.reduction import TORCH, Engine, Reduction, gpu, resolve
+from ringcoll.runtime.communicator import Communicator
+from ringcoll.runtime.operation import Operation, Request, is_short, needs_equal_blocks
+from ringcoll.runtime.stage import Stage, is_dense, is_plain, share_blocks
+from ringcoll.schedule.contracts import OperandOrder, contract
+from ringcoll.schedule.ir import Schedule
+from ringcoll.system import settings
+
+__all__ = ["AlgorithmChoice", "Arguments", "Timeout", "seconds", "side_by_side"]
+
+_CPU = torch.device("cpu")
+
+AlgorithmChoice = str | Schedule
+Timeout = timedelta | float | None
+
+
+def seconds(timeout: Any, member: Communicator) -> float:
+    """A time limit in seconds; the group's for ``None``.
+
+    Raises
+    ------
+    ArgumentError
+        The limit is not a positive time.
+    """
+    if timeout is None:
+        return member.timeout_s
+    limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if not isinstance(limit, int | float) or not limit > 0:
+        raise ArgumentError(
+            "must be positive", rank=member.rank, argument="timeout", expected="> 0 s", got=timeout
+        )
+    return float(limit)
+
+
+def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
+    """Pair the items of the lists that a coalesced call got, by argument.
+
+    Raises
+    ------
+    ArgumentError
+        An argument is not a list, or is empty, or the lists differ in length.
+    """
+    rank = as_group(group).rank()
+    columns: list[list[Any]] = []
+    for argument, items in lists.items():
+        try:
+            columns.append(list(items))
+        except TypeError:
+            raise ArgumentError(
+                "not a list", rank=rank, argument=argument, expected="a list", got=type(items)
+            ) from None
+        length = len(columns[0])
+        if not length or len(columns[-1]) != length:
+            raise ArgumentError(
+                "has the wrong length",
+                rank=rank,
+                argument=argument,
+                expected=length or "at least 1",
+                got=len(columns[-1]),
+            )
+    return list(zip(*columns, strict=True))
+
+
+def _kind(tensor: Tensor) -> object:
+    """What a tensor is that is not dense."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    return tensor.dtype if tensor.is_quantized else tensor.layout
+
+
+class Arguments:
+    """The arguments of one call, checked; `operation` compiles them.
+
+    Parameters
+    ----------
+    collective
+        Name of the collective.
+    group, tensors, algorithm, segment_bytes
+        What the user gave, as yet unchecked.
+
+    Raises
+    ------
+    ArgumentError
+        Something is wrong with them.
+    """
+
+    def __init__(
+        self,
+        collective: str,
+        group: Any,
+        tensors: Sequence[Any],
+        algorithm: Any = "auto",
+        segment_bytes: Any = None,
+    ) -> None:
+        self.collective, self.algorithm, self.segment_bytes = collective, algorithm, segment_bytes
+        own = as_group(group)
+        self._group, self.rank, self.world_size = own, own.rank(), own.size()
+        self._check_tensors(tensors)
+        self.tensors, self.device, self.dtype = tensors, tensors[0].device, tensors[0].dtype
+        self.root = 0
+        self.reduction: Reduction | None = None
+        self.engine: Engine = TORCH
+        if segment_bytes is not None and (not isinstance(segment_bytes, int) or segment_bytes < 1):
+            raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
+        if not isinstance(algorithm, str | Schedule):
+            raise self._refuse("not an algorithm", "algorithm", "a name or a Schedule", algorithm)
+        # It ties the group to the tensors' device, so they have been looked at before.
+        self.member: Communicator = communicator(group, self.device)
+
+    def rooted(self, rank: int | None, in_group: int | None, argument: str) -> bool:
+        """Check the root; return whether this rank is the root."""
+        self.root = group_rank(self._group, rank, in_group, argument)
+        return self.is_root
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank is the root."""
+        return self.rank == self.root
+
+    def _refuse(self, message: str, argument: str, expected: object, got: object) -> ArgumentError:
+        return ArgumentError(message, rank=self.rank, argument=argument, expected=expected, got=got)
+
+    def _check_tensors(self, tensors: Sequence[Any]) -> None:
+        if not tensors:
+            raise self._refuse("must not be empty", "tensor", "at least one tensor", "none")
+        first = tensors[0]
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                raise self._refuse("not a tensor", "tensor", "a torch.Tensor", type(tensor))
+            if not is_dense(tensor):
+                raise self._refuse("must be dense", "tensor", "a strided tensor", _kind(tensor))
+            if tensor.is_meta:
+                raise self._refuse("has no data", "tensor", "memory", tensor.device)
+            if tensor is first:
+                continue
+            if tensor.dtype is not first.dtype:
+                raise self._refuse(
+                    "all tensors of a call must have one dtype", "tensor", first.dtype, tensor.dtype
+                )
+            if tensor.device != first.device:
+                raise self._refuse(
+                    "all tensors of a call must be on one device",
+                    "tensor",
+                    first.device,
+                    tensor.device,
+                )
+
+    def like(self, tensor: Tensor, other: Tensor, argument: str) -> None:
+        """Check that two tensors have the same shape."""
+        if tensor.shape != other.shape:
+            raise self._refuse(
+                "has another shape", argument, tuple(other.shape), tuple(tensor.shape)
+            )
+
+    def same_numel(self, tensor: Tensor, numel: int, argument: str) -> None:
+        """Check the number of elements of a tensor."""
+        if tensor.numel() != numel:
+            raise self._refuse("has the wrong number of elements", argument, numel, tensor.numel())
+
+    def one_a_rank(self, tensors: Sequence[Tensor], kind: type, argument: str) -> None:
+        """Check that there is a list, of the given type, with one tensor for each rank."""
+        is_list = issubclass(kind, list | tuple)
+        if not is_list or len(tensors) != self.world_size:
+            got = len(tensors) if is_list else kind
+            raise self._refuse(
+                "must hold one tensor for each rank", argument, f"{self.world_size} tensors", got
+            )
+
+    def list_at_root(
+        self, tensors: Sequence[Tensor], kind: type, like: Tensor, argument: str
+    ) -> None:
+        """Check a list that only the root gives."""
+        if not self.is_root:
+            if tensors:
+                raise self._refuse(
+                    f"only rank {self.root} gives it", argument, "None", f"{len(tensors)} tensors"
+                )
+            return
+        self.one_a_rank(tensors, kind, argument)
+        for tensor in tensors:
+            self.same_numel(tensor, like.numel(), argument)
+
+    def split(self, tensor: Tensor, sizes: Any, side: str) -> list[int]:
+        """Elements of each rank's piece of a tensor."""
+        argument = f"{side}_split_sizes"
+        try:
+            sizes = [] if sizes is None else [index(size) for size in sizes]
+        except TypeError:
+            raise self._refuse("not a list of sizes", argument, "a list of int", sizes) from None
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not sizes:
+            if rows % self.world_size:
+                raise self._refuse(
+                    "does not divide evenly among the ranks",
+                    side,
+                    f"a multiple of {self.world_size} rows",
+                    rows,
+                )
+            sizes = [rows // self.world_size] * self.world_size
+        if len(sizes) != self.world_size or min(sizes) < 0:
+            raise self._refuse(
+                "must hold one size for each rank", argument, f"{self.world_size} sizes", sizes
+            )
+        if sum(sizes) != rows:
+            raise self._refuse("must add up to the rows", argument, rows, sum(sizes))
+        row = tensor.numel() // rows if rows else 0
+        return [size * row for size in sizes]
+
+    def reduces(self, op: object, wire_dtype: torch.dtype | None) -> None:
+        """Bind the operator to the dtype, and choose what reduces."""
+        self.reduction = resolve(op, self.dtype, wire_dtype=wire_dtype, rank=self.rank)
+        factor = self.reduction.operator.factor
+        if isinstance(factor, Tensor) and factor.device not in (self.device, _CPU):
+            raise self._refuse(
+                "the factor of PREMUL_SUM must be with the tensors, or on the CPU",
+                "op",
+                self.device,
+                factor.device,
+            )
+        if self.device.type == "cuda" and self.collective != "barrier":
+            self.engine = gpu.engine(settings.reduction(), self.device)
+
+    def exchange_lengths(self, outgoing: list[int], incoming: list[int]) -> dict[int, int]:
+        """(block, numel) of each ordered pair of ranks, as far as this rank knows them."""
+        world_size = self.world_size
+        if incoming[self.rank] != outgoing[self.rank]:
+            raise self._refuse(
+                "what this rank sends to itself has two lengths",
+                "output",
+                outgoing[self.rank],
+                incoming[self.rank],
+            )
+        is_equal = len({*outgoing, *incoming}) == 1
+        if (
+            is_equal
+            and self.algorithm != "auto"
+            and needs_equal_blocks(self.algorithm, "all_to_all")
+        ):
+            return dict.fromkeys(range(world_size * world_size), outgoing[0])
+        lengths = {self.rank * world_size + dst: numel for dst, numel in enumerate(outgoing)}
+        return lengths | {src * world_size + self.rank: n for src, n in enumerate(incoming)}
+
+    def operation(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        lengths: Sequence[int] | dict[int, int],
+        *,
+        split_input: bool = False,
+        split_output: bool = False,
+        is_packed: bool = False,
+        prepared: bool = False,
+    ) -> Operation:
+        """Compile the call.
+
+        Parameters
+        ----------
+        inputs, outputs
+            Which of the tensors are sent, and which hold the result.
+        lengths
+            Elements of each block, or (block, numel) of the blocks that this rank knows.
+        split_input, split_output
+            Whether each block is a tensor of its own.
+        is_packed
+            Whether all tensors together, end to end, are the vector.
+        prepared
+            Whether the operation belongs to one call, and keeps what it is bound to.
+        """
+        tensors, reduction, member = self.tensors, self.reduction, self.member
+        rules = contract(self.collective)
+        known = lengths if isinstance(lengths, dict) else dict(enumerate(lengths))
+        numels = tuple(tensor.numel() for tensor in tensors)
+        if is_packed:
+            input_parts: tuple[tuple[int, ...], ...] = (tuple(range(len(tensors))),)
+            output_parts = input_parts
+        else:
+            input_parts = tuple((number,) for number in inputs)
+            output_parts = tuple((number,) for number in outputs)
+        converts = reduction is not None and not reduction.shares_memory
+        scales = reduction is not None and reduction.scale is not None
+        is_same = input_parts == output_parts and len(input_parts) == 1
+        one_copy = is_same and not scales
+        root, rank, world_size = self.root, self.rank, self.world_size
+        if is_packed:
+            self._check_apart(tensors)
+            shares = False
+        else:
+            shares = not is_same and share_blocks(
+                [tensors[number] for number in inputs],
+                [tensors[number] for number in outputs],
+                rules.inputs(rank, world_size, root),
+                rules.outputs(rank, world_size, root),
+                known,
+                converts=converts,
+                rank=rank,
+            )
+            if is_same:
+                self._check_apart(tensors)
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        is_own = is_short(nbytes, self.device) and not prepared
+        operator = None if reduction is None else reduction.operator
+        request = Request(
+            collective=self.collective,
+            algorithm=self.algorithm,
+            rank=rank,
+            world_size=world_size,
+            root=root,
+            lengths=tuple(known.items()),
+            dtype=self.dtype,
+            work_dtype=self.dtype if reduction is None else reduction.work_dtype,
+            wire_dtype=self.dtype if reduction is None else reduction.wire_dtype,
+            operator="" if operator is None else str(operator),
+            order=OperandOrder.ANY if operator is None else operator.order,
+            segment_bytes=self.segment_bytes,
+            split_input=split_input,
+            split_output=split_output,
+            in_place=one_copy or (shares and not scales and not is_own),
+            posts_early=not member.transport.ordered,
+        )
+        operation = Operation(
+            request,
+            Stage(
+                inputs=input_parts,
+                outputs=output_parts,
+                plain=tuple(map(is_plain, tensors)),
+                numels=numels,
+                nbytes=nbytes,
+                dtype=self.dtype,
+                one_copy=one_copy,
+                reduction=reduction,
+                engine=self.engine,
+            ),
+            self.device,
+            reduction=reduction,
+            engine=self.engine,
+            results=range(len(tensors)) if is_packed else outputs,
+            inference=any(
+                tensors[number].is_inference() for part in output_parts for number in part
+            ),
+            may_alias=not shares,
+            prepared=prepared,
+        )
+        if isinstance(self.algorithm, Schedule) or self.algorithm != "auto":
+            operation.check()  # an algorithm that was asked for may not fit: said at once
+        return operation
+
+    def _check_apart(self, tensors: Sequence[Tensor]) -> None:
+        """Check that no two elements of results share memory."""
+        share_blocks([], tensors, (), range(len(tensors)), {}, converts=True, rank=self.rank)

@@ -1,0 +1,276 @@
+"""The way of a call: its key, one look-up in the group, and the operation runs.
+
+::
+
+    all_reduce(tensor, ...) --> start --> key --> the group's operations --> run
+                                           |              ^
+                                           +-- new --> Arguments --> Operation
+
+The key holds all that checks and decisions depend on: the function, its options, and the kind of
+every tensor. So what has been checked for one call holds for all calls of the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import Any, ParamSpec, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+from ringcoll.algorithms import registry
+from ringcoll.collectives.arguments import Timeout, seconds
+from ringcoll.collectives.groups import as_group, communicator, known
+from ringcoll.errors import ArgumentError
+from ringcoll.reduction import as_operator
+from ringcoll.runtime.communicator import Call
+from ringcoll.runtime.operation import Operation
+from ringcoll.runtime.work import Work
+
+__all__ = ["Collective", "Deferred", "Prepared", "collective", "operator", "start", "together"]
+
+P = ParamSpec("P")
+_RedOpType = dist.ReduceOp.RedOpType
+_STRIDED = torch.strided
+_PREMUL_SUM = dist.ReduceOp.PREMUL_SUM
+
+Compile = Callable[[Any, Sequence[Any], tuple[Any, ...], bool], Operation]
+"""Checks a call and compiles it: ``compile_(group, tensors, options, prepared)``."""
+
+
+class Deferred:
+    """A group for which a call is made ready, and returned as a `Call`, but not run.
+
+    Parameters
+    ----------
+    group
+        The group, as the user gave it.
+    prepared
+        Whether the call keeps what it is bound to, to be run again and again.
+    """
+
+    def __init__(self, group: Any, *, prepared: bool = False) -> None:
+        self.group, self.prepared = group, prepared
+
+
+def operator(op: object) -> object:
+    """A reduction operator as part of a key: equal operators are equal keys."""
+    if type(op) is _RedOpType:
+        return op
+    kind = getattr(op, "op", None)  # of a `ReduceOp`, which is equal to others of its kind
+    if kind is None:
+        return op
+    return as_operator(op) if kind == _PREMUL_SUM else kind
+
+
+def start(
+    compile_: Compile,
+    group: Any,
+    tensors: Sequence[Any],
+    options: tuple[Any, ...],
+    async_op: bool,
+    timeout: Timeout,
+) -> Work | None:
+    """Run a call, by the operation that the group keeps for such calls, or by a new one.
+
+    Parameters
+    ----------
+    compile_
+        Checks the call and compiles it.
+    group, async_op, timeout
+        As the user gave them.
+    tensors
+        All tensors of the call, as yet unchecked.
+    options
+        The other arguments, for ``compile_``.
+
+    Returns
+    -------
+    Work or None
+        The work, if ``async_op``; but a `Call` if the group is `Deferred`.
+    """
+    deferred = group if type(group) is Deferred else None
+    if deferred is not None:
+        group = deferred.group
+    member = operation = key = None
+    # Whether autograd may come to need gradients of the tensors meanwhile.
+    is_tracked = async_op or deferred is not None
+    try:
+        facts = [compile_, registry.revision, *options]
+        places: list[tuple[int, int]] = []
+        for tensor in tensors:
+            kind = type(tensor)
+            if (kind is not Tensor and kind is not Parameter) or tensor.layout is not _STRIDED:
+                raise TypeError  # it may be something else than it seems
+            is_contiguous = tensor.is_contiguous()
+            facts += (
+                tensor.shape,
+                tensor.dtype,
+                tensor.is_cpu or tensor.device,
+                is_contiguous or tensor.stride(),
+                tensor.is_conj(),
+                tensor.is_neg(),
+                tensor.is_inference(),
+            )
+            is_tracked = is_tracked or tensor.requires_grad
+            address = tensor.data_ptr()
+            places.append(
+                (address, address + (tensor.nbytes if is_contiguous else _extent(tensor)))
+            )
+        if len(places) > 1:
+            first = places[0][0]
+            in_order = sorted(places)
+            end = 0
+            for place in in_order:
+                if place[0] < end:  # how they overlap decides whether they may
+                    facts += [begin - first for begin, _ in places]
+                    break
+                end = place[1]
+        key = tuple(facts)
+        # A new group stays as it is until the call has been checked.
+        member = known(dist.GroupMember.WORLD if group is None else group, tensors[0].device)
+        if member is not None and (deferred is None or not deferred.prepared):
+            operation = member.operations.get(key)
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        key = None  # something unusual: `compile_` checks it, and says what is wrong
+    if member is None or operation is None:
+        is_prepared = deferred is not None and deferred.prepared
+        with torch.inference_mode(False):  # it may be run outside of that mode
+            operation = compile_(group, tensors, options, is_prepared)
+        member = communicator(group, operation.device)
+        if key is not None and not is_prepared:
+            member.remember(key, operation)
+    limit_s = member.timeout_s if timeout is None else seconds(timeout, member)
+    results = tensors
+    if is_tracked:
+        results = [tensors[number] for number in operation.results]
+        tensors = [tensor.detach() for tensor in tensors]
+    if deferred is None:
+        return member.run(operation, tensors, limit_s, async_op, results)
+    results = [tensors[number] for number in operation.results]
+    call: Any = Call(member, operation, tensors, limit_s, async_op, results)
+    return cast("Work | None", call)  # who gives a `Deferred` knows
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from a strided tensor's first element to the end of the last one."""
+    if not tensor.numel():
+        return 0
+    reach = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (reach + 1) * tensor.itemsize
+
+
+def together(group: Any, calls: Sequence[Call]) -> Work | None:
+    """Run several calls as one operation, with one work; or defer them, as the group says.
+
+    Raises
+    ------
+    ArgumentError
+        Their tensors are on several devices.
+    """
+    first, *following = calls
+    for call in following:
+        if call.operation.device != first.operation.device:
+            raise ArgumentError(
+                "all tensors of a call must be on one device",
+                rank=first.member.rank,
+                argument="tensors",
+                expected=first.operation.device,
+                got=call.operation.device,
+            )
+    first.following = [(call.operation, call.tensors) for call in following]
+    first.num_parts = len(calls)
+    first.results = [tensor for call in calls for tensor in call.results]
+    if type(group) is not Deferred:
+        return first.run()
+    deferred: Any = first
+    return cast("Work | None", deferred)
+
+
+class Collective(Protocol[P]):
+    """A public function: called, it runs; `plan` makes a prepared operation of it."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Work | None:
+        """Run it."""
+        ...
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Prepared:
+        """Make ready to call the function with these arguments again and again.
+
+        Everything is checked, decided and bound once. The tensors are kept, and each run
+        works on what is in them at the time. All ranks must run the operation as often,
+        and in the same order among the group's other operations.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Those of the function; ``async_op`` says whether each run returns a work at once.
+
+        Examples
+        --------
+        >>> import torch, ringcoll
+        >>> def rank_main(group):
+        ...     tensor = torch.zeros(3)
+        ...     operation = ringcoll.all_reduce.plan(tensor, group=group)
+        ...     for step in range(2):
+        ...         tensor.fill_(step + group.rank())
+        ...         operation()
+        ...     return tensor.tolist()
+        >>> ringcoll.run_threads(rank_main, 2)
+        [[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]
+        """
+        ...
+
+
+def collective(function: Callable[P, Work | None]) -> Collective[P]:
+    """Give a public function its ``plan``."""
+    parameters = signature(function)
+
+    def plan(*args: P.args, **kwargs: P.kwargs) -> Prepared:
+        bound = parameters.bind(*args, **kwargs)
+        group = bound.arguments.get("group")
+        bound.arguments["group"] = Deferred(group, prepared=True)
+        call: Any = function(*bound.args, **bound.kwargs)
+        if not isinstance(call.following, Sequence):
+            raise ArgumentError(
+                "cannot be prepared",
+                rank=as_group(group).rank(),
+                argument="tensor",
+                expected="a dense tensor",
+                got="a sparse one",
+            )
+        return Prepared(call)
+
+    function.plan = plan  # type: ignore[attr-defined]  # functions take attributes
+    return cast("Collective[P]", function)
+
+
+class Prepared:
+    """An operation that is bound to its tensors; see `Collective.plan`."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __call__(self) -> Work | None:
+        """Run it once.
+
+        Returns
+        -------
+        Work or None
+            The work, if ``async_op`` was asked for.
+        """
+        call = self._call
+        return call.member.run(
+            call.operation,
+            call.tensors,
+            call.timeout_s,
+            call.async_op,
+            call.results,
+            call.following,
+            call.num_parts,
+        )

@@ -1,0 +1,188 @@
+"""Say which algorithm ``"auto"`` stands for, what else there was, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringcoll.collectives.groups import communicator
+from ringcoll.cost.choice import Choice, choose
+from ringcoll.cost.predict import Prediction
+from ringcoll.cost.table import Table, built_in
+from ringcoll.errors import ArgumentError
+from ringcoll.reduction import as_operator
+from ringcoll.schedule.contracts import OperandOrder, contract
+from ringcoll.system import settings, tuning
+from ringcoll.system.machine import cores
+from ringcoll.transport.catalogue import costs_of, names
+
+__all__ = ["Explanation", "explain", "explain_without_ranks"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A choice and its alternatives; its ``str`` is a table.
+
+    Parameters
+    ----------
+    choice
+        What was chosen; with all predictions, the reason and the costs.
+    notes
+        What should be known beside it, in sentences.
+    """
+
+    choice: Choice
+    notes: tuple[str, ...] = ()
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm that was chosen."""
+        return self.choice.algorithm
+
+    def __str__(self) -> str:
+        choice = self.choice
+        table = choice.table
+        hosts = f"{table.hosts} host{'s' if table.hosts > 1 else ''}"
+        lines = [
+            f"{choice.collective} of {choice.nbytes} bytes on {choice.world_size} ranks, "
+            f"{hosts}, {table.transport}: {choice.algorithm}",
+            f"why: {choice.reason}",
+            "",
+            *_columns(choice),
+            "",
+            "path: the longest chain of messages; together: what all ranks do, on the cores",
+            "and links that they share. Predicted: the larger one and a fifth of the other.",
+            *self.notes,
+        ]
+        return "\n".join(lines)
+
+
+def _columns(choice: Choice) -> Iterator[str]:
+    rows: list[tuple[str, ...]]
+    rows = [("", "algorithm", "segments", "predicted us", "path us", "together us")]
+    rows += [_row(choice, one) for one in choice.predictions]
+    if choice.predicted is None:
+        rows.append(("*", choice.algorithm, "", "-", "-", "-"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        cells += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+        yield "  ".join(cells).rstrip()
+
+
+def _row(choice: Choice, one: Prediction) -> tuple[str, ...]:
+    times = (f"{seconds * 1e6:.1f}" for seconds in (one.seconds, one.path_s, one.crowded_s))
+    mark = "*" if one.algorithm == choice.algorithm else ""
+    return (mark, one.algorithm, str(one.num_segments), *times)
+
+
+def explain(
+    collective: str, data: int | Tensor, group: Any = None, *, op: object = None
+) -> Explanation:
+    """Say which algorithm ``algorithm="auto"`` stands for on a group, and why.
+
+    Nothing is sent, and no other rank is needed. Costs are measured when the first
+    operation runs; before that, the answer rests on what is built in, and says so.
+
+    Parameters
+    ----------
+    collective
+        Its name, such as ``"all_reduce"``.
+    data
+        Size of the whole data in bytes: the vector, or all blocks of a rank; or a tensor
+        of that size.
+    group
+        As for the collectives.
+    op
+        The reduction operator; by default one whose operands may change places.
+
+    Raises
+    ------
+    ScheduleError
+        There is no such collective.
+    ArgumentError
+        ``data``, ``group`` or ``op`` is not what it should be.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     return ringcoll.explain("all_reduce", torch.zeros(2), group).algorithm
+    >>> ringcoll.run_threads(rank_main, 2)
+    ['direct', 'direct']
+    """
+    device = data.device if isinstance(data, Tensor) else torch.device("cpu")
+    member = communicator(group, device)
+    table: Table | None = getattr(member, "table", None)
+    notes: tuple[str, ...] = ()
+    if table is None:
+        table, notes = _expected_table(member.transport.name, member.world_size, 1)
+    return _explanation(collective, _nbytes(data), member.world_size, _order(op), table, notes)
+
+
+def _nbytes(data: int | Tensor) -> int:
+    nbytes: Any = data.numel() * data.element_size() if isinstance(data, Tensor) else data
+    if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
+        raise ArgumentError(
+            "not a size", argument="data", expected="bytes, or a tensor", got=repr(data)
+        )
+    return nbytes
+
+
+def _order(op: object) -> OperandOrder:
+    return OperandOrder.ANY if op is None else as_operator(op).order
+
+
+def _explanation(
+    collective: str,
+    nbytes: int,
+    world_size: int,
+    order: OperandOrder,
+    table: Table,
+    notes: tuple[str, ...],
+) -> Explanation:
+    contract(collective)  # is there such a collective?
+    return Explanation(choose(collective, nbytes, world_size, table, order), notes)
+
+
+def explain_without_ranks(
+    collective: str, nbytes: int, world_size: int, transport: str, hosts: int = 1
+) -> Explanation:
+    """Say what would be chosen for a group that there is not.
+
+    The costs are those of ``ringcoll tune``, if it has run for such a group on this
+    machine, else what is built in for the transport. ``RINGCOLL_ALGORITHM`` counts.
+
+    Parameters
+    ----------
+    collective, nbytes, world_size, transport, hosts
+        The call and the group.
+
+    Raises
+    ------
+    ScheduleError
+        There is no such collective.
+    RulesError, TuningFileError
+        A variable of the environment says what cannot be used.
+    """
+    table, notes = _expected_table(transport, world_size, hosts)
+    return _explanation(collective, _nbytes(nbytes), world_size, OperandOrder.ANY, table, notes)
+
+
+def _expected_table(transport: str, world_size: int, hosts: int) -> tuple[Table, tuple[str, ...]]:
+    """What such a group will go by, as far as is known without it."""
+    forced = settings.forced_rules(settings.forced_text())
+    path, asked = settings.tuning_file()
+    if path is not None:
+        table = tuning.find_table(path, transport, world_size, hosts, asked=asked)
+        if table is not None:
+            return replace(table, forced=forced), ()
+    table = built_in(transport, costs_of(transport), world_size, hosts=hosts, cores=cores())
+    if transport not in names("cpu"):
+        return replace(table, forced=forced), ()
+    notes = "The costs are built in; a group measures its own when it is first used."
+    return replace(table, forced=forced), (notes,)

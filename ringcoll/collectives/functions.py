@@ -1,0 +1,807 @@
+"""The collectives, with the names, arguments and results of ``torch.distributed``.
+
+Every function has torch's positional arguments, and beyond them keyword-only ones:
+
+``algorithm``
+    Name of a registered algorithm (`ringcoll.algorithms`), a `Schedule`, or
+    ``"auto"``.
+``segment_bytes``
+    Size of the pieces in which chunks are pipelined; by default only the
+    algorithms made for it are.
+``wire_dtype``
+    Dtype in which data are sent; by default that of the tensors, but float32 for
+    arithmetic on 16-bit and 8-bit floats. Partial results are added up in at least
+    float32, and rounded whenever they are sent; the result is rounded as well, and
+    bitwise the same on all ranks.
+``timeout``
+    Time limit of the operation; by default the group's.
+
+Called as ``function.plan(...)``, with the same arguments, they return a persistent operation:
+checked, decided and bound to its tensors once, and run whenever it is called
+(`ringcoll.collectives.prepared.Collective.plan`).
+
+All arguments are checked before anything is sent. Errors are `ArgumentError` and
+`ScheduleError` for a bad call, `MismatchError` if ranks disagree, `PeerLostError` if
+one dies and `CollectiveTimeoutError` if one does not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, TypedDict, Unpack
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.collectives import sparse
+from ringcoll.collectives.arguments import (
+    AlgorithmChoice,
+    Arguments,
+    Timeout,
+    seconds,
+    side_by_side,
+)
+from ringcoll.collectives.calls import Deferred, collective, operator, start, together
+from ringcoll.collectives.groups import as_group, communicator
+from ringcoll.errors import ArgumentError
+from ringcoll.runtime.operation import Operation
+from ringcoll.runtime.stage import fusible
+from ringcoll.runtime.work import Work
+
+__all__ = [
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor",
+    "scatter",
+]
+
+_SUM = dist.ReduceOp.SUM
+
+
+class MoveOptions(TypedDict, total=False):
+    """Options of every function; see the module."""
+
+    algorithm: AlgorithmChoice
+    segment_bytes: int | None
+    timeout: Timeout
+
+
+class ReduceOptions(MoveOptions, total=False):
+    """Options of every function that reduces; see the module."""
+
+    wire_dtype: torch.dtype | None
+
+
+_Options = tuple[Any, ...]
+_Tensors = Sequence[Any]
+
+
+def _listed(tensors: object) -> list[Tensor]:
+    """A list of tensors as given; `Arguments` complains about anything else."""
+    if tensors is None:
+        return []
+    return list(tensors) if isinstance(tensors, list | tuple) else [tensors]  # type: ignore[list-item]
+
+
+def _sizes(sizes: Any) -> Any:
+    """Split sizes as part of a key."""
+    return tuple(sizes) if isinstance(sizes, list) else sizes
+
+
+def _all_reduce(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
+    op, algorithm, segment_bytes, wire_dtype = options
+    call = Arguments("all_reduce", group, tensors, algorithm, segment_bytes)
+    call.like(tensors[-1], tensors[0], "out")
+    call.reduces(op, wire_dtype)
+    outputs = (len(tensors) - 1,)
+    return call.operation((0,), outputs, [tensors[0].numel()], prepared=prepared)
+
+
+@collective
+def all_reduce(
+    tensor: Tensor,
+    op: object = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    wire_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce a tensor over all ranks; every rank gets the result, bitwise the same.
+
+    Parameters
+    ----------
+    tensor
+        Any shape; same number of elements and dtype on all ranks. Overwritten with
+        the result, unless ``out`` is given. It may be sparse, in coordinate layout, for
+        sums and averages: see `ringcoll.collectives.sparse`.
+    op
+        Reduction operator; see `ringcoll.reduction.as_operator`.
+    group
+        The group to work in; ``None`` for the default group.
+    async_op
+        Whether to return a work at once.
+    algorithm, segment_bytes, wire_dtype, timeout
+        See the module.
+    out
+        Tensor of the same shape and dtype for the result; ``tensor`` then survives.
+
+    Returns
+    -------
+    Work or None
+        The work, if ``async_op``.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     tensor = torch.arange(3.0) + group.rank()
+    ...     ringcoll.all_reduce(tensor, group=group, algorithm="tree")
+    ...     return tensor.tolist()
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[1.0, 3.0, 5.0], [1.0, 3.0, 5.0]]
+    """
+    if getattr(tensor, "layout", None) is torch.sparse_coo:
+        of_dense = {"segment_bytes": segment_bytes, "wire_dtype": wire_dtype, "out": out}
+        return sparse.all_reduce(tensor, op, group, async_op, algorithm, timeout, **of_dense)
+    tensors = (tensor,) if out is None else (tensor, out)
+    options = (operator(op), algorithm, segment_bytes, wire_dtype)
+    return start(_all_reduce, group, tensors, options, async_op, timeout)
+
+
+def _fused(
+    tensors: list[Tensor],
+    op: object,
+    group: Any,
+    async_op: bool,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    wire_dtype: torch.dtype | None = None,
+    timeout: Timeout = None,
+) -> Any:
+    """One all-reduce of several tensors, laid end to end."""
+    options = (operator(op), algorithm, segment_bytes, wire_dtype)
+    return start(_all_reduce_packed, group, tensors, options, async_op, timeout)
+
+
+def _all_reduce_packed(
+    group: Any, tensors: _Tensors, options: _Options, prepared: bool
+) -> Operation:
+    op, algorithm, segment_bytes, wire_dtype = options
+    call = Arguments("all_reduce", group, tensors, algorithm, segment_bytes)
+    call.reduces(op, wire_dtype)
+    lengths = [sum(tensor.numel() for tensor in tensors)]
+    return call.operation((), (), lengths, is_packed=True, prepared=prepared)
+
+
+def _deferred(group: Any) -> Deferred:
+    """The group, so that calls are made ready and not run."""
+    return group if isinstance(group, Deferred) else Deferred(group)
+
+
+@collective
+def all_reduce_coalesced(
+    tensors: list[Tensor],
+    op: object = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    **options: Unpack[ReduceOptions],
+) -> Work | None:
+    """Reduce several tensors over all ranks, as one operation.
+
+    Short ones that follow each other are laid end to end and reduced together.
+
+    Parameters
+    ----------
+    tensors
+        Each as for `all_reduce`; the same on all ranks.
+    op, group, async_op, **options
+        As for `all_reduce`.
+    """
+    deferred = _deferred(group)
+    calls: list[Any] = []
+    for run in fusible([tensor for (tensor,) in side_by_side(deferred.group, tensors=tensors)]):
+        if len(run) == 1:
+            calls.append(all_reduce(run[0], op, deferred, async_op, **options))
+        else:
+            calls.append(_fused(run, op, deferred, async_op, **options))
+    return together(group, calls)
+
+
+def _reduce(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
+    op, algorithm, segment_bytes, wire_dtype, dst, group_dst = options
+    call = Arguments("reduce", group, tensors, algorithm, segment_bytes)
+    is_root = call.rooted(dst, group_dst, "dst")
+    call.like(tensors[-1], tensors[0], "out")
+    call.reduces(op, wire_dtype)
+    outputs = (len(tensors) - 1,) if is_root else ()
+    return call.operation((0,), outputs, [tensors[0].numel()], prepared=prepared)
+
+
+@collective
+def reduce(
+    tensor: Tensor,
+    dst: int | None = None,
+    op: object = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    wire_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce a tensor over all ranks onto one of them; the others' tensors stay as they are.
+
+    Parameters
+    ----------
+    tensor
+        Any shape; same number of elements and dtype on all ranks. Overwritten with
+        the result on the destination, unless ``out`` is given there.
+    dst, group_dst
+        The destination, as a global rank or as a rank of the group: one of the two.
+    op, group, async_op, out
+        As for `all_reduce`.
+    algorithm, segment_bytes, wire_dtype, timeout
+        See the module.
+    """
+    tensors = (tensor,) if out is None else (tensor, out)
+    options = (operator(op), algorithm, segment_bytes, wire_dtype, dst, group_dst)
+    return start(_reduce, group, tensors, options, async_op, timeout)
+
+
+def _broadcast(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
+    algorithm, segment_bytes, src, group_src = options
+    call = Arguments("broadcast", group, tensors, algorithm, segment_bytes)
+    inputs = (0,) if call.rooted(src, group_src, "src") else ()
+    return call.operation(inputs, (0,), [tensors[0].numel()], prepared=prepared)
+
+
+@collective
+def broadcast(
+    tensor: Tensor,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Send one rank's tensor to all.
+
+    Parameters
+    ----------
+    tensor
+        Any shape; same number of elements and dtype on all ranks. Sent by the
+        source, overwritten on the others.
+    src, group_src
+        The source, as a global rank or as a rank of the group: one of the two.
+    group, async_op
+        As for `all_reduce`.
+    algorithm, segment_bytes, timeout
+        See the module.
+    """
+    options = (algorithm, segment_bytes, src, group_src)
+    return start(_broadcast, group, (tensor,), options, async_op, timeout)
+
+
+def _all_gather(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
+    algorithm, segment_bytes, kind = options
+    call = Arguments("all_gather", group, tensors, algorithm, segment_bytes)
+    outputs = tensors[1:]
+    call.one_a_rank(outputs, kind, "tensor_list")
+    call.same_numel(tensors[0], outputs[call.rank].numel(), "tensor")
+    lengths = [tensor.numel() for tensor in outputs]
+    numbers = range(1, len(tensors))
+    return call.operation((0,), numbers, lengths, split_output=True, prepared=prepared)
+
+
+@collective
+def all_gather(
+    tensor_list: list[Tensor],
+    tensor: Tensor,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Gather every rank's tensor into a list on all ranks.
+
+    Parameters
+    ----------
+    tensor_list
+        One tensor a rank, for the results; they may differ in size, but each must be
+        as large as that rank's tensor.
+    tensor
+        This rank's tensor.
+    group, async_op
+        As for `all_reduce`.
+    algorithm, segment_bytes, timeout
+        See the module.
+    """
+    tensors = [tensor, *_listed(tensor_list)]
+    options = (algorithm, segment_bytes, type(tensor_list))
+    return start(_all_gather, group, tensors, options, async_op, timeout)
+
+
+@collective
+def all_gather_coalesced(
+    output_tensor_lists: list[list[Tensor]],
+    input_tensor_list: list[Tensor],
+    group: Any = None,
+    async_op: bool = False,
+    **options: Unpack[MoveOptions],
+) -> Work | None:
+    """Gather several tensors of every rank, as one operation.
+
+    Parameters
+    ----------
+    output_tensor_lists
+        One list a rank, of one tensor for each input.
+    input_tensor_list
+        This rank's tensors.
+    group, async_op, **options
+        As for `all_gather`.
+    """
+    deferred = _deferred(group)
+    lists = side_by_side(deferred.group, output_tensor_lists=output_tensor_lists)
+    named = {f"output_tensor_lists[{rank}]": outputs for rank, (outputs,) in enumerate(lists)}
+    inputs = side_by_side(deferred.group, input_tensor_list=input_tensor_list, **named)
+    calls: list[Any] = [
+        all_gather(outputs, tensor, deferred, async_op, **options) for tensor, *outputs in inputs
+    ]
+    return together(group, calls)
+
+
+def _all_gather_single(
+    group: Any, tensors: _Tensors, options: _Options, prepared: bool
+) -> Operation:
+    algorithm, segment_bytes = options
+    call = Arguments("all_gather", group, tensors, algorithm, segment_bytes)
+    output, numel = tensors[0], tensors[1].numel()
+    call.same_numel(output, call.world_size * numel, "output_tensor")
+    return call.operation((1,), (0,), [numel] * call.world_size, prepared=prepared)
+
+
+@collective
+def all_gather_single(
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Gather every rank's tensor, one after the other, into one tensor on all ranks.
+
+    Parameters
+    ----------
+    output_tensor
+        world_size times as many elements as the input. The input may be this rank's
+        part of it.
+    input_tensor
+        Same number of elements on all ranks.
+    group, async_op
+        As for `all_reduce`.
+    algorithm, segment_bytes, timeout
+        See the module.
+    """
+    tensors = (output_tensor, input_tensor)
+    options = (algorithm, segment_bytes)
+    return start(_all_gather_single, group, tensors, options, async_op, timeout)
+
+
+@collective
+def all_gather_single_coalesced(
+    output_tensors: list[Tensor],
+    input_tensors: list[Tensor],
+    group: Any = None,
+    async_op: bool = False,
+    **options: Unpack[MoveOptions],
+) -> Work | None:
+    """Do `all_gather_single` for several pairs of tensors, as one operation.
+
+    Parameters
+    ----------
+    output_tensors, input_tensors
+        As many of the one as of the other.
+    group, async_op, **options
+        As for `all_gather_single`.
+    """
+    deferred = _deferred(group)
+    pairs = side_by_side(deferred.group, output_tensors=output_tensors, input_tensors=input_tensors)
+    calls: list[Any] = [
+        all_gather_single(output, tensor, deferred, async_op, **options) for output, tensor in pairs
+    ]
+    return together(group, calls)
+
+
+def _gather(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
+    algorithm, segment_bytes, dst, group_dst, kind = options
+    call = Arguments("gather", group, tensors, algorithm, segment_bytes)
+    call.rooted(dst, group_dst, "dst")
+    call.list_at_root(tensors[1:], kind, tensors[0], "gather_list")
+    lengths = [tensors[0].numel()] * call.world_size
+    numbers = range(1, len(tensors))
+    return call.operation((0,), numbers, lengths, split_output=True, prepared=prepared)
+
+
+@collective
+def gather(
+    tensor: Tensor,
+    gather_list: list[Tensor] | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Gather every rank's tensor into a list on one rank.
+
+    Parameters
+    ----------
+    tensor
+        Same number of elements and dtype on all ranks.
+    gather_list
+        On the destination one tensor a rank, for the results; ``None`` elsewhere.
+    dst, group_dst
+        The destination, as a global rank or as a rank of the group; global rank 0 by default.
+    group, async_op
+        As for `all_reduce`.
+    algorithm, segment_bytes, timeout
+        See the module.
+    """
+    tensors = [tensor, *_listed(gather_list)]
+    dst = 0 if dst is None and group_dst is None else dst
+    options = (algorithm, segment_bytes, dst, group_dst, type(gather_list))
+    return start(_gather, group, tensors, options, async_op, timeout)
+
+
+def _scatter(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
+    algorithm, segment_bytes, src, group_src, kind = options
+    call = Arguments("scatter", group, tensors, algorithm, segment_bytes)
+    call.rooted(src, group_src, "src")
+    call.list_at_root(tensors[1:], kind, tensors[0], "scatter_list")
+    lengths = [tensors[0].numel()] * call.world_size
+    numbers = range(1, len(tensors))
+    return call.operation(numbers, (0,), lengths, split_input=True, prepared=prepared)
+
+
+@collective
+def scatter(
+    tensor: Tensor,
+    scatter_list: list[Tensor] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Send each rank its tensor of a list that one rank has.
+
+    Parameters
+    ----------
+    tensor
+        For the result; same number of elements and dtype on all ranks.
+    scatter_list
+        On the source one tensor a rank; ``None`` elsewhere.
+    src, group_src
+        The source, as a global rank or as a rank of the group; global rank 0 by default.
+    group, async_op
+        As for `all_reduce`.
+    algorithm, segment_bytes, timeout
+        See the module.
+    """
+    tensors = [tensor, *_listed(scatter_list)]
+    src = 0 if src is None and group_src is None else src
+    options = (algorithm, segment_bytes, src, group_src, type(scatter_list))
+    return start(_scatter, group, tensors, options, async_op, timeout)
+
+
+def _reduce_scatter(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
+    op, algorithm, segment_bytes, wire_dtype, kind = options
+    call = Arguments("reduce_scatter", group, tensors, algorithm, segment_bytes)
+    inputs = tensors[1:]
+    call.one_a_rank(inputs, kind, "input_list")
+    call.same_numel(tensors[0], inputs[call.rank].numel(), "output")
+    call.reduces(op, wire_dtype)
+    lengths = [tensor.numel() for tensor in inputs]
+    numbers = range(1, len(tensors))
+    return call.operation(numbers, (0,), lengths, split_input=True, prepared=prepared)
+
+
+@collective
+def reduce_scatter(
+    output: Tensor,
+    input_list: list[Tensor],
+    op: object = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    wire_dtype: torch.dtype | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce a list of tensors over all ranks; rank r gets tensor r of the result.
+
+    Parameters
+    ----------
+    output
+        For the result; as large as tensor r of the lists.
+    input_list
+        One tensor a rank; they may differ in size, but tensor r has the same size on
+        all ranks.
+    op, group, async_op
+        As for `all_reduce`.
+    algorithm, segment_bytes, wire_dtype, timeout
+        See the module.
+    """
+    tensors = [output, *_listed(input_list)]
+    options = (operator(op), algorithm, segment_bytes, wire_dtype, type(input_list))
+    return start(_reduce_scatter, group, tensors, options, async_op, timeout)
+
+
+def _reduce_scatter_single(
+    group: Any, tensors: _Tensors, options: _Options, prepared: bool
+) -> Operation:
+    op, algorithm, segment_bytes, wire_dtype = options
+    call = Arguments("reduce_scatter", group, tensors, algorithm, segment_bytes)
+    numel = tensors[0].numel()
+    call.same_numel(tensors[1], call.world_size * numel, "input")
+    call.reduces(op, wire_dtype)
+    return call.operation((1,), (0,), [numel] * call.world_size, prepared=prepared)
+
+
+@collective
+def reduce_scatter_single(
+    output: Tensor,
+    input: Tensor,  # noqa: A002  # torch's name
+    op: object = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    wire_dtype: torch.dtype | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce a tensor over all ranks; rank r gets the r-th part of the result.
+
+    Parameters
+    ----------
+    output
+        For the result. It may be this rank's part of the input.
+    input
+        world_size times as many elements as the output; same size on all ranks.
+    op, group, async_op
+        As for `all_reduce`.
+    algorithm, segment_bytes, wire_dtype, timeout
+        See the module.
+    """
+    options = (operator(op), algorithm, segment_bytes, wire_dtype)
+    return start(_reduce_scatter_single, group, (output, input), options, async_op, timeout)
+
+
+@collective
+def reduce_scatter_single_coalesced(
+    output_tensors: list[Tensor],
+    input_tensors: list[Tensor],
+    op: object = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    **options: Unpack[ReduceOptions],
+) -> Work | None:
+    """Do `reduce_scatter_single` for several pairs of tensors, as one operation.
+
+    Parameters
+    ----------
+    output_tensors, input_tensors
+        As many of the one as of the other.
+    op, group, async_op, **options
+        As for `reduce_scatter_single`.
+    """
+    deferred = _deferred(group)
+    pairs = side_by_side(deferred.group, output_tensors=output_tensors, input_tensors=input_tensors)
+    calls: list[Any] = [
+        reduce_scatter_single(output, tensor, op, deferred, async_op, **options)
+        for output, tensor in pairs
+    ]
+    return together(group, calls)
+
+
+def _all_to_all(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
+    algorithm, num_outputs, output_kind, input_kind = options
+    call = Arguments("all_to_all", group, tensors, algorithm)
+    outputs, inputs = tensors[:num_outputs], tensors[num_outputs:]
+    call.one_a_rank(outputs, output_kind, "output_tensor_list")
+    call.one_a_rank(inputs, input_kind, "input_tensor_list")
+    outgoing = [tensor.numel() for tensor in inputs]
+    lengths = call.exchange_lengths(outgoing, [tensor.numel() for tensor in outputs])
+    k = num_outputs
+    return call.operation(
+        range(k, 2 * k), range(k), lengths, split_input=True, split_output=True, prepared=prepared
+    )
+
+
+@collective
+def all_to_all(
+    output_tensor_list: list[Tensor],
+    input_tensor_list: list[Tensor],
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    timeout: Timeout = None,
+) -> Work | None:
+    """Send tensor j of the input list to rank j, and receive one from each rank.
+
+    Parameters
+    ----------
+    output_tensor_list
+        One tensor a rank, for what comes from it.
+    input_tensor_list
+        One tensor a rank, for what goes to it; as large as the receiver expects.
+    group, async_op
+        As for `all_reduce`.
+    algorithm, timeout
+        See the module. All algorithms but ``"pairwise"`` need blocks of equal size.
+    """
+    outputs, inputs = _listed(output_tensor_list), _listed(input_tensor_list)
+    kinds = type(output_tensor_list), type(input_tensor_list)
+    options = (algorithm, len(outputs), *kinds)
+    return start(_all_to_all, group, [*outputs, *inputs], options, async_op, timeout)
+
+
+def _all_to_all_single(
+    group: Any, tensors: _Tensors, options: _Options, prepared: bool
+) -> Operation:
+    algorithm, output_sizes, input_sizes = options
+    call = Arguments("all_to_all", group, tensors, algorithm)
+    incoming = call.split(tensors[0], output_sizes, "output")
+    outgoing = call.split(tensors[1], input_sizes, "input")
+    lengths = call.exchange_lengths(outgoing, incoming)
+    return call.operation((1,), (0,), lengths, prepared=prepared)
+
+
+@collective
+def all_to_all_single(
+    output: Tensor,
+    input: Tensor,  # noqa: A002  # torch's name
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    timeout: Timeout = None,
+) -> Work | None:
+    """Cut a tensor in pieces, send piece j to rank j, and join what comes from each rank.
+
+    Parameters
+    ----------
+    output, input
+        For the result, and what is sent.
+    output_split_sizes, input_split_sizes
+        Sizes of the pieces along the first dimension; equal pieces by default.
+    group, async_op
+        As for `all_reduce`.
+    algorithm, timeout
+        See `all_to_all`.
+    """
+    options = (algorithm, _sizes(output_split_sizes), _sizes(input_split_sizes))
+    return start(_all_to_all_single, group, (output, input), options, async_op, timeout)
+
+
+def _barrier(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
+    call = Arguments("barrier", group, tensors, *options)
+    call.reduces("bor", None)
+    return call.operation((0,), (0,), [1], prepared=prepared)
+
+
+@collective
+def barrier(
+    group: Any = None,
+    async_op: bool = False,
+    device_ids: list[int] | None = None,
+    timeout: Timeout = None,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+) -> Work | None:
+    """Wait until all ranks have come.
+
+    Parameters
+    ----------
+    group, async_op
+        As for `all_reduce`.
+    device_ids
+        The first one names a CUDA device, whose current stream is then waited for, too.
+    algorithm, timeout
+        See the module.
+    """
+    token = torch.ones(1, dtype=torch.uint8, device=_named_device(device_ids, group))
+    return start(_barrier, group, (token,), (algorithm,), async_op, timeout)
+
+
+def _named_device(device_ids: Any, group: Any) -> torch.device:
+    """The device of a barrier's ``device_ids``, by default the CPU."""
+    is_list = isinstance(device_ids, list | tuple)
+    if device_ids is None or (is_list and not device_ids):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if not is_list or device_ids[0] not in range(count):
+        raise ArgumentError(
+            "names no CUDA device of this process",
+            rank=as_group(_deferred(group).group).rank(),
+            argument="device_ids",
+            expected=f"a list of one of the {count} devices, or None",
+            got=device_ids,
+        )
+    return torch.device("cuda", device_ids[0])
+
+
+def monitored_barrier(
+    group: Any = None, timeout: Timeout = None, wait_all_ranks: bool = False
+) -> None:
+    """Wait until all ranks have come, and say which ones do not.
+
+    It goes through the store of the group, so it works when messages do not, and the
+    group can be used after it has failed. Operations in flight are not waited for.
+
+    Parameters
+    ----------
+    group
+        As for `all_reduce`.
+    timeout
+        How long to wait; by default the group's time limit.
+    wait_all_ranks
+        Whether rank 0 waits for all ranks before it complains, so that it can name all
+        that are missing.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        Some rank did not come. On rank 0 it names which; the others are told.
+    """
+    member = communicator(group, torch.device("cpu"))
+    at_once = timeout in (0, timedelta(0))
+    member.monitored_barrier(0.0 if at_once else seconds(timeout, member), wait_all_ranks)
+
+
+all_gather_into_tensor = all_gather_single  # the older name
+reduce_scatter_tensor = reduce_scatter_single  # the older name

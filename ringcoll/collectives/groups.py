@@ -1,0 +1,373 @@
+"""From the group that a user names to this rank's communicator."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringcoll.errors import (
+    ArgumentError,
+    RingcollError,
+    TransportError,
+)
+from ringcoll.runtime.communicator import Communicator
+from ringcoll.system import streams
+from ringcoll.transport import catalogue
+from ringcoll.transport.base import Transport
+
+__all__ = [
+    "OwnGroup",
+    "abort",
+    "as_group",
+    "close",
+    "communicator",
+    "group_rank",
+    "known",
+    "use",
+]
+
+_log = logging.getLogger("ringcoll")
+_DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
+# By group, without keeping it alive; a plain dictionary, as looking up has to be quick.
+_known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
+_making = threading.Lock()
+# What `use` was told: names of transports, by the type of device.
+_asked: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+_times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+class OwnGroup:
+    """One rank of a group that torch does not know: it brings its communicator.
+
+    ``members`` are all that it has: that one, and those that `on` has made.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.members = [communicator]
+
+    def rank(self) -> int:
+        """Rank of this process or thread."""
+        return self.communicator.rank
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.communicator.world_size
+
+    def on(self, device: torch.device) -> Communicator:
+        """The communicator for tensors on a device.
+
+        Raises
+        ------
+        ArgumentError
+            They cannot be sent.
+        """
+        return self.communicator
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Release what the group holds, on all its ranks; it cannot be used any more.
+
+        Parameters
+        ----------
+        drain_s
+            How long to wait, in seconds, for operations that nobody has waited for yet.
+        """
+        for member in self.members:
+            member.close(drain_s)
+
+
+def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
+    """Understand what a user may give as ``group``.
+
+    Parameters
+    ----------
+    group
+        As for `communicator`.
+
+    Raises
+    ------
+    ArgumentError
+        It is none, there is no default group, or this process is not a member.
+    """
+    if group is None:
+        group = dist.GroupMember.WORLD
+    if group is None:
+        raise ArgumentError(
+            "there is no default group; call torch.distributed.init_process_group first",
+            argument="group",
+        )
+    if isinstance(group, OwnGroup):
+        return group
+    if not isinstance(group, dist.ProcessGroup):
+        member = "this process is not a member of the group"
+        raise ArgumentError(
+            member if group == dist.GroupMember.NON_GROUP_MEMBER else "not a process group",
+            argument="group",
+            expected="a process group that this process is a member of",
+            got=repr(group),
+        )
+    if group.rank() < 0:
+        raise ArgumentError(
+            "this process is not a member of the group",
+            rank=dist.get_rank(),
+            argument="group",
+            expected=f"one of the ranks {dist.get_process_group_ranks(group)}",
+            got=f"rank {dist.get_rank()}",
+        )
+    return group
+
+
+def communicator(group: Any, device: torch.device) -> Communicator:
+    """The communicator of a group for tensors on a device; made on first use.
+
+    This waits for nobody; the ranks meet when the first operation runs.
+
+    Parameters
+    ----------
+    group
+        A process group of torch, a `LocalGroup`, a group that `ringcoll.mpi_group` has
+        made, or ``None`` for the default group.
+    device
+        Where the tensors are.
+
+    Raises
+    ------
+    ArgumentError
+        There is no default group, this process is not a member, tensors of that device
+        cannot be sent, or the group's CUDA tensors were on another GPU so far.
+    """
+    group = dist.GroupMember.WORLD if group is None else group
+    member = known(group, device) or _introduce(group, device)
+    if member.device is not None and device not in (member.device, _ANY_GPU):
+        raise ArgumentError(
+            "the CUDA tensors of a group have to be on one device",
+            rank=member.rank,
+            argument="tensor",
+            expected=member.device,
+            got=device,
+        )
+    return member
+
+
+def known(group: Any, device: torch.device) -> Communicator | None:
+    """The communicator that a group has for tensors on a device, if it has one already.
+
+    Nothing is checked: what was found for a GPU may be for another one.
+    """
+    if isinstance(group, OwnGroup):
+        return group.on(device)
+    try:
+        return _known[weakref.ref(group)][device.type]
+    except (KeyError, TypeError):  # a new group, or none at all
+        return None
+
+
+def _introduce(group: Any, device: torch.device) -> Communicator:
+    """Check a group that is not known yet for a device, and make its communicator."""
+    group = as_group(group)
+    with _making:
+        members = _known.setdefault(weakref.ref(group, _forget), {})
+        if device.type not in members:
+            member = members[device.type] = _make(group, device)
+            # When torch lets go of the group, so do we: threads, connections, memory.
+            weakref.finalize(group, member.close).atexit = False  # `Communicator` sees to that
+    return members[device.type]
+
+
+def _forget(reference: weakref.ref[Any]) -> None:
+    _known.pop(reference, None)
+
+
+def _members(group: Any) -> dict[str, Communicator]:
+    """The communicators of a group, by the type of their tensors' device."""
+    return _known.get(weakref.ref(group), {})
+
+
+def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) -> int:
+    """The rank within the group of a root given as a global rank or as a group rank.
+
+    Parameters
+    ----------
+    group
+        As for `communicator`.
+    rank, in_group
+        What was given as ``src`` and ``group_src`` (or ``dst``, ``group_dst``).
+    what
+        The argument's name, ``"src"`` or ``"dst"``.
+
+    Raises
+    ------
+    ArgumentError
+        Both or none were given, or the root is not in the group.
+    """
+    group = as_group(group)
+    own, size = group.rank(), group.size()
+    if (rank is None) == (in_group is None):
+        raise ArgumentError(
+            "exactly one of the two must be given",
+            rank=own,
+            argument=f"{what}, group_{what}",
+            expected="one rank",
+            got=f"{rank} and {in_group}",
+        )
+    if rank is not None and isinstance(group, dist.ProcessGroup):
+        members = dist.get_process_group_ranks(group)
+        if rank not in members:
+            raise ArgumentError(
+                "the root is not in the group",
+                rank=own,
+                argument=what,
+                expected=f"one of {members}",
+                got=rank,
+            )
+        return members.index(rank)
+    root: Any = in_group if rank is None else rank
+    if not isinstance(root, int) or not 0 <= root < size:
+        raise ArgumentError(
+            "the root is not in the group",
+            rank=own,
+            argument=what if rank is not None else f"group_{what}",
+            expected=f"0 to {size - 1}",
+            got=root,
+        )
+    return root
+
+
+def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
+    rank, world_size = group.rank(), group.size()
+    timeout_s = _timeout_s(group)
+    if device.type not in ("cpu", "cuda"):
+        raise ArgumentError(
+            "tensors on this device cannot be sent",
+            rank=rank,
+            argument="tensor",
+            expected="cpu or cuda",
+            got=device,
+        )
+    # After `close` the group is made anew, and nothing old may be met in the store.
+    prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
+    store = _private(dist.PrefixStore(prefix, group.get_group_store()))
+    if device == _ANY_GPU:
+        device = torch.device("cuda", streams.current_device())
+    name = catalogue.resolved(device.type, _asked.get(group, {}).get(device.type), rank)
+    # Beneath one prefix, whatever it is: there the ranks find out that they have different ones.
+    meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
+    made: Transport = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)
+    return Communicator(made, monitor, timeout_s, None if device.type == "cpu" else device)
+
+
+_ANY_GPU = torch.device("cuda")
+
+
+def _private(store: dist.Store) -> dist.Store:
+    """A connection to the store of our own: a long wait on the user's would block ours."""
+    with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
+        clone: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        return clone
+    return store
+
+
+def _timeout_s(group: dist.ProcessGroup) -> float:
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        if options is not None and options._timeout > timedelta(0):
+            return float(options._timeout.total_seconds())
+    return _DEFAULT_TIMEOUT_S
+
+
+def use(
+    group: Any = None, *, transport: str | None = None, cuda_transport: str | None = None
+) -> None:
+    """Choose how tensors of a group travel, before the first operation on such tensors.
+
+    Parameters
+    ----------
+    group
+        A process group of torch, by default the default group; all its ranks have to choose
+        alike.
+    transport
+        Of CPU tensors: ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), ``"mpi"`` (with
+        ``ringcoll[mpi]``, where ``mpiexec`` has started the ranks), or ``"auto"``: UCX where
+        it is installed, otherwise gloo. The environment's ``RINGCOLL_TRANSPORT`` overrides it.
+    cuda_transport
+        Of CUDA tensors: ``"nccl"``, ``"ucx"``, ``"gloo"`` or ``"mpi"`` (both by way of host
+        memory), or ``"auto"``: NCCL where torch has it, otherwise as above. The
+        environment's ``RINGCOLL_CUDA_TRANSPORT`` overrides it.
+
+    Raises
+    ------
+    ArgumentError
+        There is none of that name, nothing was chosen, or the group is in use, or none of
+        torch's.
+    MissingExtraError
+        It is not installed.
+    """
+    group = as_group(group)
+    rank = group.rank()
+    if isinstance(group, OwnGroup):
+        raise ArgumentError(
+            "its transport is not to be chosen",
+            rank=rank,
+            argument="group",
+            expected="a process group of torch",
+            got=repr(group),
+        )
+    chosen: dict[str, str] = {}
+    for kind, asked in (("cpu", transport), ("cuda", cuda_transport)):
+        if asked is not None:
+            catalogue.resolved(kind, asked, rank)
+            chosen[kind] = asked
+    if not chosen:
+        raise ArgumentError(
+            "nothing was chosen",
+            rank=rank,
+            argument="transport, cuda_transport",
+            expected="at least one of them",
+            got="none",
+        )
+    if chosen.keys() & _members(group).keys():
+        raise ArgumentError(
+            "the group is in use; ringcoll.close(group), on all ranks, makes it as new",
+            rank=rank,
+            argument="group",
+            expected="one without operations so far",
+            got=group,
+        )
+    _asked[group] = {**_asked.get(group, {}), **chosen}
+
+
+def abort(group: Any) -> None:
+    """Make all operations on a group fail, here and at the peers that take part in them."""
+    for member in group.members if isinstance(group, OwnGroup) else _members(group).values():
+        member.abort()
+
+
+def close(group: Any = None, *, drain_s: float = 0.0) -> None:
+    """Release what the library holds for a group; it may be used again afterwards.
+
+    All ranks of the group have to do so before any uses it again; it is then as a fresh
+    one, even if it was broken. One that `ringcoll.mpi_group` has made is closed for good.
+
+    Parameters
+    ----------
+    group
+        As for `communicator`.
+    drain_s
+        How long to wait, in seconds, for operations that nobody has waited for yet.
+    """
+    group = as_group(group)
+    if isinstance(group, OwnGroup):
+        group.close(drain_s)
+        return
+    found = _known.pop(weakref.ref(group), {})
+    _times_closed[group] = _times_closed.get(group, 0) + 1
+    for member in found.values():
+        with contextlib.suppress(TransportError, RingcollError):
+            member.close(drain_s)

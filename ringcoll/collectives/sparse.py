@@ -1,0 +1,146 @@
+"""All-reduce of sparse tensors, from all-gathers of what is not zero.
+
+No rank knows how many entries the others have, so it takes three steps: how many they
+are, their indices, their values. Each rank then adds all of them up, in rank order, so
+that the result is bitwise the same everywhere. Cost: that of the all-gathers, so k times
+as many bytes as one rank has, which is what may be left of it after the sum.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringcoll.collectives.arguments import AlgorithmChoice, Arguments, Timeout
+from ringcoll.collectives.calls import Deferred, start
+from ringcoll.collectives.groups import as_group
+from ringcoll.errors import ArgumentError, MismatchError
+from ringcoll.reduction import as_operator
+from ringcoll.runtime.communicator import Part
+from ringcoll.runtime.operation import Operation
+from ringcoll.runtime.work import Work
+
+__all__ = ["all_reduce"]
+
+
+def all_reduce(
+    tensor: Tensor,
+    op: object,
+    group: Any,
+    async_op: bool,
+    algorithm: AlgorithmChoice,
+    timeout: Timeout,
+    **of_dense: object,
+) -> Work | None:
+    """Add up a sparse tensor over all ranks.
+
+    Parameters
+    ----------
+    tensor
+        In coordinate layout; same shape, dtype and number of sparse dimensions on all
+        ranks. Becomes the coalesced sum, or average.
+    op
+        SUM or AVG.
+    group, async_op, timeout
+        See `ringcoll.all_reduce`.
+    algorithm
+        Of the all-gathers, if they have an algorithm of that name.
+    **of_dense
+        Other arguments, which only dense tensors have.
+
+    Raises
+    ------
+    ArgumentError
+        Another operator: what is not stored would not be its neutral element. Or a value for
+        an argument that only dense tensors have.
+    MismatchError
+        The ranks' tensors differ in shape.
+    """
+    deferred = group if isinstance(group, Deferred) else Deferred(group)
+    own_group = as_group(deferred.group)
+    rank, world_size = own_group.rank(), own_group.size()
+    for argument, value in of_dense.items():
+        if value is not None:
+            raise ArgumentError(
+                "not for sparse tensors",
+                rank=rank,
+                argument=argument,
+                expected="None",
+                got=type(value),
+            )
+    operator = as_operator(op, rank)
+    if operator.name not in ("sum", "avg"):
+        raise ArgumentError(
+            "sparse tensors can be added up only",
+            rank=rank,
+            argument="op",
+            expected="sum or avg",
+            got=operator,
+        )
+    own = tensor.detach().coalesce()
+    signature = f"{tuple(own.shape)}, {own.sparse_dim()} of the dimensions sparse"
+    # The two that every rank tells the others; shapes may differ in length.
+    about = torch.tensor([own._nnz(), zlib.crc32(signature.encode())], device=own.device)
+    call: Any = _gather(deferred, about, [2] * world_size, async_op, "auto", timeout)
+    abouts = call.tensors[0].view(world_size, 2)
+
+    def following() -> Iterator[Part]:
+        for peer, checksum in enumerate(abouts[:, 1].tolist()):
+            if checksum != about[1]:
+                raise MismatchError(
+                    f"rank {rank} called all_reduce with a sparse tensor of shape "
+                    f"{signature}, rank {peer} with one of another shape",
+                    peer=peer,
+                    mine=signature,
+                )
+        counts = abouts[:, 0].tolist()
+        sparse_dims, entry = own.sparse_dim(), own.values().shape[1:].numel()
+        gathered = []
+        # Entry by entry, so that what comes from the ranks can be laid end to end.
+        for part, width in ((own.indices().t(), sparse_dims), (own.values(), entry)):
+            lengths = [width * count for count in counts]
+            each = _gather(deferred, part, lengths, async_op, algorithm, timeout)
+            yield each.operation, each.tensors
+            gathered.append(each.tensors[0])
+        total = torch.sparse_coo_tensor(
+            gathered[0].view(-1, sparse_dims).t(),
+            gathered[1].view(-1, *own.values().shape[1:]),
+            own.shape,
+            check_invariants=False,
+        ).coalesce()
+        if operator.name == "avg":
+            total = total / world_size
+        with torch.no_grad():
+            tensor.copy_(total)
+
+    call.following, call.num_parts, call.results = following(), 3, [tensor]
+    call.tensors = [*call.tensors, own.indices(), own.values()]  # a lane has to know of them
+    work: Work | None = call if deferred is group else call.run()
+    return work
+
+
+def _gather(
+    group: Deferred,
+    tensor: Tensor,
+    lengths: list[int],
+    async_op: bool,
+    algorithm: AlgorithmChoice,
+    timeout: Timeout,
+) -> Any:
+    """An all-gather into one tensor, of parts of different lengths."""
+    gathered = torch.empty(sum(lengths), dtype=tensor.dtype, device=tensor.device)
+    options = (algorithm, tuple(lengths))
+    tensors = (gathered, tensor.contiguous())
+    return start(_all_gather_parts, Deferred(group.group), tensors, options, async_op, timeout)
+
+
+def _all_gather_parts(
+    group: Any, tensors: Sequence[Any], options: tuple[Any, ...], prepared: bool
+) -> Operation:
+    algorithm, lengths = options
+    call = Arguments("all_gather", group, tensors, algorithm)
+    return call.operation((1,), (0,), lengths, prepared=prepared)

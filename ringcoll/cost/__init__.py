@@ -1,0 +1,13 @@
+"""The costs of algorithms, and the choice between them. Pure: no torch, no I/O, no clock.
+
+=============  ==========================================================
+`links`        the costs of a link between two ranks
+`counts`       lower bounds; costs in segments, and on hosts
+`predict`      how long every algorithm would take
+`rules`        the grammar of rules: collective, range of bytes, algorithm
+`table`        costs and rules that all ranks of a group share
+`choice`       the algorithm that ``"auto"`` stands for in one call
+=============  ==========================================================
+
+May be imported from outside: each module's ``__all__``.
+"""

@@ -1,0 +1,181 @@
+"""The choice of an algorithm: the one that ``algorithm="auto"`` stands for in one call.
+
+All ranks must choose alike. So the choice depends only on values that the collective's
+contract makes equal on all ranks, and on the group's table, which rank 0 has published
+(`ringcoll.cost.table`). The rules of the table come first: forced ones, then measured ones.
+If no rule matches, the choice is the algorithm with the least predicted time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ringcoll.algorithms import algorithms, find
+from ringcoll.algorithms.registry import generation
+from ringcoll.cost.predict import Prediction, predict, predictions
+from ringcoll.cost.rules import AUTO, FORCED, Rule
+from ringcoll.cost.table import BUILT_IN, Table
+from ringcoll.schedule.contracts import OperandOrder, contract
+from ringcoll.schedule.ir import Schedule
+
+__all__ = ["PIPELINED_SEGMENT_BYTES", "Choice", "choose", "segment_count"]
+
+# Over gloo a message costs some 60 us and a byte some 0.5 ns, so that a segment should be well
+# above 100 KiB; 1 MiB was the best of 256 KiB, 512 KiB and 1 MiB at 4 to 64 MiB.
+PIPELINED_SEGMENT_BYTES = 1 << 20
+"""Bytes of a segment, for a pipelined algorithm that is asked for by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The algorithm that ``"auto"`` stands for in one call.
+
+    Parameters
+    ----------
+    collective, nbytes, world_size
+        The call.
+    algorithm
+        Name of the chosen algorithm.
+    segment_bytes
+        Bytes of a segment; ``None`` if the algorithm is not pipelined.
+    reason
+        The reason for the choice, in words.
+    predictions
+        Predictions for all algorithms that may run, the fastest first.
+    table
+        The table that the choice rests on.
+    """
+
+    collective: str
+    nbytes: int
+    world_size: int
+    algorithm: str
+    segment_bytes: int | None
+    reason: str
+    predictions: tuple[Prediction, ...]
+    table: Table
+
+    @property
+    def predicted(self) -> Prediction | None:
+        """The prediction for the chosen algorithm; ``None`` if there is no prediction for it."""
+        return next((row for row in self.predictions if row.algorithm == self.algorithm), None)
+
+    def __str__(self) -> str:
+        segments = (
+            "" if self.segment_bytes is None else f" in segments of {self.segment_bytes} bytes"
+        )
+        return (
+            f"{self.collective} of {self.nbytes} bytes on {self.world_size} ranks over "
+            f"{self.table.transport}: {self.algorithm}{segments}; {self.reason}"
+        )
+
+
+def choose(
+    collective: str,
+    nbytes: int,
+    world_size: int,
+    table: Table,
+    order: OperandOrder = OperandOrder.ANY,
+) -> Choice:
+    """Choose the algorithm that ``"auto"`` stands for; all ranks choose alike.
+
+    Parameters
+    ----------
+    collective
+        Name of the collective.
+    nbytes
+        Bytes of the whole data: the vector, or all blocks of one rank.
+    world_size
+        Number of ranks.
+    table
+        Costs and rules of the group.
+    order
+        The order of operands that the reduction operator needs.
+
+    Raises
+    ------
+    ScheduleError
+        There is no such collective.
+    """
+    return _choose(collective, nbytes, world_size, table, order, generation())
+
+
+@lru_cache(maxsize=4096)
+def _choose(
+    collective: str,
+    nbytes: int,
+    world_size: int,
+    table: Table,
+    order: OperandOrder,
+    generation: int,
+) -> Choice:
+    candidates = tuple(
+        prediction
+        for prediction in predictions(collective, nbytes, world_size, table.parameters)
+        if find(collective, prediction.algorithm).order >= order
+    )
+    algorithm, segment_bytes, reason = _pick(
+        collective, nbytes, world_size, table, order, candidates
+    )
+    return Choice(
+        collective, nbytes, world_size, algorithm, segment_bytes, reason, candidates, table
+    )
+
+
+def _pick(
+    collective: str,
+    nbytes: int,
+    world_size: int,
+    table: Table,
+    order: OperandOrder,
+    candidates: tuple[Prediction, ...],
+) -> tuple[str, int | None, str]:
+    """Name of the algorithm, bytes of a segment, and the reason."""
+    if not contract(collective).common_lengths:
+        # Each rank knows other lengths, so the choice must not depend on them.
+        first = next(entry for entry in algorithms(collective) if not entry.equal_blocks)
+        return first.name, None, "no rank knows all lengths, which other algorithms need"
+    for rules, source in ((table.forced, FORCED), (table.tuned, table.source)):
+        for rule in rules:
+            if not rule.matches(collective, nbytes, world_size, table.hosts):
+                continue
+            if rule.algorithm == AUTO:
+                break
+            if find(collective, rule.algorithm).order < order:
+                continue
+            segment_bytes = _segment_bytes(rule, collective, nbytes, world_size, table)
+            return rule.algorithm, segment_bytes, f"by the rule {rule} ({source})"
+    best = candidates[0]
+    reason = "the least predicted time"
+    if order is not OperandOrder.ANY:
+        reason += f" of those that reduce in {order}"
+    return best.algorithm, best.segment_bytes, f"{reason} (costs: {table.source})"
+
+
+def _segment_bytes(
+    rule: Rule, collective: str, nbytes: int, world_size: int, table: Table
+) -> int | None:
+    """Bytes of a segment by a rule; by the prediction if the rule does not say it."""
+    entry = find(collective, rule.algorithm)
+    if rule.segment_bytes is not None or not entry.pipelined:
+        return rule.segment_bytes
+    if table.source == BUILT_IN or not entry.built_in:
+        return PIPELINED_SEGMENT_BYTES
+    return predict(entry, nbytes, world_size, table.parameters).segment_bytes
+
+
+def segment_count(
+    schedule: Schedule, longest_nbytes: int, segment_bytes: int | None, longest_numel: int
+) -> int:
+    """Number of segments, from the longest chunk and the wanted bytes of a segment."""
+    if segment_bytes is None:
+        if not any(
+            entry.pipelined
+            for entry in algorithms(schedule.collective)
+            if entry.name == schedule.algorithm
+        ):
+            return 1
+        segment_bytes = PIPELINED_SEGMENT_BYTES
+    wanted = -(-longest_nbytes // max(1, segment_bytes))
+    return max(1, min(wanted, longest_numel))

@@ -1,0 +1,336 @@
+"""The time that each algorithm of a collective will take, and its best number of segments.
+
+Problem: say, before the first message, which algorithm will be done first, from a few
+numbers that are measured in milliseconds.
+
+Two times are lower bounds. They never overlap perfectly, so the prediction is the larger
+one plus a fifth of the smaller one.
+
+*The critical path*: ``rounds * alpha + further * overhead + (traffic * beta + reduced *
+gamma) * n``, with the counts of `ringcoll.cost.counts` and, beyond these, the messages that a
+rank posts in one step after the first, and the data that it copies because the chunks of
+a message do not lie side by side. Here alpha and beta are those of two ranks that
+send back and forth while the others wait.
+
+*What all ranks do together*: with more ranks than cores, ranks take turns; on several
+hosts they share a network card. So the same path costs more if all ranks are busy on it,
+as in a ring, than if few are at a time, as in a tree. How much more is measured too: let
+every rank send to the next one, all at once, and a step takes the *crowded* alpha and
+beta. In such a step each rank sends one message. An algorithm in which a rank sends m
+messages and s n bytes on average therefore takes at least ``m * crowded_alpha + s * n *
+crowded_beta``, plus what it reduces.
+
+Segments: in the notation of `ringcoll.cost.counts.wavefront_counts`, T steps in S segments are T
++ S - 1 waves, and from S = T on the traffic is exactly ``c + e / S``; c and e follow
+from two counts and used for every S above 1.
+
+Messages are counted on the schedule for as many ranks as takes a millisecond; for more
+of them, what a rank does on average is taken to grow with the critical path as it did
+from half as many ranks to these. Only arithmetic that IEEE 754 defines to the
+last bit is used, and of equal times those without segments come first, then names decide:
+so all ranks get the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from ringcoll.algorithms import Algorithm, algorithms
+from ringcoll.cost.counts import wavefront_counts
+from ringcoll.cost.links import LinkCosts
+from ringcoll.errors import ArgumentError
+from ringcoll.schedule.contracts import contract
+from ringcoll.schedule.counting import Tally, chunks_of_data, packed_chunks, tally_of
+from ringcoll.schedule.ir import Schedule
+
+__all__ = ["Parameters", "Prediction", "predict", "predictions"]
+
+# Ranks' steps that are counted for an algorithm: that takes a millisecond.
+_COUNTED_STEPS = 512
+_COUNTED_RANKS = (8, 32)  # at least, at most: a rank may have a message for each other one
+# Chosen so, algorithms took 1.19 times as long as the fastest at their size; with 0 it was
+# 1.22, by the path alone 1.28, by the built-in rules 1.25. (Geometric means over 6
+# collectives of 64 B to 16 MiB, 2, 4 and 8 ranks on 2 busy cores, over gloo and UCX.)
+_NO_OVERLAP = 0.2
+_SEGMENTS = tuple(1 << power for power in range(11))
+"""Numbers of segments that are tried. Up to 1024: a segment of 64 MiB is then 64 KiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """The costs of messages, bytes and reductions in a group.
+
+    Parameters
+    ----------
+    alpha_s, beta_s_per_byte
+        Seconds that a message takes, and each byte of it, between two ranks while the
+        others wait.
+    gamma_s_per_byte
+        Seconds that a rank needs to reduce a byte with another.
+    overhead_s
+        Seconds for each further message that a rank posts in the same step.
+    crowded_alpha_s, crowded_beta_s_per_byte, crowded_gamma_s_per_byte
+        The same where all ranks send, receive and reduce at once.
+
+    Raises
+    ------
+    ArgumentError
+        A cost is negative or not finite.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float
+    overhead_s: float
+    crowded_alpha_s: float
+    crowded_beta_s_per_byte: float
+    crowded_gamma_s_per_byte: float
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0 <= value < float("inf"):
+                raise ArgumentError("no cost", argument=name, expected=">= 0, finite", got=value)
+
+    @property
+    def alone(self) -> LinkCosts:
+        """The costs between two ranks while the others wait."""
+        return LinkCosts(self.alpha_s, self.beta_s_per_byte, self.gamma_s_per_byte, self.overhead_s)
+
+    @property
+    def crowded(self) -> LinkCosts:
+        """The costs where all ranks send, receive and reduce at once."""
+        return LinkCosts(
+            self.crowded_alpha_s, self.crowded_beta_s_per_byte, self.crowded_gamma_s_per_byte
+        )
+
+
+class Prediction(NamedTuple):
+    """How long an algorithm is predicted to take.
+
+    ``path_s`` is the critical path, ``crowded_s`` what all ranks do together; ``seconds``
+    is made of both. ``segment_bytes`` is ``None`` where the algorithm is not pipelined.
+    """
+
+    algorithm: str
+    seconds: float
+    path_s: float
+    crowded_s: float
+    num_segments: int
+    segment_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Amounts that depend on the number of segments S as ``whole + edge / S``."""
+
+    steps: int
+    traffic: float
+    traffic_edge: float
+    reduced: float
+    reduced_edge: float
+    further: float  # messages of a wave beyond the first, at the busiest rank
+
+
+@dataclass(frozen=True, slots=True)
+class _Profile:
+    """The work of an algorithm on so many ranks; amounts of data in n."""
+
+    num_chunks: int
+    rounds: int
+    traffic: float
+    reduced: float
+    further: float  # messages that are posted in a step after its first, on the path
+    messages_mean: float  # of a rank
+    sent_mean: float
+    reduced_mean: float
+    packed_mean: float  # a copied byte costs as much as a reduced byte
+    pieces: _Pieces | None
+
+
+def _means(schedule: Schedule, tally: Tally) -> tuple[float, float, float, float]:
+    """Messages of a rank, and data that it sends, reduces and packs; on average."""
+    world_size = schedule.world_size
+    everything = chunks_of_data(schedule) * world_size
+    packed = sum(packed_chunks(step) for rank in range(world_size) for step in schedule.steps(rank))
+    return (
+        sum(tally.sends) / world_size,
+        sum(tally.sent) / everything,
+        tally.total_reduced / everything,
+        packed / everything,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _profile(entry: Algorithm, world_size: int) -> _Profile:
+    counts, chunks = entry.counts(world_size), chunks_of_data(entry.schedule(world_size))
+    traffic, reduced = float(counts.traffic), float(counts.reduced)
+    few = _countable(entry, world_size)
+    if world_size == 1 or entry.restriction(few) or entry.restriction(max(1, few // 2)):
+        # Nothing is sent; or it cannot be counted, and all ranks are taken to be busy.
+        further, pieces = 0.0, None
+        messages, sent, moved, packed = float(counts.rounds), traffic, reduced, 0.0
+    else:
+        schedule = entry.schedule(few)
+        base, tally = entry.counts(few), tally_of(schedule)
+        # As in a step in which a rank receives from all others.
+        further = (tally.posts - base.rounds) * (world_size - 1) / (few - 1)
+        most = max(*tally.sends, *tally.receives)
+        pieces = _pieces(schedule, base.rounds, counts.rounds, most) if entry.pipelined else None
+        messages, sent, moved, packed = _means(schedule, tally)
+        if few < world_size:
+            fewer, half = entry.counts(few // 2), entry.schedule(few // 2)
+            before = _means(half, tally_of(half))
+            messages = _extended(messages, before[0], counts.rounds, base.rounds, fewer.rounds)
+            by_traffic = traffic, float(base.traffic), float(fewer.traffic)
+            sent = _extended(sent, before[1], *by_traffic)
+            moved = _extended(moved, before[2], reduced, float(base.reduced), float(fewer.reduced))
+            packed = _extended(packed, before[3], *by_traffic)
+    return _Profile(
+        chunks,
+        counts.rounds,
+        traffic,
+        reduced,
+        further,
+        messages_mean=messages,
+        sent_mean=sent,
+        reduced_mean=moved,
+        packed_mean=packed,
+        pieces=pieces,
+    )
+
+
+def _countable(entry: Algorithm, world_size: int) -> int:
+    """The number of ranks on which the algorithm's steps are counted."""
+    least, most = _COUNTED_RANKS
+
+    def is_short(ranks: int) -> bool:
+        return ranks <= most and ranks * entry.counts(ranks).rounds <= _COUNTED_STEPS
+
+    if is_short(world_size):
+        return world_size
+    few = min(world_size, least)
+    while 2 * few <= world_size and is_short(2 * few):
+        few *= 2
+    return few
+
+
+def _extended(amount: float, before: float, here: float, there: float, earlier: float) -> float:
+    """Go on in a straight line from two points at ``earlier`` and ``there`` to ``here``."""
+    if there == earlier:
+        return amount
+    return amount + (amount - before) * (here - there) / (there - earlier)
+
+
+def _pieces(schedule: Schedule, steps: int, steps_now: int, most: int) -> _Pieces:
+    """Amounts in segments, from a schedule of ``steps`` steps, for ``steps_now`` steps."""
+    once, twice = wavefront_counts(schedule, steps), wavefront_counts(schedule, 2 * steps)
+    traffic_edge = float(2 * steps * (once.traffic - twice.traffic))
+    reduced_edge = float(2 * steps * (once.reduced - twice.reduced))
+    stretch = (steps_now - 1) / (steps - 1) if steps > 1 else 1.0
+    return _Pieces(
+        steps_now,
+        float(once.traffic) - traffic_edge / steps,
+        traffic_edge * stretch,
+        float(once.reduced) - reduced_edge / steps,
+        reduced_edge * stretch,
+        max(0.0, float(most - 1)),
+    )
+
+
+def _seconds(
+    profile: _Profile, nbytes: int, costs: Parameters, num_segments: int
+) -> tuple[float, float]:
+    """The critical path, and what all ranks do together."""
+    rounds, traffic, reduced = float(profile.rounds), profile.traffic, profile.reduced
+    further, pieces = profile.further, profile.pieces
+    if num_segments > 1 and pieces is not None:
+        rounds = float(pieces.steps + num_segments - 1)
+        traffic = pieces.traffic + pieces.traffic_edge / num_segments
+        reduced = pieces.reduced + pieces.reduced_edge / num_segments
+        further += (num_segments - 1) * pieces.further
+    path_s = costs.alone.seconds(nbytes, rounds, traffic, reduced + profile.packed_mean, further)
+    crowded_s = costs.crowded.seconds(
+        nbytes,
+        profile.messages_mean * num_segments,
+        profile.sent_mean,
+        profile.reduced_mean + profile.packed_mean,
+    )
+    return path_s, crowded_s
+
+
+def predict(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -> Prediction:
+    """Predict one algorithm, with the number of segments that suits it.
+
+    Parameters
+    ----------
+    entry
+        The algorithm; it has to run on so many ranks, and not to need to know the hosts.
+    nbytes
+        Size of the whole data: the vector, or all blocks of a rank.
+    world_size
+        Number of ranks.
+    costs
+        Costs of messages and bytes.
+    """
+    profile = _profile(entry, world_size)
+    best: tuple[float, int, float, float] | None = None
+    for num_segments in _SEGMENTS if profile.pieces is not None and nbytes else (1,):
+        path_s, crowded_s = _seconds(profile, nbytes, costs, num_segments)
+        seconds = max(path_s, crowded_s) + _NO_OVERLAP * min(path_s, crowded_s)
+        timed = (seconds, num_segments, path_s, crowded_s)
+        best = timed if best is None or timed < best else best
+    assert best is not None
+    seconds, num_segments, path_s, crowded_s = best
+    segment_bytes = None
+    if entry.pipelined:
+        longest = -(-nbytes // profile.num_chunks)
+        segment_bytes = max(1, -(-longest // num_segments))
+    return Prediction(entry.name, seconds, path_s, crowded_s, num_segments, segment_bytes)
+
+
+def predictions(
+    collective: str, nbytes: int, world_size: int, costs: Parameters
+) -> tuple[Prediction, ...]:
+    """Predict every algorithm of the library that can run, the fastest first.
+
+    Algorithms that a program has registered are left out: other ranks may not have them.
+    So are those that move blocks whose lengths not every rank knows, if these are needed,
+    and those that depend on which rank is on which host: here messages cost the same everywhere.
+
+    Parameters
+    ----------
+    collective
+        The collective.
+    nbytes, world_size, costs
+        As for `predict`.
+
+    Examples
+    --------
+    >>> costs = Parameters(
+    ...     alpha_s=1e-5, beta_s_per_byte=1e-9, gamma_s_per_byte=2e-10, overhead_s=5e-6,
+    ...     crowded_alpha_s=1e-5, crowded_beta_s_per_byte=1e-9, crowded_gamma_s_per_byte=2e-10)
+    >>> for nbytes in (4, 1 << 26):
+    ...     best, second, *_ = predictions("all_reduce", nbytes, 8, costs)
+    ...     print(best.algorithm, round(best.seconds * 1e6), "us, then", second.algorithm)
+    recursive_doubling 36 us, then binomial_tree
+    rabenseifner 155093 us, then ring
+    """
+    unequal = not contract(collective).common_lengths
+    rows = [
+        predict(entry, nbytes, world_size, costs)
+        for entry in algorithms(collective)
+        if entry.built_in
+        and not entry.needs_hosts
+        and not (unequal and entry.equal_blocks)
+        and not entry.restriction(world_size)
+    ]
+    return tuple(sorted(rows, key=_order))
+
+
+def _order(row: Prediction) -> tuple[float, float, bool, str]:
+    """Of equal times, those without segments come first: segments cost something, too."""
+    return row.seconds, row.path_s, row.segment_bytes is not None, row.algorithm

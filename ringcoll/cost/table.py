@@ -1,0 +1,170 @@
+"""The costs and rules by which all ranks of a group choose an algorithm.
+
+Rank 0 decides on a `Table` and publishes it: the table is the same on all ranks, to the last
+bit. It holds the costs of messages, and rules of two kinds: forced rules, and rules that
+come from measurements of the algorithms.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ringcoll.algorithms import algorithms
+from ringcoll.cost.links import LinkCosts
+from ringcoll.cost.predict import Parameters
+from ringcoll.cost.rules import Range, Rule, in_text, parse_rules
+from ringcoll.errors import ArgumentError, RingcollError, TuningFileError
+
+__all__ = ["BUILT_IN", "Table", "across_hosts", "built_in", "crowded_parameters"]
+
+BUILT_IN = "built-in"
+"""The source of tables for which nothing was measured."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Table:
+    """The costs and rules of a group; compared by identity, so that the look-up is quick.
+
+    Parameters
+    ----------
+    transport, world_size, hosts
+        The transport, number of ranks and number of hosts that the table is for.
+    parameters
+        Costs of messages, bytes and reductions.
+    tuned
+        Rules that were measured, or are built in.
+    forced
+        Rules that come before all others.
+    source
+        Where parameters and ``tuned`` come from, for people: `BUILT_IN`, "measured", or
+        the name of a file.
+    announces
+        Whether decisions are written to the log; one rank of a group is enough.
+    """
+
+    transport: str
+    world_size: int
+    parameters: Parameters
+    hosts: int = 1
+    tuned: tuple[Rule, ...] = ()
+    forced: tuple[Rule, ...] = ()
+    source: str = BUILT_IN
+    announces: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The values that `from_json` reads, as JSON can hold them, floats exactly."""
+        return {
+            "transport": self.transport,
+            "world_size": self.world_size,
+            "hosts": self.hosts,
+            "parameters": asdict(self.parameters),
+            "tuned": in_text(self.tuned),
+            "forced": in_text(self.forced),
+            "source": self.source,
+        }
+
+    def dumps(self) -> str:
+        """`to_json` as text."""
+        return json.dumps(self.to_json())
+
+    @classmethod
+    def from_json(cls, values: Any) -> Table:
+        """Make a table from the values of `to_json`; rules may name algorithms unknown here.
+
+        Raises
+        ------
+        TuningFileError
+            The values are no table.
+        """
+        try:
+            return cls(
+                transport=_text(values["transport"]),
+                world_size=_number(values["world_size"]),
+                hosts=_number(values["hosts"]),
+                parameters=Parameters(**values["parameters"]),
+                tuned=parse_rules(_text(values["tuned"]), known_only=False),
+                forced=parse_rules(_text(values.get("forced", "")), known_only=False),
+                source=_text(values.get("source", "")),
+            )
+        except (KeyError, TypeError, AttributeError, RingcollError) as error:
+            raise TuningFileError(f"not a table of costs and rules: {error!r}") from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ArgumentError("not a number of ranks or hosts", expected=">= 1", got=value)
+    return value
+
+
+def across_hosts(world_size: int, hosts: int) -> tuple[Rule, ...]:
+    """Rules for when some hosts have several ranks: predictions know links of one kind only."""
+    if not 1 < hosts < world_size:
+        return ()
+    return tuple(
+        Rule(
+            collective=entry.collective,
+            nbytes=Range(entry.across_hosts_from),
+            algorithm=entry.name,
+            hosts=Range(2),
+        )
+        for entry in algorithms()
+        if entry.across_hosts_from is not None and entry.built_in
+    )
+
+
+def crowded_parameters(
+    link: LinkCosts, world_size: int, hosts: int = 1, cores: int | None = None
+) -> Parameters:
+    """Costs of a group for which only a link was measured.
+
+    Parameters
+    ----------
+    link
+        Costs of a link between two ranks.
+    world_size, hosts
+        Numbers of ranks and of hosts.
+    cores
+        Cores of a host, which its ranks have to share; ``None`` for enough of them.
+
+    Examples
+    --------
+    >>> costs = crowded_parameters(LinkCosts(6e-5, 5e-10), 8, cores=2)
+    >>> costs.crowded_alpha_s / costs.alpha_s
+    4.0
+    """
+    crowd = max(1.0, -(-world_size // hosts) / cores) if cores else 1.0
+    return Parameters(
+        alpha_s=link.alpha_s,
+        beta_s_per_byte=link.beta_s_per_byte,
+        gamma_s_per_byte=link.gamma_s_per_byte,
+        overhead_s=link.overhead_s,
+        crowded_alpha_s=crowd * link.alpha_s,
+        crowded_beta_s_per_byte=crowd * link.beta_s_per_byte,
+        crowded_gamma_s_per_byte=crowd * link.gamma_s_per_byte,
+    )
+
+
+def built_in(
+    transport: str,
+    link: LinkCosts,
+    world_size: int,
+    *,
+    hosts: int = 1,
+    cores: int | None = None,
+) -> Table:
+    """The table for when nothing was measured: the costs of the transport's catalogue entry."""
+    return Table(
+        transport=transport,
+        world_size=world_size,
+        hosts=hosts,
+        parameters=crowded_parameters(link, world_size, hosts, cores),
+        tuned=across_hosts(world_size, hosts),
+    )

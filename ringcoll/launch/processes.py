@@ -1,0 +1,449 @@
+"""Real processes on this machine: a pool of ranks that runs functions.
+
+Problem: start k ranks once, run many functions on them, and never leave a rank behind.
+The store that the ranks meet at is held by the parent, so it outlives any of them;
+it listens on a free port of the loopback interface, and nothing leaves the machine.
+
+Ctrl-C reaches the parent only, which then ends the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.system.machine import cores
+
+__all__ = ["RankError", "Ranks", "local_store", "rendezvous", "report", "reports_to"]
+
+_REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
+_GRACE_S = 5.0  # between asking a rank to end and killing it, and for late causes of failure
+
+
+class RankError(RingcollError, RuntimeError):
+    """A rank failed.
+
+    ``rank`` is the first rank that did, ``kind`` the name of its error's class, and
+    ``failures`` maps every rank that failed to (kind, text).
+    """
+
+    def __init__(self, rank: int, failures: dict[int, tuple[str, str]], details: str) -> None:
+        self.rank, self.failures = rank, failures
+        self.kind, text = failures[rank]
+        self.details = details
+        super().__init__(f"rank {rank} raised {self.kind}: {text}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return RankError, (self.rank, self.failures, self.details)
+
+
+_receivers: list[Callable[[Any], object]] = []  # of reports; in a rank of a pool, the parent
+
+
+def report(item: object) -> None:
+    """Send something, from a function that runs on a rank, to the parent's ``on_report``."""
+    for receive in _receivers:
+        receive(item)
+
+
+@contextlib.contextmanager
+def reports_to(receive: Callable[[Any], object]) -> Iterator[None]:
+    """Take the reports of this process, which is no rank of a pool."""
+    _receivers.append(receive)
+    try:
+        yield
+    finally:
+        _receivers.remove(receive)
+
+
+_meeting: list[tuple[dist.Store, int, int]] = []  # in a rank's process: its store, rank, world size
+
+
+def rendezvous() -> tuple[dist.Store, int, int]:
+    """The store at which the ranks meet; for a function that runs on a rank.
+
+    Returns
+    -------
+    tuple
+        The store, this rank, and the number of ranks: what ``init_process_group`` needs.
+        The default group, if there is one, uses the same store, so that another group
+        needs a ``torch.distributed.PrefixStore`` of the store.
+
+    Raises
+    ------
+    RingcollError
+        This process is no rank of a pool.
+    """
+    if not _meeting:
+        raise RingcollError("this process is no rank of a pool of `Ranks`")
+    return _meeting[0]
+
+
+@contextlib.contextmanager
+def _interrupts_noted() -> Iterator[None]:
+    """Deliver Ctrl-C at the end, and not in the middle of what must not be left half done."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # neither gets any
+        yield
+        return
+    noted: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)  # none if it was not Python's
+    if noted:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Deliver Ctrl-C at the end; processes started in between never get it.
+
+    A terminal sends it to them as well. They would print a traceback each; we end them.
+    """
+    with _interrupts_noted():
+        resource_tracker.ensure_running()  # starting it later would unblock the signal
+        # Blocking is for the processes, which inherit it; threads of ours may still get it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Ranks:
+    """k processes, each with an initialised default group.
+
+    On Ctrl-C the ranks are ended, and the caller gets `KeyboardInterrupt`.
+
+    Parameters
+    ----------
+    world_size
+        Number of ranks.
+    backend
+        Of the default group: ``"gloo"``, ``"ringcoll"``, or any other that torch knows;
+        ``None`` for no default group at all: see `rendezvous`.
+    timeout_s
+        Time limit of a run, and of the group's operations.
+    threads
+        Threads of torch in each rank; by default the cores, shared evenly.
+
+    Examples
+    --------
+    >>> import operator
+    >>> from ringcoll.launch.processes import Ranks
+    >>> with Ranks(2) as ranks:
+    ...     ranks.run(operator.add, 1, 2)
+    [3, 3]
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        backend: str | None = "gloo",
+        timeout_s: float = 120.0,
+        threads: int | None = None,
+    ) -> None:
+        self.world_size, self.timeout_s = world_size, timeout_s
+        threads = threads or max(1, cores() // world_size)
+        self._store = local_store()
+
+        def arguments(rank: int, theirs: Connection) -> tuple[object, ...]:
+            meeting = (self._store.port, rank, world_size, timeout_s)
+            return meeting, backend, threads, theirs, dict(os.environ)
+
+        self._start(_main, arguments)
+
+    def _start(
+        self, main: Callable[..., None], arguments: Callable[[int, Connection], tuple[object, ...]]
+    ) -> None:
+        """Start a process for each rank; ``arguments(rank, connection)`` are its ``main``'s."""
+        context = _context()
+        self._connections: list[Connection] = []
+        self.processes: list[multiprocessing.process.BaseProcess] = []
+        try:
+            with _interrupts_held():
+                for rank in range(self.world_size):
+                    ours, theirs = context.Pipe()
+                    process = context.Process(
+                        target=main,
+                        args=arguments(rank, theirs),
+                        name=f"rank-{rank}",
+                        daemon=True,
+                    )
+                    process.start()
+                    theirs.close()
+                    self._connections.append(ours)
+                    self.processes.append(process)
+        except BaseException:
+            self.kill()
+            raise
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        on_report: Callable[[Any], object] | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """Call a function on all ranks.
+
+        Parameters
+        ----------
+        function
+            Called with ``args`` on every rank. A function of a module is imported there; a
+            function of a notebook cell, or of another function, is sent by cloudpickle.
+        on_report
+            Called with what the ranks give to `report`.
+        timeout_s
+            Time limit; by default the pool's.
+
+        Returns
+        -------
+        list
+            What the function returned on each rank.
+
+        Raises
+        ------
+        ArgumentError
+            The function cannot be sent to the ranks.
+        RankError
+            The function raised on some rank, or a rank died. The other ranks are ended, and
+            the pool cannot be used any more.
+        TimeoutError
+            The limit was exceeded; all ranks are killed.
+        """
+        by_value = _by_value(function, args)
+        try:
+            for connection in self._connections:
+                with contextlib.suppress(BrokenPipeError):
+                    if by_value is None:
+                        connection.send((function, args))
+                    else:
+                        connection.send_bytes(by_value)
+            return self._results(on_report, timeout_s or self.timeout_s)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _results(
+        self,
+        on_report: Callable[[Any], object] | None,
+        timeout_s: float,
+    ) -> list[Any]:
+        deadline = time.monotonic() + timeout_s
+        results: dict[int, Any] = {}
+        failures: dict[int, tuple[str, str]] = {}
+        details: dict[int, str] = {}
+        while len(results) + len(failures) < self.world_size:
+            waiting = {
+                connection: rank
+                for rank, connection in enumerate(self._connections)
+                if rank not in results and rank not in failures
+            }
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                if failures:
+                    break
+                raise TimeoutError(
+                    f"ranks {sorted(waiting.values())} were not done after {timeout_s:g} s"
+                )
+            for connection in (item for item in ready if isinstance(item, Connection)):
+                rank = waiting[connection]
+                try:
+                    kind, value = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    self.processes[rank].join(_REAP_S)
+                    code = self.processes[rank].exitcode
+                    failures[rank] = ("ProcessDied", f"the process ended with exit code {code}")
+                    continue
+                if kind == "report":
+                    if on_report is not None:
+                        # A progress bar that is left with its lock held never stops.
+                        with _interrupts_noted():
+                            on_report(value)
+                elif kind == "result":
+                    results[rank] = value
+                else:
+                    *failure, details[rank] = value
+                    failures[rank] = (failure[0], failure[1])
+            if failures:
+                # Errors of other ranks follow soon, and may hold the cause.
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+        if failures:
+            first = next(iter(failures))
+            own = [rank for rank, (kind, _) in failures.items() if kind != "PeerLostError"]
+            first = own[0] if own else first
+            raise RankError(first, failures, details.get(first, ""))
+        return [results[rank] for rank in range(self.world_size)]
+
+    def close(self) -> None:
+        """End the ranks."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.send(None)
+        for process in self.processes:
+            process.join(_GRACE_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the ranks at once."""
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+        for process in self.processes:
+            process.join()
+        for connection in self._connections:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.kill()
+
+
+def _by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes | None:
+    """Write a call as bytes if the ranks cannot import its function; otherwise ``None``.
+
+    Ranks import the file of ``__main__``. A notebook has no such file: what its cells define
+    has to travel with the call.
+    """
+    cause = None
+    try:
+        if Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
+            pickle.dumps(function)
+            return None
+    except (AttributeError, pickle.PicklingError) as error:  # a function of a function, a lambda
+        cause = error
+    try:
+        import cloudpickle
+    except ImportError:
+        if cause is None and function.__module__ != "__main__":
+            return None
+        raise ArgumentError(
+            "the ranks cannot import the function; put it into a module, or install "
+            "cloudpickle: pip install 'ringcoll[notebooks]'",
+            argument="function",
+            expected="a function of a module",
+            got=f"{function.__module__}.{function.__qualname__}",
+        ) from cause
+    call: bytes = cloudpickle.dumps((function, args))
+    return call
+
+
+@functools.cache
+def _context() -> Any:
+    """The way to start processes: forked from a process that has only imported torch.
+
+    The import costs seconds. On macOS, where forking is not safe, each process pays them.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ringcoll.launch.processes", "ringcoll.backend.process_group"])
+    return context
+
+
+def local_store() -> dist.TCPStore:
+    """A store's server on the loopback interface; torch's own would listen on all."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
+        port = server.getsockname()[1]
+        return dist.TCPStore(
+            "127.0.0.1",
+            port,
+            None,
+            True,
+            wait_for_workers=False,
+            master_listen_fd=server.detach(),
+        )
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _main(
+    meeting: tuple[int, int, int, float],
+    backend: str | None,
+    threads: int,
+    connection: Connection,
+    environment: dict[str, str],
+) -> None:
+    """What a rank's process does."""
+    os.environ.clear()  # those of the process that it was forked from may be old
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    _join_and_obey("127.0.0.1", meeting, backend, threads, connection)
+
+
+def _join_and_obey(
+    address: str,
+    meeting: tuple[int, int, int, float],
+    backend: str | None,
+    threads: int,
+    connection: Connection,
+) -> None:
+    """Be a rank: meet the others at a store, then do what the parent says."""
+    torch.set_num_threads(threads)
+    port, rank, world_size, timeout_s = meeting
+    limit = timedelta(seconds=timeout_s)
+    store = dist.TCPStore(address, port, None, False, timeout=limit)
+    _meeting.append((store, rank, world_size))
+    if backend is not None:
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=limit
+        )
+    _receivers.append(lambda item: connection.send(("report", item)))
+    while True:
+        try:
+            item = connection.recv()
+        except EOFError:
+            break
+        if item is None:
+            break
+        function, args = item
+        try:
+            # Pickled here, so that what cannot be pickled is an error like any other.
+            answer = ForkingPickler.dumps(("result", function(*args)))
+        except BaseException as error:  # noqa: BLE001  # the parent raises it
+            kind = type(error).__name__
+            answer = ForkingPickler.dumps(("error", (kind, str(error), traceback.format_exc())))
+        connection.send_bytes(answer)
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,87 @@
+"""Ranks that are threads of this process: for notebooks, examples and tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from ringcoll.collectives.groups import OwnGroup
+from ringcoll.errors import PeerLostError
+from ringcoll.runtime.communicator import Communicator
+from ringcoll.transport.local import Hub
+
+__all__ = ["LocalGroup", "run_threads"]
+
+
+class LocalGroup(OwnGroup):
+    """A rank of a group whose ranks are threads of this process; see `run_threads`."""
+
+
+def run_threads(
+    function: Callable[[LocalGroup], Any], world_size: int, *, timeout_s: float = 60.0
+) -> list[Any]:
+    """Run a function on k ranks that are threads of this process.
+
+    For notebooks, examples and tests: no processes, no network.
+
+    Parameters
+    ----------
+    function
+        Function that each rank calls with its `LocalGroup`, the value for ``group=`` of the
+        public functions.
+    world_size
+        Number of ranks.
+    timeout_s
+        Time limit of each operation, in seconds.
+
+    Returns
+    -------
+    list
+        Return value of the function on each rank.
+
+    Raises
+    ------
+    BaseException
+        The exception of the first rank that failed; the other ranks are woken up.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     tensor = torch.tensor([group.rank() + 1])
+    ...     ringcoll.all_reduce(tensor, group=group, algorithm="ring")
+    ...     return tensor.item()
+    >>> ringcoll.run_threads(rank_main, 4)
+    [10, 10, 10, 10]
+    """
+    hub, store = Hub(world_size), dist.HashStore()
+    results: list[Any] = [None] * world_size
+    failures: list[BaseException] = []
+
+    def main(rank: int) -> None:
+        transport = hub.transports()[rank]
+        member = Communicator(transport, dist.PrefixStore("monitor", store), timeout_s)
+        try:
+            results[rank] = function(LocalGroup(member))
+        except BaseException as error:  # noqa: BLE001  # raised again below
+            failures.append(error)
+            hub.abort(f"rank {rank} raised {error!r}")
+        finally:
+            member.close()
+
+    threads = [
+        threading.Thread(target=main, args=(rank,), name=f"rank-{rank}", daemon=True)
+        for rank in range(world_size)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # A rank that was woken up by another's failure did not fail first.
+    first = [error for error in failures if not isinstance(error, PeerLostError)]
+    if failures:
+        raise (first or failures)[0]
+    return results

@@ -1,0 +1,383 @@
+"""What messages cost in a group, measured once; and one table that all its ranks go by.
+
+Problem: the best algorithm depends on a few numbers that differ between machines, and on
+how many ranks share a core. They can be measured in some ten milliseconds, but every rank
+would get others, and ranks that choose differently do not match. So rank 0 decides, and
+publishes in the group's store what all go by:
+
+1. Every rank tells rank 0 on which host it is.
+2. Rank 0 says that the table is known (from a file of ``ringcoll tune``, or because it has
+   measured for as many ranks before), that all ranks measure now, or what is wrong.
+3. If they measure, rank 0 publishes what *it* has found.
+
+What is measured, with the messages of `ringcoll.transport.base.Transport` only: rank 0 and
+the last rank send a short and a long message back and forth, while the others wait for
+the end of it (alpha, beta); every rank sends to the next one, all at once (crowded alpha,
+beta), and several messages in one step (overhead); every rank adds two vectors (gamma).
+The definition of alpha and beta by ping-pong is R. Hockney's. On a machine that does other
+things too, an exchange now and then takes milliseconds longer. So of two ranks' exchanges
+the fastest counts; of all ranks' the median, as there a fast one is one whose message
+had come before it was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringcoll.cost.predict import Parameters
+from ringcoll.cost.rules import FORCED
+from ringcoll.cost.table import Table, across_hosts, built_in
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    RingcollError,
+    RulesError,
+    TransportError,
+    TuningFileError,
+)
+from ringcoll.system import settings, tuning
+from ringcoll.system.machine import cores
+from ringcoll.transport.base import Handle, Message, Transport
+from ringcoll.transport.catalogue import costs_of, names
+
+__all__ = ["agree", "measure"]
+
+_log = logging.getLogger("ringcoll")
+
+_TAG, _TOKEN_TAG = 0x7E57C057, 0x7E57C058  # of 31 bits; nothing else is under way meanwhile
+_SHORT, _LONG = 8, 1 << 20  # bytes
+_BUDGET_S = 0.012  # for each of the parts; as long as one round, if that takes longer
+_MOST, _FEW = 12, 3  # rounds of a part; those of long messages
+_AT_ONCE = 4  # messages in one step
+_ADDED = 1 << 18  # bytes; what is added stays in a core's cache, as a chunk would
+
+
+class _Exchange:
+    """Messages of one rank during the measurement."""
+
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
+        self.transport, self.timeout_s = transport, timeout_s
+        self.rank, self.world_size = transport.rank, transport.world_size
+        self._deadline = time.monotonic() + timeout_s
+        self._out = torch.zeros(_LONG, dtype=torch.uint8, device="cpu")
+        self._in = torch.zeros(_LONG, dtype=torch.uint8, device="cpu")
+        self._small = torch.zeros(2 * _AT_ONCE, _SHORT, dtype=torch.uint8, device="cpu")
+
+    def step(self, receives: list[Message], sends: list[Message]) -> None:
+        for handle in self.transport.post(receives, sends):
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise CollectiveTimeoutError(
+                    f"rank {self.rank} could not measure within {self.timeout_s:g} s"
+                )
+            self.transport.wait(handle, left)
+
+    def send(self, peer: int, nbytes: int, word: int = 0) -> None:
+        """Send so many bytes, of which the first says something."""
+        self._out[0] = word
+        self.step([], [Message(peer, self._out[:nbytes], _TAG)])
+
+    def receive(self, peer: int, nbytes: int) -> int:
+        """Receive so many bytes, and say what the first one is."""
+        self.step([Message(peer, self._in[:nbytes], _TAG)], [])
+        return int(self._in[0])
+
+    def shift(self, nbytes: int) -> None:
+        """Send to the next rank and receive from the one before."""
+        ahead, behind = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        receives = [Message(behind, self._in[:nbytes], _TAG)]
+        self.step(receives, [Message(ahead, self._out[:nbytes], _TAG)])
+
+    def burst(self) -> None:
+        """Several short messages to the next rank in one step."""
+        ahead, behind = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        rows = list(self._small)
+        self.step(
+            [Message(behind, row, _TAG) for row in rows[:_AT_ONCE]],
+            [Message(ahead, row, _TAG) for row in rows[_AT_ONCE:]],
+        )
+
+
+def _timed(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def _ping_pong(exchange: _Exchange, peer: int, nbytes: int, most: int) -> float:
+    """Half of a round trip; the rank that asks says when it is enough."""
+    if exchange.rank == peer:
+        while exchange.receive(0, nbytes):
+            exchange.send(0, nbytes)
+        return 0.0
+    times: list[float] = []
+
+    def there_and_back() -> None:
+        exchange.send(peer, nbytes, 1)
+        exchange.receive(peer, nbytes)
+
+    there_and_back()  # the first one also finds its way
+    while len(times) < most and sum(times) < _BUDGET_S:
+        times.append(_timed(there_and_back))
+    exchange.send(peer, nbytes, 0)
+    return min(times) / 2
+
+
+def _pair(exchange: _Exchange) -> tuple[float, float]:
+    """Times of a short and of a long message, while all other ranks wait."""
+    last = exchange.world_size - 1  # with several hosts, on another one
+    short_s = long_s = 0.0
+    if exchange.rank in (0, last):
+        short_s = _ping_pong(exchange, last, _SHORT, _MOST)
+        long_s = _ping_pong(exchange, last, _LONG, _FEW)
+    return short_s, long_s
+
+
+def _rounds(exchange: _Exchange, expected_s: float, most: int) -> int:
+    """How often all ranks will do something; rank 0 says it, by what it expects."""
+    if exchange.rank:
+        return exchange.receive(0, _SHORT)
+    rounds = max(1, min(most, int(_BUDGET_S / max(expected_s, 1e-6))))
+    for peer in range(1, exchange.world_size):
+        exchange.send(peer, _SHORT, rounds)
+    return rounds
+
+
+def _all_at_once(exchange: _Exchange, function: Callable[[], object], expected_s: float,
+                 most: int) -> float:  # fmt: skip
+    function()
+    rounds = _rounds(exchange, expected_s, most)
+    return median(_timed(function) for _ in range(rounds))
+
+
+def _adding() -> float:
+    """Seconds to add a byte to another, undisturbed."""
+    left, right = (torch.ones(_ADDED // 4, device="cpu") for _ in range(2))
+    return min(_timed(lambda: left.add_(right)) for _ in range(20)) / _ADDED
+
+
+def measure(
+    transport: Transport, timeout_s: float, *, hosts: int = 1, cores: int | None = None
+) -> Parameters:
+    """Measure what messages, bytes and additions cost; all ranks take part.
+
+    Parameters
+    ----------
+    transport
+        Connected, with nothing under way, and with tags.
+    timeout_s
+        Time limit.
+    hosts, cores
+        Number of hosts, and of the cores that the ranks of one share.
+
+    Returns
+    -------
+    costs
+        What this rank has found. Only that of rank 0 means anything: it alone knows how
+        long a message takes between two ranks.
+
+    Raises
+    ------
+    CollectiveTimeoutError, PeerLostError
+        A rank did not take part.
+    """
+    exchange = _Exchange(transport, timeout_s)
+    world_size = exchange.world_size
+    gamma_s = _adding()
+    short_s, long_s = _pair(exchange)
+    crowd = max(1.0, -(-world_size // hosts) / cores) if cores else 1.0
+    crowded_s = _all_at_once(exchange, lambda: exchange.shift(_SHORT), crowd * short_s, _MOST)
+    burst_s = _all_at_once(exchange, exchange.burst, crowd * short_s, _MOST)
+    crowded_long_s = _all_at_once(exchange, lambda: exchange.shift(_LONG), crowd * long_s, _FEW)
+    # A byte is at least read and written, as an addition does; and a crowd helps nobody.
+    beta_s = max(gamma_s, (long_s - short_s) / _LONG)
+    return Parameters(
+        alpha_s=short_s,
+        beta_s_per_byte=beta_s,
+        gamma_s_per_byte=gamma_s,
+        # In a crowd of so many; it cannot be more than a message of its own.
+        overhead_s=min(short_s, max(0.0, burst_s - crowded_s) / (_AT_ONCE - 1)),
+        crowded_alpha_s=max(short_s, crowded_s),
+        crowded_beta_s_per_byte=max(beta_s, (crowded_long_s - crowded_s) / _LONG),
+        crowded_gamma_s_per_byte=crowd * gamma_s,
+    )
+
+
+_measured: dict[tuple[str, int, int], Parameters] = {}  # what this process knows as rank 0
+
+
+class _Notes:
+    """What the ranks of a group tell each other: words through its store, when by messages.
+
+    A message rather than a look at the store says that there is something to read: a
+    transport knows when a peer is lost. Without tags, ranks look.
+    """
+
+    def __init__(self, transport: Transport, store: dist.Store, timeout_s: float) -> None:
+        self.transport, self.store, self.timeout_s = transport, store, timeout_s
+        self.rank, self.world_size = transport.rank, transport.world_size
+        self._deadline = time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return max(self._deadline - time.monotonic(), 0.001)
+
+    def tell(self, key: str, value: Any, peers: Iterable[int]) -> None:
+        """Write something down, for some ranks to read."""
+        self.store.set(key, json.dumps(value))
+        if not self.transport.ordered:
+            token = torch.zeros(1, dtype=torch.uint8, device="cpu")
+            sends = [Message(peer, token, _TOKEN_TAG) for peer in peers]
+            for handle, peer in zip(self.transport.post([], sends), peers, strict=True):
+                self._wait(handle, peer)
+
+    def hear(self, keys: Mapping[int, str]) -> list[Any]:
+        """Wait until some ranks have written something down, and read it."""
+        if self.transport.ordered:
+            self._look(keys)
+        else:
+            tokens = torch.zeros(len(keys), dtype=torch.uint8, device="cpu")
+            receives = [Message(peer, tokens[i : i + 1], _TOKEN_TAG) for i, peer in enumerate(keys)]
+            for handle, peer in zip(self.transport.post(receives, []), keys, strict=True):
+                self._wait(handle, peer)
+        return [json.loads(self.store.get(key)) for key in keys.values()]
+
+    def _wait(self, handle: Handle, peer: int) -> None:
+        try:
+            self.transport.wait(handle, self.left_s)
+        except CollectiveTimeoutError as error:
+            raise self._late(peer) from error
+
+    def _look(self, keys: Mapping[int, str]) -> None:
+        pause_s = 0.0002
+        while not self.store.check(list(keys.values())):
+            if time.monotonic() > self._deadline:
+                missing = [peer for peer, key in keys.items() if not self.store.check([key])]
+                raise self._late(*missing[:1])
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.02)
+
+    def _late(self, peer: int = 0) -> CollectiveTimeoutError:
+        return CollectiveTimeoutError(
+            f"rank {self.rank} waited {self.timeout_s:g} s for rank {peer} to agree on a choice "
+            "of algorithms",
+            peer=peer,
+        )
+
+
+def agree(
+    transport: Transport,
+    store: dist.Store,
+    timeout_s: float,
+    *,
+    measurable: bool | None = None,
+) -> Table:
+    """Agree on what all ranks of a group go by; every rank has to call it.
+
+    Rank 0 takes the costs, in this order, from: the file of ``ringcoll tune``; what it has
+    measured before for the same transport and numbers of ranks and hosts; a measurement
+    now, by all ranks. Its ``RINGCOLL_ALGORITHM`` counts for all of them.
+
+    Parameters
+    ----------
+    transport
+        Connected, with nothing under way.
+    store
+        Seen by all ranks of the group, and used by nobody else.
+    timeout_s
+        Time limit.
+    measurable
+        Whether it is worth measuring; by default for gloo and UCX.
+
+    Raises
+    ------
+    CollectiveTimeoutError, PeerLostError
+        A rank did not come, or went away.
+    RulesError, TuningFileError
+        Rank 0's variables say what cannot be used. All ranks raise it.
+    """
+    settings.log_as_asked()
+    rank, world_size = transport.rank, transport.world_size
+    if measurable is None:
+        measurable = transport.name in names("cpu") and not transport.ordered
+    notes = _Notes(transport, store, timeout_s)
+    if rank:
+        return _follow(transport, notes)
+    others = range(1, world_size)
+    hosts = len(set(transport.hosts))
+    try:
+        table = _known_table(transport.name, world_size, hosts)
+        forced = settings.forced_text()
+        rules = settings.forced_rules(forced)
+    except RingcollError as error:
+        notes.tell(
+            "decision", {"error": str(error), "rules": isinstance(error, RulesError)}, others
+        )
+        raise
+    measuring = table is None and measurable and world_size > 1
+    notes.tell("decision", {"measure": measuring, "hosts": hosts, "forced": forced}, others)
+    if measuring:
+        costs = measure(transport, notes.left_s, hosts=hosts, cores=cores())
+        _measured[transport.name, world_size, hosts] = costs
+        table = _table_of(transport.name, world_size, hosts, costs)
+    if table is None:
+        table = built_in(
+            transport.name, costs_of(transport.name), world_size, hosts=hosts, cores=cores()
+        )
+    table = replace(table, forced=rules)
+    notes.tell("table", table.to_json(), others)
+    return table
+
+
+def _known_table(transport: str, world_size: int, hosts: int) -> Table | None:
+    path, asked = settings.tuning_file()
+    if path is not None:
+        table = tuning.find_table(path, transport, world_size, hosts, asked=asked)
+        if table is not None:
+            return table
+    costs = _measured.get((transport, world_size, hosts))
+    return None if costs is None else _table_of(transport, world_size, hosts, costs)
+
+
+def _table_of(transport: str, world_size: int, hosts: int, costs: Parameters) -> Table:
+    return Table(
+        transport=transport,
+        world_size=world_size,
+        hosts=hosts,
+        parameters=costs,
+        tuned=across_hosts(world_size, hosts),
+        source="measured",
+    )
+
+
+def _follow(transport: Transport, notes: _Notes) -> Table:
+    """Do what rank 0 says."""
+    (decision,) = notes.hear({0: "decision"})
+    if "error" in decision:
+        kind = RulesError if decision["rules"] else TuningFileError
+        raise kind(f"rank 0: {decision['error']}")
+    own = settings.forced_text()
+    if own != decision["forced"]:
+        _log.warning(
+            "rank %d: %s is %r here and %r on rank 0, which counts for all",
+            notes.rank,
+            FORCED,
+            own,
+            decision["forced"],
+        )
+    if decision["measure"]:
+        measure(transport, notes.left_s, hosts=decision["hosts"])
+    (found,) = notes.hear({0: "table"})
+    try:
+        return replace(Table.from_json(found), announces=False)
+    except TuningFileError as error:
+        raise TransportError(f"rank {notes.rank} cannot read rank 0's table: {error}") from error

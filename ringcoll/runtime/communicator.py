@@ -1,0 +1,455 @@
+"""One rank's end of a group: operations get their turn here, and are run.
+
+Running an operation is: meet (once a group), resolve (once an operation), open (bind it to
+memory), drive, finish. The parts have files of their own: `queue`, `memory`, `comparison`,
+`monitor`, `operation`.
+
+On CUDA tensors an operation has a `Lane`: see `ringcoll.system.streams`. Where messages are ordered
+by the stream, and the host waits for nothing, no thread is needed for asynchronous operations.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.cost.table import Table
+from ringcoll.errors import CaptureError, GroupBrokenError, RingcollError, TransportError
+from ringcoll.runtime.agreement import agree
+from ringcoll.runtime.comparison import CallComparison
+from ringcoll.runtime.executor import drive
+from ringcoll.runtime.memory import Workspace
+from ringcoll.runtime.monitor import Monitor, monitored_barrier
+from ringcoll.runtime.operation import Operation, Turn
+from ringcoll.runtime.queue import Queue
+from ringcoll.runtime.work import Work
+from ringcoll.system.machine import cores
+from ringcoll.system.streams import Lane, Streams
+from ringcoll.transport.base import Transport
+
+__all__ = ["Call", "Communicator", "Part"]
+
+_log = logging.getLogger("ringcoll")
+_EXIT_S = 10.0  # for operations that are pending when the process ends
+_JOIN_S = 10.0  # for threads to end that have nothing to wait for any more
+_MOST_OPERATIONS = 512  # kinds of calls that a group remembers
+
+# In the order in which they were made: closing those of NCCL may take all their ranks.
+_open_communicators: weakref.WeakKeyDictionary[Communicator, None] = weakref.WeakKeyDictionary()
+
+Part = tuple[Operation | Turn, Sequence[Tensor]]
+"""An operation and the tensors that it is run with."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A call that is checked and ready to run.
+
+    Parameters
+    ----------
+    member
+        The rank's end of the group.
+    operation, tensors
+        What is run.
+    timeout_s
+        Time limit in seconds.
+    async_op
+        Whether `run` returns a work at once.
+    results
+        The tensors that hold the result.
+    following
+        Further parts of the same call. If they are made by a generator, it may use the
+        results of those before.
+    num_parts
+        Number of parts, alike on all ranks.
+    """
+
+    member: Communicator
+    operation: Operation | Turn
+    tensors: Sequence[Tensor]
+    timeout_s: float
+    async_op: bool
+    results: list[Tensor]
+    following: Iterable[Part] = ()
+    num_parts: int = 1
+
+    def run(self) -> Work | None:
+        """Run the call."""
+        return self.member.run(
+            self.operation,
+            self.tensors,
+            self.timeout_s,
+            self.async_op,
+            self.results,
+            self.following,
+            self.num_parts,
+        )
+
+
+class _Item(NamedTuple):
+    """An operation in the queue."""
+
+    number: int
+    operation: Operation | Turn
+    tensors: Sequence[Tensor]
+    timeout_s: float
+    following: Iterable[Part]
+    lane: Lane | None
+    work: Work
+
+
+class Communicator:
+    """One rank's end of a group.
+
+    Parameters
+    ----------
+    transport
+        Messages among the ranks of the group.
+    store
+        For the monitor; seen by all ranks and used by nobody else.
+    timeout_s
+        Time limit, in seconds, of an operation that gives none of its own.
+    device
+        The device of all tensors that may be sent; ``None`` for CPU tensors.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        store: dist.Store,
+        timeout_s: float,
+        device: torch.device | None = None,
+    ) -> None:
+        self.transport, self.timeout_s, self.device = transport, timeout_s, device
+        self.rank, self.world_size = transport.rank, transport.world_size
+        self.operations: dict[Any, Operation] = {}
+        self._remembering = threading.Lock()
+        self.memory = Workspace(self._forget_memory)
+        self.monitor = Monitor(store, self.rank, self.world_size, transport.abort)
+        self.store = store
+        self.table: Table | None = None  # what choices go by, once the ranks have met
+        self.tracer: Any = None  # `ringcoll.tracing.recorder.Tracer`, while the group is traced
+        self.num_issued = 0
+        self._queue: Queue[_Item] = Queue(f"ringcoll-{self.rank}", self._complete)
+        self._comparison = CallComparison(store, self.monitor)
+        self._has_met = self._is_crowded = False
+        self._num_barriers = 0
+        self._streams: dict[torch.device, Streams] = {}
+        self._lane: Lane | None = None  # of the operation that runs
+        self._broken: BaseException | None = None
+        self._closed = False
+        _open_communicators[self] = None
+
+    # --- calls ------------------------------------------------------------------------------
+
+    def remember(self, key: Any, operation: Operation) -> None:
+        """Keep an operation for calls of the same key."""
+        with self._remembering:
+            if len(self.operations) >= _MOST_OPERATIONS:
+                del self.operations[next(iter(self.operations))]
+            self.operations[key] = operation
+
+    def run(
+        self,
+        operation: Operation | Turn,
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        async_op: bool,
+        results: Sequence[Tensor],
+        following: Iterable[Part] = (),
+        num_parts: int = 1,
+    ) -> Work | None:
+        """Run an operation, or queue it; parameters as for `Call`.
+
+        Returns
+        -------
+        Work or None
+            The work, if ``async_op``; otherwise the call is complete on return.
+
+        Raises
+        ------
+        GroupBrokenError
+            An earlier operation failed, or the group was closed.
+        CaptureError
+            The operation cannot be captured in the CUDA graph that is being captured.
+        RingcollError
+            The operation failed.
+        """
+        queue = self._queue
+        lane = work = None
+        with queue.turn:
+            if self._closed or self._broken is not None:
+                self._refuse()
+            is_mine = not queue.items and not async_op and queue.serving.acquire(False)
+            try:
+                if operation.has_streams:
+                    lane = self._lane_of(operation, following, is_aside=not is_mine)
+            except BaseException:
+                if is_mine:
+                    queue.serving.release()
+                raise
+            number = self.num_issued
+            self.num_issued = number + num_parts
+            if not is_mine:
+                work = Work(operation.name, results, queue.help)
+                item = _Item(number, operation, tensors, timeout_s, following, lane, work)
+                # Nobody has to be waited for, or it is the stream that waits.
+                is_now = self.world_size == 1 or not self.transport.waits_on_host
+                if is_now and not queue.items and queue.serving.acquire(blocking=False):
+                    queue.num_put += 1
+                    try:
+                        self._complete(item)
+                    finally:
+                        queue.serving.release()
+                else:
+                    queue.put(item)
+        if work is None:
+            try:
+                if lane is None and not following:
+                    self._perform(number, operation, tensors, timeout_s)
+                else:
+                    self._run(number, operation, tensors, timeout_s, following, lane)
+            finally:
+                queue.serving.release()
+            if lane is not None:
+                lane.join()
+        elif not async_op:
+            work.wait()
+            return None
+        return work
+
+    def in_turn(self, function: Callable[[], object], name: str) -> None:
+        """Call a function when the operations before it are over, and none runs beside it."""
+        self.run(Turn(name, function), (), self.timeout_s, False, [])
+
+    # --- running ----------------------------------------------------------------------------
+
+    def _complete(self, item: _Item) -> Work | None:
+        """Run an operation of the queue; its error is for whoever waits for the work."""
+        number, operation, tensors, timeout_s, following, lane, work = item
+        error: BaseException | None = None
+        try:
+            if self._broken is not None:
+                self._refuse()
+            self._run(number, operation, tensors, timeout_s, following, lane)
+        except BaseException as raised:  # noqa: BLE001  # `Work.wait` raises it
+            error = raised
+        self._queue.num_done += 1
+        has_callbacks = work.complete(error, None if lane is None else lane.end)
+        return work if has_callbacks else None
+
+    def _run(
+        self,
+        number: int,
+        operation: Operation | Turn,
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        following: Iterable[Part],
+        lane: Lane | None,
+    ) -> None:
+        """Run all parts of a call, in its lane if it has one."""
+        if lane is not None:
+            with lane:
+                self._lane = lane
+                try:
+                    self._run(number, operation, tensors, timeout_s, following, None)
+                finally:
+                    self._lane = None
+            return
+        self._perform(number, operation, tensors, timeout_s)
+        if following:
+            for index, (operation, tensors) in enumerate(following, 1):  # noqa: PLR1704
+                self._perform(number + index, operation, tensors, timeout_s)
+
+    def _perform(
+        self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
+    ) -> None:
+        """Run an operation: meet, resolve, open, drive, finish."""
+        if operation.inference and not torch.is_inference_mode_enabled():
+            with torch.inference_mode():  # the caller's mode, which holds for its thread only
+                self._perform(number, operation, tensors, timeout_s)
+            return
+        monitor, tracer = self.monitor, self.tracer
+        monitor.current = current = number, operation
+        monitor.recent.append(current)
+        if not monitor.awake:
+            monitor.wake()
+        if tracer is not None:
+            tracer.begin(number, operation)
+        try:
+            deadline = time.monotonic() + timeout_s
+            if not self._has_met:
+                self._meet(timeout_s)
+            if operation.plan is None:
+                assert self.table is not None
+                operation.resolve(self.table, self.transport.hosts)
+            if self.transport.ordered:
+                is_capturing = self._lane is not None and self._lane.capturing
+                assert operation.description is not None
+                self._comparison.compare(operation.description, timeout_s, capturing=is_capturing)
+            if self._lane is not None and isinstance(operation, Operation):
+                self._lane.use(operation.memory_of(tensors))  # it may be dropped before it is read
+                operation.move(self._lane.key)
+            binding = operation.binding(tensors, self.transport, self._workspace, self._is_crowded)
+            tag = (operation.signature + number * 0x9E3779B1) & 0x7FFFFFFF
+            if tracer is not None:
+                binding = tracer.traced(operation, binding, tag)
+            for load, index in binding.loads:
+                load(tensors[index])
+            drive(binding.program, tag, binding.wait, deadline, monitor)
+            for store, index in binding.stores:
+                store(tensors[index])
+        except BaseException as error:
+            raised = self._failed(error, timeout_s)
+            if tracer is not None:
+                tracer.failed(raised)
+            if raised is error:
+                raise
+            raise raised from error
+        finally:
+            monitor.current = monitor.wait = None
+            if tracer is not None:
+                tracer.end()
+
+    def _meet(self, timeout_s: float) -> None:
+        """Meet the other ranks, and agree on what choices go by."""
+        transport = self.transport
+        transport.connect(timeout_s)
+        self._has_met = True
+        ranks_here = transport.hosts.count(transport.hosts[self.rank])
+        self._is_crowded = torch.get_num_threads() * ranks_here > cores()
+        self.table = agree(transport, dist.PrefixStore("choice", self.store), timeout_s)
+
+    def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
+        """Break the group after a failure, tell the others, and explain it."""
+        if isinstance(error, TransportError):
+            error = self.monitor.explain(error, timeout_s)
+        else:
+            # Peers wait for what will not come; and what is in flight uses our memory.
+            self.monitor.report(error)
+        self._break(error)
+        return error
+
+    def _break(self, error: BaseException) -> None:
+        if self._broken is None:
+            self._broken = error
+            if threading.current_thread() in self._queue.threads and not self._closed:
+                # Perhaps nobody waits for it.
+                _log.error("%s: %s", type(error).__name__, error)
+        self.transport.abort()
+
+    def _refuse(self) -> None:
+        """Say why nothing can be run any more."""
+        if self._closed:
+            raise GroupBrokenError(f"rank {self.rank}: the group was closed")
+        raise GroupBrokenError(
+            f"rank {self.rank}: the group is broken by an earlier failure: {self._broken}"
+        ) from self._broken
+
+    # --- memory and streams -----------------------------------------------------------------
+
+    def _workspace(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        lane = self._lane
+        if lane is not None and lane.capturing:  # it lives as long as the graph
+            return torch.empty(numel, dtype=dtype, device=device)
+        memory = self.memory.take(numel, dtype, device)
+        if lane is not None:  # others use it after this one, or nobody: it may be replaced
+            lane.use([memory])
+        return memory
+
+    def _forget_memory(self) -> None:
+        for operation in tuple(self.operations.values()):  # other threads add to them
+            operation.forget()
+
+    def _lane_of(
+        self, operation: Operation | Turn, following: Iterable[Part], *, is_aside: bool
+    ) -> Lane:
+        """Where a call runs on its device, and after what; nothing but that is enqueued yet."""
+        device = operation.device
+        streams = self._streams.get(device)
+        if streams is None:
+            streams = self._streams[device] = Streams(device)
+        is_capturing = streams.capturing()
+        if is_capturing:
+            self._check_capture(operation, following)
+        on_host = operation.name == "barrier"
+        return Lane(streams, aside=is_aside, capturing=is_capturing, on_host=on_host)
+
+    def _check_capture(self, operation: Operation | Turn, following: Iterable[Part]) -> None:
+        """Refuse what cannot be captured in a CUDA graph.
+
+        What a call does when it is run for the first time must not be captured: connecting,
+        loading of kernels, and comparing calls through the store.
+        """
+        refused = f"rank {self.rank}: {operation.name} cannot be captured in a CUDA graph: "
+        if self.transport.waits_on_host:
+            raise CaptureError(
+                f"{refused}over {self.transport.name} the host takes part in it. Let CUDA tensors "
+                'travel over NCCL: cuda_transport="nccl", or RINGCOLL_CUDA_TRANSPORT'
+            )
+        if not isinstance(following, Sequence):
+            raise CaptureError(f"{refused}what it sends depends on what it has received")
+        for each in (operation, *(part for part, _ in following)):
+            if each.description is None or each.description not in self._comparison.known:
+                raise CaptureError(
+                    f"{refused}no such call has run in this group yet. Run it once before the "
+                    "capture, on all ranks, with tensors of the same shapes and dtypes"
+                )
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def monitored_barrier(self, timeout_s: float, wait_all_ranks: bool) -> None:
+        """Wait until all ranks have come; see `ringcoll.monitored_barrier`."""
+        with self._queue.turn:
+            if self._closed or self._broken is not None:
+                self._refuse()
+            self._num_barriers += 1
+        store = dist.PrefixStore("barrier", self.store)
+        monitored_barrier(
+            store, self.rank, self.world_size, self._num_barriers, timeout_s, wait_all_ranks
+        )
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """End the threads and connections.
+
+        Parameters
+        ----------
+        drain_s
+            How long to wait, in seconds, for operations that are queued; then they fail.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if not self._queue.close(drain_s):
+            self._broken = self._broken or GroupBrokenError(
+                f"rank {self.rank}: the group was closed"
+            )
+            self.transport.abort()
+        self._queue.close(_JOIN_S)
+        self.monitor.close()
+        self.monitor.recent.clear()  # operations are bound to connections
+        self.memory.clear()
+        self.operations.clear()
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Make all operations fail, here and at the peers that take part in them."""
+        self._break(GroupBrokenError(f"rank {self.rank}: the group was aborted"))
+
+
+@atexit.register
+def _close_all() -> None:
+    for communicator in tuple(_open_communicators):
+        with contextlib.suppress(RingcollError, RuntimeError):
+            communicator.close(_EXIT_S)

@@ -1,0 +1,410 @@
+"""Operations: what is decided and bound of a call, so that it can be run with other tensors.
+
+::
+
+    Request --compile--> Operation --resolve--> plan, tags --bind--> program --drive--> result
+    (arguments)          (once a group)         (ranks met)  (memory)
+
+- A `Request` holds all that the decision how to run a call depends on, and no tensor.
+- An `Operation` is made of a request when the group sees such a call for the first time. What
+  ``"auto"`` stands for is known when the ranks have met, so the plan is made by `resolve`,
+  at the operation's first turn.
+- A `Binding` is an operation bound to memory: what copies tensors there, the program, and
+  what copies results back. CPU tensors are bound by their addresses, where training has its
+  tensors again and again. Short tensors that are seen for the first time go through memory
+  that the operation owns, so that one binding serves all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ringcoll.algorithms import find
+from ringcoll.algorithms.proved import proved_schedule
+from ringcoll.cost.choice import Choice, choose, segment_count
+from ringcoll.cost.table import Table
+from ringcoll.errors import ArgumentError, UnknownAlgorithmError
+from ringcoll.reduction import TORCH, Engine, Reduction
+from ringcoll.reduction.operators import SERIAL_NUMEL
+from ringcoll.runtime.executor import Instruction, bind
+from ringcoll.runtime.plan import Plan, compile_plan
+from ringcoll.runtime.regions import Layout
+from ringcoll.runtime.stage import Load, Stage
+from ringcoll.schedule.contracts import OperandOrder, contract
+from ringcoll.schedule.ir import Schedule
+from ringcoll.system.streams import has_streams
+from ringcoll.transport.base import Handle, Transport
+from ringcoll.transport.narrow import NarrowTransport
+
+__all__ = ["Binding", "Operation", "Request", "Turn", "is_short", "needs_equal_blocks", "resolve"]
+
+_log = logging.getLogger("ringcoll")
+
+_SHORT_NBYTES = 32 << 10  # copying so much takes as long as binding an instruction or two
+_MOST_BINDINGS = 128  # addresses that an operation remembers
+
+
+class Request(NamedTuple):
+    """All that the decision how to run a call depends on; it holds no tensor.
+
+    ``lengths`` are (block, numel) of every block that this rank knows, ``order`` is the order
+    of operands that the operator needs, ``is_common`` tells whether all ranks know all lengths.
+    """
+
+    collective: str
+    algorithm: str | Schedule
+    rank: int
+    world_size: int
+    root: int
+    lengths: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+    work_dtype: torch.dtype
+    wire_dtype: torch.dtype
+    operator: str
+    order: OperandOrder
+    segment_bytes: int | None
+    split_input: bool
+    split_output: bool
+    in_place: bool
+    posts_early: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole data: the vector, or all blocks of one rank."""
+        lengths = dict(self.lengths)
+        blocks = contract(self.collective).inputs(self.rank, self.world_size, self.root)
+        counted = blocks if self.collective == "all_to_all" else lengths
+        return sum(lengths[block] for block in counted) * self.wire_dtype.itemsize
+
+
+class Resolved(NamedTuple):
+    """How an operation is run, alike on all ranks.
+
+    ``description`` is the call in words. It names all that ranks must agree on, so it is
+    what they compare, and its hash, the ``signature``, is part of every tag.
+    """
+
+    plan: Plan
+    description: str
+    signature: int
+
+
+def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None) -> Resolved:
+    """Choose the algorithm if the request leaves it open, check its schedule, compile the plan.
+
+    Parameters
+    ----------
+    request
+        The call.
+    table
+        Costs and rules of the group; ``None`` only if the request names the algorithm.
+    hosts
+        Host number of every rank; ``None`` if it is not known yet.
+
+    Raises
+    ------
+    ScheduleError, ArgumentError
+        The algorithm cannot run this call.
+    """
+    collective, world_size = request.collective, request.world_size
+    if request.algorithm == "auto":
+        assert table is not None
+        choice = choose(collective, request.nbytes, world_size, table, request.order)
+        tell(choice)
+        request = request._replace(
+            algorithm=choice.algorithm,
+            segment_bytes=request.segment_bytes or choice.segment_bytes,
+        )
+    rules, rank, root = contract(collective), request.rank, request.root
+    schedule = proved_schedule(
+        collective,
+        request.algorithm,
+        world_size,
+        root,
+        hosts,
+        order=request.order,
+        operator=request.operator,
+        rank=rank,
+    )
+    length = dict(request.lengths)
+    is_equal = len(set(length.values())) == 1
+    is_free = is_equal or rules.common_lengths
+    if not is_free and needs_equal_blocks(request.algorithm, collective):
+        raise ArgumentError(
+            f"{schedule.algorithm} {collective} needs blocks of equal length",
+            rank=rank,
+            argument="algorithm",
+            expected="auto",
+            got=schedule.algorithm,
+        )
+    segments, lengths = 1, "its own number of"
+    if rules.common_lengths:
+        per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
+        longest = -(-max(length.values()) // per_block)
+        longest_nbytes = longest * request.wire_dtype.itemsize
+        segments = segment_count(schedule, longest_nbytes, request.segment_bytes, longest)
+        lengths = "+".join(map(str, length.values()))
+        if is_equal and len(length) > 1:
+            lengths = f"{max(length.values())} x {len(length)}"
+    words = [request.operator] if request.operator else []
+    words += [str(request.dtype), f"{lengths} elements"]
+    words += [f"root {root}"] if rules.rooted else []
+    words += [f"sent as {request.wire_dtype}"] if request.wire_dtype is not request.dtype else []
+    if request.work_dtype is not request.wire_dtype:
+        words += [f"computed in {request.work_dtype}"]
+    words += [f"algorithm {schedule.algorithm}"]
+    words += [f"{segments} segments"] if segments > 1 else []
+    description = f"{collective}({', '.join(words)})".replace("torch.", "")
+    layout = Layout(request.lengths, request.split_input, request.split_output, request.in_place)
+    plan = compile_plan(schedule, rank, layout, segments, posts_early=request.posts_early)
+    return Resolved(plan, description, zlib.crc32(description.encode()))
+
+
+@lru_cache(maxsize=4096)
+def tell(choice: Choice) -> None:
+    """Write a choice to the log, once."""
+    _log.log(logging.INFO if choice.table.announces else logging.DEBUG, "%s", choice)
+
+
+def needs_equal_blocks(algorithm: str | Schedule, collective: str) -> bool:
+    """Whether an algorithm moves blocks whose length a rank knows only if all are equal."""
+    try:
+        name = algorithm.algorithm if isinstance(algorithm, Schedule) else algorithm
+        return find(collective, name).equal_blocks
+    except UnknownAlgorithmError:
+        return True
+
+
+@dataclass(slots=True)
+class Binding:
+    """An operation that is bound to memory and to a transport.
+
+    Parameters
+    ----------
+    loads
+        (function of a tensor, number of the tensor): copies a tensor to where it is sent from.
+    program
+        What to run, in order.
+    stores
+        (function of a tensor, number of the tensor): copies a result to a tensor.
+    wait
+        Waits for a message: (handle, seconds).
+    """
+
+    loads: Sequence[Load]
+    program: Sequence[Instruction]
+    stores: Sequence[Load]
+    wait: Callable[[Handle, float], None]
+
+
+class Operation:
+    """A call that can be run with any tensors of the same kind.
+
+    Parameters
+    ----------
+    request
+        The call.
+    stage
+        How its tensors become flat ones.
+    device
+        The device of the tensors.
+    reduction, engine
+        What ``(+)`` means, and what computes it; ``None`` where nothing is reduced.
+    results
+        Numbers of the tensors that hold the result.
+    inference
+        Whether results are inference tensors, which only inference mode may write.
+    may_alias
+        Whether short tensors may be used where they lie: their blocks share no memory.
+    prepared
+        Whether the operation belongs to one call (`plan()`), and keeps what it is bound to.
+    """
+
+    __slots__ = (
+        "_bindings",
+        "_keeps",
+        "_lane_key",
+        "_may_alias",
+        "_seen",
+        "description",
+        "device",
+        "engine",
+        "has_streams",
+        "inference",
+        "is_short",
+        "lengths",
+        "name",
+        "plan",
+        "reduction",
+        "request",
+        "results",
+        "signature",
+        "stage",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        stage: Stage,
+        device: torch.device,
+        *,
+        reduction: Reduction | None = None,
+        engine: Engine = TORCH,
+        results: Sequence[int] = (),
+        inference: bool = False,
+        may_alias: bool = False,
+        prepared: bool = False,
+    ) -> None:
+        self.request, self.stage, self.device = request, stage, device
+        self.reduction, self.engine, self.results = reduction, engine, results
+        self.inference, self.has_streams = inference, has_streams(device)
+        self.name = request.collective
+        self.is_short = is_short(stage.nbytes, device) and not prepared
+        self._keeps = prepared or (stage.is_direct and not self.has_streams)
+        rules = contract(request.collective)
+        self.lengths = None if rules.common_lengths else dict(request.lengths)
+        self.plan: Plan | None = None
+        self.description: str | None = None
+        self.signature = 0
+        self._may_alias = may_alias and stage.is_direct
+        self._bindings: dict[tuple[int, ...], Binding] = {}
+        self._seen: set[tuple[int, ...]] = set()  # places of short tensors
+        self._lane_key: object = None
+
+    def check(self) -> None:
+        """Refuse an algorithm that was asked for by name and does not fit, before the ranks meet."""
+        resolved = resolve(self.request, None, None)
+        name = self.request.algorithm
+        if isinstance(name, Schedule) or not find(self.name, name).needs_hosts:
+            self.plan, self.description, self.signature = resolved
+
+    def resolve(self, table: Table, hosts: tuple[int, ...]) -> None:
+        """Decide how to run it; see `resolve`."""
+        resolved = resolve(self.request, table, hosts)
+        self.plan, self.description, self.signature = resolved
+
+    def memory_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors of a call, and the factor by which inputs are multiplied, if it is one."""
+        factor = None if self.reduction is None else self.reduction.operator.factor
+        is_far = isinstance(factor, Tensor) and has_streams(factor.device)
+        return [*tensors, *([factor] if is_far and isinstance(factor, Tensor) else [])]
+
+    def forget(self) -> None:
+        """Let go of all memory that the operation is bound to."""
+        self._bindings.clear()
+
+    def move(self, lane_key: object) -> None:
+        """Let go of what belongs to another stream than that of the next run."""
+        if self._lane_key != lane_key:
+            self._lane_key = lane_key
+            self._bindings.clear()
+
+    def binding(
+        self,
+        tensors: Sequence[Tensor],
+        transport: Transport,
+        workspace: Callable[[int, torch.dtype, torch.device], Tensor],
+        is_crowded: bool,
+    ) -> Binding:
+        """Bind the operation to memory, or fetch what is bound already.
+
+        Parameters
+        ----------
+        tensors
+            The tensors of the call.
+        transport
+            Where messages go.
+        workspace
+            Gives working memory: (numel, dtype, device).
+        is_crowded
+            Whether ranks share cores, so that torch must not use threads.
+        """
+        places = tuple(map(Tensor.data_ptr, tensors))
+        binding = self._bindings.get(places)
+        if binding is not None:
+            return binding
+        is_own = self.is_short and not (self._may_alias and places in self._seen)
+        if is_own:
+            if len(self._seen) >= _MOST_BINDINGS:
+                self._seen.clear()
+            self._seen.add(places)
+            places = ()
+            binding = self._bindings.get(places)
+        if binding is None:
+            with torch.inference_mode(False):  # later calls may be outside of that mode
+                binding = self._bind(tensors, transport, workspace, is_crowded, is_own=is_own)
+            if is_own or self._keeps:
+                if len(self._bindings) >= _MOST_BINDINGS:
+                    self._bindings.clear()
+                self._bindings[places] = binding
+        return binding
+
+    def _bind(
+        self,
+        tensors: Sequence[Tensor],
+        transport: Transport,
+        workspace: Callable[[int, torch.dtype, torch.device], Tensor],
+        is_crowded: bool,
+        *,
+        is_own: bool,
+    ) -> Binding:
+        plan, reduction, request = self.plan, self.reduction, self.request
+        assert plan is not None
+        is_long = sum(self.stage.numels) > SERIAL_NUMEL
+        if reduction is not None and is_crowded and is_long and self.device.type == "cpu":
+            reduction = reduction.in_pieces()
+        if reduction is not None and reduction.wire_dtype is not request.work_dtype:
+            transport = NarrowTransport(transport, reduction.wire_dtype, self.engine)
+        flat = self.stage.bind(tensors, is_own=is_own)
+        program = bind(
+            plan,
+            flat.inputs,
+            flat.outputs,
+            workspace(plan.workspace_numel, request.work_dtype, self.device),
+            transport,
+            reduction=reduction,
+            engine=self.engine,
+            tag_by_length=self.lengths is not None,
+        )
+        return Binding(flat.loads, program, flat.stores, transport.wait)
+
+
+class Turn:
+    """A function that is called in its turn among the group's operations, as if it were one.
+
+    Parameters
+    ----------
+    name
+        What it does, for error messages.
+    function
+        The function.
+    """
+
+    __slots__ = ("_function", "description", "device", "name")
+    has_streams = inference = False
+    plan = True  # nothing has to be resolved
+    signature = 0
+    lengths: dict[int, int] | None = None
+    results: Sequence[int] = ()
+
+    def __init__(self, name: str, function: Callable[[], object]) -> None:
+        self.name, self._function = name, function
+        self.description: str | None = name
+        self.device = torch.device("cpu")
+
+    def binding(self, tensors: Sequence[Tensor], transport: Transport, *memory: object) -> Binding:
+        """A program that calls the function."""
+        return Binding((), [self._function], (), transport.wait)
+
+
+def is_short(nbytes: int, device: torch.device) -> bool:
+    """Whether tensors pass through memory of the operation's own."""
+    return nbytes <= _SHORT_NBYTES and not has_streams(device)

@@ -1,0 +1,583 @@
+"""Plans: a rank's part of a schedule, bound to lengths and segments.
+
+Problem: run a schedule with as little work as possible, without ever writing
+memory that is still being read. A plan is compiled once and cached; it is a flat
+list of instructions on numbered *regions* of memory, and holds offsets, never
+tensors.
+
+Segments run as a wavefront: with S segments, segment j does step w - j in wave
+w. It needs nothing from the algorithm, as the segments are disjoint in every
+buffer. In each wave everything is posted, receives first, then local work is
+done, then messages are waited for in program order. Receives of the next wave are
+posted as well where their memory is free.
+
+Two hazards are dealt with here, and nowhere else:
+
+- Transports read the user's memory in place, so memory is written only after the
+  sends that read it have completed (`_Compiler.guard`).
+- All reads of a step see the state before it. A write to something that another
+  operation of the step still has to read goes to staging memory first, and is
+  committed when the step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from ringcoll.runtime.regions import Layout, Memory, Region, Space, Supply, joined
+from ringcoll.schedule.ir import (
+    Copy,
+    Operation,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Schedule,
+    Send,
+    Step,
+)
+
+__all__ = [
+    "Combine",
+    "Instruction",
+    "Move",
+    "Plan",
+    "Post",
+    "Wait",
+    "compile_plan",
+]
+
+
+class Post(NamedTuple):
+    """Post receives and sends: (peer, view, numel), numbered on from the last post."""
+
+    receives: tuple[tuple[int, int, int], ...]
+    sends: tuple[tuple[int, int, int], ...]
+
+
+class Wait(NamedTuple):
+    """Wait for the message with this number."""
+
+    message: int
+    peer: int
+    step: int
+    is_receive: bool
+
+
+class Move(NamedTuple):
+    """Copy one view to another."""
+
+    into: int
+    source: int
+
+
+class Combine(NamedTuple):
+    """Reduce views from left to right, and finish the total where ``final`` is set.
+
+    ``into`` is one of the first two sources, or overlaps none.
+    """
+
+    into: int
+    sources: tuple[int, ...]
+    final: bool
+
+
+Instruction = Post | Wait | Move | Combine
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one rank executes.
+
+    Parameters
+    ----------
+    regions
+        The memory that the instructions name by number. All spaces but input and
+        output are parts of one tensor of working memory.
+    instructions
+        What to do, in order.
+    workspace_numel
+        Elements of working memory, beyond the user's tensors.
+    arriving_numel
+        How far the regions of ``Space.ARRIVING`` reach. They have the offsets of staging memory,
+        and may be in a tensor of their own, of another dtype.
+    departing
+        Which instructions are `Combine` whose total is sent by the next `Post`, before anything
+        else reads or writes it: it may be rounded to another dtype right away.
+    """
+
+    schedule: Schedule
+    rank: int
+    segments: int
+    regions: tuple[Region, ...]
+    instructions: tuple[Instruction, ...]
+    workspace_numel: int
+    arriving_numel: int
+    departing: frozenset[int]
+
+
+# More sends in flight than this are waited for before new ones are posted. It
+# bounds what a transport has to remember; gloo was seen to handle 50 to one peer.
+_MOST_SENDS = 32
+
+
+# Longer messages are not received early: asking for them costs little beside moving
+# them, and the second staging area would cost memory.
+_MOST_EARLY = 1 << 16
+
+
+def _touched(operation: Operation) -> tuple[Ref, ...]:
+    """All that an operation reads or writes."""
+    match operation:
+        case Send() | Recv():
+            return operation.refs
+        case RecvReduce():
+            return (*operation.into, *operation.local)
+        case Copy():
+            return operation.into, operation.source
+        case Reduce():
+            return operation.into, *operation.sources
+
+
+def _departing(instructions: Sequence[Instruction], regions: Sequence[Region]) -> frozenset[int]:
+    """Indices of the reductions whose totals are sent next; see `Plan`."""
+    found: set[int] = set()
+    totals: dict[int, int] = {}  # view of a total that nothing has touched, by instruction
+    for index, instruction in enumerate(instructions):
+        match instruction:
+            case Post(sends=sends):
+                found.update(totals[view] for _, view, _ in sends if view in totals)
+                totals.clear()
+                continue
+            case Combine(into=into, sources=sources):
+                touched = {into, *sources}
+            case Move(into=target, source=source):
+                touched = {target, source}
+            case _:
+                continue
+        for total in tuple(totals):
+            if any(regions[total].overlaps(regions[one]) for one in touched):
+                del totals[total]
+        if isinstance(instruction, Combine):
+            totals[instruction.into] = index
+    return frozenset(found)
+
+
+_Active = list[tuple[int, int, Step]]
+"""What goes on in a wave: (segment, number of the step, step)."""
+
+
+@dataclass
+class _Arrival:
+    """A receive that was posted, and what has to be done when it is there."""
+
+    message: int
+    step: int
+    operation: Recv | RecvReduce
+    segment: int
+    target: Region
+    staged: bool
+    deferred: bool
+
+
+class _Compiler:
+    def __init__(
+        self, schedule: Schedule, rank: int, layout: Layout, segments: int, posts_early: bool
+    ) -> None:
+        self.schedule, self.rank, self.segments = schedule, rank, segments
+        self.posts_early = posts_early
+        self.memory = Memory(schedule, rank, layout, segments)
+        self.drops_empty = len(layout.lengths) == 1 and layout.lengths[0][1] > 0
+        self.numbers: dict[Region, int] = {}
+        self.numbered: list[Region] = []
+        self.instructions: list[Instruction] = []
+        self.sends: list[tuple[Wait, Region]] = []  # in flight
+        self.messages = 0
+        self.staging = Supply(Space.STAGING)
+        # What arrives early: waves take turns, as one area may fill while the other is in use.
+        self.early_areas = [Supply(Space.STAGING, 1), Supply(Space.STAGING, 2)]
+        self.packing = Supply(Space.PACKING)
+        self.commits: list[tuple[Region, Region]] = []
+
+    def compile(self) -> Plan:
+        waves = self.waves(list(self.schedule.steps(self.rank)))
+        ahead: dict[int, _Arrival] = {}
+        for active, following in pairwise([*waves, []]):
+            ahead = self.wave(active, ahead, following)
+        for wait, _ in self.sends:
+            self.instructions.append(wait)
+        # All working memory is one tensor, in which the areas lie one after the other.
+        staging = (self.staging, *self.early_areas)
+        sizes = {(area.space, area.part): area.most for area in (*staging, self.packing)}
+        sizes[Space.SCRATCH, 0] = self.memory.scratch_numel
+        starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        starts |= {
+            (Space.ARRIVING, area.part): starts[Space.STAGING, area.part] for area in staging
+        }
+        regions = tuple(
+            Region(space, 0, offset + starts[space, part], numel)
+            if (space, part) in starts
+            else Region(space, part, offset, numel)
+            for space, part, offset, numel in self.numbered
+        )
+        arriving = [one for one in regions if one.space is Space.ARRIVING]
+        return Plan(
+            schedule=self.schedule,
+            rank=self.rank,
+            segments=self.segments,
+            regions=regions,
+            instructions=tuple(self.instructions),
+            workspace_numel=sum(sizes.values()),
+            arriving_numel=max((one.offset + one.numel for one in arriving), default=0),
+            departing=_departing(self.instructions, regions),
+        )
+
+    def waves(self, steps: list[Step]) -> list[_Active]:
+        """The waves in which this rank does anything."""
+        waves: list[_Active] = []
+        for wave in range(len(steps) + self.segments - 1):
+            first = max(0, wave - len(steps) + 1)
+            active = [
+                (segment, wave - segment, steps[wave - segment])
+                for segment in range(first, min(self.segments, wave + 1))
+                if steps[wave - segment]
+            ]
+            if active:
+                waves.append(active)
+        return waves
+
+    def number(self, region: Region) -> int:
+        found = self.numbers.setdefault(region, len(self.numbers))
+        if found == len(self.numbered):
+            self.numbered.append(region)
+        return found
+
+    def guard(self, written: Region) -> None:
+        """Wait for the sends that still read what is about to be written."""
+        kept = []
+        for wait, region in self.sends:
+            if region.overlaps(written):
+                self.instructions.append(wait)
+            else:
+                kept.append((wait, region))
+        self.sends = kept
+
+    def move(self, into: Region, source: Region) -> None:
+        if not into.numel or into == source:
+            return
+        self.guard(into)
+        self.instructions.append(Move(self.number(into), self.number(source)))
+
+    def combine(self, into: Region, sources: Sequence[Region], final: bool) -> None:
+        if not final and len(sources) == 1:
+            self.move(into, sources[0])
+        elif into.numel:
+            self.guard(into)
+            operands = tuple(map(self.number, sources))
+            self.instructions.append(Combine(self.number(into), operands, final))
+
+    def wave(
+        self, active: _Active, ahead: dict[int, _Arrival], following: _Active
+    ) -> dict[int, _Arrival]:
+        """Compile a wave; returns the receives of the following one that it posts as well.
+
+        Receives are known by their position in program order. ``ahead`` are those of
+        this wave that are posted already.
+        """
+        self.staging.used = self.packing.used = 0
+        while len(self.sends) > _MOST_SENDS:
+            self.instructions.append(self.sends.pop(0)[0])
+        receives: list[_Arrival] = []
+        arrivals = dict(ahead)
+        for position, (segment, number, step, source) in enumerate(self.receives(active)):
+            if position not in ahead:
+                target, *how = self.receive(source, step, segment, self.staging)
+                arrivals[position] = _Arrival(0, number, source, segment, target, *how)
+                receives.append(arrivals[position])
+        sends: list[tuple[Wait, Region]] = []
+        for segment, number, step in active:
+            for operation in step:
+                if isinstance(operation, Send) and self.carries(operation, segment):
+                    region = self.packed(operation.refs, segment)
+                    sends.append((Wait(0, operation.peer, number, False), region))
+        early = self.early(active, following) if self.posts_early else {}
+        self.post([*receives, *early.values()], sends)
+        for segment, _, step in active:
+            for operation in step:
+                if isinstance(operation, Copy | Reduce):
+                    self.local(operation, step, segment)
+        pending: dict[Region, Region] = {}
+        for _, arrival in sorted(arrivals.items()):
+            self.instructions.append(
+                Wait(arrival.message, arrival.operation.peer, arrival.step, True)
+            )
+            self.arrived(arrival, pending)
+        for into, result in self.commits:
+            self.move(into, result)
+        self.commits = []
+        return early
+
+    def post(self, receives: list[_Arrival], sends: list[tuple[Wait, Region]]) -> None:
+        if not receives and not sends:
+            return
+        self.instructions.append(
+            Post(
+                tuple(
+                    (item.operation.peer, self.number(item.target), item.target.numel)
+                    for item in receives
+                ),
+                tuple((wait.peer, self.number(region), region.numel) for wait, region in sends),
+            )
+        )
+        for arrival in receives:
+            arrival.message = self.messages
+            self.messages += 1
+        for wait, region in sends:
+            self.sends.append((wait._replace(message=self.messages), region))
+            self.messages += 1
+
+    def receives(self, active: _Active) -> Iterator[tuple[int, int, Step, Recv | RecvReduce]]:
+        for segment, number, step in active:
+            for operation in step:
+                if isinstance(operation, Recv | RecvReduce) and self.carries(operation, segment):
+                    yield segment, number, step, operation
+
+    def early(self, active: _Active, following: _Active) -> dict[int, _Arrival]:
+        """Receives of the following wave that may be posted with this one.
+
+        A sender that finds its receive posted does not have to ask for it. They go to
+        an area that this wave does not use, or to a place that it does not
+        touch and that no send still reads. Receives from one peer stay in order.
+        """
+        touched = [
+            self.memory.region(ref, segment)
+            for segment, _, step in active
+            for operation in step
+            for ref in _touched(operation)
+        ]
+        touched += [region for _, region in self.sends]
+        found: dict[int, _Arrival] = {}
+        late: set[int] = set()  # peers
+        self.early_areas.reverse()
+        area = self.early_areas[0]
+        area.used = 0
+        for position, (segment, number, step, operation) in enumerate(self.receives(following)):
+            refs = operation.into if isinstance(operation, RecvReduce) else operation.refs
+            places = self.regions(refs, segment)
+            direct = isinstance(operation, Recv) and any(
+                place.overlaps(region) for place in places for region in touched
+            )
+            if operation.peer in late or direct or self.numel(refs, segment) > _MOST_EARLY:
+                late.add(operation.peer)
+                continue
+            target, *how = self.receive(operation, step, segment, area)
+            found[position] = _Arrival(0, number, operation, segment, target, *how)
+        return found
+
+    def regions(self, refs: Iterable[Ref], segment: int) -> list[Region]:
+        return joined(self.memory.region(ref, segment) for ref in refs)
+
+    def packed(self, refs: tuple[Ref, ...], segment: int) -> Region:
+        """One region with all of a message in it; copied together if need be."""
+        pieces = self.regions(refs, segment)
+        if len(pieces) == 1:
+            return pieces[0]
+        whole = self.packing.take(sum(piece.numel for piece in pieces), pieces[0])
+        start = whole.offset
+        for piece in pieces:
+            self.move(whole._replace(offset=start, numel=piece.numel), piece)
+            start += piece.numel
+        return whole
+
+    def receive(
+        self, operation: Recv | RecvReduce, step: Step, segment: int, area: Supply
+    ) -> tuple[Region, bool, bool]:
+        """Decide where a message is to arrive: (target, staged, deferred)."""
+        if isinstance(operation, RecvReduce):
+            deferred = self.read_later(operation, operation.into, step, segment)
+            deferred = deferred or self.reads_itself(operation, segment)
+            local = self.memory.region(operation.local[0], segment)
+            target = area.take(self.numel(operation.into, segment), local)
+            if len(operation.into) == 1 and not deferred:
+                target = target._replace(space=Space.ARRIVING)
+            return target, True, deferred
+        pieces = self.regions(operation.refs, segment)
+        # It may arrive at any time, so whoever reads the place at all is in the way.
+        read = any(
+            piece.overlaps(region)
+            for other in step
+            for region in self.reads(other, operation, segment)
+            for piece in pieces
+        )
+        if len(pieces) == 1 and not read:
+            self.guard(pieces[0])
+            return pieces[0], False, False
+        deferred = self.read_later(operation, operation.refs, step, segment)
+        return area.take(sum(piece.numel for piece in pieces), pieces[0]), True, deferred
+
+    def carries(self, operation: Send | Recv | RecvReduce, segment: int) -> bool:
+        """Whether a message is sent at all.
+
+        Where a vector has fewer elements than chunks, messages of empty chunks are
+        left out, at both ends alike. If everything is empty they are kept, as are
+        those of empty blocks: somebody has to notice when ranks disagree on a length.
+        """
+        refs = operation.into if isinstance(operation, RecvReduce) else operation.refs
+        return not self.drops_empty or self.numel(refs, segment) > 0
+
+    def numel(self, refs: Iterable[Ref], segment: int) -> int:
+        return sum(self.memory.region(ref, segment).numel for ref in refs)
+
+    def read_later(self, writer: Operation, into: Iterable[Ref], step: Step, segment: int) -> bool:
+        """Whether an operation that is done after this one reads what this one writes.
+
+        Local work is done first, then messages in program order. Sends do not
+        count here: `guard` waits for them.
+        """
+        targets = [self.memory.region(ref, segment) for ref in into]
+        order = sorted(step, key=lambda operation: isinstance(operation, Recv | RecvReduce))
+        done = next(index for index, operation in enumerate(order) if operation is writer)
+        return any(
+            region.overlaps(target)
+            for other in order[done + 1 :]
+            if not isinstance(other, Send)
+            for region in self.reads(other, writer, segment)
+            for target in targets
+        )
+
+    def reads_itself(self, operation: RecvReduce, segment: int) -> bool:
+        """Whether a later chunk of a recv-reduce reads the place of an earlier one's result."""
+        written: list[Region] = []
+        for target, mine in zip(operation.into, operation.local, strict=True):
+            local = self.memory.region(mine, segment)
+            if target.place != mine.place and any(local.overlaps(other) for other in written):
+                return True
+            written.append(self.memory.region(target, segment))
+        return False
+
+    def reads(self, operation: Operation, writer: Operation, segment: int) -> list[Region]:
+        """What an operation reads of the state before the step."""
+        match operation:
+            case Send(refs=refs):
+                pass
+            case Copy(source=source):
+                refs = (source,)
+            case Reduce(sources=sources):
+                refs = sources
+            case RecvReduce(into=into, local=local):
+                # One that accumulates onto the result of another reads it on purpose.
+                chained = isinstance(writer, RecvReduce)
+                refs = tuple(
+                    mine
+                    for target, mine in zip(into, local, strict=True)
+                    if not (chained and target.place == mine.place)
+                )
+            case _:
+                refs = ()
+        return [self.memory.region(ref, segment) for ref in refs]
+
+    def local(self, operation: Copy | Reduce, step: Step, segment: int) -> None:
+        into = self.memory.region(operation.into, segment)
+        deferred = self.read_later(operation, (operation.into,), step, segment)
+        if isinstance(operation, Copy):
+            source = self.memory.region(operation.source, segment)
+            if into == source:
+                return
+            if deferred:
+                staged = self.staging.take(into.numel, source)
+                self.move(staged, source)
+                self.commits.append((into, staged))
+            else:
+                self.move(into, source)
+            return
+        sources = [self.memory.region(ref, segment) for ref in operation.sources]
+        clobbers = any(into.overlaps(source) for source in sources[2:])
+        target = self.staging.take(into.numel, into) if deferred or clobbers else into
+        self.combine(target, sources, operation.final)
+        if deferred:
+            self.commits.append((into, target))
+        elif clobbers:
+            self.move(into, target)
+
+    def arrived(self, arrival: _Arrival, pending: dict[Region, Region]) -> None:
+        """Do with a message what its operation says."""
+        operation, staged, segment = arrival.operation, arrival.target, arrival.segment
+        if not arrival.staged:
+            return
+        start = staged.offset
+        if isinstance(operation, Recv):
+            for piece in self.regions(operation.refs, segment):
+                source = staged._replace(offset=start, numel=piece.numel)
+                if arrival.deferred:
+                    self.commits.append((piece, source))
+                else:
+                    self.move(piece, source)
+                start += piece.numel
+            return
+        # Results that are held back are known by their single chunks.
+        joins = not (arrival.deferred or pending)
+        for into, local in self.pieces(operation, segment, joins=joins):
+            received = staged._replace(offset=start, numel=into.numel)
+            start += into.numel
+            held = pending.get(into) if into == local else None
+            left = held or local
+            pair = (received, left) if operation.received_left else (left, received)
+            if held is not None:
+                self.combine(held, pair, operation.final)
+            elif arrival.deferred:
+                self.combine(received, pair, operation.final)
+                pending[into] = received
+                self.commits.append((into, received))
+            else:
+                self.combine(into, pair, operation.final)
+
+    def pieces(
+        self, operation: RecvReduce, segment: int, *, joins: bool
+    ) -> list[tuple[Region, Region]]:
+        """(into, local) of a recv-reduce, with pieces joined that are adjacent in both."""
+        result: list[tuple[Region, Region]] = []
+        for target, mine in zip(operation.into, operation.local, strict=True):
+            into, local = self.memory.region(target, segment), self.memory.region(mine, segment)
+            if result and joins:
+                both = (*joined((result[-1][0], into)), *joined((result[-1][1], local)))
+                # One region for each side, and not the one shifted against the other.
+                if len(both) == 2 and (both[0] == both[1] or not both[0].overlaps(both[1])):
+                    result[-1] = both
+                    continue
+            result.append((into, local))
+        return result
+
+
+def compile_plan(
+    schedule: Schedule,
+    rank: int,
+    layout: Layout,
+    segments: int = 1,
+    *,
+    posts_early: bool = True,
+) -> Plan:
+    """Compile a rank's part of a schedule.
+
+    Parameters
+    ----------
+    schedule
+        A verified schedule.
+    rank
+        Whose part.
+    layout
+        Lengths and places of the blocks.
+    segments
+        Number of segments that each chunk is cut into, at least 1.
+    posts_early
+        Whether receives may be posted a wave before their sends. Not on a transport
+        that matches by order alone, where a wave is one group.
+
+    Raises
+    ------
+    ScheduleError
+        The schedule passes on blocks whose length this rank does not know.
+    """
+    return _Compiler(schedule, rank, layout, segments, posts_early).compile()

@@ -1,0 +1,125 @@
+"""The queue of a group's operations: they run one at a time, in the order of their calls.
+
+`turn` is held while a call gets its place, `serving` by the thread that runs operations. A blocking
+call with nothing before it runs in the caller's thread. Other operations wait in the queue. A
+thread of the queue's own serves it; so does whoever waits for a work, as handing over
+between threads costs more than a short operation.
+
+A thread that has run an operation with callbacks leaves the queue to another thread, and then
+runs the callbacks. So a callback may wait for other operations of the group.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from ringcoll.runtime.work import Work
+from ringcoll.system.untraced import untraced
+
+__all__ = ["Queue"]
+
+Item = TypeVar("Item")
+
+
+class Queue(Generic[Item]):
+    """Operations that wait for their turn.
+
+    Parameters
+    ----------
+    name
+        Name of the threads.
+    run
+        Runs one operation and completes its work; returns the work if it has callbacks.
+    """
+
+    def __init__(self, name: str, run: Callable[[Item], Work | None]) -> None:
+        self.turn = threading.Lock()
+        self.serving = threading.Lock()
+        self.items: deque[Item] = deque()
+        self.threads: list[threading.Thread] = []
+        self.num_put = 0  # changed by who holds `turn`
+        self.num_done = 0  # changed by who holds `serving`, before a work is complete
+        self._name, self._run = name, run
+        self._tokens: queue.SimpleQueue[Work | bool] = queue.SimpleQueue()  # False ends a thread
+        self._counting = threading.Lock()
+        self._available = 0  # threads that serve, or wait to
+        self._ends = False
+
+    def put(self, item: Item) -> None:
+        """Append an operation; the caller holds `turn`."""
+        self.num_put += 1
+        self.items.append(item)
+        if not self.threads:
+            self._add_thread()
+        self._tokens.put(True)
+
+    @untraced  # the thread that waits may be in a compiled region
+    def help(self, work: Work) -> None:
+        """Serve the queue in this thread until a work is complete, unless another thread does."""
+        while self.items and not work.done and self.serving.acquire(blocking=False):
+            try:
+                while self.items and not work.done:
+                    with_callbacks = self._run(self.items.popleft())
+                    if with_callbacks is not None:
+                        self._tokens.put(with_callbacks)
+                        self._keep_available()
+            finally:
+                self.serving.release()
+
+    def close(self, limit_s: float) -> bool:
+        """End the threads when nothing waits any more; return whether all operations are over."""
+        self._ends = True
+        for _ in self.threads:
+            self._tokens.put(False)
+        deadline, own = time.monotonic() + limit_s, threading.current_thread()
+        for thread in tuple(self.threads):
+            if thread is not own:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return self.num_put == self.num_done
+
+    def _add_thread(self) -> None:
+        with self._counting:
+            self._available += 1
+        thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+        thread.start()
+        self.threads = [*(one for one in self.threads if one.is_alive()), thread]
+
+    def _keep_available(self) -> None:
+        """Make sure that a thread is left to serve, before this one goes to callbacks."""
+        with self._counting:
+            is_short = not self._available
+        if is_short:
+            self._add_thread()
+
+    def _serve(self) -> None:
+        while (token := self._tokens.get()) is not False:
+            work = token if isinstance(token, Work) else self._drain()
+            del token
+            if work is not None:
+                with self._counting:
+                    self._available -= 1
+                self._keep_available()
+                if self.items:
+                    self._tokens.put(True)
+                work.settle()
+                del work  # it holds the user's tensors, and this thread may now wait for long
+                with self._counting:
+                    if self._available and not self._ends:
+                        return
+                    self._available += 1
+        with self._counting:
+            self._available -= 1
+
+    def _drain(self) -> Work | None:
+        """Run what is queued, up to an operation with callbacks."""
+        with self.serving:
+            while self.items:
+                work = self._run(self.items.popleft())
+                if work is not None:
+                    return work
+        return None

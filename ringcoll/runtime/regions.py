@@ -1,0 +1,175 @@
+"""Where the data of a schedule lie: regions of memory, by offset.
+
+Problem: a schedule names chunks. How long they are, and where they begin, follows from the
+lengths of the user's tensors, the number of segments, and whether a collective works in place.
+Here chunks become `Region`: runs of elements in one of the tensors that a plan works on. There
+are offsets only, never tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import accumulate
+from typing import NamedTuple
+
+from ringcoll.errors import ScheduleError
+from ringcoll.schedule.contracts import contract
+from ringcoll.schedule.ir import Buffer, Ref, Schedule
+
+__all__ = ["ALIGNMENT", "Layout", "Memory", "Region", "Space", "Supply", "joined"]
+
+ALIGNMENT = 64
+"""Elements. Working memory is aligned as what it is combined with, up to so many: the wide
+accesses of processors and GPUs then do for both, whatever the dtype."""
+
+
+class Space(IntEnum):
+    """The memory that a plan works on."""
+
+    INPUT = 0
+    OUTPUT = 1
+    SCRATCH = 2
+    STAGING = 3  # messages on arrival, and results that have to wait
+    PACKING = 4  # messages of several pieces, before they are sent
+    ARRIVING = 5  # messages that are reduced as they come, and needed no more; within staging
+
+
+class Region(NamedTuple):
+    """A run of elements: ``numel`` from ``offset`` in one tensor of a space."""
+
+    space: Space
+    part: int
+    offset: int
+    numel: int
+
+    def overlaps(self, other: Region) -> bool:
+        """Whether the two have an element in common."""
+        return (
+            self.space is other.space
+            and self.part == other.part
+            and self.offset < other.offset + other.numel
+            and other.offset < self.offset + self.numel
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the blocks of a collective lie, and how long they are.
+
+    Parameters
+    ----------
+    lengths
+        (block, numel) of every block that this rank has to know.
+    split_input, split_output
+        Whether each block is a tensor of its own, as in list forms, or all lie one
+        after the other in a single tensor.
+    in_place
+        Whether blocks that are both input and output share their memory.
+    """
+
+    lengths: tuple[tuple[int, int], ...]
+    split_input: bool = False
+    split_output: bool = False
+    in_place: bool = False
+
+
+def _part(numel: int, parts: int, index: int) -> tuple[int, int]:
+    """Offset and length of a part of a balanced division; the first ones are longer."""
+    short, longer = divmod(numel, parts)
+    return index * short + min(index, longer), short + (index < longer)
+
+
+def _align(numel: int) -> int:
+    return -(-numel // ALIGNMENT) * ALIGNMENT
+
+
+class Memory:
+    """Where references lie: the layout and the schedule's chunks together."""
+
+    def __init__(self, schedule: Schedule, rank: int, layout: Layout, segments: int) -> None:
+        rules = contract(schedule.collective)
+        world_size, root = schedule.world_size, schedule.root
+        self.segments = segments
+        self.per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
+        self.length = dict(layout.lengths)
+        inputs = rules.inputs(rank, world_size, root)
+        outputs = rules.outputs(rank, world_size, root)
+        self.inputs = self._lay_out(Space.INPUT, inputs, layout.split_input)
+        self.outputs = self._lay_out(Space.OUTPUT, outputs, layout.split_output)
+        if layout.in_place:
+            # The side with fewer blocks is a part of the other one.
+            if len(inputs) > len(outputs):
+                self.outputs |= {b: self.inputs[b] for b in outputs if b in self.inputs}
+            else:
+                self.inputs |= {b: self.outputs[b] for b in inputs if b in self.outputs}
+        longest = max(self.length.values(), default=0)
+        longest_chunk = -(-longest // self.per_block)
+        self.segment_stride = _align(-(-longest_chunk // segments))
+        self.slot_stride = self.segment_stride * segments
+        self.scratch_numel = schedule.num_slots * self.slot_stride
+
+    def _lay_out(
+        self, space: Space, blocks: Sequence[int], split: bool
+    ) -> dict[int, tuple[Space, int, int]]:
+        """(space, part, offset) of each block."""
+        if split:
+            return {block: (space, part, 0) for part, block in enumerate(blocks)}
+        starts = accumulate((self.length[block] for block in blocks), initial=0)
+        return {block: (space, 0, start) for block, start in zip(blocks, starts, strict=False)}
+
+    def region(self, ref: Ref, segment: int) -> Region:
+        """The memory of one segment of what is referred to."""
+        block, piece = divmod(ref.chunk, self.per_block)
+        try:
+            length = self.length[block]
+        except KeyError:
+            raise ScheduleError(
+                f"the length of chunk {ref.chunk} is not known to this rank; "
+                "the algorithm needs blocks of equal length"
+            ) from None
+        start, numel = _part(length, self.per_block, piece)
+        if self.segments > 1:
+            offset, numel = _part(numel, self.segments, segment)
+            start += offset
+        if ref.buffer is Buffer.SCRATCH:
+            base = ref.slot * self.slot_stride + segment * self.segment_stride
+            return Region(Space.SCRATCH, 0, base, numel)
+        places = self.inputs if ref.buffer is Buffer.INPUT else self.outputs
+        space, part, first = places[block]
+        return Region(space, part, first + start, numel)
+
+
+def joined(regions: Iterable[Region]) -> list[Region]:
+    """Adjacent regions made one; empty ones left out unless there is nothing else."""
+    result: list[Region] = []
+    for region in regions:
+        if result and result[-1].numel == 0:
+            result.pop()
+        if result and region.numel == 0:
+            continue
+        last = result[-1] if result else None
+        if (
+            last is not None
+            and (last.space, last.part) == (region.space, region.part)
+            and last.offset + last.numel == region.offset
+        ):
+            result[-1] = last._replace(numel=last.numel + region.numel)
+        else:
+            result.append(region)
+    return result
+
+
+class Supply:
+    """Hands out consecutive regions of one part of a space, from the start again in each wave."""
+
+    def __init__(self, space: Space, part: int = 0) -> None:
+        self.space, self.part, self.used, self.most = space, part, 0, 0
+
+    def take(self, numel: int, like: Region) -> Region:
+        """Memory for so many elements, aligned as those with which they are combined."""
+        offset = self.used + like.offset % ALIGNMENT
+        self.used = _align(offset + numel)
+        self.most = max(self.most, self.used)
+        return Region(self.space, self.part, offset, numel)

@@ -1,0 +1,93 @@
+"""Schedules, and the modules that only read them. Pure: no torch, no I/O, no clock.
+
+=============  ==========================================================
+`ir`           operations, steps, schedules, their text form
+`contracts`    the promise of each collective; the orders of operands
+`counting`     the one counter of rounds, messages and data
+`compose`      programs made of programs: in parallel, renumbered, in place
+`drawing`      the step-by-rank grid, and NCCL's words
+`verifier`     the proof that a schedule keeps its contract
+=============  ==========================================================
+
+May be imported from outside: the names in ``__all__``, and in the ``__all__`` of each module.
+
+Words that mean one thing in the whole package
+----------------------------------------------
+block
+    The data that a rank gives to, or gets from, a collective: the whole vector of an
+    all-reduce, the share of one rank in an all-gather.
+chunk
+    The unit of a schedule: an equal share of a block, known by its index.
+segment
+    A piece of a chunk. The segments of a chunk are pipelined: at the same time, they are in
+    different steps.
+slot
+    The place of one chunk in scratch memory.
+step
+    The operations that ranks do at the same time. Steps are global: a message is sent and
+    received in the same step.
+round
+    A step in which a rank sends.
+phase
+    A run of steps with one purpose, such as the reduce-scatter in an all-reduce.
+wave
+    The steps of several segments that are under way at the same time: segment j does step
+    w - j in wave w.
+region
+    A run of elements in one tensor: the place of one segment of a chunk.
+"""
+
+from ringcoll.schedule.contracts import CONTRACTS, Contract, OperandOrder, contract
+from ringcoll.schedule.drawing import grid, primitives
+from ringcoll.schedule.ir import (
+    Buffer,
+    Copy,
+    Operation,
+    Program,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Schedule,
+    Send,
+    Step,
+    copy,
+    inp,
+    out,
+    recv,
+    recv_reduce,
+    reduce,
+    send,
+    tmp,
+)
+from ringcoll.schedule.verifier import Proof, verify
+
+__all__ = [
+    "CONTRACTS",
+    "Buffer",
+    "Contract",
+    "Copy",
+    "OperandOrder",
+    "Operation",
+    "Program",
+    "Proof",
+    "Recv",
+    "RecvReduce",
+    "Reduce",
+    "Ref",
+    "Schedule",
+    "Send",
+    "Step",
+    "contract",
+    "copy",
+    "grid",
+    "inp",
+    "out",
+    "primitives",
+    "recv",
+    "recv_reduce",
+    "reduce",
+    "send",
+    "tmp",
+    "verify",
+]

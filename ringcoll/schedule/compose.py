@@ -1,0 +1,153 @@
+"""Build programs from programs: renumber them, run them side by side or on earlier results.
+
+Running one after the other needs no helper: ``yield from first; yield from
+second``. Hierarchical and multi-channel algorithms need no more than this module. An
+all-reduce on hosts of 4 ranks, for instance, is a reduce-scatter inside each
+host, an all-reduce between the hosts and an all-gather inside each host::
+
+    yield from unfinished(renumber(reduce_scatter(local, 4), peer=inside))
+    yield from in_place(renumber(all_reduce(host, hosts), peer=across, chunk=own))
+    yield from renumber(all_gather(local, 4), peer=inside)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+from ringcoll.schedule.ir import (
+    Buffer,
+    Copy,
+    Operation,
+    Program,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Send,
+    Step,
+    out,
+)
+
+__all__ = ["in_place", "parallel", "renumber", "split", "unfinished"]
+
+
+def parallel(*programs: Iterable[Step]) -> Program:
+    """Run programs over disjoint data side by side, step by step.
+
+    The programs must not share places: each works on its own chunks and slots
+    (`renumber` moves them apart). Shorter programs end earlier.
+    """
+    for steps in zip_longest(*programs, fillvalue=Step()):
+        yield Step(*(operation for step in steps for operation in step))
+
+
+def _same(number: int) -> int:
+    return number
+
+
+def renumber(
+    program: Iterable[Step],
+    *,
+    peer: Callable[[int], int] = _same,
+    chunk: Callable[[int], int] = _same,
+    slot: Callable[[int], int] = _same,
+) -> Program:
+    """Rewrite the numbers of peers, chunks and slots in a program.
+
+    With ``peer`` an algorithm for k ranks runs on a subset, or in mirrored or
+    rotated order; with ``chunk`` and ``slot`` it runs on some of the data.
+    """
+
+    def ref(old: Ref) -> Ref:
+        new_slot = slot(old.slot) if old.buffer is Buffer.SCRATCH else old.slot
+        return Ref(old.buffer, chunk(old.chunk), new_slot)
+
+    for step in program:
+        yield Step(*(_rewritten(operation, ref, peer) for operation in step))
+
+
+def in_place(program: Iterable[Step]) -> Program:
+    """Let a program find its input in the output, where an earlier program has left it.
+
+    The program then runs in place. Every algorithm is proved to be right in place as
+    well, where its collective allows it.
+    """
+
+    def ref(old: Ref) -> Ref:
+        return out(old.chunk) if old.buffer is Buffer.INPUT else old
+
+    for step in program:
+        yield Step(*(_rewritten(operation, ref, _same) for operation in step))
+
+
+def unfinished(program: Iterable[Step]) -> Program:
+    """Unmark the final reductions of a program, because another program completes the chunks."""
+    for step in program:
+        yield Step(
+            *(
+                replace(operation, final=False, unstated_final=False)
+                if isinstance(operation, RecvReduce | Reduce)
+                else operation
+                for operation in step
+            )
+        )
+
+
+def split(program: Iterable[Step], finer: Callable[[int], Sequence[int]]) -> Program:
+    """Let a program work on finer chunks: each of its chunks stands for several finer ones.
+
+    A message carries all of these, so there are as many messages as before.
+
+    Parameters
+    ----------
+    program
+        Steps that use no scratch memory.
+    finer
+        The finer chunks that make up a chunk, from the number of the chunk.
+    """
+
+    def refs(old_refs: Iterable[Ref]) -> tuple[Ref, ...]:
+        return tuple(Ref(old.buffer, chunk) for old in old_refs for chunk in finer(old.chunk))
+
+    def rewritten(old: Operation) -> Iterable[Operation]:
+        match old:
+            case Send() | Recv():
+                yield replace(old, refs=refs(old.refs))
+            case RecvReduce():
+                yield replace(old, into=refs(old.into), local=refs(old.local))
+            case Copy():
+                yield from map(Copy, refs([old.into]), refs([old.source]))
+            case Reduce():
+                sources = (refs([source]) for source in old.sources)
+                for into, *operands in zip(refs([old.into]), *sources, strict=True):
+                    yield replace(old, into=into, sources=tuple(operands))
+
+    for step in program:
+        yield Step(*(operation for old in step for operation in rewritten(old)))
+
+
+def _rewritten(old: Operation, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Operation:
+    def refs(old_refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
+        return tuple(map(ref, old_refs))
+
+    match old:
+        case Send():
+            return Send(peer(old.peer), refs(old.refs))
+        case Recv():
+            return Recv(peer(old.peer), refs(old.refs))
+        case RecvReduce():
+            return RecvReduce(
+                peer(old.peer),
+                refs(old.into),
+                refs(old.local),
+                old.received_left,
+                old.final,
+                old.unstated_order,
+                old.unstated_final,
+            )
+        case Copy():
+            return Copy(ref(old.into), ref(old.source))
+        case Reduce():
+            return Reduce(ref(old.into), refs(old.sources), old.final, old.unstated_final)

@@ -1,0 +1,196 @@
+"""The promise of each collective: where data are before it, and must be after it.
+
+Data are counted in *blocks*. The collectives on a vector (all-reduce, broadcast,
+reduce, barrier) have one block, the collectives on lists have a block for each rank,
+and all-to-all has a block for each ordered pair, ``src * world_size + dst``. A
+schedule may cut each block into several chunks.
+
+Sources: the MPI standard 4.1, chapter 6, for the meaning; nccl-tests,
+doc/PERFORMANCE.md, for the factors of bus bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from fractions import Fraction
+
+from ringcoll.errors import ScheduleError
+
+__all__ = ["CONTRACTS", "Contract", "OperandOrder", "contract"]
+
+_Blocks = Callable[[int, int, int], Sequence[int]]  # (rank, world_size, root) -> blocks
+
+
+class OperandOrder(IntEnum):
+    """The order in which operands are reduced; a larger order keeps every smaller one."""
+
+    ANY = 0
+    """Any order: for operators that are commutative and associative."""
+    RANK = 1
+    """Operands stay in rank order, in any brackets: for operators that do not commute."""
+    LEFT_TO_RIGHT = 2
+    """``((x0 + x1) + x2) + ...``: for operators that are not associative, either."""
+
+    def __str__(self) -> str:
+        return ("any order", "rank order", "rank order, from left to right")[self]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The promise of one collective.
+
+    Parameters
+    ----------
+    collective
+        Name of the collective.
+    num_blocks
+        Number of blocks, from the world size.
+    inputs, outputs
+        Blocks that a rank has in its input, and must have in its output; called
+        with ``(rank, world_size, root)``.
+    reduces
+        Whether an output holds the contribution of every rank, each exactly
+        once, or the data of the block's one owner.
+    rooted
+        Whether one rank, the root, is special.
+    in_place
+        Whether a block that a rank has both as input and as output may lie in one
+        place, in ``output = input`` or in a slice of it.
+    common_lengths
+        Whether every rank knows the length of every block.
+    at_least_once
+        A set contract: a contribution may arrive more than once (barrier).
+    busbw_factor
+        Bus bandwidth over algorithm bandwidth, from the world size.
+    """
+
+    collective: str
+    num_blocks: Callable[[int], int]
+    inputs: _Blocks
+    outputs: _Blocks
+    busbw_factor: Callable[[int], Fraction]
+    reduces: bool = False
+    rooted: bool = False
+    in_place: bool = True
+    common_lengths: bool = True
+    at_least_once: bool = False
+
+    @property
+    def aliasings(self) -> tuple[bool, ...]:
+        """The values of ``in_place`` for which a schedule has to be right."""
+        return (False, True) if self.in_place else (False,)
+
+    def chunks_per_block(self, num_chunks: int, world_size: int) -> int:
+        """Chunks that a schedule cuts each block into.
+
+        Raises
+        ------
+        ScheduleError
+            The chunks do not divide evenly among the blocks.
+        """
+        blocks = self.num_blocks(world_size)
+        if num_chunks < 1 or num_chunks % blocks:
+            raise ScheduleError(
+                f"{self.collective} on {world_size} ranks has {blocks} blocks, "
+                f"which {num_chunks} chunks do not divide evenly into"
+            )
+        return num_chunks // blocks
+
+    def owner(self, block: int, world_size: int, root: int) -> int:
+        """The rank whose input a block is, where nothing is reduced."""
+        if self.collective == "all_to_all":
+            return block // world_size
+        return root if self.rooted and self.collective != "gather" else block
+
+
+def _vector(rank: int, world_size: int, root: int) -> Sequence[int]:
+    return (0,)
+
+
+def _mine(rank: int, world_size: int, root: int) -> Sequence[int]:
+    return (rank,)
+
+
+def _all(rank: int, world_size: int, root: int) -> Sequence[int]:
+    return range(world_size)
+
+
+def _vector_at_root(rank: int, world_size: int, root: int) -> Sequence[int]:
+    return (0,) if rank == root else ()
+
+
+def _all_at_root(rank: int, world_size: int, root: int) -> Sequence[int]:
+    return range(world_size) if rank == root else ()
+
+
+def _row(rank: int, world_size: int, root: int) -> Sequence[int]:
+    return range(rank * world_size, (rank + 1) * world_size)
+
+
+def _column(rank: int, world_size: int, root: int) -> Sequence[int]:
+    return range(rank, world_size * world_size, world_size)
+
+
+def _one_block(world_size: int) -> int:
+    return 1
+
+
+def _block_each(world_size: int) -> int:
+    return world_size
+
+
+def _moved_once(world_size: int) -> Fraction:
+    return Fraction(1)
+
+
+def _others(world_size: int) -> Fraction:
+    return Fraction(world_size - 1, world_size)
+
+
+def _others_twice(world_size: int) -> Fraction:
+    return Fraction(2 * (world_size - 1), world_size)
+
+
+CONTRACTS: dict[str, Contract] = {
+    c.collective: c
+    for c in (
+        Contract("all_reduce", _one_block, _vector, _vector, _others_twice, reduces=True),
+        Contract("reduce_scatter", _block_each, _all, _mine, _others, reduces=True),
+        Contract("all_gather", _block_each, _mine, _all, _others),
+        Contract("broadcast", _one_block, _vector_at_root, _vector, _moved_once, rooted=True),
+        Contract(
+            "reduce", _one_block, _vector, _vector_at_root, _moved_once, reduces=True, rooted=True
+        ),
+        Contract("gather", _block_each, _mine, _all_at_root, _others, rooted=True),
+        Contract("scatter", _block_each, _all_at_root, _mine, _others, rooted=True),
+        Contract(
+            "all_to_all",
+            lambda world_size: world_size * world_size,
+            _row,
+            _column,
+            _others,
+            in_place=False,
+            common_lengths=False,
+        ),
+        Contract(
+            "barrier", _one_block, _vector, _vector, _moved_once, reduces=True, at_least_once=True
+        ),
+    )
+}
+
+
+def contract(collective: str) -> Contract:
+    """Look up the contract of a collective.
+
+    Raises
+    ------
+    ScheduleError
+        There is no such collective; the message lists the known ones.
+    """
+    try:
+        return CONTRACTS[collective]
+    except KeyError:
+        known = ", ".join(CONTRACTS)
+        raise ScheduleError(f"unknown collective {collective!r}; known: {known}") from None

@@ -1,0 +1,189 @@
+"""Draw schedules: the step-by-rank grid, and a rank's program in NCCL's words.
+
+In the grid a cell lists what one rank does in one step::
+
+    >1:0-2    send chunks 0, 1 and 2, as one message, to rank 1
+    <3:1      receive chunk 1 from rank 3
+    +3:1      receive chunk 1 from rank 3 and reduce it with the chunk 1 here
+    =2        copy chunk 2 from the input to the output, on this rank
+    S2        reduce several shares of chunk 2, on this rank
+    !         behind a reduction: it completes the chunk
+    .         nothing
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, zip_longest
+
+from ringcoll.schedule.ir import (
+    Copy,
+    Program,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Schedule,
+    Send,
+    Step,
+)
+
+__all__ = ["grid", "primitives"]
+
+_WIDE = 16  # ranks and steps on either side of a mark; a wider grid is unreadable
+
+
+def _chunks(refs: Iterable[Ref]) -> str:
+    """Chunk numbers, with runs written as ``first-last``."""
+    runs: list[list[int]] = []
+    for ref in refs:
+        if runs and ref.chunk == runs[-1][1] + 1:
+            runs[-1][1] = ref.chunk
+        else:
+            runs.append([ref.chunk, ref.chunk])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def _cell(operation: object) -> str:
+    try:
+        return _in_short(operation)
+    except (AttributeError, TypeError):  # no reference where one belongs
+        return repr(operation)
+
+
+def _in_short(operation: object) -> str:
+    match operation:
+        case Send():
+            return f">{operation.peer}:{_chunks(operation.refs)}"
+        case Recv():
+            return f"<{operation.peer}:{_chunks(operation.refs)}"
+        case RecvReduce():
+            mark = "!" if operation.final else ""
+            return f"+{operation.peer}:{_chunks(operation.into)}{mark}"
+        case Copy():
+            return f"={operation.into.chunk}"
+        case Reduce():
+            return f"S{operation.into.chunk}{'!' if operation.final else ''}"
+        case _:  # not an operation
+            return repr(operation)
+
+
+def _steps(
+    source: Schedule | Callable[..., Program], world_size: int | None, root: int
+) -> tuple[int, Callable[[int], Iterable[Step]]]:
+    if isinstance(source, Schedule):
+        return source.world_size, source.steps
+    if world_size is None:
+        raise TypeError("a program needs a world_size to be drawn")
+    rooted = "root" in inspect.signature(source).parameters
+    if rooted:
+        return world_size, lambda rank: source(rank, world_size, root)
+    return world_size, lambda rank: source(rank, world_size)
+
+
+def grid(
+    source: Schedule | Callable[..., Program],
+    world_size: int | None = None,
+    *,
+    root: int = 0,
+    mark: tuple[int, int] | None = None,
+    ranks: Sequence[int] | None = None,
+) -> str:
+    """Draw the step-by-rank grid.
+
+    Parameters
+    ----------
+    source
+        A schedule, or an algorithm's program.
+    world_size, root
+        For a program: the number of ranks, and the root of a rooted collective.
+    mark
+        The rank and step of a cell to be shown as ``**cell**``. A large grid is then cut
+        to the neighbourhood of the cell.
+    ranks
+        Ranks whose columns are drawn; ``None`` for all of them. Unused with ``mark``.
+
+    Returns
+    -------
+    str
+        A line for each step, a column for each rank; the docstring of the module explains
+        the cells.
+    """
+    world_size, steps_of = _steps(source, world_size, root)
+    ranks, first, last = range(world_size) if ranks is None else ranks, 0, None
+    if mark is not None:
+        ranks = range(world_size)[max(0, mark[0] - _WIDE // 2) : mark[0] + _WIDE // 2 + 1]
+        first, last = max(0, mark[1] - _WIDE), mark[1] + _WIDE
+    rows = [["step", *(f"rank {rank}" for rank in ranks)]]
+    columns = (islice(steps_of(rank), first, last) for rank in ranks)
+    table = list(zip_longest(*columns, fillvalue=Step()))
+    if mark is not None:  # the drawn ranks may have ended before the marked step
+        table += [(Step(),) * len(ranks)] * (mark[1] + 1 - first - len(table))
+    for number, steps in enumerate(table, start=first):
+        row = [f"{number:4}"]
+        for rank, step in zip(ranks, steps, strict=True):
+            cell = " ".join(map(_cell, step)) or "."
+            row.append(f"**{cell}**" if mark == (rank, number) else cell)
+        rows.append(row)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def primitives(schedule: Schedule, rank: int) -> list[str]:
+    """A rank's program in NCCL's vocabulary.
+
+    The receive of one step and the send of the next become one primitive where
+    they concern the same place: ``recvReduceSend`` passes on a partial result,
+    ``recvReduceCopySend`` keeps and passes on a complete result, ``recvCopySend``
+    keeps and passes on data that are not reduced.
+
+    Returns
+    -------
+    list of str
+        A line for each moment; the primitives of a moment are joined by ``" | "``.
+
+    References
+    ----------
+    "Demystifying NCCL", arXiv 2507.04786, table V.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> primitives(schedule_of("all_reduce", "ring", 3), 0)
+    ['send', 'recvReduceSend', 'recvReduceCopySend', 'recvCopySend', 'recv']
+    """
+    moments: list[str] = []
+    arrived: list[tuple[str, frozenset[tuple[object, int]]]] = []
+    for step in (*schedule.steps(rank), Step()):
+        waiting = list(arrived)
+        arrived, words = [], []
+        copied = {operation.source.place for operation in step if isinstance(operation, Copy)}
+        for operation in step:
+            match operation:
+                case Send():
+                    places = frozenset(ref.place for ref in operation.refs)
+                    source = next((item for item in waiting if item[1] == places), None)
+                    if source is not None:
+                        waiting.remove(source)
+                        words.append(source[0] + "Send")
+                    else:
+                        words.append("copySend" if places <= copied else "send")
+                        copied -= places
+                case Recv():
+                    arrived.append(("recvCopy", frozenset(ref.place for ref in operation.refs)))
+                case RecvReduce():
+                    word = "recvReduceCopy" if operation.final else "recvReduce"
+                    arrived.append((word, frozenset(ref.place for ref in operation.into)))
+                case Reduce():
+                    words.append("reduceCopy" if operation.final else "reduce")
+                case Copy():
+                    pass
+        kept = ["recv" if word == "recvCopy" else word for word, _ in waiting]
+        words = [*kept, *words, *["copy"] * len(copied)]
+        if words:
+            moments.append(" | ".join(words))
+    return moments

@@ -1,0 +1,16 @@
+"""Facts of the machine and wishes of its user: settings, cores, streams, files. Above `cost`.
+
+================  ==========================================================
+`settings`        the environment's variables; nothing else reads them
+`machine`         cores and processor, and which processes share a host
+`stores`          waits for keys of a store
+`files`           files that are never seen incomplete
+`streams`         CUDA streams: where a group's operations run on a GPU
+`tuning`          the file that ``ringcoll tune`` writes
+`user_modules`    modules of a user that register algorithms
+`untraced`        keeps torch.compile out of functions
+`versions`        versions of the software beside the package
+================  ==========================================================
+
+May be imported from outside: each module's ``__all__``.
+"""

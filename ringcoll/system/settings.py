@@ -1,0 +1,128 @@
+"""The environment's variables: the only module that reads those of the library.
+
+==========================  ========================================================
+``RINGCOLL_TRANSPORT``      the transport of CPU tensors, whatever the program asks for
+``RINGCOLL_CUDA_TRANSPORT`` the same for CUDA tensors
+``RINGCOLL_ALGORITHM``      rules that force algorithms: see `ringcoll.cost.rules`
+``RINGCOLL_TUNING``         the file of ``ringcoll tune``, or ``off``
+``RINGCOLL_REDUCTION``      the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
+``RINGCOLL_DEBUG``          the log's level: ``info`` or ``debug``
+==========================  ========================================================
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from ringcoll.cost.rules import FORCED, Rule, parse_rules
+from ringcoll.errors import ArgumentError, RulesError
+
+__all__ = [
+    "TRANSPORT_VARIABLES",
+    "forced_rules",
+    "forced_text",
+    "forced_transport",
+    "log_as_asked",
+    "ranks_may_share_gpus",
+    "reduction",
+    "tuning_file",
+    "without_tuning",
+]
+
+TRANSPORT_VARIABLES = {"cpu": "RINGCOLL_TRANSPORT", "cuda": "RINGCOLL_CUDA_TRANSPORT"}
+"""The variable that forces a transport, by the type of the tensors' device."""
+_TUNING = "RINGCOLL_TUNING"
+_REDUCTION = "RINGCOLL_REDUCTION"
+_DEBUG = "RINGCOLL_DEBUG"
+
+_log = logging.getLogger("ringcoll")
+
+
+def forced_transport(kind: str) -> str | None:
+    """The transport that the environment forces for tensors of ``"cpu"`` or ``"cuda"``."""
+    return os.environ.get(TRANSPORT_VARIABLES[kind]) or None
+
+
+def ranks_may_share_gpus(nccl_version: tuple[int, ...]) -> bool:
+    """Whether NCCL connects ranks that share a GPU: since 2.30, if NCCL's variable allows it."""
+    return nccl_version >= (2, 30) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
+def reduction() -> str:
+    """Name of the engine that reduces CUDA tensors: ``"cupy"``, ``"torch"``, or ``"auto"``.
+
+    Raises
+    ------
+    ArgumentError
+        ``RINGCOLL_REDUCTION`` has another value.
+    """
+    name = os.environ.get(_REDUCTION, "") or "auto"
+    if name not in ("auto", "cupy", "torch"):
+        raise ArgumentError(
+            "no engine has this name",
+            argument=_REDUCTION,
+            expected="one of auto, cupy, torch",
+            got=name,
+        )
+    return name
+
+
+def forced_text() -> str:
+    """The text of ``RINGCOLL_ALGORITHM``; empty if the variable is not set."""
+    return os.environ.get(FORCED, "").strip()
+
+
+def forced_rules(text: str) -> tuple[Rule, ...]:
+    """Read the text of ``RINGCOLL_ALGORITHM``.
+
+    Raises
+    ------
+    RulesError
+        The text cannot be read; the message names the variable.
+    """
+    try:
+        return parse_rules(text)
+    except RulesError as error:
+        raise RulesError(
+            error.message, text=error.text, start=error.start, length=error.length, source=FORCED
+        ) from error
+
+
+def tuning_file() -> tuple[Path | None, bool]:
+    """The file of ``ringcoll tune``, and whether ``RINGCOLL_TUNING`` names it.
+
+    The file is ``None`` for ``RINGCOLL_TUNING=off``. By default it is in the user's cache.
+    """
+    asked = os.environ.get(_TUNING, "")
+    if asked:
+        return (None if asked == "off" else Path(asked).expanduser()), True
+    cache = os.environ.get("XDG_CACHE_HOME", "")  # by its standard ignored unless absolute
+    if not cache.startswith("/"):
+        try:
+            cache = str(Path.home() / ".cache")
+        except RuntimeError:  # a user without a home
+            return None, False
+    return Path(cache) / "ringcoll" / "tuning.json", False
+
+
+def without_tuning() -> None:
+    """Use no tuning file and no forced rules from now on, in this process and its children."""
+    os.environ[_TUNING] = "off"
+    os.environ.pop(FORCED, None)
+
+
+def log_as_asked() -> None:
+    """Set the level of the log ``ringcoll`` to that of ``RINGCOLL_DEBUG``."""
+    asked = os.environ.get(_DEBUG, "").lower()
+    if not asked:
+        return
+    if asked not in ("info", "debug"):  # the program can still run
+        _log.warning("%s is %r, and not info or debug", _DEBUG, asked)
+        return
+    _log.setLevel(asked.upper())
+    if not _log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("ringcoll[%(process)d] %(message)s"))
+        _log.addHandler(handler)

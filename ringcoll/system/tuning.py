@@ -1,0 +1,153 @@
+"""The file that ``ringcoll tune`` writes: measurements of this machine.
+
+The file holds a table for each transport, number of ranks and number of hosts; see
+`ringcoll.cost.table.Table`. The file is replaced as a whole, so that a reader sees the old file
+or the new file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ringcoll._version import __version__
+from ringcoll.cost.table import Table
+from ringcoll.errors import RingcollError, TuningFileError
+from ringcoll.system.files import replace_file
+from ringcoll.system.machine import cores, cpu
+
+__all__ = ["Tuned", "find_table", "machine", "read", "update"]
+
+_FORMAT = "ringcoll tuning"
+_VERSION = 1
+_log = logging.getLogger("ringcoll")
+
+
+def machine() -> dict[str, Any]:
+    """Facts of this machine on which measurements depend, beside its load."""
+    return {"cpu": cpu(), "cores": cores()}
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """A table of a file, and where the table comes from.
+
+    Parameters
+    ----------
+    table
+        Costs and rules.
+    facts
+        Versions, date and machine; for people, and to tell machines apart.
+    """
+
+    table: Table
+    facts: dict[str, Any]
+
+    @classmethod
+    def now(cls, table: Table, **facts: Any) -> Tuned:
+        """Make an entry for a table that has just been measured on this machine."""
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(table, {"date": date, "ringcoll": __version__, "machine": machine()} | facts)
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Transport, number of ranks and number of hosts of the table."""
+        return self.table.transport, self.table.world_size, self.table.hosts
+
+
+def read(path: Path) -> list[Tuned]:
+    """Read a file.
+
+    Raises
+    ------
+    TuningFileError
+        The file cannot be read, or is not a file of ``ringcoll tune``; the error names the file.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict) or document.get("format") != _FORMAT:
+            raise TuningFileError("not a file of `ringcoll tune`")
+        version, entries = document.get("version"), document.get("tables")
+        if version != _VERSION:
+            raise TuningFileError(f"has version {version!r}, and this library reads {_VERSION}")
+        if not isinstance(entries, list):
+            raise TuningFileError("has no list of tables")
+        return [_tuned(entry, path) for entry in entries]
+    except TuningFileError as error:
+        raise TuningFileError(str(error), path=str(path)) from error
+    except (OSError, ValueError) as error:
+        raise TuningFileError(f"cannot be read: {error}", path=str(path)) from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # the directory may not be searched
+        return False
+
+
+def _tuned(entry: Any, path: Path) -> Tuned:
+    table = Table.from_json(entry)
+    facts = entry.get("facts", {})
+    return Tuned(replace(table, source=str(path)), facts if isinstance(facts, dict) else {})
+
+
+def update(path: Path, tuned: Tuned) -> None:
+    """Put a table into a file, in place of the table with the same key.
+
+    Raises
+    ------
+    TuningFileError
+        The file is not a file of ``ringcoll tune``, or cannot be written.
+    """
+    kept = [entry for entry in read(path) if entry.key != tuned.key] if _exists(path) else []
+    entries = [entry.table.to_json() | {"facts": entry.facts} for entry in [*kept, tuned]]
+    for entry in entries:
+        del entry["source"], entry["forced"]
+    document = {"format": _FORMAT, "version": _VERSION, "tables": entries}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(document, indent=2) + "\n")
+    except OSError as error:
+        raise TuningFileError(f"cannot be written: {error}", path=str(path)) from error
+
+
+def find_table(
+    path: Path, transport: str, world_size: int, hosts: int, *, asked: bool
+) -> Table | None:
+    """Look in a file for the table of a transport and a number of ranks and hosts.
+
+    Parameters
+    ----------
+    path
+        The file.
+    transport, world_size, hosts
+        Key of the table.
+    asked
+        Whether the user has named the file. If not, the file may be missing, a wrong file gives
+        a warning only, and measurements of another machine are not used.
+
+    Raises
+    ------
+    TuningFileError
+        The user has named the file, and the file is wrong.
+    """
+    if not asked and not _exists(path):
+        return None
+    try:
+        entries = read(path)
+    except RingcollError as error:
+        if asked:
+            raise
+        _log.warning("ignored: %s", error)
+        return None
+    for entry in entries:
+        if entry.key == (transport, world_size, hosts):
+            if asked or entry.facts.get("machine") == machine():
+                return entry.table
+            _log.info("%s: measured on another machine, and not used", path)
+    return None

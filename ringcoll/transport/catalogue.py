@@ -1,0 +1,244 @@
+"""The catalogue of transports: one entry each; nothing else lists them.
+
+A transport is one file and one entry. The file has a function ``check()``, which raises
+`MissingExtraError` if the transport is not installed (`ArgumentError` if no extra installs it),
+and ``make(store, rank, world_size, device, timeout_s)``. Settings, `ringcoll.use`, choices of
+commands, messages about extras and the costs for when nothing was measured are read from the
+entry. The catalogue imports no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from ringcoll.cost.links import LinkCosts
+from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
+
+__all__ = ["Entry", "add", "costs_of", "entries", "entry", "named", "names", "resolved"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the rest of the library has to know of a transport.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    module
+        The module with ``check`` and ``make``.
+    sends
+        Types of devices whose memory it sends: ``"cpu"``, ``"cuda"``.
+    stages
+        Whether CUDA tensors may pass through host memory on their way.
+    costs
+        What messages and bytes cost between two ranks of one host, for when nothing was
+        measured.
+    extra
+        The extra of the package that installs it; ``None`` if torch brings it.
+    automatic
+        Whether ``"auto"`` may stand for it. Of several, the first one that is installed is
+        taken.
+    """
+
+    name: str
+    module: str
+    sends: tuple[str, ...]
+    costs: LinkCosts
+    stages: bool = False
+    extra: str | None = None
+    automatic: bool = True
+
+    def carries(self, kind: str) -> bool:
+        """Whether tensors of a type of device can be sent at all."""
+        return kind in self.sends or (kind == "cuda" and self.stages)
+
+    def check(self) -> None:
+        """Make sure that the transport is installed.
+
+        Raises
+        ------
+        MissingExtraError
+            It is not.
+        ArgumentError
+            It is not, and no extra installs it.
+        """
+        import_module(self.module).check()
+
+    @property
+    def make(self) -> Callable[..., Any]:
+        """Makes a transport, from (store, rank, world_size, device, timeout_s)."""
+        made: Callable[..., Any] = import_module(self.module).make
+        return made
+
+
+_log = logging.getLogger("ringcoll")
+
+# Costs: alpha, beta, gamma, further messages. Two ranks on one host, by `ringcoll tune` on 2
+# cores. For NCCL, which has not been measured, an order of magnitude.
+_ENTRIES = {
+    one.name: one
+    for one in (
+        Entry(
+            name="nccl",
+            module="ringcoll.transport.nccl",
+            sends=("cuda",),
+            costs=LinkCosts(10e-6, 0.02e-9, 0.001e-9, 2e-6),
+        ),
+        Entry(
+            name="ucx",
+            module="ringcoll.transport.ucx",
+            sends=("cpu", "cuda"),
+            costs=LinkCosts(6e-6, 0.1e-9, 0.15e-9, 3e-6),
+            extra="ucx",
+        ),
+        Entry(
+            name="gloo",
+            module="ringcoll.transport.gloo",
+            sends=("cpu",),
+            stages=True,
+            costs=LinkCosts(60e-6, 0.5e-9, 0.15e-9, 30e-6),
+        ),
+        Entry(
+            name="mpi",
+            module="ringcoll.transport.mpi",
+            sends=("cpu",),
+            stages=True,
+            costs=LinkCosts(60e-6, 0.5e-9, 0.15e-9, 30e-6),
+            extra="mpi",
+            automatic=False,  # `mpiexec` has to have started the ranks
+        ),
+    )
+}
+_LOCAL = LinkCosts(30e-6, 0.1e-9, 0.15e-9, 10e-6)  # between threads of one process
+
+
+def add(new: Entry) -> None:
+    """Add a transport of one's own; every process of a group has to.
+
+    Raises
+    ------
+    ArgumentError
+        There is a transport of that name.
+    """
+    if new.name in (*_ENTRIES, "auto", "local"):
+        raise ArgumentError(
+            "there is such a transport", argument="name", expected="a new name", got=new.name
+        )
+    _ENTRIES[new.name] = new
+
+
+def entries() -> tuple[Entry, ...]:
+    """All transports, in the order in which ``"auto"`` tries them."""
+    return tuple(_ENTRIES.values())
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """Names of the transports that carry tensors of ``"cpu"`` or ``"cuda"``."""
+    return tuple(one.name for one in entries() if one.carries(kind))
+
+
+def entry(name: str) -> Entry:
+    """The entry of a transport.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such transport.
+    """
+    if name not in _ENTRIES:
+        raise ArgumentError(
+            "no such transport", argument="transport", expected=_listed(_ENTRIES), got=name
+        )
+    return _ENTRIES[name]
+
+
+def costs_of(name: str) -> LinkCosts:
+    """Costs for when nothing was measured; those of gloo for a transport that is not listed."""
+    if name == "local":
+        return _LOCAL
+    return _ENTRIES.get(name, _ENTRIES["gloo"]).costs
+
+
+def _listed(known: Any) -> str:
+    return f"one of {', '.join(known)}"
+
+
+def _argument(kind: str) -> str:
+    return "transport" if kind == "cpu" else "cuda_transport"
+
+
+def named(kind: str, asked: str | None, rank: int | None = None) -> str:
+    """Name the transport for tensors of one type of device, ``"auto"`` as it is.
+
+    Parameters
+    ----------
+    kind
+        ``"cpu"`` or ``"cuda"``.
+    asked
+        What the program asks for; ``None`` for ``"auto"``. The environment overrides it.
+    rank
+        For the error message.
+
+    Raises
+    ------
+    ArgumentError
+        There is no transport of that name for such tensors.
+    """
+    asked = "auto" if asked is None else asked
+    forced = forced_transport(kind)
+    known = ("auto", *names(kind))
+    for what, name in ((_argument(kind), asked), (TRANSPORT_VARIABLES[kind], forced)):
+        if name is not None and name not in known:
+            raise ArgumentError(
+                "no such transport", rank=rank, argument=what, expected=_listed(known), got=name
+            )
+    return forced or asked
+
+
+@cache
+def _automatic(kind: str) -> str:
+    for one in entries():
+        if one.automatic and one.carries(kind):
+            try:
+                one.check()
+            except RingcollError as error:
+                _log.debug('"auto" does not stand for %s: %s', one.name, error)
+                continue
+            return one.name
+    raise AssertionError("gloo is always there")
+
+
+def resolved(kind: str, asked: str | None = None, rank: int | None = None) -> str:
+    """Name the transport for tensors of one type of device, and what ``"auto"`` stands for here.
+
+    Ranks that find different transports installed tell each other when they meet.
+
+    Raises
+    ------
+    ArgumentError
+        There is no transport of that name for such tensors, or torch does not bring it.
+    MissingExtraError
+        It is not installed.
+    """
+    name = named(kind, asked, rank)
+    if name == "auto":
+        return _automatic(kind)
+    try:
+        entry(name).check()
+    except ArgumentError as error:  # no extra installs it
+        forced = forced_transport(kind)
+        raise ArgumentError(
+            str(error),
+            rank=rank,
+            argument=TRANSPORT_VARIABLES[kind] if forced else _argument(kind),
+            expected=_listed(one for one in ("auto", *names(kind)) if one != name),
+            got=name,
+        ) from None
+    return name

@@ -1,0 +1,283 @@
+"""The registry: looking up, refusing, and adding an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from ringcoll.algorithms import (
+    ALIASES,
+    Algorithm,
+    Cost,
+    algorithms,
+    find,
+    generation,
+    register,
+    schedule_of,
+    unregister,
+)
+from ringcoll.algorithms.proved import order_of
+from ringcoll.cost.choice import choose
+from ringcoll.cost.links import LinkCosts
+from ringcoll.cost.predict import predictions
+from ringcoll.cost.rules import parse_rules
+from ringcoll.cost.table import Table, crowded_parameters
+from ringcoll.errors import (
+    ScheduleError,
+    UnknownAlgorithmError,
+    UnsupportedWorldSizeError,
+    VerificationError,
+)
+from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, send
+from ringcoll.schedule.verifier import verify
+
+EVERY = tuple(algorithms())
+FREE = Cost(rounds=lambda k: 1, traffic=lambda k: Fraction(1))
+
+
+def star_all_gather(rank: int, world_size: int) -> Program:
+    """Every rank tells every other one: the dozen lines that a new algorithm takes."""
+    others = [peer for peer in range(world_size) if peer != rank]
+    yield Step(
+        copy(out(rank), inp(rank)),
+        *(send(peer, inp(rank)) for peer in others),
+        *(recv(peer, out(peer)) for peer in others),
+    )
+
+
+@pytest.fixture
+def star() -> Iterator[str]:
+    register("all_gather", "star", chunks=lambda k: k)(star_all_gather)
+    yield "star"
+    unregister("all_gather", "star")
+
+
+def test_a_new_algorithm(star: str) -> None:
+    entry = find("all_gather", star)
+    assert entry in tuple(algorithms("all_gather"))
+    assert entry.summary.startswith("Every rank tells every other one")
+    proof = verify(schedule_of("all_gather", star, 5))
+    assert (proof.rounds, proof.traffic, proof.reduced) == entry.counts(5)
+    assert proof.ports == 4
+
+
+def test_it_is_gone_again() -> None:
+    with pytest.raises(UnknownAlgorithmError):
+        find("all_gather", "star")
+    with pytest.raises(UnknownAlgorithmError, match="'star' for all_gather"):
+        unregister("all_gather", "star")
+
+
+def test_an_unknown_algorithm_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownAlgorithmError) as caught:
+        schedule_of("all_reduce", "circle", 4)
+    message = str(caught.value)
+    assert message.startswith("unknown algorithm 'circle' for all_reduce; known: ")
+    known = message.partition("known: ")[2].split(", ")
+    assert known == [*(entry.name for entry in algorithms("all_reduce")), "tree"]
+
+
+def test_an_unknown_algorithm_of_a_collective_without_the_alias() -> None:
+    with pytest.raises(UnknownAlgorithmError) as caught:
+        find("all_to_all", "tree")
+    assert str(caught.value).endswith("known: bruck, pairwise")
+
+
+def test_an_unknown_collective() -> None:
+    with pytest.raises(ScheduleError, match="unknown collective 'all_scatter'"):
+        list(algorithms("all_scatter"))
+    with pytest.raises(ScheduleError, match="unknown collective 'all_scatter'"):
+        find("all_scatter", "ring")
+    with pytest.raises(ScheduleError, match="unknown collective 'all_scatter'"):
+        register("all_scatter", "ring", cost=FREE)
+
+
+@pytest.mark.parametrize("name", ["ring", "tree", "auto"])
+def test_a_name_that_is_taken(name: str) -> None:
+    before = tuple(algorithms())
+    with pytest.raises(ScheduleError, match=f"all_gather already has an algorithm named '{name}'"):
+        register("all_gather", name, cost=FREE)
+    assert tuple(algorithms()) == before
+
+
+def test_aliases_lead_to_algorithms() -> None:
+    assert ALIASES["tree"] == "binomial_tree"
+    assert find("broadcast", "tree") is find("broadcast", "binomial_tree")
+    for full in ALIASES.values():
+        assert any(entry.name == full for entry in algorithms())
+
+
+def test_every_collective_has_an_algorithm() -> None:
+    for collective in CONTRACTS:
+        assert tuple(algorithms(collective))
+    assert len(tuple(algorithms())) == sum(len(tuple(algorithms(name))) for name in CONTRACTS)
+
+
+def test_a_restriction_is_named() -> None:
+    def even(world_size: int) -> str | None:
+        return "the ranks are paired off" if world_size % 2 else None
+
+    register("all_gather", "pairs", chunks=lambda k: k, restriction=even)(star_all_gather)
+    try:
+        verify(schedule_of("all_gather", "pairs", 4))
+        with pytest.raises(UnsupportedWorldSizeError) as caught:
+            schedule_of("all_gather", "pairs", 5)
+        assert str(caught.value) == (
+            "pairs all_gather cannot run on 5 ranks: the ranks are paired off"
+        )
+    finally:
+        unregister("all_gather", "pairs")
+
+
+def listed(rank: int, world_size: int) -> Program:
+    return [Step(copy(out(rank), inp(rank)))]  # type: ignore[return-value]
+
+
+def listed_at_the_end(rank: int, world_size: int) -> Program:
+    """To Python, a generator may return a value; what it returns is lost."""
+    if rank:
+        return [Step(send(0, inp(rank)))]  # type: ignore[return-value]
+    yield Step(copy(out(rank), inp(rank)))
+
+
+def without_return(rank: int, world_size: int) -> None:
+    """A program that was not written yet."""
+
+
+@pytest.mark.parametrize(
+    "program, returned, rank",
+    [
+        (listed, "an object of type list", 0),
+        (listed_at_the_end, "an object of type list", 1),
+        (without_return, "None", 0),
+    ],
+)
+def test_a_program_that_does_not_yield(
+    program: Callable[[int, int], Any], returned: str, rank: int
+) -> None:
+    register("all_gather", "no_yield", chunks=lambda k: k)(program)
+    try:
+        with pytest.raises(VerificationError) as caught:
+            verify(schedule_of("all_gather", "no_yield", 3))
+        assert caught.value.message.startswith(f"the program returned {returned}; ")
+        assert "yields its steps one by one, as in `yield Step(...)`" in caught.value.message
+        assert (caught.value.rank, caught.value.step) == (rank, 0)
+        with pytest.raises(ScheduleError, match="the program returned"):
+            schedule_of("all_gather", "no_yield", 3).to_text()
+    finally:
+        unregister("all_gather", "no_yield")
+
+
+def test_a_cost_that_is_not_stated_is_counted_once(star: str) -> None:
+    entry = find("all_gather", star)
+    assert entry.cost is None
+    called: list[int] = []
+
+    def program(rank: int, world_size: int) -> Program:
+        called.append(rank)
+        return star_all_gather(rank, world_size)
+
+    counted = replace(entry, program=program)
+    assert counted.counts(4) == counted.counts(4) == (1, Fraction(3, 4), Fraction(0))
+    assert called == [0, 1, 2, 3]
+    assert counted.counts(5) == (1, Fraction(4, 5), Fraction(0))
+
+
+def test_a_stated_cost_that_is_wrong() -> None:
+    def rounds(k: int) -> int:
+        return 1 if k < 4 else 2
+
+    cost = Cost(rounds=rounds, traffic=lambda k: Fraction(k - 1, k))
+    register("all_gather", "dear", chunks=lambda k: k, cost=cost)(star_all_gather)
+    try:
+        for world_size in (1, 2, 3):
+            verify(schedule_of("all_gather", "dear", world_size))
+        with pytest.raises(VerificationError, match="rounds is stated as 2 and counted as 1"):
+            verify(schedule_of("all_gather", "dear", 4))
+    finally:
+        unregister("all_gather", "dear")
+
+
+# --- a name that comes to mean something else ---------------------------------------------
+
+
+def everything_known_of(name: str) -> tuple[object, ...]:
+    """What each cache of the pure rooms says of an algorithm of three ranks."""
+    schedule = schedule_of("all_reduce", name, 3)
+    costs = crowded_parameters(LinkCosts(1e-5, 1e-9), 3)
+    rule = f"all_reduce:*:{name}"
+    table = Table(
+        transport="any", world_size=3, parameters=costs, forced=parse_rules(rule, known_only=False)
+    )
+    by_time = {row.algorithm: row.seconds for row in predictions("all_reduce", 4, 3, costs)}
+    return (
+        schedule.to_text(),
+        find("all_reduce", name).counts(3),
+        order_of(schedule),
+        by_time[name],
+        choose("all_reduce", 1 << 20, 3, table).segment_bytes,
+    )
+
+
+def test_a_name_that_is_registered_anew_is_seen_by_every_cache() -> None:
+    ring, tree = find("all_reduce", "ring"), find("all_reduce", "binary_tree")
+    known: list[tuple[object, ...]] = []
+    for entry in (ring, tree, ring):
+        register("all_reduce", "turncoat", chunks=entry.chunks, pipelined=entry.pipelined)(
+            entry.program
+        )
+        known.append(everything_known_of("turncoat"))
+        unregister("all_reduce", "turncoat")
+        with pytest.raises(UnknownAlgorithmError):
+            schedule_of("all_reduce", "turncoat", 3)
+        assert "turncoat" not in {
+            row.algorithm
+            for row in predictions("all_reduce", 4, 3, crowded_parameters(LinkCosts(1e-5, 1e-9), 3))
+        }
+    first, second, third = known
+    assert all(before != after for before, after in zip(first, second, strict=True))
+    assert third == first
+
+
+def test_every_change_has_a_generation_of_its_own(star: str) -> None:
+    before = generation()
+    unregister("all_gather", star)
+    between = generation()
+    register("all_gather", star, chunks=lambda k: k)(star_all_gather)
+    assert len({before, between, generation()}) == 3
+
+
+@pytest.mark.parametrize("world_size", [0, -3])
+def test_a_world_without_ranks(world_size: int) -> None:
+    with pytest.raises(UnsupportedWorldSizeError, match=f"at least 1, got {world_size}"):
+        schedule_of("all_reduce", "ring", world_size)
+
+
+@pytest.mark.parametrize("root", [-1, 4])
+def test_a_root_outside_the_world(root: int) -> None:
+    with pytest.raises(ScheduleError, match=f"root {root} is not in a world of 4 ranks"):
+        schedule_of("broadcast", "chain", 4, root)
+
+
+def test_schedules_are_kept_until_the_registry_changes(star: str) -> None:
+    first = schedule_of("all_gather", star, 3)
+    assert schedule_of("all_gather", star, 3) is first
+    register("all_gather", "other_star", cost=FREE, chunks=lambda k: k)(star_all_gather)
+    unregister("all_gather", "other_star")
+    assert schedule_of("all_gather", star, 3) is not first
+    assert schedule_of("all_gather", star, 3) == first
+
+
+@pytest.mark.parametrize("entry", EVERY, ids=lambda entry: f"{entry.collective}-{entry.name}")
+def test_one_rank_copies(entry: Algorithm) -> None:
+    schedule = schedule_of(entry.collective, entry.name, 1)
+    (step,) = schedule.steps(0)
+    assert step == Step(*(copy(out(chunk), inp(chunk)) for chunk in range(schedule.num_chunks)))
+    proof = verify(schedule)
+    assert (proof.rounds, proof.messages_max) == (0, 0)
+    assert proof.traffic == proof.reduced == 0

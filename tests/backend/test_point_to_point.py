@@ -1,0 +1,174 @@
+"""The user's sends and receives of CUDA tensors, over a stand-in for NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ringcoll.backend import process_group as backend
+from ringcoll.backend.point_to_point import PointToPointWork
+from ringcoll.errors import ArgumentError, PeerLostError
+from tests.fakes import fake_nccl
+from tests.fakes.fake_nccl import FakeGroup, World
+from tests.fakes.second_device import FIRST, Elsewhere
+from tests.programs.threads import together
+
+CPU = torch.device("cpu")
+
+
+def alone() -> backend.ProcessGroup:
+    return backend.ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20))
+
+
+class Channel(FakeGroup):
+    """Takes single messages, too: each waits for the one before it, as on NCCL's stream."""
+
+    def __init__(self, world: World, rank: int, options: Any) -> None:
+        super().__init__(world, rank)
+        self.timeout = options._timeout
+
+    def _add(self, is_send: bool, tensors: list[torch.Tensor], peer: int) -> Any:
+        if self._open is not None:
+            return super()._add(is_send, tensors, peer)
+        self._start_coalescing()
+        super()._add(is_send, tensors, peer)
+        return self._end_coalescing()
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+        return self._add(True, tensors, peer)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+        return self._add(False, tensors, peer)
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+
+
+@pytest.fixture
+def channels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Channel]]:
+    """The NCCL groups that groups of the backend make for their users' messages, by rank."""
+    found: dict[int, Channel] = {}
+    worlds: dict[int, World] = {}
+
+    class Nccl:
+        class Options:
+            _timeout = timedelta(0)
+
+        def __new__(cls, store: dist.Store, rank: int, world_size: int, options: Any) -> Channel:  # type: ignore[misc]
+            assert rank not in found
+            world = worlds.setdefault(world_size, World(world_size))
+            found[rank] = Channel(world, rank, options)
+            return found[rank]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
+    known = c10d._world.pg_group_ranks
+    before = set(known)
+    yield found
+    for group in set(known) - before:
+        del known[group]
+
+
+def around_a_ring(rank: int, world_size: int, store: dist.Store, in_a_batch: bool) -> list[float]:
+    """What a rank gets from the one before it, if all send first."""
+    group = backend.ProcessGroup(store, rank, world_size, timedelta(seconds=20))
+    ahead, behind = (rank + 1) % world_size, (rank - 1) % world_size
+    sent, got = torch.full((3,), float(rank)), torch.zeros(3)
+    device = [one.as_subclass(Elsewhere) for one in (sent, got)]
+    c10d._world.pg_group_ranks[group] = {peer: peer for peer in range(world_size)}
+    works: list[Any]
+    if in_a_batch:
+        messages = [
+            dist.P2POp(dist.isend, device[0], ahead, group),
+            dist.P2POp(dist.irecv, device[1], behind, group),
+        ]
+        works = dist.batch_isend_irecv(messages)
+    else:
+        works = [dist.isend(device[0], ahead, group), dist.irecv(device[1], behind, group)]
+    for work in works:
+        work.wait()
+    return got.tolist()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_batch_is_one_operation_over_nccl(channels: dict[int, Channel], world_size: int):
+    store = dist.HashStore()
+    results = together(world_size, lambda rank: around_a_ring(rank, world_size, store, True))
+    assert results == [[float((rank - 1) % world_size)] * 3 for rank in range(world_size)]
+    for rank, channel in channels.items():
+        ahead, behind = (rank + 1) % world_size, (rank - 1) % world_size
+        assert channel.calls == ["start", f"send {ahead}", f"recv {behind}", "end"]
+
+
+def test_one_by_one_they_would_hang(channels: dict[int, Channel], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fake_nccl, "LIMIT_S", 0.5)
+    store = dist.HashStore()
+    for error in together(3, lambda rank: around_a_ring(rank, 3, store, False)):
+        assert isinstance(error, PeerLostError), error
+        assert "NCCL hangs" in str(error)
+
+
+def test_a_batch_that_fails_leaves_no_group_open(channels: dict[int, Channel]):
+    group, far = alone(), torch.zeros(3).as_subclass(Elsewhere)
+    c10d._world.pg_group_ranks[group] = {0: 0}
+    messages = [
+        dist.P2POp(dist.isend, far, 0, group),
+        dist.P2POp(dist.irecv, torch.zeros(3).to("meta"), 0, group),
+    ]
+    with pytest.raises(ArgumentError, match="cannot be sent"):
+        dist.batch_isend_irecv(messages)
+    assert channels[0].calls == ["start", "send 0", "end"]
+
+
+def test_nccl_is_made_when_the_first_message_comes(channels: dict[int, Channel]):
+    """And not by what torch does for a ``device_id``."""
+    group, far = alone(), torch.zeros(3).as_subclass(Elsewhere)
+    group._get_backend(FIRST).eager_connect_single_device(FIRST)
+    group.set_timeout(timedelta(seconds=30))
+    assert not channels
+    group.send([far], 0)
+    group.recv([far], 0)
+    assert channels[0].timeout == timedelta(seconds=30)
+    group.set_timeout(timedelta(seconds=40))
+    assert channels[0].timeout == timedelta(seconds=40)
+
+
+@pytest.mark.parametrize("end", ["shutdown", "abort"])
+def test_nccl_ends_with_its_group(channels: dict[int, Channel], end: str):
+    group = alone()
+    getattr(group, end)()  # nothing has been made yet
+    group.send([torch.zeros(3).as_subclass(Elsewhere)], 0)
+    getattr(group, end)()
+    assert channels[0].calls[-1] == end
+
+
+class Asked:
+    """A work of torch's."""
+
+    waits = 0
+
+    def wait(self, timeout: timedelta) -> bool:
+        self.waits += 1
+        return True
+
+    def is_completed(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("device, waits, completed", [(CPU, 1, True), (FIRST, 2, False)])
+def test_waits_order_each_stream(device: torch.device, waits: int, completed: bool):
+    """A work of NCCL's is asked each time; one of gloo's hangs if it is asked twice."""
+    asked: Any = Asked()
+    message = PointToPointWork(asked, "lost", None, device)
+    assert not message.is_completed()
+    assert message.wait()
+    assert message.wait()
+    assert asked.waits == waits
+    assert (message.is_completed(), message.is_success()) == (completed, completed)

@@ -1,0 +1,87 @@
+"""The process group behind ``init_process_group("ringcoll")``: names, forms, options."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ringcoll import Options
+from ringcoll.algorithms import algorithms
+from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
+from tests.programs import backend_calls
+
+# --- forms of calls -------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", backend_calls.SHORT_FORMS)
+def test_calls_without_options(pool, name: str):
+    for world_size in (2, 3):
+        for got, wanted in pool(world_size, "ringcoll").run(backend_calls.short_form, name):
+            assert got == wanted
+
+
+@pytest.mark.processes
+def test_a_world_of_one(pool):
+    assert pool(1, "ringcoll").run(backend_calls.alone) == [[[0.0, 1.0, 2.0]] * 3]
+
+
+@pytest.mark.processes
+def test_collectives_are_counted(pool):
+    assert pool(3, "ringcoll").run(backend_calls.sequence_numbers) == [(0, 2)] * 3
+
+
+# --- options --------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "options, wanted",
+    [
+        (Options(algorithm="ring"), ["ring", "ring", "ring", "dissemination"]),
+        (
+            Options(algorithm={"all_reduce": "rabenseifner", "all_gather": "ring"}),
+            ["rabenseifner", "rabenseifner", "ring", "dissemination"],
+        ),
+        (None, None),  # what is measured decides
+    ],
+)
+def test_options_choose_algorithms(pool, options: Options | None, wanted: list[str] | None):
+    collectives = ["all_reduce", "all_reduce", "all_gather", "barrier"]
+    ranks = pool(3, "ringcoll").run(backend_calls.with_options, options)
+    for found in ranks:
+        assert [name for name, _, _ in found] == collectives
+        chosen = [algorithm for _, algorithm, _ in found]
+        assert chosen == (wanted or [algorithm for _, algorithm, _ in ranks[0]])
+        for collective, algorithm in zip(collectives, chosen, strict=True):
+            assert algorithm in {one.name for one in algorithms(collective)}
+
+
+@pytest.mark.processes
+def test_options_choose_what_travels(pool):
+    options = Options(wire_dtype=torch.bfloat16)
+    for found in pool(2, "ringcoll").run(backend_calls.with_options, options):
+        dtypes = [dtype for _, _, dtype in found]
+        assert dtypes == [torch.bfloat16, torch.int64, torch.float32, torch.uint8]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "options, kind, part",
+    [
+        (Options(algorithm="rnig"), "UnknownAlgorithmError", "rnig"),
+        (Options(algorithm={"barrier": "ring"}), "UnknownAlgorithmError", "ring"),
+        ({"algorithm": "ring"}, "ArgumentError", "pg_options"),
+    ],
+)
+def test_bad_options_are_refused(pool, options: object, kind: str, part: str):
+    for got, text in pool(3, "ringcoll").run(backend_calls.refused, options):
+        assert got == kind
+        assert part in text
+
+
+def test_an_algorithm_that_cannot_run_on_so_many_ranks():
+    with pytest.raises(UnknownAlgorithmError, match="rnig"):
+        Options(algorithm="rnig").algorithm_of("all_reduce", 4)
+    assert Options(algorithm="ring").algorithm_of("all_to_all", 4) == "auto"
+    assert UnsupportedWorldSizeError.__mro__.index(ValueError)

@@ -1,0 +1,55 @@
+"""The project's Markdown pages, and what is in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["PAGES", "ROOT", "Block", "anchors", "blocks", "links", "spans"]
+
+ROOT = Path(__file__).parents[2]
+PAGES = tuple(
+    sorted(page for folder in (".", "docs", "benchmarks") for page in (ROOT / folder).glob("*.md"))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of code: its language, empty if it has none, and its text."""
+
+    language: str
+    text: str
+
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    return [Block(*match.groups()) for match in _BLOCK.finditer(page.read_text(encoding="utf-8"))]
+
+
+def _prose(page: Path) -> str:
+    return _BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+def spans(page: Path) -> Iterator[str]:
+    """What stands between single backticks, on one line each."""
+    for match in re.finditer(r"(?<!`)`([^`]+)`(?!`)", _prose(page)):
+        yield " ".join(match[1].split())
+
+
+def links(page: Path) -> Iterator[str]:
+    """The targets of the page's links and pictures."""
+    for match in re.finditer(r"\]\(([^)\s]+)\)", _prose(page)):
+        yield match[1]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which the page's headings are linked to."""
+    return {
+        re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
+    }

@@ -1,0 +1,57 @@
+"""What will be used, and why."""
+
+import json
+
+import pytest
+
+from ringcoll.cli import doctor
+from ringcoll.errors import MissingExtraError
+from ringcoll.system.machine import cores
+from ringcoll.transport import catalogue, ucx
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.delenv("RINGCOLL_TRANSPORT", raising=False)
+    monkeypatch.setenv("RINGCOLL_TUNING", "off")
+    catalogue._automatic.cache_clear()
+    yield
+    catalogue._automatic.cache_clear()
+
+
+def test_the_transport_is_the_one_of_the_backend(run):
+    facts = json.loads(run("doctor", "--json").stdout)
+    assert facts["transports"]["cpu"]["transport"] == catalogue.resolved("cpu")
+    assert facts["problems"] == []
+    assert [row["nbytes"] for row in facts["expected"]] == [4, 65536, 16777216]
+    assert all(row["predicted_s"] > 0 for row in facts["expected"])
+
+
+def test_what_is_not_installed_is_the_reason(run, monkeypatch):
+    def check():
+        raise MissingExtraError("pip install 'ringcoll[ucx]'")
+
+    monkeypatch.setattr(ucx, "check", check)
+    result = run("doctor")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(
+        "CPU tensors: gloo (the first that is installed of gloo; "
+        "ucx is not installed: pip install 'ringcoll[ucx]')\n"
+    )
+
+
+def test_a_variable_is_the_reason(run, monkeypatch):
+    monkeypatch.setenv("RINGCOLL_TRANSPORT", "gloo")
+    assert run("doctor").stdout.startswith("CPU tensors: gloo (RINGCOLL_TRANSPORT asks for it)\n")
+    monkeypatch.setenv("RINGCOLL_TRANSPORT", "pigeons")
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "PROBLEM: argument 'RINGCOLL_TRANSPORT': no such transport" in result.stdout
+
+
+def test_cores_against_ranks(run, monkeypatch):
+    assert (
+        f"{cores() + 1} ranks share {cores()} core" in run("doctor", "-k", str(cores() + 1)).stdout
+    )
+    monkeypatch.setattr(doctor, "cores", lambda: 8)
+    assert "8 ranks, 8 cores: each rank has a core of its own" in run("doctor", "-k", "8").stdout

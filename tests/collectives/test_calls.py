@@ -1,0 +1,241 @@
+"""The way of a call: Python frames before the first message, one look-up, what the key holds."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringcoll
+from ringcoll import LocalGroup, run_threads
+from ringcoll.algorithms import register, unregister
+from ringcoll.errors import ArgumentError, UnknownAlgorithmError
+from ringcoll.schedule import Program, Step, inp, out, recv, reduce, send, tmp
+
+K = 2
+MOST_FRAMES = 10
+
+
+def calls(group: Any, numel: int) -> dict[str, Callable[[], object]]:
+    """Every public function on tensors of so many elements."""
+    one, whole = torch.ones(numel), torch.ones(K * numel)
+    other = torch.ones(K * numel)
+    first, second = [torch.ones(numel) for _ in range(K)], [torch.ones(numel) for _ in range(K)]
+    is_root = group.rank() == 0
+    return {
+        "all_reduce": lambda: ringcoll.all_reduce(one, group=group),
+        "reduce": lambda: ringcoll.reduce(one, group_dst=0, group=group),
+        "broadcast": lambda: ringcoll.broadcast(one, group_src=0, group=group),
+        "all_gather": lambda: ringcoll.all_gather(first, one, group),
+        "all_gather_single": lambda: ringcoll.all_gather_single(whole, one, group),
+        "gather": lambda: ringcoll.gather(one, first if is_root else None, group=group),
+        "scatter": lambda: ringcoll.scatter(one, first if is_root else None, group=group),
+        "reduce_scatter": lambda: ringcoll.reduce_scatter(one, first, group=group),
+        "reduce_scatter_single": lambda: ringcoll.reduce_scatter_single(one, whole, group=group),
+        "all_to_all": lambda: ringcoll.all_to_all(first, second, group),
+        "all_to_all_single": lambda: ringcoll.all_to_all_single(whole, other, group=group),
+        "barrier": lambda: ringcoll.barrier(group),
+    }
+
+
+def frames_before(call: Callable[[], object], posts: set[Any]) -> int:
+    """Python functions that are entered before a message is posted, the lambda left out."""
+    entered: list[str] = []
+    is_posted: list[bool] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and not is_posted:
+            if frame.f_code in posts:
+                is_posted.append(True)
+            else:
+                entered.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    assert is_posted, entered
+    return len(entered) - 1
+
+
+@pytest.mark.parametrize("numel", [1, 1 << 16])
+def test_at_most_ten_frames_before_the_first_message(numel: int) -> None:
+    def main(group: LocalGroup) -> dict[str, int]:
+        transport = group.communicator.transport
+        bound = transport.bind([], [])
+        counted = {}
+        for name, call in calls(group, numel).items():
+            for _ in range(2):
+                call()  # seen before
+            counted[name] = frames_before(call, {bound.__code__})
+        return counted
+
+    for counted in run_threads(main, K):
+        assert {name: n for name, n in counted.items() if n > MOST_FRAMES} == {}
+
+
+def test_a_call_that_was_seen_before_is_one_look_up() -> None:
+    class Counting(dict[Any, Any]):
+        looked_up = 0
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            Counting.looked_up += 1
+            return super().get(key, default)
+
+    def main(group: LocalGroup) -> int:
+        ringcoll.all_reduce(torch.ones(3), group=group)
+        group.communicator.operations = Counting(group.communicator.operations)
+        before = len(group.communicator.operations)
+        for value in range(5):
+            tensor = torch.full((3,), float(value))
+            ringcoll.all_reduce(tensor, group=group)
+            assert tensor.tolist() == [value] * 3
+        assert len(group.communicator.operations) == before
+        return Counting.looked_up
+
+    assert run_threads(main, 1) == [5]
+
+
+def test_the_key_tells_calls_apart() -> None:
+    """Whatever decides is in the key: a call never gets another call's operation."""
+
+    def main(group: LocalGroup) -> None:
+        member = group.communicator
+        base = torch.ones(2, 3)
+        variants: list[Callable[[], object]] = [
+            lambda: ringcoll.all_reduce(base.clone(), group=group),
+            lambda: ringcoll.all_reduce(base.clone(), "max", group),
+            lambda: ringcoll.all_reduce(base.clone().t(), group=group),
+            lambda: ringcoll.all_reduce(base.double(), group=group),
+            lambda: ringcoll.all_reduce(base.clone(), group=group, algorithm="ring"),
+            lambda: ringcoll.all_reduce(base.clone(), group=group, segment_bytes=4),
+            lambda: ringcoll.all_reduce(base.clone(), group=group, out=torch.ones(2, 3)),
+            lambda: ringcoll.all_reduce(base.bfloat16(), group=group),
+            lambda: ringcoll.all_reduce(base.bfloat16(), group=group, wire_dtype=torch.bfloat16),
+            lambda: ringcoll.all_reduce(base.clone(), ringcoll.premul_sum(2.0), group),
+            lambda: ringcoll.all_reduce(base.clone(), ringcoll.premul_sum(3.0), group),
+        ]
+        for number, variant in enumerate(variants):
+            before = len(member.operations)
+            variant()
+            assert len(member.operations) == before + 1, number
+            variant()
+            assert len(member.operations) == before + 1, number
+
+    run_threads(main, 2)
+
+
+def test_factors_of_torchs_own_operators_are_told_apart() -> None:
+    """Objects of `ReduceOp` with other factors are equal to each other, as torch has it."""
+
+    def main(group: LocalGroup) -> list[float]:
+        totals = []
+        for factor in (2.0, 3.0, 2.0):
+            op = dist._make_nccl_premul_sum(factor)
+            tensor = torch.ones(3)
+            ringcoll.all_reduce(tensor, op, group)
+            totals.append(tensor[0].item())
+        return totals
+
+    assert run_threads(main, 2) == [[4.0, 6.0, 4.0]] * 2
+
+
+def test_what_overlaps_is_refused_on_every_call() -> None:
+    def main(group: LocalGroup) -> None:
+        memory = torch.zeros(8)
+        ringcoll.all_gather_single(memory[:4], memory[4:6], group)
+        for _ in range(2):
+            with pytest.raises(ArgumentError, match="overlaps"):
+                ringcoll.all_gather_single(memory[:4], memory[3:5], group)
+        ringcoll.all_gather_single(memory[:4], memory[4:6], group)
+
+    run_threads(main, 2)
+
+
+@pytest.fixture
+def star() -> Any:
+    def again(program: Callable[..., Program]) -> None:
+        register("all_reduce", "star", slots=lambda k: k)(program)
+
+    yield again
+    with suppress(UnknownAlgorithmError):
+        unregister("all_reduce", "star")
+
+
+def test_an_algorithm_that_is_taken_away_is_not_used_again(star: Any) -> None:
+    def steps(rank: int, world_size: int) -> Program:
+        if rank:
+            yield Step(send(0, inp(0)))
+            yield Step()
+            yield Step(recv(0, out(0)))
+        else:
+            others = range(1, world_size)
+            yield Step(*(recv(peer, tmp(peer, 0)) for peer in others))
+            yield Step(reduce(out(0), inp(0), *(tmp(peer, 0) for peer in others), final=True))
+            yield Step(*(send(peer, out(0)) for peer in others))
+
+    star(steps)
+
+    def main(group: LocalGroup) -> list[float]:
+        totals = []
+        for _ in range(2):
+            tensor = torch.full((3,), group.rank() + 1.0)
+            ringcoll.all_reduce(tensor, group=group, algorithm="star")
+            totals.append(tensor[0].item())
+        ringcoll.barrier(group)
+        if group.rank() == 0:
+            unregister("all_reduce", "star")
+        ringcoll.barrier(group)
+        with pytest.raises(UnknownAlgorithmError):
+            ringcoll.all_reduce(torch.ones(3), group=group, algorithm="star")
+        ringcoll.barrier(group)
+        if group.rank() == 0:
+            star(steps)
+        ringcoll.barrier(group)
+        tensor = torch.full((3,), group.rank() + 1.0)
+        ringcoll.all_reduce(tensor, group=group, algorithm="star")
+        return [*totals, tensor[0].item()]
+
+    assert run_threads(main, 2, timeout_s=10) == [[3.0, 3.0, 3.0]] * 2
+
+
+def test_public_functions_say_what_they_return() -> None:
+    for name in ("all_reduce", "all_gather", "barrier", "reduce_scatter_single_coalesced"):
+        assert inspect.signature(getattr(ringcoll, name)).return_annotation == "Work | None"
+
+
+def test_another_threads_asynchronous_call_returns_while_a_blocking_one_waits() -> None:
+    """Rank 1 comes only when rank 0's second thread has got its work."""
+    is_issued = threading.Event()
+
+    def main(group: LocalGroup) -> None:
+        first, second = torch.ones(3), torch.ones(3)
+        ringcoll.barrier(group)
+        if group.rank() == 1:
+            assert is_issued.wait(20)
+            ringcoll.all_reduce(first, group=group)
+            ringcoll.all_reduce(second, group=group)
+            return
+        member = group.communicator
+        thread = threading.Thread(target=lambda: ringcoll.all_reduce(first, group=group))
+        thread.start()
+        while member.num_issued < 2:
+            time.sleep(0.001)
+        work = ringcoll.all_reduce(second, group=group, async_op=True)
+        is_issued.set()
+        assert work is not None
+        work.wait()
+        thread.join()
+        assert first.tolist() == second.tolist() == [2.0] * 3
+
+    run_threads(main, 2, timeout_s=40)

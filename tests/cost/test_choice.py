@@ -1,0 +1,139 @@
+"""What the rules, the model and a table choose, for every operator."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringcoll import UserOp
+from ringcoll.algorithms import algorithms, schedule_of
+from ringcoll.algorithms.proved import order_of, proved_schedule
+from ringcoll.cost.choice import choose
+from ringcoll.cost.predict import predictions
+from ringcoll.cost.rules import parse_rules
+from ringcoll.cost.table import Table, crowded_parameters
+from ringcoll.errors import TuningFileError
+from ringcoll.reduction import as_operator
+from ringcoll.schedule.contracts import CONTRACTS, OperandOrder, contract
+from ringcoll.schedule.verifier import verify
+from ringcoll.transport.catalogue import costs_of
+
+SIZES = (0, 4, 1 << 10, 1 << 16, 1 << 20, 1 << 26)
+IN_ORDER = as_operator(UserOp(lambda x, y: x, name="first"))
+LEFT = as_operator(UserOp(lambda x, y: x, associative=False, name="fold"))
+
+
+def table(world_size: int, **more: Any) -> Table:
+    found = crowded_parameters(costs_of("gloo"), world_size, cores=world_size)
+    return Table(transport="gloo", world_size=world_size, parameters=found, **more)
+
+
+@given(st.sampled_from(sorted(CONTRACTS)), st.sampled_from(SIZES), st.sampled_from([1, 2, 3, 5, 8]))
+def test_without_rules_the_least_predicted_time_is_chosen(
+    collective: str, nbytes: int, world_size: int
+) -> None:
+    own = table(world_size)
+    choice = choose(collective, nbytes, world_size, own)
+    best = predictions(collective, nbytes, world_size, own.parameters)[0]
+    assert (choice.algorithm, choice.predicted) == (best.algorithm, best)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 6, 8])
+@pytest.mark.parametrize("operator", [IN_ORDER, LEFT], ids=str)
+def test_operators_that_need_an_order_get_it(operator: Any, world_size: int) -> None:
+    forced = parse_rules("ring;double_tree")  # neither keeps it
+    for collective in ("all_reduce", "reduce_scatter", "reduce"):
+        for nbytes in SIZES:
+            for own in (table(world_size), table(world_size, forced=forced)):
+                choice = choose(collective, nbytes, world_size, own, operator.order)
+                for root in range(world_size) if collective == "reduce" else (0,):
+                    # Raises if the order is another one.
+                    proved_schedule(
+                        collective,
+                        choice.algorithm,
+                        world_size,
+                        root,
+                        None,
+                        order=operator.order,
+                        operator=str(operator),
+                        rank=0,
+                    )
+
+
+def test_what_is_taken_for_in_order_is_so_everywhere() -> None:
+    kept = [entry for entry in algorithms() if entry.order is not OperandOrder.ANY]
+    assert len(kept) >= 7
+    for entry in kept:
+        for world_size in (1, 2, 3, 4, 5, 6, 7, 8, 11, 16):
+            roots = range(world_size) if contract(entry.collective).rooted else (0,)
+            for root in roots:
+                schedule = schedule_of(entry.collective, entry.name, world_size, root)
+                assert order_of(schedule) >= entry.order
+
+
+def test_and_the_test_would_find_one_that_is_not() -> None:
+    assert not verify(schedule_of("all_reduce", "ring", 4)).rank_order
+    assert not verify(schedule_of("reduce", "binomial_tree", 4, 1)).rank_order
+
+
+def test_forced_rules_come_before_tuned_ones() -> None:
+    own = table(
+        4,
+        forced=parse_rules("all_reduce:0-1K:auto;all_reduce:0-64K:direct"),
+        tuned=parse_rules("all_reduce:*:ring"),
+        source="tuning.json",
+    )
+    choices = [choose("all_reduce", n, 4, own) for n in (4, 4096, 1 << 20)]
+    assert [choice.algorithm for choice in choices] == ["ring", "direct", "ring"]
+    assert "RINGCOLL_ALGORITHM" in choices[1].reason
+    assert "tuning.json" in choices[2].reason
+
+
+def test_all_to_all_is_not_to_be_forced() -> None:
+    own = table(4, forced=parse_rules("all_to_all:*:bruck"))
+    assert choose("all_to_all", 64, 4, own).algorithm == "pairwise"
+
+
+def test_segments_of_a_rule() -> None:
+    def of(text: str) -> int | None:
+        own = table(8, tuned=parse_rules(text), source="tuning.json")
+        return choose("all_reduce", 64 << 20, 8, own).segment_bytes
+
+    assert of("double_tree@256K") == 256 << 10
+    assert of("ring@256K") == 256 << 10
+    assert of("ring") is None
+    entry = next(one for one in table_predictions() if one.algorithm == "double_tree")
+    assert of("double_tree") == entry.segment_bytes
+
+
+def table_predictions() -> tuple[Any, ...]:
+    return predictions("all_reduce", 64 << 20, 8, table(8).parameters)
+
+
+def test_a_table_survives_json() -> None:
+    own = table(4, forced=parse_rules("ring"), tuned=parse_rules("all_reduce:0-3:direct"))
+    again = Table.from_json(json.loads(own.dumps()))
+    assert again.to_json() == own.to_json()
+    assert again.parameters == own.parameters
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"transport": 3},
+        {"world_size": 0},
+        {"hosts": "1"},
+        {"parameters": {}},
+        {"parameters": {"alpha_s": 1}},
+        {"tuned": "all_reduce:4"},
+        {"tuned": None},
+    ],
+    ids=str,
+)
+def test_other_things_are_no_tables(change: dict[str, Any]) -> None:
+    with pytest.raises(TuningFileError, match="not a table"):
+        Table.from_json(table(4).to_json() | change)

@@ -1,0 +1,420 @@
+"""A stand-in for CUDA's streams: CPU tensors stand for CUDA tensors, and order is looked at.
+
+Everything is computed at once, as on a CPU, so that results are right. What is looked at
+is whether they would be on a GPU: each stream has a vector clock, each operation of torch is
+noted with the stream that was current, and two that use the same memory, of which one
+writes, must be ordered by events, or by a host that has waited. Otherwise there is a *race*.
+Captures follow CUDA's rules: no wait crosses their border, no captured event is asked
+for, and what has forked from the capture must join it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from ringcoll import LocalGroup
+from ringcoll.runtime.communicator import Communicator
+from ringcoll.system import streams
+from ringcoll.transport.base import Handle
+from ringcoll.transport.local import Hub, LocalTransport
+from ringcoll.transport.nccl import NcclTransport
+from tests.fakes.fake_nccl import FakeGroup, FakeWork, World
+from tests.programs.threads import together
+
+__all__ = ["HOST", "FakeCuda", "StreamedGroup", "installed", "run"]
+
+Clock = dict[int, int]
+HOST = "the host"  # what has accessed memory; it needs no allocator, as it waits
+DEVICE = torch.device("cpu")
+
+
+def _merge(into: Clock, other: Clock) -> None:
+    for number, time in other.items():
+        into[number] = max(into.get(number, 0), time)
+
+
+@dataclass(frozen=True)
+class Access:
+    """A read or write of memory: by which stream, at which time of its own."""
+
+    start: int
+    end: int
+    writes: bool
+    stream: int
+    time: int
+    what: str
+
+
+@dataclass
+class Capture:
+    """A graph that is being captured."""
+
+    active: bool = True
+    streams: list[FakeStream] = field(default_factory=list)
+    touched: set[int] = field(default_factory=set)
+    """Storages that were used in it."""
+
+
+class FakeEvent:
+    """Where a stream was."""
+
+    def __init__(self, cuda: FakeCuda, stream: FakeStream) -> None:
+        self._cuda, self.clock, self.capture = cuda, dict(stream.clock), stream.capturing()
+
+    def query(self) -> bool:
+        if self.capture is not None:
+            raise RuntimeError("cudaErrorCapturedEvent: asked for in a capture")
+        self._cuda.queries += 1
+        return self._cuda.done
+
+    def synchronize(self) -> None:
+        if self.capture is not None:
+            raise RuntimeError("cudaErrorStreamCaptureUnsupported: the host waits in a capture")
+        self._cuda.waits_of_host += 1
+        _merge(self._cuda.host(), self.clock)
+
+
+class FakeStream:
+    """A stream; `cuda_stream` is its number."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self._cuda, self.cuda_stream = cuda, next(cuda.numbers)
+        self.clock: Clock = {}
+        self._capture: Capture | None = None
+
+    def __ne__(self, other: object) -> bool:
+        # As `torch.cuda.Stream`: what is no stream is not unequal to one.
+        return isinstance(other, FakeStream) and other is not self
+
+    __hash__ = object.__hash__
+
+    def capturing(self) -> Capture | None:
+        if self._capture is not None and not self._capture.active:
+            self._capture = None
+        return self._capture
+
+    def join_capture(self, capture: Capture) -> None:
+        self._capture = capture
+        capture.streams.append(self)
+
+    def record_event(self) -> FakeEvent:
+        _merge(self.clock, self._cuda.host())  # whoever waits for it also waits for its being made
+        return FakeEvent(self._cuda, self)
+
+    def wait_event(self, event: FakeEvent) -> None:
+        mine = self.capturing()
+        if mine is not None and event.capture is not mine:
+            raise RuntimeError("cudaErrorStreamCaptureIsolation: waits for what is not captured")
+        if event.capture is not None and mine is None:
+            if not event.capture.active:
+                raise RuntimeError("cudaErrorCapturedEvent: waits for what was captured")
+            self.join_capture(event.capture)
+        _merge(self.clock, event.clock)
+
+    def synchronize(self) -> None:
+        self.record_event().synchronize()
+
+
+class _Watch(TorchDispatchMode):
+    """Notes what every operation of torch reads and writes."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self._cuda = cuda
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        returns = func._schema.returns
+        if any(one.alias_info is not None and not one.alias_info.is_write for one in returns):
+            return result  # a view
+        name, cuda = str(func), self._cuda
+        given = dict(zip((one.name for one in func._schema.arguments), args, strict=False))
+        given.update(kwargs or {})
+        for argument in func._schema.arguments:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in _tensors(given.get(argument.name)):
+                cuda.access(tensor, writes=writes, what=name)
+        if not any(one.alias_info for one in returns):
+            for tensor in _tensors(result):
+                cuda.allocated(tensor)
+                if "empty" not in name:
+                    cuda.access(tensor, writes=True, what=name)
+        return result
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return (
+        [one for one in value if isinstance(one, Tensor)] if isinstance(value, list | tuple) else []
+    )
+
+
+class FakeCuda:
+    """What `ringcoll.system.streams` needs of ``torch.cuda``.
+
+    Attributes
+    ----------
+    races
+        Pairs of accesses that nothing orders, in words.
+    done
+        What events say when they are asked whether they are over.
+    """
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+        self.races: list[str] = []
+        self.done = False
+        self.queries = self.waits_of_host = 0
+        self.futures: list[list[torch.device]] = []
+        self._accesses: dict[int, list[Access]] = defaultdict(list)
+        self._owners: dict[int, int] = {}  # of storages: the stream for which they were allocated
+        self._recorded: set[tuple[int, int]] = set()
+        self._alive: dict[int, Any] = {}  # so that no address is used twice
+        self._local = threading.local()
+        self._lock = threading.Lock()
+
+    # --- what torch.cuda has ----------------------------------------------------------
+
+    def Stream(self, device: torch.device | None = None) -> FakeStream:  # noqa: N802
+        return FakeStream(self)
+
+    def current_stream(self, device: torch.device | None = None) -> FakeStream:
+        if not hasattr(self._local, "stream"):
+            self._local.stream = FakeStream(self)  # one a thread: each is another rank's device
+        found: FakeStream = self._local.stream
+        return found
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self._local.stream = self.current_stream(), stream
+        try:
+            yield
+        finally:
+            self._local.stream = before
+
+    @contextlib.contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        """Every operation enters it, in whatever thread: so here one begins to watch."""
+        with self.watching():
+            yield
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.current_stream().capturing() is not None
+
+    # --- what the tests use -------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note what this thread does."""
+        if getattr(self._local, "watching", False):
+            yield
+            return
+        self._local.watching = True
+        try:
+            with _Watch(self):
+                yield
+        finally:
+            self._local.watching = False
+
+    @contextlib.contextmanager
+    def graph(self) -> Iterator[Capture]:
+        """Capture what this thread does, on a stream of its own."""
+        origin, capture = FakeStream(self), Capture()
+        _merge(origin.clock, self.current_stream().clock)
+        origin.join_capture(capture)
+        with self.stream(origin), self.watching():
+            try:
+                yield capture
+            finally:
+                capture.active = False
+        _merge(self.current_stream().clock, origin.clock)  # as if it were replayed there
+        for one in capture.streams:
+            if origin.clock.get(one.cuda_stream, 0) < one.clock.get(one.cuda_stream, 0):
+                raise RuntimeError("cudaErrorStreamCaptureUnjoined: a stream has not joined again")
+
+    def host(self) -> Clock:
+        """What this thread knows to be done."""
+        if not hasattr(self._local, "host"):
+            self._local.host = {}
+        found: Clock = self._local.host
+        return found
+
+    def access(
+        self, tensor: Tensor, *, writes: bool, what: str, stream: FakeStream | None = None
+    ) -> None:
+        """Note that a stream, by default the current one, reads or writes a tensor."""
+        if not tensor.numel():
+            return
+        stream = self.current_stream() if stream is None else stream
+        _merge(stream.clock, self.host())
+        time = stream.clock[stream.cuda_stream] = stream.clock.get(stream.cuda_stream, 0) + 1
+        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        start = tensor.data_ptr()
+        end = start + reach * tensor.itemsize
+        self._note(tensor, Access(start, end, writes, stream.cuda_stream, time, what), stream)
+
+    def _note(self, tensor: Tensor, new: Access, stream: FakeStream) -> None:
+        with _disable_current_modes():
+            storage = tensor.untyped_storage()
+            key = storage.data_ptr()
+        capture = stream.capturing()
+        if capture is not None:
+            capture.touched.add(key)
+        with self._lock:
+            self._alive[key] = storage
+            for old in self._accesses[key]:
+                conflict = (
+                    (old.writes or new.writes) and old.start < new.end and new.start < old.end
+                )
+                if conflict and stream.clock.get(old.stream, 0) < old.time:
+                    self.races.append(
+                        f"{new.what} on {new.stream} after {old.what} on {old.stream}"
+                    )
+            self._accesses[key].append(new)
+
+    def allocated(self, tensor: Tensor) -> None:
+        """Note for which stream memory was allocated."""
+        with _disable_current_modes():
+            storage = tensor.untyped_storage()
+        with self._lock:
+            self._alive[storage.data_ptr()] = storage
+            self._owners[storage.data_ptr()] = self.current_stream().cuda_stream
+
+    def record_stream(self, tensor: Tensor, stream: FakeStream) -> None:
+        with _disable_current_modes(), self._lock:
+            self._recorded.add((tensor.untyped_storage().data_ptr(), stream.cuda_stream))
+
+    def looked_after(self, tensor: Tensor) -> Tensor:
+        """A tensor that the test keeps alive itself, whatever streams it is used on."""
+        with _disable_current_modes(), self._lock:
+            self._owners.pop(tensor.untyped_storage().data_ptr(), None)
+        return tensor
+
+    def unrecorded(self) -> list[str]:
+        """Uses of memory by other streams than its owner's, of which the allocator was not told."""
+        return [
+            f"{one.what} on {one.stream} of memory of {self._owners[key]}"
+            for key, accesses in self._accesses.items()
+            for one in accesses
+            if key in self._owners
+            and one.what != HOST
+            and one.stream != self._owners[key]
+            and (key, one.stream) not in self._recorded
+        ]
+
+    def new_future(self, *, devices: Sequence[torch.device] = ()) -> torch.futures.Future[None]:
+        """A future whose callbacks run on a stream of their own, as those of torch do."""
+        self.futures.append([*devices])
+        cuda = self
+
+        class OnItsOwnStream(torch.futures.Future):  # type: ignore[type-arg]
+            def then(self, callback: Any) -> Any:
+                def on_its_own(future: Any) -> Any:
+                    with cuda.stream(FakeStream(cuda)):
+                        value = callback(future)
+                        for tensor in value:
+                            cuda.access(tensor, writes=False, what="a callback")
+                        return value
+
+                return super().then(on_its_own)
+
+        return OnItsOwnStream()
+
+
+class _StreamedWork:
+    def __init__(self, work: FakeWork, cuda: FakeCuda, event: FakeEvent) -> None:
+        self._work, self._cuda, self._event = work, cuda, event
+
+    def wait(self) -> bool:
+        with _disable_current_modes():
+            self._work.wait()  # the data have to be there: what follows is computed at once
+        self._cuda.current_stream().wait_event(self._event)
+        return True
+
+
+class StreamedGroup(FakeGroup):
+    """A stand-in for ``ProcessGroupNCCL`` with its stream, and what it does for each message."""
+
+    def __init__(self, world: World, rank: int, cuda: FakeCuda) -> None:
+        super().__init__(world, rank)
+        self._cuda, self._stream = cuda, cuda.Stream()
+
+    def _add(self, is_send: bool, tensors: list[Tensor], peer: int) -> None:
+        self._stream.wait_event(self._cuda.current_stream().record_event())
+        super()._add(is_send, tensors, peer)
+        what = f"{'send to' if is_send else 'receive from'} {peer}"
+        self._cuda.record_stream(tensors[0], self._stream)
+        self._cuda.access(tensors[0], writes=not is_send, what=what, stream=self._stream)
+
+    def _end_coalescing(self) -> Any:
+        with _disable_current_modes():  # messages move in whatever thread comes last
+            work = super()._end_coalescing()
+        return _StreamedWork(work, self._cuda, self._stream.record_event())
+
+
+def installed(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Put the stand-in in the place of ``torch.cuda``: CPU tensors are taken for CUDA tensors."""
+    made = FakeCuda()
+    monkeypatch.setattr(streams, "cuda", made)
+    monkeypatch.setattr(streams, "with_streams", frozenset({"cpu"}))
+    monkeypatch.setattr(streams, "record_stream", made.record_stream)
+    monkeypatch.setattr(streams, "new_future", made.new_future)
+    return made
+
+
+class OnTheHost(LocalTransport):
+    """Messages that the host moves, with what such a transport does for streams' order."""
+
+    def __init__(self, hub: Hub, rank: int, cuda: FakeCuda) -> None:
+        super().__init__(hub, rank)
+        self._cuda = cuda
+
+    def bind(self, receives: Any, sends: Any) -> Callable[[int], list[Handle]]:
+        post = super().bind(receives, sends)
+
+        def settle_and_post(mixed: int) -> list[Handle]:
+            self._cuda.current_stream().synchronize()
+            host = self._cuda.Stream()  # what the host does now
+            for messages, writes in ((receives, True), (sends, False)):
+                for message in messages:
+                    self._cuda.access(message.tensor, writes=writes, what=HOST, stream=host)
+            host.synchronize()
+            with _disable_current_modes():
+                return post(mixed)
+
+        return settle_and_post
+
+
+def run(
+    cuda: FakeCuda, world_size: int, main: Callable[[LocalGroup], Any], *, on_host: bool = False
+) -> list[Any]:
+    """Run a function on ranks with streams; what it raises is its result."""
+    world, hub, store = World(world_size), Hub(world_size), dist.HashStore()
+
+    def rank_main(rank: int) -> Any:
+        if on_host:
+            transport: Any = OnTheHost(hub, rank, cuda)
+        else:
+            meeting = dist.PrefixStore("meet", store)
+            transport = NcclTransport(StreamedGroup(world, rank, cuda), DEVICE, meeting)
+        member = Communicator(transport, dist.PrefixStore("monitor", store), 20.0)
+        try:
+            with cuda.watching():
+                return main(LocalGroup(member))
+        finally:
+            member.close(5.0)
+
+    return together(world_size, rank_main)

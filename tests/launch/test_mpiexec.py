@@ -1,0 +1,46 @@
+"""Programs that mpiexec starts: they end, and their failures are errors."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringcoll.launch import mpiexec
+
+pytestmark = pytest.mark.processes
+
+
+def runs(process: int) -> bool:
+    """Whether a process is there, and no zombie that nobody has waited for yet."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "State:\tZ" not in status
+
+
+def test_a_program_that_does_not_end_is_ended(tmp_path: Path):
+    pytest.importorskip("mpi4py")
+    command = mpiexec.beside()
+    if command is None:
+        pytest.skip("no MPI library is installed in this environment")
+    program = "import pathlib, os, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(60)"
+    with pytest.raises(TimeoutError, match="not done after 4 s"):
+        mpiexec.run(command, 2, [sys.executable, "-c", program, str(tmp_path)], timeout_s=4)
+    ranks = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(ranks) == 2
+    deadline = time.monotonic() + 10
+    while any(map(runs, ranks)):
+        assert time.monotonic() < deadline, ranks
+        time.sleep(0.1)
+
+
+def test_a_program_that_fails_is_an_error():
+    command = mpiexec.beside()
+    if command is None:
+        pytest.skip("no MPI library is installed in this environment")
+    with pytest.raises(mpiexec.MpiexecError, match="pigeons"):
+        mpiexec.run(command, 2, [sys.executable, "-c", "raise SystemExit('pigeons')"], timeout_s=60)

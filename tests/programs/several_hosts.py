@@ -1,0 +1,145 @@
+"""What ranks on several hosts do; see `tests.fakes.hosts`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ringcoll
+from ringcoll.collectives.groups import communicator
+from ringcoll.errors import RingcollError, TransportError
+from ringcoll.launch.processes import rendezvous, report
+from ringcoll.schedule.ir import Schedule
+from ringcoll.system.machine import place
+from ringcoll.transport.base import Message
+from tests.programs.transports import TRANSPORTS
+
+__all__ = [
+    "connected_hosts",
+    "last_words",
+    "lose_a_rank",
+    "meet_in_vain",
+    "run_schedule",
+    "time_all_reduce",
+    "whereabouts",
+]
+
+
+def whereabouts() -> tuple[str, str, str]:
+    """The place, the host's name, and a file of shared memory that only this host has."""
+    mine = Path(f"/dev/shm/ringcoll-of-rank-{dist.get_rank()}")
+    mine.write_bytes(b"")
+    dist.barrier()
+    found = " ".join(sorted(path.name for path in mine.parent.glob("ringcoll-of-rank-*")))
+    dist.barrier()
+    mine.unlink()
+    return place(), socket.gethostname(), found
+
+
+def _group(transport: str) -> Any:
+    group = dist.new_group()
+    ringcoll.use(group, transport=transport)
+    return group
+
+
+def connected_hosts(transport: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """The hosts before and after connecting, and what an all-reduce gives."""
+    group = _group(transport)
+    member = communicator(group, torch.device("cpu"))
+    before = tuple(member.transport.hosts)
+    tensor = torch.full((100_000,), 1 + dist.get_rank())
+    ringcoll.all_reduce(tensor, group=group)
+    (found,) = set(tensor.tolist())
+    return before, member.transport.hosts, found
+
+
+def meet_in_vain(transport: str) -> str:
+    """The error of a transport that cannot connect."""
+    store, rank, world_size = rendezvous()
+    made = TRANSPORTS[transport](dist.PrefixStore("in vain", store), rank, world_size)
+    try:
+        made.connect(5.0)
+    except TransportError as error:
+        return str(error)
+    finally:
+        made.close()
+    return "connected"
+
+
+def lose_a_rank(transport: str, dying: int, numel: int, timeout_s: float) -> None:
+    """Rank ``dying`` is killed, or, if it is none, a host is unplugged; the others report it."""
+    group, rank = _group(transport), dist.get_rank()
+    ringcoll.barrier(group)
+    dist.barrier()
+    if dying < 0:
+        report((rank, "ready"))
+        time.sleep(1.0)
+    elif rank == dying:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        ringcoll.all_reduce(torch.ones(numel), group=group, algorithm="ring", timeout=timeout_s)
+    except RingcollError as error:
+        peer = getattr(error, "peer", None)
+        report((rank, type(error).__name__, str(error), peer, time.monotonic() - begin))
+
+
+def last_words(transport: str, numel: int, count: int) -> int:
+    """Rank 0 sends and is gone; how much of it the last rank gets."""
+    store, rank, world_size = rendezvous()
+    last = world_size - 1
+    made = TRANSPORTS[transport](dist.PrefixStore("last words", store), rank, world_size)
+    made.connect(20.0)
+    tensors = [torch.full((numel,), n if rank == 0 else -1) for n in range(count)]
+    if rank == 0:
+        for handle in made.post([], [Message(last, tensor, 3) for tensor in tensors]):
+            made.wait(handle, 20.0)
+        made.close()
+        return count
+    if rank == last:
+        time.sleep(0.5)
+        for handle in made.post([Message(0, tensor, 3) for tensor in tensors], []):
+            made.wait(handle, 20.0)
+    made.close()
+    return sum(set(tensor.tolist()) == {n} for n, tensor in enumerate(tensors))
+
+
+def run_schedule(transport: str, text: str, numel: int) -> list[float]:
+    """An all-reduce by a schedule: the different elements of what comes out."""
+    group = _group(transport)
+    tensor = torch.arange(numel) + 1000 * dist.get_rank()
+    ringcoll.all_reduce(tensor, group=group, algorithm=Schedule.from_text(text))
+    total = dist.get_world_size() * torch.arange(numel) + 1000 * sum(range(dist.get_world_size()))
+    return [float((tensor - total).abs().max())]
+
+
+def time_all_reduce(
+    transport: str, algorithms: Sequence[str], numel: int, repetitions: int
+) -> list[list[float]]:
+    """Seconds of all-reduces, in turns; an algorithm is a name, or a schedule as text."""
+    group = _group(transport)
+    choices = [
+        Schedule.from_text(item) if item.startswith("schedule ") else item for item in algorithms
+    ]
+    times: list[list[float]] = [[] for _ in choices]
+    tensor = torch.ones(numel)
+    for repetition in range(repetitions + 1):
+        for choice, found in zip(choices, times, strict=True):
+            tensor.fill_(1.0)
+            ringcoll.barrier(group)
+            begin = time.perf_counter()
+            ringcoll.all_reduce(tensor, group=group, algorithm=choice)
+            seconds = time.perf_counter() - begin
+            assert tensor[0].item() == tensor[-1].item() == dist.get_world_size()
+            if repetition:  # the first is not timed
+                found.append(seconds)
+    return times

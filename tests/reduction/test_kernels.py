@@ -1,0 +1,228 @@
+"""The kernels' arithmetic and indices, run on the CPU against torch: every operator and dtype."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringcoll.reduction.kernels import Place, aligned
+from tests.cases.effort import effort
+from tests.cases.kernel_checks import bits, check, folded, wide
+from tests.cases.kernel_table import (
+    COMPLEX,
+    FLOATS,
+    KERNELS,
+    NARROW,
+    SIGNED,
+    TABLE,
+    UNSIGNED,
+    WIRES,
+    on_the_wire,
+    plain,
+    runs,
+)
+from tests.fakes.host_kernels import COMPILER, HostKernels
+
+pytestmark = [pytest.mark.skipif(not COMPILER, reason="there is no C++ compiler"), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
+    return HostKernels(tmp_path_factory.mktemp("kernels"), [*chain(*map(runs, KERNELS))])
+
+
+@pytest.mark.parametrize("op, dtype", TABLE, ids=str)
+def test_every_operator_and_dtype(kernels: HostKernels, op: str, dtype: torch.dtype) -> None:
+    seen = set()
+    kernel, work = plain(op, dtype), wide(dtype)
+    lengths = [0, 1, kernel.pack - 1, kernel.pack, kernel.pack + 1, 3 * kernel.pack + 2, 400]
+    for offset, numel in product(range(kernel.pack), lengths):
+        same, apart = [offset] * 3, [offset, 0, kernel.pack // 2]
+        for offsets in (same, apart):
+            seen.add(
+                check(
+                    kernels,
+                    kernel,
+                    (dtype,) * 3,
+                    numel,
+                    offsets,
+                    lambda sources: folded(op, sources, work),
+                    in_place=numel % 2 == 0,
+                    seed=offset + numel,
+                ).run
+            )
+    assert kernel.pack in seen
+    assert len(seen) > 1 or kernel.pack == 1  # both the vectorised and some other access
+
+
+@given(data=st.data())
+@effort(100)
+def test_heads_tails_and_tiles_of_any_length(kernels: HostKernels, data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    sources = data.draw(st.sampled_from([1, 2, 3, 8]))
+    kernel = plain("Sum", dtype, sources)
+    tile = 256 * kernel.unroll * kernel.pack
+    near = st.builds(
+        lambda tiles, off: max(0, tiles * tile + off), st.integers(0, 3), st.integers(-40, 40)
+    )
+    numel = data.draw(st.one_of(st.integers(0, 40), near))
+    offsets = data.draw(
+        st.lists(st.integers(0, kernel.pack), min_size=sources + 1, max_size=sources + 1)
+    )
+    if data.draw(st.booleans()):
+        offsets = [offsets[0]] * (sources + 1)
+    check(
+        kernels,
+        kernel,
+        (dtype,) * 3,
+        numel,
+        offsets,
+        lambda given: folded("Sum", given, torch.float32),
+        most_blocks=data.draw(st.sampled_from([1, 2, None])),
+    )
+
+
+@pytest.mark.parametrize("work, wire", WIRES, ids=str)
+@pytest.mark.parametrize("sources", [1, 2, 3])
+def test_a_wire_dtype(
+    kernels: HostKernels, work: torch.dtype, wire: torch.dtype, sources: int
+) -> None:
+    """What is kept and what is sent are equal, and rounded once."""
+    kernel = on_the_wire(work, wire, sources)
+
+    def expected(given: list[Tensor]) -> Tensor:
+        return folded("Sum", given, work).to(wire).to(work)
+
+    for offset in range(kernel.pack + 1):
+        same, apart = [offset] * (sources + 2), [*range(sources + 2)]
+        for offsets, numel in product((same, apart), (5, 1000)):
+            check(kernels, kernel, (work, wire, wire), numel, offsets, expected)
+
+
+def test_a_second_copy(kernels: HostKernels) -> None:
+    for dtype in (torch.float32, torch.int8):
+        kernel = replace(plain("Max", dtype, 2), results=2)
+        for offset in range(5):
+            offsets = [offset, offset, offset, offset + 1]
+            check(
+                kernels,
+                kernel,
+                (dtype,) * 3,
+                777,
+                offsets,
+                lambda given, dtype=dtype: folded("Max", given, dtype),  # type: ignore[misc]
+                in_place=offset % 2 == 0,
+            )
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 8])
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, *SIGNED, *UNSIGNED], ids=str)
+def test_the_division_of_avg(kernels: HostKernels, dtype: torch.dtype, world_size: int) -> None:
+    kernel, work = plain("Sum", dtype, 2, "Divide"), wide(dtype)
+
+    def expected(given: list[Tensor]) -> Tensor:
+        total = folded("Sum", given, work)
+        if dtype.is_floating_point:
+            return total / world_size
+        if dtype.is_complex:
+            return torch.view_as_complex(torch.view_as_real(total) / world_size)
+        numbers = [abs(n) // world_size * (1 if n >= 0 else -1) for n in total.tolist()]
+        return torch.tensor(numbers, dtype=dtype)
+
+    check(kernels, kernel, (dtype,) * 3, 999, [1, 1, 1], expected, factor=world_size)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX], ids=str)
+def test_the_factor_of_premul_sum(kernels: HostKernels, dtype: torch.dtype) -> None:
+    kernel, work = plain("Sum", dtype, 1, "Multiply"), wide(dtype)
+    factor = 0.5 - 4j if dtype.is_complex else 0.3
+
+    def expected(given: list[Tensor]) -> Tensor:
+        return given[0].to(work) * torch.tensor(factor, dtype=work)
+
+    check(kernels, kernel, (dtype,) * 3, 999, [3, 3], expected, factor=factor)
+
+
+def test_every_number_of_8_and_16_bits(kernels: HostKernels) -> None:
+    """Rounded as torch does it: of float32 near every narrow number, and half way between."""
+    for dtype in NARROW:
+        unit = torch.uint8 if dtype.itemsize == 1 else torch.int16
+        every = torch.arange(1 << (8 * dtype.itemsize)).to(unit).view(dtype).float()
+        numbers = every[every.isfinite()].unique()
+        middles = (numbers[1:] + numbers[:-1]) / 2
+        beyond = numbers.abs().max() * torch.tensor([1.01, 1.03, 1.0714, 1.08, 1.2, 2.0, 1e30])
+        exact = torch.cat([numbers, middles, beyond, -beyond, torch.tensor([float("inf")])])
+        near = [torch.nextafter(exact, torch.tensor(side)) for side in (float("inf"), -1e38)]
+        given = torch.cat([exact, *near]).contiguous()
+        kernel = on_the_wire(torch.float32, dtype, 1)
+        wide_result, narrow_result = torch.empty_like(given), torch.empty_like(given, dtype=dtype)
+        kernels(kernel, [wide_result, narrow_result], [given])
+        expected = given.to(dtype)
+        assert bits(narrow_result) == bits(expected)
+        assert bits(wide_result) == bits(expected.float())
+
+
+WRONG = [
+    ("a.numel - tail + threadIdx.x - a.head", "a.numel - tail + threadIdx.x", "tail"),
+    ("threadIdx.x < a.head + tail", "threadIdx.x < tail", "head"),
+    ("start + tile <= packs", "start + tile <= packs + 1", "last tile"),
+    ("start += gridDim.x * tile", "start += 2 * gridDim.x * tile", "stride of the blocks"),
+    ("right != right || less(left", "less(left", "NaN on the right"),
+    ("0x7FFF + ((bits >> 16) & 1)", "0x8000", "halves to even"),
+]
+
+
+@pytest.mark.parametrize("old, new, what", WRONG, ids=[one[2] for one in WRONG])
+def test_wrong_kernels_are_found(tmp_path: Path, old: str, new: str, what: str) -> None:
+    def change(text: str) -> str:
+        assert old in text
+        return text.replace(old, new)
+
+    dtype = torch.bfloat16
+    some = [one for op in ("Sum", "Max") for one in runs(plain(op, dtype))]
+    wrong = HostKernels(tmp_path, some, change)
+    failures = 0
+    kernel = plain("Sum", dtype)
+    tile = 256 * kernel.unroll * kernel.pack
+    for op, numel, offset in product(("Sum", "Max"), (44, 3 * tile - kernel.pack), (0, 3)):
+        calls = partial(folded, op, work=torch.float32)
+        try:
+            check(wrong, plain(op, dtype), (dtype,) * 3, numel, [offset] * 3, calls, most_blocks=2)
+        except AssertionError:
+            failures += 1
+    assert failures, what
+
+
+@given(
+    starts=st.lists(
+        st.tuples(st.integers(0, 64), st.sampled_from([1, 2, 4, 8, 16])), min_size=1, max_size=6
+    ),
+    pack=st.sampled_from([1, 2, 4, 8, 16]),
+)
+def test_the_longest_run(starts: list[tuple[int, int]], pack: int) -> None:
+    places = [Place(4096 + start * itemsize, itemsize) for start, itemsize in starts]
+    found = aligned(places, pack)
+    assert found is not None
+    run, head = found
+    assert 0 <= head < run <= pack
+
+    def fits(length: int, skipped: int) -> bool:
+        return all((at + skipped * size) % (length * size) == 0 for at, size in places)
+
+    assert fits(run, head)
+    longer = 2 * run
+    while longer <= pack:
+        assert not any(fits(longer, skipped) for skipped in range(longer))
+        longer *= 2
+
+
+def test_vectors_that_are_not_aligned_to_their_elements() -> None:
+    assert aligned([Place(4098, 4)], 4) is None

@@ -1,0 +1,310 @@
+"""The ranks agree on one table, by which ``"auto"`` chooses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringcoll
+from ringcoll import UserOp
+from ringcoll.cost.choice import choose
+from ringcoll.cost.predict import Parameters
+from ringcoll.cost.rules import parse_rules
+from ringcoll.cost.table import Table, built_in, crowded_parameters
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    PeerLostError,
+    RulesError,
+    TransportError,
+    TuningFileError,
+)
+from ringcoll.reduction import resolve
+from ringcoll.runtime import agreement as measured
+from ringcoll.runtime.agreement import agree, measure
+from ringcoll.runtime.communicator import Communicator
+from ringcoll.schedule.contracts import OperandOrder
+from ringcoll.system import settings
+from ringcoll.system.tuning import Tuned, update
+from ringcoll.transport.catalogue import costs_of
+from ringcoll.transport.local import Hub, LocalTransport
+from tests.programs.threads import together
+
+SIZES = (0, 4, 1 << 10, 1 << 16, 1 << 20, 1 << 26)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variables, no file of this user, nothing measured before or afterwards."""
+    for name in ("ALGORITHM", "DEBUG", "TRANSPORT"):
+        monkeypatch.delenv(f"RINGCOLL_{name}", raising=False)
+    monkeypatch.setenv("RINGCOLL_TUNING", "off")
+    monkeypatch.setattr(measured, "_measured", {})
+
+
+def table(world_size: int, **more: Any) -> Table:
+    found = crowded_parameters(costs_of("gloo"), world_size, cores=world_size)
+    return Table(transport="gloo", world_size=world_size, parameters=found, **more)
+
+
+# --- agreeing -------------------------------------------------------------------------
+
+
+def on_ranks(world_size: int, function: Callable[[int, Any, dist.Store], Any]) -> list[Any]:
+    """Call a function on threads; what it returned or raised on each."""
+    hub, store = Hub(world_size), dist.HashStore()
+    return together(world_size, lambda rank: function(rank, hub.transports()[rank], store))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_all_ranks_have_rank_0s_table(world_size: int) -> None:
+    start = time.perf_counter()
+    found = on_ranks(world_size, lambda rank, t, s: agree(t, s, 30.0, measurable=True))
+    assert time.perf_counter() - start < 20  # the machine may be busy with other things
+    assert len({one.dumps() for one in found}) == 1
+    assert found[0].source == ("measured" if world_size > 1 else "built-in")
+    assert [one.announces for one in found] == [rank == 0 for rank in range(world_size)]
+    for nbytes in SIZES:
+        chosen = {choose("all_reduce", nbytes, world_size, one).algorithm for one in found}
+        assert len(chosen) == 1
+
+
+def test_what_other_ranks_measure_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(transport: Any, timeout_s: float, **more: Any) -> Parameters:
+        found = measure(transport, timeout_s, **more)
+        values = dict.fromkeys(found.__slots__, 10.0 ** (-(3 + transport.rank)))
+        return Parameters(**values)
+
+    monkeypatch.setattr(measured, "measure", odd)
+    found = on_ranks(4, lambda rank, t, s: agree(t, s, 30.0, measurable=True))
+    assert {one.parameters.alpha_s for one in found} == {1e-3}
+
+
+def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(transport: Any, timeout_s: float, **more: Any) -> Parameters:
+        calls.append(transport.rank)
+        return measure(transport, timeout_s, **more)
+
+    monkeypatch.setattr(measured, "measure", counted)
+    first = on_ranks(3, lambda rank, t, s: agree(t, s, 30.0, measurable=True))
+    second = on_ranks(3, lambda rank, t, s: agree(t, s, 30.0, measurable=True))
+    assert sorted(calls) == [0, 1, 2]
+    assert first[0].parameters == second[2].parameters
+    on_ranks(2, lambda rank, t, s: agree(t, s, 30.0, measurable=True))
+    assert sorted(calls) == [0, 0, 1, 1, 2]
+
+
+def test_not_measured_where_it_is_not_worth_it() -> None:
+    found = on_ranks(3, lambda rank, t, s: agree(t, s, 30.0))
+    assert {one.source for one in found} == {"built-in"}
+    assert found[0].tuned == built_in("local", costs_of("local"), 3).tuned
+
+
+def test_built_in_costs_choose() -> None:
+    for transport, algorithm in (("gloo", "rabenseifner"), ("nccl", "direct")):
+        choice = choose("all_reduce", 1 << 20, 2, built_in(transport, costs_of(transport), 2))
+        assert choice.algorithm == algorithm
+        assert choice.reason.startswith("the least predicted time (costs: built-in)")
+    (rule,) = built_in("nccl", costs_of("nccl"), 4, hosts=2).tuned
+    assert (rule.algorithm, str(rule)) == (
+        "hierarchical",
+        "all_reduce:32K-inf:hierarchical:hosts=2-inf",
+    )
+
+
+def test_measured_costs_make_sense() -> None:
+    (found, *_) = on_ranks(4, lambda rank, t, s: measure(t, 30.0))
+    assert 0 < found.alpha_s <= found.crowded_alpha_s < 1
+    assert 0 < found.gamma_s_per_byte <= found.beta_s_per_byte <= found.crowded_beta_s_per_byte
+    assert found.overhead_s <= found.alpha_s
+
+
+def forced_on(monkeypatch: pytest.MonkeyPatch, texts: dict[int, str]) -> None:
+    """Let ranks, which here are threads, have variables of their own."""
+    monkeypatch.setattr(
+        settings, "forced_text", lambda: texts.get(int(threading.current_thread().name), "")
+    )
+
+
+def on_named_ranks(world_size: int, timeout_s: float = 30.0) -> list[Any]:
+    def main(rank: int, transport: Any, store: dist.Store) -> Any:
+        threading.current_thread().name = str(rank)
+        return agree(transport, store, timeout_s)
+
+    return on_ranks(world_size, main)
+
+
+def test_rank_0s_variable_counts_for_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forced_on(monkeypatch, {0: "ring", 1: "tree", 2: "ring"})
+    found = on_named_ranks(3)
+    for one in found:
+        assert choose("all_reduce", 4, 3, one).algorithm == "ring"
+    warnings = [item.getMessage() for item in caplog.records if item.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "rank 1: RINGCOLL_ALGORITHM is 'tree' here and 'ring' on rank 0" in warnings[0]
+
+
+def test_bad_rules_on_rank_0_are_an_error_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    forced_on(monkeypatch, {0: "rong"})
+    for error in on_named_ranks(3):
+        assert isinstance(error, RulesError)
+        assert "RINGCOLL_ALGORITHM: no such algorithm" in str(error)
+
+
+def test_bad_rules_elsewhere_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    forced_on(monkeypatch, {1: "rong"})
+    assert all(isinstance(one, Table) for one in on_named_ranks(3))
+
+
+def test_a_file_is_used_and_nothing_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "tuning.json"
+    own = replace(table(3, tuned=parse_rules("all_reduce:*:direct:k=3")), transport="local")
+    update(path, Tuned.now(own))
+    monkeypatch.setenv("RINGCOLL_TUNING", str(path))
+    monkeypatch.setattr(measured, "measure", None)
+    found = on_ranks(3, lambda rank, t, s: agree(t, s, 30.0, measurable=True))
+    assert {one.source for one in found} == {str(path)}
+    assert choose("all_reduce", 1 << 26, 3, found[2]).algorithm == "direct"
+
+
+def test_a_broken_file_is_an_error_on_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    path.write_text("{")
+    monkeypatch.setenv("RINGCOLL_TUNING", str(path))
+    for error in on_ranks(2, lambda rank, t, s: agree(t, s, 30.0)):
+        assert isinstance(error, TuningFileError)
+        assert str(path) in str(error)
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_rank_that_does_not_come_is_named(missing: int) -> None:
+    def main(rank: int, transport: Any, store: dist.Store) -> Any:
+        return None if rank == missing else agree(transport, store, 1.0, measurable=True)
+
+    start = time.perf_counter()
+    found = on_ranks(3, main)
+    assert time.perf_counter() - start < 20
+    assert found.pop(missing) is None
+    waited_for = []
+    for error in found:
+        assert isinstance(error, CollectiveTimeoutError)
+        waited_for.append(error.peer)
+    # Rank 0 knows who is missing; the others wait for rank 0.
+    assert waited_for == ([missing, 0] if missing else [0, 0])
+
+
+def test_a_rank_that_leaves_during_the_measurement() -> None:
+    def main(rank: int, transport: Any, store: dist.Store) -> Any:
+        if rank == 2:
+            time.sleep(0.05)
+            transport.abort()
+            return None
+        return measure(transport, 5.0)
+
+    found = on_ranks(3, main)
+    assert all(isinstance(error, PeerLostError) for error in found[:2])
+
+
+class Ordered(LocalTransport):
+    """A transport that ignores tags, as NCCL does: nothing may be sent before ranks agree."""
+
+    ordered = True
+
+    def post(self, receives: Any, sends: Any) -> Any:
+        raise AssertionError("something was sent")
+
+
+def test_without_tags_nothing_is_sent() -> None:
+    def main(rank: int, transport: LocalTransport, store: dist.Store) -> Any:
+        # Without rank 0 the others look in vain.
+        return agree(Ordered(transport.hub, rank), store, 0.5) if rank != absent else None
+
+    absent = 3
+    assert len({one.dumps() for one in on_ranks(3, main)}) == 1
+    absent = 0
+    for error in on_ranks(3, main)[1:]:
+        assert isinstance(error, CollectiveTimeoutError)
+        assert error.peer == 0
+
+
+def test_a_rank_that_leaves_before_all_agree() -> None:
+    def main(rank: int, transport: LocalTransport, store: dist.Store) -> Any:
+        if rank == 1:
+            transport.abort()
+            return None
+        return agree(transport, store, 30.0)
+
+    start = time.perf_counter()
+    found = on_ranks(3, main)
+    assert time.perf_counter() - start < 20
+    assert isinstance(found[0], PeerLostError)
+    assert isinstance(found[2], PeerLostError)
+
+
+def test_a_measurement_that_nobody_joins_ends() -> None:
+    def main(rank: int, transport: Any, store: dist.Store) -> Any:
+        return measure(transport, 0.2) if rank == 0 else None
+
+    start = time.perf_counter()
+    error = on_ranks(2, main)[0]
+    assert isinstance(error, TransportError)
+    assert isinstance(error, CollectiveTimeoutError)
+    assert time.perf_counter() - start < 10
+
+
+# --- hosts ----------------------------------------------------------------------------
+
+
+def test_ranks_that_share_hosts_reduce_hierarchically() -> None:
+    """Where a network connects hosts of several ranks, and the operator allows any order."""
+
+    def chosen(world_size: int, hosts: int, nbytes: int, operator: Any = None) -> str:
+        table = built_in("gloo", costs_of("gloo"), world_size, hosts=hosts)
+        return choose(
+            "all_reduce",
+            nbytes,
+            world_size,
+            table,
+            operator.order if operator else OperandOrder.ANY,
+        ).algorithm
+
+    assert chosen(4, 2, 1 << 20) == "hierarchical"
+    assert chosen(4, 2, 1 << 10) != "hierarchical"
+    assert chosen(4, 1, 1 << 20) != "hierarchical"
+    assert chosen(2, 2, 1 << 20) != "hierarchical"  # nobody shares a host
+    ordered = resolve(UserOp(lambda x, y: x, commutative=False), torch.float32).operator
+    assert chosen(4, 2, 1 << 20, ordered) != "hierarchical"
+
+
+def test_auto_knows_who_is_on_which_host() -> None:
+    hosts = (0, 1, 0, 1)
+
+    def main(rank: int, transport: LocalTransport, store: dist.Store) -> tuple[str, list[float]]:
+        member = Communicator(transport, store, 20.0)
+        tensor = torch.arange(20_000.0) * (rank + 1)
+        ringcoll.all_reduce(tensor, group=ringcoll.LocalGroup(member))
+        assert member.table is not None
+        algorithm = choose("all_reduce", tensor.nbytes, 4, member.table).algorithm
+        member.close()
+        return algorithm, tensor[:3].tolist()
+
+    hub = Hub(4, hosts=hosts)
+    store = dist.HashStore()
+    with ThreadPoolExecutor(4) as threads:
+        ends = zip(range(4), hub.transports(), strict=True)
+        works = [threads.submit(main, rank, transport, store) for rank, transport in ends]
+        assert [work.result(30) for work in works] == [("hierarchical", [0.0, 10.0, 20.0])] * 4

@@ -1,0 +1,82 @@
+"""The page about the algorithms is what the registry and the docstrings say."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ringcoll.algorithms import algorithms
+from ringcoll.schedule.contracts import CONTRACTS
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_algorithms", DOCS / "build_algorithms.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return (DOCS / "algorithms.md").read_text(encoding="utf-8")
+
+
+def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["build_algorithms.py", *arguments])
+    status = script.main()
+    assert isinstance(status, int)
+    return status
+
+
+def test_the_page_is_up_to_date(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(script, monkeypatch, "--check") == 0
+
+
+def test_a_page_that_is_out_of_date(
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(script, "PAGE", tmp_path / "algorithms.md")
+    assert run(script, monkeypatch, "--check") == 1
+    assert "is out of date" in capsys.readouterr().err
+    assert run(script, monkeypatch) == 0
+    assert run(script, monkeypatch, "--check") == 0
+    with script.PAGE.open("a", encoding="utf-8") as page:
+        page.write("one word more\n")
+    assert run(script, monkeypatch, "--check") == 1
+
+
+def test_every_algorithm_has_its_section(text: str) -> None:
+    headings = re.findall(r"^### (\w+): (\w+)$", text, re.MULTILINE)
+    assert sorted(headings) == sorted((entry.collective, entry.name) for entry in algorithms())
+    for collective in CONTRACTS:
+        assert f"\n## {collective}\n" in text
+
+
+def test_every_link_leads_somewhere(text: str) -> None:
+    anchors = {
+        re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
+    links = re.findall(r"\]\(#([^)]+)\)", text)
+    assert len(links) == len(tuple(algorithms()))
+    assert set(links) <= anchors
+
+
+def test_nothing_of_the_docstrings_is_left_in_their_own_markup(text: str) -> None:
+    assert ">>>" not in text
+    assert "::" not in text
+    assert "\n===" not in text
+    assert text.count("```") % 2 == 0

@@ -1,0 +1,198 @@
+"""The folders import one another in one direction; the pure ones import nothing but arithmetic."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ringcoll
+
+PACKAGE = Path(ringcoll.__file__).parent
+# Each room may import from those before it, and from itself.
+ROOMS = (
+    "errors",
+    "_version",
+    "schedule",
+    "algorithms",
+    "cost",
+    "system",
+    "reduction",
+    "transport",
+    "runtime",
+    "collectives",
+    "backend",
+    "training",
+    "tracing",
+    "launch",
+    "bench",
+    "cli",
+)
+PURE = ("errors", "_version", "schedule", "algorithms", "cost")
+AT_THE_TOP = {"__init__.py", "_version.py", "errors.py", "py.typed"}
+# Without torch, too: `import ringcoll` reads the first, `ringcoll --help` the others.
+WITHOUT_TORCH = ("ringcoll.backend.registration", "ringcoll.transport.catalogue")
+FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+# No operating system, no clock, no chance: what a schedule is depends on its arguments only.
+ALLOWED = {
+    "__future__",
+    "collections",
+    "contextlib",
+    "dataclasses",
+    "enum",
+    "fractions",
+    "functools",
+    "gc",  # the verifier allocates millions of objects without a cycle
+    "inspect",
+    "itertools",
+    "json",
+    "math",
+    "re",
+    "typing",
+}
+BLOCKED = ("torch", "numpy", "cupy")
+
+IMPORT_WITH_BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked}:
+            raise ImportError(f"{{name}} is blocked")
+        return None
+
+sys.meta_path.insert(0, Block())
+import {module}
+print(*sorted({{name.partition(".")[0] for name in sys.modules}} & set({blocked})))
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    root = PACKAGE.parent
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+
+
+def module_of(file: Path) -> str:
+    parts = ["ringcoll", *file.with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """The room that a module of the library belongs to; ``""`` for the root itself."""
+    return module.removeprefix("ringcoll").removeprefix(".").split(".")[0]
+
+
+def imports_of(source: str) -> set[str]:
+    """All that a file imports, also inside functions and for types only."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, "absolute imports only"
+            assert node.module is not None
+            modules.add(node.module)
+            if node.module == "ringcoll":  # rooms, or public names that the root fetches
+                modules |= {f"ringcoll.{alias.name}" for alias in node.names}
+    return modules
+
+
+def upward(room: str, source: str) -> set[str]:
+    """What a file of a room imports of rooms above it, or of the root."""
+    wrong = set()
+    for module in imports_of(source):
+        if module.partition(".")[0] != "ringcoll":
+            continue
+        other = room_of(module)
+        if other not in ROOMS or ROOMS.index(other) > ROOMS.index(room):
+            wrong.add(module)
+    return wrong
+
+
+def test_nothing_else_stands_at_the_top() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"}
+    assert folders == set(ROOMS) - {"errors", "_version"}
+    assert {path.name for path in PACKAGE.iterdir() if path.is_file()} == AT_THE_TOP
+
+
+# Commands, and what runs on measured ranks, use the public names as a user does.
+USERS = {"bench", "cli"}
+
+
+@pytest.mark.parametrize("file", [one for one in FILES if one != Path("__init__.py")], ids=str)
+def test_imports_point_one_way(file: Path) -> None:
+    room = room_of(module_of(file))
+    wrong = upward(room, (PACKAGE / file).read_text(encoding="utf-8"))
+    assert wrong <= ({"ringcoll"} if room in USERS else set())
+
+
+@pytest.mark.parametrize(
+    "room, source",
+    [
+        ("transport", "from ringcoll.runtime.plan import Plan"),
+        ("schedule", "from ringcoll import algorithms"),
+        ("cost", "def f():\n    import ringcoll.system.settings"),
+        ("runtime", "if TYPE_CHECKING:\n    from ringcoll.tracing.recorder import Tracer"),
+        ("system", "from ringcoll import __version__"),
+    ],
+)
+def test_and_the_test_finds_those_that_do_not(room: str, source: str) -> None:
+    assert upward(room, source)
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room not in {"errors", "_version"}])
+def test_every_room_says_what_lives_there(room: str) -> None:
+    text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text("utf-8")))
+    assert text is not None
+    assert "May be imported from outside" in text
+    modules = {path.stem for path in (PACKAGE / room).glob("[!_]*.py")}
+    assert not {name for name in modules if f"`{name}`" not in text}, "modules it does not name"
+
+
+# --- the pure rooms ---------------------------------------------------------------------
+
+PURE_FILES = [one for one in FILES if room_of(module_of(one)) in PURE]
+
+
+@pytest.mark.processes
+def test_the_block_blocks() -> None:
+    result = python(IMPORT_WITH_BLOCK.format(blocked=BLOCKED, module="torch"))
+    assert "torch is blocked" in result.stderr
+
+
+@pytest.mark.processes
+def test_every_pure_module_imports_without_torch() -> None:
+    modules = ", ".join([*map(module_of, PURE_FILES), *WITHOUT_TORCH])
+    result = python(IMPORT_WITH_BLOCK.format(blocked=BLOCKED, module=modules))
+    assert result.returncode == 0, result.stderr
+    assert not result.stdout.strip()
+
+
+@pytest.mark.parametrize("file", PURE_FILES, ids=str)
+def test_pure_modules_import_arithmetic_only(file: Path) -> None:
+    packages = {
+        module.partition(".")[0]
+        for module in imports_of((PACKAGE / file).read_text(encoding="utf-8"))
+    }
+    assert packages <= ALLOWED | {"ringcoll"}
+
+
+@pytest.mark.parametrize("file", PURE_FILES, ids=str)
+def test_nothing_is_read_or_written(file: Path) -> None:
+    called = {
+        node.func.id
+        for node in ast.walk(ast.parse((PACKAGE / file).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not called & {"open", "print", "input", "exec", "eval", "__import__"}

@@ -1,0 +1,119 @@
+"""What a transport has to do: between processes, and in one process with threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ringcoll.errors import TransportError
+from ringcoll.launch.processes import RankError, Ranks
+from ringcoll.transport.base import Message
+from ringcoll.transport.local import Hub
+from ringcoll.transport.narrow import NarrowTransport
+from tests.programs import several_hosts, transports
+from tests.programs.transports import CONFORMANCE, spares_other_connections
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", CONFORMANCE)
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("transport", transports.TRANSPORTS)
+def test_between_processes(pool, transport: str, name: str, world_size: int):
+    assert pool(world_size).run(transports.conforms, transport, name) == [""] * world_size
+
+
+@pytest.mark.processes
+def test_closing_wakes_who_waits_on_another_thread(pool):
+    assert pool(2).run(transports.conforms, "ucx", "closed_while_waiting") == [""] * 2
+
+
+@pytest.mark.processes
+def test_ranks_with_different_transports_are_told(pool):
+    for text in pool(3).run(transports.different_transports):
+        assert "transport gloo of ringcoll" in text
+        assert "transport ucx of ringcoll" in text
+        assert "rank 1" in text
+
+
+@pytest.mark.processes
+def test_a_rank_that_dies_is_missed_over_shared_memory():
+    reports: list[tuple[int, str, int, float]] = []
+    with Ranks(3, timeout_s=60.0) as ranks, pytest.raises(RankError):
+        ranks.run(transports.die_over_ucx, 1, on_report=reports.append)
+    assert {rank for rank, *_ in reports} == {0, 2}
+    for _, text, peer, seconds in reports:
+        assert "rank 1" in text
+        assert "all_reduce" in text
+        assert peer == 1
+        assert seconds < 2
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_groups_over_ucx_leave_nothing(pool):
+    def left() -> set[Path]:
+        return {path for path in set(Path("/dev/shm").iterdir()) - before if "ucx" in path.name}
+
+    before = set(Path("/dev/shm").iterdir())
+    for held in pool(2).run(transports.groups_come_and_go, 50):
+        for first, second, third in zip(*held, strict=True):
+            # What every group leaves behind grows in both rounds.
+            assert not first < second < third, held
+    deadline = time.monotonic() + 10
+    while left():  # other programs make some, too, and remove them at once
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.processes
+def test_a_transport_is_chosen_before_the_first_operation(pool):
+    for unknown, late in pool(2).run(transports.late_choice):
+        assert "expected one of auto, ucx, gloo, mpi, got pigeons" in unknown
+        assert "the group is in use" in late
+
+
+@pytest.mark.parametrize("name", CONFORMANCE)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_local(name: str, world_size: int):
+    found = ["not done"] * world_size
+    ends = Hub(world_size).transports()
+
+    def main(rank: int) -> None:
+        ends[rank].connect(10)
+        found[rank] = CONFORMANCE[name](ends[rank])
+
+    threads = [threading.Thread(target=main, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [""] * world_size
+
+
+def test_hosts_of_threads_are_pretended():
+    assert [end.hosts for end in Hub(3).transports()] == [(0, 0, 0)] * 3
+    ends = Hub(3, hosts=[0, 1, 0]).transports()
+    assert [end.hosts for end in ends] == [(0, 1, 0)] * 3
+    assert NarrowTransport(ends[0], torch.bfloat16).hosts == (0, 1, 0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["gloo", "ucx"])
+def test_processes_are_on_one_host(pool, transport: str):
+    assert pool(3).run(several_hosts.connected_hosts, transport) == [((), (0, 0, 0), 6)] * 3
+
+
+@pytest.mark.processes
+def test_gloo_breaks_only_its_own_connections(pool):
+    assert pool(2).run(spares_other_connections) == [[], []]
+
+
+def test_local_refuses_lengths_that_differ():
+    first, second = Hub(2).transports()
+    first.post([], [Message(1, torch.zeros(3), 0)])
+    with pytest.raises(TransportError, match="3 elements met a receive of 4"):
+        second.post([Message(0, torch.zeros(4), 0)], [])

@@ -1,0 +1,110 @@
+"""UCX: what it is handed, and when."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringcoll.errors import MissingExtraError
+from ringcoll.transport import catalogue, ucx
+from ringcoll.transport.base import Message
+from tests.fakes.fake_cuda import DEVICE, fake_cuda, on_device
+
+
+def test_ucx_takes_bytes_of_the_device_by_their_address():
+    for dtype in (torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.bool):
+        memory = torch.zeros(10).to(dtype)[3:8]
+        buffer = ucx._buffer(on_device(memory))
+        assert buffer.cuda
+        assert buffer.ptr == memory.data_ptr()
+        assert buffer.nbytes == buffer.shape[0] == memory.nbytes
+        assert ucx._buffer(on_device(memory)) is buffer
+        host = ucx._buffer(memory)  # the same address, as it may be after memory was freed
+        assert not host.cuda
+        assert host.ptr == buffer.ptr
+        assert ucx._buffer(on_device(memory)) is buffer
+    empty = ucx._buffer(on_device(torch.zeros(0)))
+    assert not empty.cuda
+    assert empty.nbytes == 1
+
+
+class Worker:
+    """Notes what UCX is asked to do."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def tag_recv(self, buffer: Any, *tags: Any) -> None:
+        self.log.append("receive")
+
+    def tag_send(self, buffer: Any, *tags: Any) -> None:
+        self.log.append("send")
+
+
+def test_ucx_posts_when_the_current_stream_has_run_dry():
+    log: list[str] = []
+    transport = ucx.UcxTransport(dist.HashStore(), 0, 2)
+    transport._worker = Worker(log)
+    transport._endpoints = {1: Worker(log)}
+    host = torch.zeros(3)
+    device = on_device(host)
+    with fake_cuda(), torch.cuda.stream(torch.cuda.Stream()):
+        post = transport.bind([Message(1, device, 0)], [Message(1, device, 0), Message(1, host, 0)])
+        for _ in range(2):
+            torch.cuda.current_stream().enqueue(lambda: log.append("kernel"))  # type: ignore[attr-defined]
+            post(0)
+        assert log == ["kernel", "receive", "send", "send"] * 2
+        log.clear()
+        torch.cuda.current_stream().enqueue(lambda: log.append("kernel"))  # type: ignore[attr-defined]
+        transport.post([Message(1, host, 0)], [Message(1, host, 0)])
+    assert log == ["receive", "send"], "CPU tensors wait for no stream"
+
+
+def test_a_ucx_context_is_made_with_its_device_current(monkeypatch: pytest.MonkeyPatch):
+    made: list[torch.device] = []
+    inside: list[torch.device] = []
+
+    class Current:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            inside.append(self.device)
+
+        def __exit__(self, *error: object) -> None:
+            inside.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", Current)
+    monkeypatch.setattr(ucx, "settle", made.extend)
+    with ucx._current(DEVICE):
+        assert inside == [DEVICE]
+        assert made == [DEVICE], "the device has a context when something is done on it"
+    with ucx._current(torch.device("cpu")):
+        assert (inside, made) == ([], [DEVICE])
+
+
+# --- where UCX is missing -------------------------------------------------------------
+
+
+def test_a_missing_ucx_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setitem(sys.modules, "ucxx._lib.libucxx", None)
+    ucx._ucx.cache_clear()
+    with pytest.raises(MissingExtraError, match=r"pip install 'ringcoll\[ucx\]'"):
+        ucx.check()
+    # With none asked for, there is gloo.
+    catalogue._automatic.cache_clear()
+    with caplog.at_level(logging.DEBUG, logger="ringcoll"):
+        assert catalogue.resolved("cpu") == "gloo"
+    (line,) = caplog.messages
+    assert "does not stand for ucx" in line
+    assert "ringcoll[ucx]" in line
+    ucx._ucx.cache_clear()
+    catalogue._automatic.cache_clear()
+    assert catalogue.resolved("cpu", "gloo") == "gloo"
