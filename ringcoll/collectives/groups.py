@@ -322,7 +322,8 @@ def use(
     chosen: dict[str, str] = {}
     for kind, asked in (("cpu", transport), ("cuda", cuda_transport)):
         if asked is not None:
-            catalogue.resolved(kind, asked, rank)
+            if catalogue.named(kind, asked, rank) != "auto":
+                catalogue.resolved(kind, asked, rank)
             chosen[kind] = asked
     if not chosen:
         raise ArgumentError(

@@ -90,7 +90,7 @@ def _ucx() -> Any:
     Raises
     ------
     MissingExtraError
-        It is not installed.
+        It is not installed, or cannot be loaded.
     """
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # it warns of every UCX_ variable
     try:
@@ -99,6 +99,8 @@ def _ucx() -> Any:
         raise MissingExtraError(
             "UCX comes with ringcoll[ucx]: pip install 'ringcoll[ucx]'"
         ) from error
+    except OSError as error:  # an MPI library may have loaded a UCX of its own
+        raise MissingExtraError(f"UCX cannot be loaded into this process: {error}") from error
 
 
 def check() -> None:

@@ -108,3 +108,21 @@ def test_a_missing_ucx_names_what_to_install(
     ucx._ucx.cache_clear()
     catalogue._automatic.cache_clear()
     assert catalogue.resolved("cpu", "gloo") == "gloo"
+
+
+def test_a_ucx_that_cannot_be_loaded_is_as_if_missing(monkeypatch: pytest.MonkeyPatch):
+    """As beside an MPI library that has loaded another UCX."""
+
+    def load(name: str) -> None:
+        raise OSError(f"{name}: undefined symbol")
+
+    monkeypatch.setattr(ucx, "import_module", load)
+    ucx._ucx.cache_clear()
+    catalogue._automatic.cache_clear()
+    try:
+        with pytest.raises(MissingExtraError, match=r"cannot be loaded.*undefined symbol"):
+            ucx.check()
+        assert catalogue.resolved("cpu") == "gloo"
+    finally:
+        ucx._ucx.cache_clear()
+        catalogue._automatic.cache_clear()
