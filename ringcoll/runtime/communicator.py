@@ -326,6 +326,11 @@ class Communicator:
         """Meet the other ranks, and agree on what choices go by."""
         transport = self.transport
         transport.connect(timeout_s)
+        # Who gave up meanwhile found no connections to break.
+        if self.monitor.error is not None:
+            raise self.monitor.error
+        if self._broken is not None:
+            self._refuse()
         self._has_met = True
         ranks_here = transport.hosts.count(transport.hosts[self.rank])
         self._is_crowded = torch.get_num_threads() * ranks_here > cores()

@@ -40,8 +40,6 @@ def main(backend: str, case: str, rank: int, world_size: int, where: str) -> Non
         store = dist.FileStore(where, world_size)
     library: Any = dist if backend == "ringcoll" else ringcoll
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-    if backend == "gloo":
-        ringcoll.use(None, transport="gloo")
     if case != "before the ranks have met":
         library.barrier()
     if case == "nobody waits":
