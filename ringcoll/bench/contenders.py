@@ -43,7 +43,7 @@ NATIVE = "native"
 AUTO = "auto"
 """Name of whatever algorithm the library chooses by itself."""
 PERSISTENT = "persistent"
-"""Name of the same, as an operation that is prepared once: see `ringcoll.collectives.prepared.Collective.plan`."""
+"""Name of the same, as an operation that is prepared once: see `ringcoll.collectives.calls.Collective.plan`."""
 
 DTYPES = {
     "int8": torch.int8,

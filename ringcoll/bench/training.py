@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -29,15 +28,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.bench.measure import Meeting
 from ringcoll.bench.summary import Summary, summarize
-from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.launch.processes import report
 from ringcoll.system.user_modules import UserModule
+from ringcoll.training.data import Digits, batches
 from ringcoll.training.data_parallel import (
     BucketedDataParallel,
     HookOptions,
     all_reduce_hook,
     average_gradients,
 )
+from ringcoll.training.models import mlp
 
 __all__ = [
     "NATIVE",
@@ -45,21 +45,16 @@ __all__ = [
     "WIRE_DTYPES",
     "Comparison",
     "Contender",
-    "Digits",
     "Epoch",
     "TrainingRequest",
     "TrainingResult",
-    "load_digits",
-    "mlp",
     "on_rank",
-    "shares",
     "tolerances",
 ]
 
 TRAINERS = ("per-parameter", "bucketed", "torch-ddp", "torch-ddp-hook")
 WIRE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
-_TEST_SHARE = 0.2  # of the pictures, kept for the test
 _MOMENTUM = 0.9
 
 
@@ -75,15 +70,6 @@ class Contender(NamedTuple):
 
 NATIVE = Contender("torch-ddp")
 """torch's DistributedDataParallel on gloo."""
-
-
-class Digits(NamedTuple):
-    """Pictures, as rows of standardised pixels, and which digits they show."""
-
-    train_inputs: Tensor
-    train_targets: Tensor
-    test_inputs: Tensor
-    test_targets: Tensor
 
 
 @dataclass(frozen=True)
@@ -209,81 +195,6 @@ def tolerances(request: TrainingRequest, result: TrainingResult) -> tuple[float,
     )
 
 
-# --- data and model -------------------------------------------------------------------
-
-
-def load_digits() -> Digits:
-    """The digits, split and in an order that never changes; each pixel standardised.
-
-    Raises
-    ------
-    MissingExtraError
-        scikit-learn is not installed.
-    """
-    try:
-        datasets: Any = import_module("sklearn.datasets")
-    except ImportError as error:
-        raise MissingExtraError(
-            "the digits are scikit-learn's, which comes with ringcoll[train]: "
-            "pip install 'ringcoll[train]'"
-        ) from error
-    pictures, digits = datasets.load_digits(return_X_y=True)
-    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0))
-    inputs, targets = torch.from_numpy(pictures).float()[order], torch.from_numpy(digits)[order]
-    tested = round(_TEST_SHARE * len(digits))
-    deviation, mean = torch.std_mean(inputs[tested:], dim=0)
-    # Some pixels are hardly ever inked; a rare inked pixel must not outweigh all others.
-    inputs = (inputs - mean) / deviation.clamp_min(1.0)
-    return Digits(inputs[tested:], targets[tested:], inputs[:tested], targets[:tested])
-
-
-def mlp(layers: int, width: int, seed: int) -> nn.Sequential:
-    """A perceptron from 64 pixels to 10 digits, with ReLU between its layers."""
-    torch.manual_seed(seed)
-    sizes = [64, *[width] * (layers - 1), 10]
-    linear = [nn.Linear(before, after) for before, after in pairwise(sizes)]
-    layers_and_relus = [module for layer in linear for module in (layer, nn.ReLU())]
-    return nn.Sequential(*layers_and_relus[:-1])
-
-
-def shares(
-    request: TrainingRequest, epoch: int, pictures: int, rank: int, world_size: int
-) -> Tensor:
-    """Choose the pictures that a rank sees in an epoch.
-
-    Parameters
-    ----------
-    request, epoch
-        The training, and the number of the epoch, from 0.
-    pictures
-        Number of pictures.
-    rank, world_size
-        The rank and the number of ranks. All ranks have equally many pictures, and no
-        picture is on two ranks.
-
-    Returns
-    -------
-    Tensor
-        Indices, (steps, batch); a remainder is left out.
-
-    Raises
-    ------
-    ArgumentError
-        There are fewer pictures than in one step of all ranks.
-    """
-    steps = pictures // (request.batch * world_size)
-    if steps == 0:
-        raise ArgumentError(
-            "a step of all ranks needs more pictures than there are",
-            argument="batch",
-            expected=f"at most {pictures // world_size}",
-            got=request.batch,
-        )
-    generator = torch.Generator().manual_seed(request.seed + 1000 * epoch)
-    order = torch.randperm(pictures, generator=generator)[: steps * world_size * request.batch]
-    return order.view(steps, world_size, request.batch)[:, rank]
-
-
 # --- contenders -----------------------------------------------------------------------
 
 
@@ -389,7 +300,7 @@ def on_rank(request: TrainingRequest, digits: Digits) -> list[TrainingResult]:
     request
         What to train.
     digits
-        See `load_digits`.
+        See `ringcoll.training.data.load_digits`.
 
     Returns
     -------
@@ -408,8 +319,12 @@ def on_rank(request: TrainingRequest, digits: Digits) -> list[TrainingResult]:
     contenders = [contender for contender in request.contenders if contender != NATIVE]
     runners = [_Runner(request, contender, groups) for contender in [*contenders, NATIVE]]
     for epoch in range(request.epochs):
-        indices = shares(
-            request, epoch, len(digits.train_targets), meeting.rank, meeting.world_size
+        indices = batches(
+            len(digits.train_targets),
+            request.batch,
+            request.seed + 1000 * epoch,
+            meeting.rank,
+            meeting.world_size,
         )
         turns = runners.copy()
         random.Random(epoch).shuffle(turns)  # noqa: S311  # the same order on all ranks

@@ -17,13 +17,10 @@ from ringcoll.bench.training import (
     TRAINERS,
     WIRE_DTYPES,
     Contender,
-    Digits,
     Epoch,
     TrainingRequest,
     TrainingResult,
-    load_digits,
     on_rank,
-    shares,
     tolerances,
 )
 from ringcoll.bench.units import as_size, time_in_words
@@ -31,6 +28,7 @@ from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import json_option
+from ringcoll.training.data import Digits, batches, load_digits
 
 __all__ = ["train"]
 
@@ -134,7 +132,7 @@ def train(
         **settings,
     )
     digits = load_digits()
-    shares(request, 0, len(digits.train_targets), 0, world_size)  # complains where it must
+    batches(len(digits.train_targets), request.batch, 0, 0, world_size)  # complains where it must
     facts = environment(world_size) | {"transport": transport}
     printing = measuring.is_first_rank()
     if printing and not as_json:

@@ -18,7 +18,7 @@ Every function has torch's positional arguments, and beyond them keyword-only on
 
 Called as ``function.plan(...)``, with the same arguments, they return a persistent operation:
 checked, decided and bound to its tensors once, and run whenever it is called
-(`ringcoll.collectives.prepared.Collective.plan`).
+(`ringcoll.collectives.calls.Collective.plan`).
 
 All arguments are checked before anything is sent. Errors are `ArgumentError` and
 `ScheduleError` for a bad call, `MismatchError` if ranks disagree, `PeerLostError` if

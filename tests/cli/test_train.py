@@ -7,17 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-from ringcoll.bench import training as train
 from ringcoll.bench.environment import oversubscribed
 from ringcoll.bench.training import (
     NATIVE,
     Comparison,
     Contender,
     Epoch,
-    TrainingRequest,
     TrainingResult,
 )
 from ringcoll.cli import measuring
@@ -156,33 +152,6 @@ def test_differences_within_the_tolerance(run, monkeypatch):
     result = run("train")
     assert result.exit_code == 0
     assert "Largest difference from native: 0.04, allowed 0.05" in result.stdout
-
-
-def test_every_rank_and_step_has_pictures_of_its_own():
-    digits = train.load_digits()
-    assert [len(part) for part in digits] == [1438, 1438, 359, 359]
-    assert torch.equal(digits.train_inputs, train.load_digits().train_inputs)
-    inked = digits.train_inputs.std(0) > 0
-    assert digits.train_inputs.mean(0).abs().max() < 1e-5
-    assert int(inked.sum()) > 50
-    assert digits.train_inputs.std(0).max() < 1.001
-
-    request = TrainingRequest((NATIVE,), batch=7)
-    seen = torch.stack([train.shares(request, 4, 100, rank, 3) for rank in range(3)])
-    assert seen.shape == (3, 4, 7)
-    assert len(seen.unique()) == seen.numel()
-    again = train.shares(request, 5, 100, 0, 3)
-    assert not torch.equal(seen[0], again), "each epoch has another order"
-
-
-def test_the_model_has_as_many_layers_as_asked_for():
-    for layers in (1, 2, 4):
-        model = train.mlp(layers, 9, seed=0)
-        assert sum(isinstance(one, nn.Linear) for one in model) == layers
-        assert model(torch.zeros(2, 64)).shape == (2, 10)
-    one, other, another = (train.mlp(2, 9, seed).state_dict()["0.weight"] for seed in (1, 1, 2))
-    assert torch.equal(one, other)
-    assert not torch.equal(one, another)
 
 
 @pytest.mark.slow

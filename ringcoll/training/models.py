@@ -1,0 +1,280 @@
+"""The models that are trained: a perceptron, and a small decoder-only transformer.
+
+Both are chains: `stages` cuts a model into modules, of which each takes what the one before
+returns. So a pipeline of any of them is a list of modules, and no system has to know a model.
+
+The transformer is that of GPT-2: attention and a perceptron in each block, a layer norm before
+each, learned positions, and an output matrix that is the matrix of the embedding (*tied*).
+
+Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017; Radford et al., "Language
+Models are Unsupervised Multitask Learners", 2019; Press and Wolf, "Using the Output Embedding to
+Improve Language Models", EACL 2017 (tied embeddings).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ringcoll.errors import ArgumentError
+
+__all__ = [
+    "Attention",
+    "AttentionFunction",
+    "Block",
+    "Embedding",
+    "Head",
+    "Perceptron",
+    "Shape",
+    "Transformer",
+    "causal_attention",
+    "mlp",
+    "next_token_loss",
+    "stages",
+]
+
+AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention of queries, keys and values, each (batch, heads, tokens, width of a head)."""
+
+
+def mlp(
+    layers: int, width: int, seed: int, *, inputs: int = 64, outputs: int = 10
+) -> nn.Sequential:
+    """A perceptron with ReLU between its linear layers, by default from 64 pixels to 10 digits."""
+    torch.manual_seed(seed)
+    sizes = [inputs, *[width] * (layers - 1), outputs]
+    linear = [nn.Linear(before, after) for before, after in pairwise(sizes)]
+    layers_and_relus = [module for layer in linear for module in (layer, nn.ReLU())]
+    return nn.Sequential(*layers_and_relus[:-1])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a transformer.
+
+    Parameters
+    ----------
+    vocabulary
+        Number of different tokens.
+    context
+        Tokens of a sequence, at most.
+    width
+        Numbers that stand for a token between the blocks.
+    heads
+        Heads of the attention; they share the width evenly.
+    layers
+        Number of blocks.
+
+    Raises
+    ------
+    ArgumentError
+        The heads do not divide the width.
+    """
+
+    vocabulary: int
+    context: int = 64
+    width: int = 64
+    heads: int = 4
+    layers: int = 4
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ArgumentError(
+                "the heads do not share the width evenly",
+                argument="heads",
+                expected=f"a divisor of {self.width}",
+                got=self.heads,
+            )
+
+
+def causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention in which a token sees itself and the tokens before it.
+
+    ``softmax(q k^T / sqrt(width)) v``, with the scores of later tokens at minus infinity.
+
+    Parameters
+    ----------
+    queries, keys, values
+        (batch, heads, tokens, width of a head).
+    """
+    scores = queries @ keys.transpose(-2, -1) / queries.shape[-1] ** 0.5
+    tokens = queries.shape[-2]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=queries.device).triu(1)
+    output: Tensor = scores.masked_fill(later, float("-inf")).softmax(-1) @ values
+    return output
+
+
+class Attention(nn.Module):
+    """Self-attention by heads.
+
+    ``query``, ``key`` and ``value`` are layers of their own, so that each can be split by heads.
+
+    Parameters
+    ----------
+    width, heads
+        As for `Shape`.
+    attention
+        What computes the attention from queries, keys and values.
+    """
+
+    def __init__(
+        self, width: int, heads: int, attention: AttentionFunction = causal_attention
+    ) -> None:
+        super().__init__()
+        self.head_width = width // heads
+        self.attention = attention
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.output = nn.Linear(width, width)
+
+    def _split(self, tensor: Tensor) -> Tensor:
+        """By heads: (batch, tokens, width) to (batch, heads, tokens, width of a head)."""
+        by_head = tensor.reshape(*tensor.shape[:2], -1, self.head_width)
+        return by_head.transpose(1, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Attend: (batch, tokens, width) to the same."""
+        parts = (self._split(layer(inputs)) for layer in (self.query, self.key, self.value))
+        output: Tensor = self.output(self.attention(*parts).transpose(1, 2).flatten(-2))
+        return output
+
+
+class Perceptron(nn.Module):
+    """The perceptron of a block: four times as wide in the middle, with GELU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Apply it to each token."""
+        output: Tensor = self.narrow(functional.gelu(self.widen(inputs)))
+        return output
+
+
+class Block(nn.Module):
+    """A block: attention and a perceptron, each behind a layer norm and beside a way around."""
+
+    def __init__(self, shape: Shape, attention: AttentionFunction = causal_attention) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention = Attention(shape.width, shape.heads, attention)
+        self.perceptron_norm = nn.LayerNorm(shape.width)
+        self.perceptron = Perceptron(shape.width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(batch, tokens, width) to the same."""
+        inputs = inputs + self.attention(self.attention_norm(inputs))
+        output: Tensor = inputs + self.perceptron(self.perceptron_norm(inputs))
+        return output
+
+
+class Embedding(nn.Module):
+    """From tokens to their vectors, and the vectors of their positions added."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width)
+        for table in (self.tokens, self.positions):  # as tied ones: scores are of order 1
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, tokens) to (batch, tokens, width)."""
+        numbers = torch.arange(tokens.shape[1], device=tokens.device)
+        output: Tensor = self.tokens(tokens) + self.positions(numbers)
+        return output
+
+
+class Head(nn.Module):
+    """A last layer norm, and a score for each token of the vocabulary; the matrix may be tied."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(shape.width)
+        self.scores = nn.Linear(shape.width, shape.vocabulary, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(batch, tokens, width) to scores, (batch, tokens, vocabulary)."""
+        output: Tensor = self.scores(self.norm(inputs))
+        return output
+
+
+class Transformer(nn.Module):
+    """A decoder-only transformer, from tokens to the scores of the next tokens.
+
+    Parameters
+    ----------
+    shape
+        Its sizes.
+    seed
+        Seed of the first weights.
+    """
+
+    def __init__(self, shape: Shape, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.shape = shape
+        self.embedding = Embedding(shape)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.head = Head(shape)
+        self.head.scores.weight = self.embedding.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, tokens) to scores, (batch, tokens, vocabulary)."""
+        inner = self.embedding(tokens)
+        for block in self.blocks:
+            inner = block(inner)
+        scores: Tensor = self.head(inner)
+        return scores
+
+
+def next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of scores, (..., vocabulary), and of tokens, (...)."""
+    return functional.cross_entropy(scores.flatten(0, -2), targets.flatten())
+
+
+def stages(model: nn.Module, num_stages: int) -> list[nn.Sequential]:
+    """Cut a chain of modules into stages, with layers shared out as evenly as possible.
+
+    Parameters
+    ----------
+    model
+        A `Transformer`, or an ``nn.Sequential``. The stages hold its own modules, no copies. What
+        has no parameters, such as ReLU, stays with the layer before it.
+    num_stages
+        Number of stages.
+
+    Raises
+    ------
+    ArgumentError
+        There are fewer layers than stages.
+    """
+    if isinstance(model, Transformer):
+        chain = [model.embedding, *model.blocks, model.head]
+        layers: list[list[nn.Module]] = [[block] for block in chain[1:-1]]
+        layers[0].insert(0, chain[0])
+        layers[-1].append(chain[-1])
+    else:
+        layers = []
+        for module in model.children():
+            if layers and not any(True for _ in module.parameters()):
+                layers[-1].append(module)
+            else:
+                layers.append([module])
+    if not 1 <= num_stages <= len(layers):
+        raise ArgumentError(
+            "a stage would have no layers",
+            argument="num_stages",
+            expected=f"1 to {len(layers)}",
+            got=num_stages,
+        )
+    ends = [len(layers) * stage // num_stages for stage in range(num_stages + 1)]
+    return [
+        nn.Sequential(*(module for layer in layers[begin:end] for module in layer))
+        for begin, end in pairwise(ends)
+    ]
