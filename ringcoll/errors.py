@@ -20,6 +20,7 @@ __all__ = [
     "RulesError",
     "ScheduleError",
     "TraceError",
+    "TrainingError",
     "TransportError",
     "TuningFileError",
     "UnknownAlgorithmError",
@@ -201,6 +202,10 @@ class BackwardError(RingcollError, RuntimeError):
 
 class CaptureError(RingcollError, RuntimeError):
     """An operation cannot be captured in a CUDA graph; nothing was enqueued."""
+
+
+class TrainingError(RingcollError, RuntimeError):
+    """Training cannot go on, on any rank; the message says where and in which step."""
 
 
 class TraceError(RingcollError, RuntimeError):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from ringcoll.algorithms import algorithms, unregister
 from ringcoll.launch.processes import Ranks
 from tests.programs.ranks import join
 
@@ -71,6 +72,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason, number in reasons.items():
         tests = "test was" if number == 1 else "tests were"
         terminalreporter.write_line(f"gpu: {number} {tests} not run: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def no_algorithm_is_left() -> Iterator[None]:
+    """Fail the test that leaves an algorithm behind, and not a later one that counts them."""
+    before = {(entry.collective, entry.name) for entry in algorithms()}
+    yield
+    left = {(entry.collective, entry.name) for entry in algorithms()} - before
+    for collective, name in left:
+        unregister(collective, name)
+    assert not left, "the test has left algorithms in the registry"
 
 
 @pytest.fixture(scope="session")

@@ -131,7 +131,7 @@ def start(
                 end = place[1]
         key = tuple(facts)
         # A new group stays as it is until the call has been checked.
-        member = known(dist.GroupMember.WORLD if group is None else group, tensors[0].device)
+        member = known(dist.GroupMember.WORLD if group is None else group, tensors[0])
         if member is not None and (deferred is None or not deferred.prepared):
             operation = member.operations.get(key)
     except (AttributeError, IndexError, RuntimeError, TypeError):

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -754,8 +755,15 @@ def barrier(
     algorithm, timeout
         See the module.
     """
-    token = torch.ones(1, dtype=torch.uint8, device=_named_device(device_ids, group))
+    token = _token(_named_device(device_ids, group))
     return start(_barrier, group, (token,), (algorithm,), async_op, timeout)
+
+
+@cache
+def _token(device: torch.device) -> Tensor:
+    """What barriers reduce, always the same; whoever writes it writes what is there already."""
+    with torch.inference_mode(False):
+        return torch.ones(1, dtype=torch.uint8, device=device)
 
 
 def _named_device(device_ids: Any, group: Any) -> torch.device:

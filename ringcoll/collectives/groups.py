@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ringcoll.errors import (
     ArgumentError,
@@ -143,8 +144,12 @@ def communicator(group: Any, device: torch.device) -> Communicator:
         There is no default group, this process is not a member, tensors of that device
         cannot be sent, or the group's CUDA tensors were on another GPU so far.
     """
-    group = dist.GroupMember.WORLD if group is None else group
-    member = known(group, device) or _introduce(group, device)
+    if isinstance(group, OwnGroup):
+        member = group.on(device)
+    else:
+        group = dist.GroupMember.WORLD if group is None else group
+        members = {} if group is None else _members(group)
+        member = members.get(device.type) or _introduce(group, device)
     if member.device is not None and device not in (member.device, _ANY_GPU):
         raise ArgumentError(
             "the CUDA tensors of a group have to be on one device",
@@ -156,15 +161,15 @@ def communicator(group: Any, device: torch.device) -> Communicator:
     return member
 
 
-def known(group: Any, device: torch.device) -> Communicator | None:
-    """The communicator that a group has for tensors on a device, if it has one already.
+def known(group: Any, tensor: Tensor) -> Communicator | None:
+    """The communicator that a group has for such tensors, if it has one already.
 
     Nothing is checked: what was found for a GPU may be for another one.
     """
     if isinstance(group, OwnGroup):
-        return group.on(device)
-    try:
-        return _known[weakref.ref(group)][device.type]
+        return group.on(tensor.device)
+    try:  # asking for the type of the device takes longer than all the rest
+        return _known[weakref.ref(group)]["cpu" if tensor.is_cpu else tensor.device.type]
     except (KeyError, TypeError):  # a new group, or none at all
         return None
 

@@ -13,7 +13,9 @@ Improve Language Models", EACL 2017 (tied embeddings).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -42,13 +44,24 @@ AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of queries, keys and values, each (batch, heads, tokens, width of a head)."""
 
 
+_drawing = threading.Lock()
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw first weights: the same in every thread, and the user's generator stays as it is."""
+    with _drawing, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 def mlp(
     layers: int, width: int, seed: int, *, inputs: int = 64, outputs: int = 10
 ) -> nn.Sequential:
     """A perceptron with ReLU between its linear layers, by default from 64 pixels to 10 digits."""
-    torch.manual_seed(seed)
     sizes = [inputs, *[width] * (layers - 1), outputs]
-    linear = [nn.Linear(before, after) for before, after in pairwise(sizes)]
+    with _seeded(seed):
+        linear = [nn.Linear(before, after) for before, after in pairwise(sizes)]
     layers_and_relus = [module for layer in linear for module in (layer, nn.ReLU())]
     return nn.Sequential(*layers_and_relus[:-1])
 
@@ -174,19 +187,25 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """From tokens to their vectors, and the vectors of their positions added."""
+    """From tokens to their vectors, and the vectors of their positions added.
+
+    ``places`` holds the positions of the tokens, if they are not 0, 1, 2, ...
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width)
-        for table in (self.tokens, self.positions):  # as tied ones: scores are of order 1
+        self.places: Tensor | None = None
+        for table in (self.tokens, self.positions):  # so that the tied scores are small at first
             nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, tokens) to (batch, tokens, width)."""
-        numbers = torch.arange(tokens.shape[1], device=tokens.device)
-        output: Tensor = self.tokens(tokens) + self.positions(numbers)
+        places = self.places
+        if places is None:
+            places = torch.arange(tokens.shape[1], device=tokens.device)
+        output: Tensor = self.tokens(tokens) + self.positions(places)
         return output
 
 
@@ -217,11 +236,11 @@ class Transformer(nn.Module):
 
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         super().__init__()
-        torch.manual_seed(seed)
         self.shape = shape
-        self.embedding = Embedding(shape)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.head = Head(shape)
+        with _seeded(seed):
+            self.embedding = Embedding(shape)
+            self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+            self.head = Head(shape)
         self.head.scores.weight = self.embedding.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:

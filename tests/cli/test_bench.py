@@ -123,8 +123,8 @@ class TestBench:
         assert {(row["wrong"], row["error"]) for row in rows} == {("0", "")}
         assert all(float(row["time_us"]) > 0 for row in rows)
 
-    def test_an_algorithm_of_the_user(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
+    @pytest.mark.usefixtures("own_folder")
+    def test_an_algorithm_of_the_user(self):
         assert call("new", "all_gather", "own_gather").exit_code == 0
         words = ("bench", "all_gather", "-k", "2", "-b", "64", "-e", "64", "-n", "1", "--json")
         result = call(*words, "--algorithms", "own_gather.py:own_gather,ring")

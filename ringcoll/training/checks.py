@@ -1,0 +1,88 @@
+"""What all ranks look at together before and during training."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ringcoll.collectives import functions as api
+from ringcoll.collectives.groups import as_group
+from ringcoll.errors import MismatchError, TrainingError
+
+__all__ = ["check_finite", "check_same"]
+
+
+def _hash(module: nn.Module) -> str:
+    """A hash of the names, dtypes, shapes and values of parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(content.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def check_same(module: nn.Module, group: Any = None) -> None:
+    """Make sure that all ranks begin with the same model.
+
+    Parameters
+    ----------
+    module
+        The model of this rank.
+    group
+        Group of the ranks that train together; ``None`` for the default group.
+
+    Raises
+    ------
+    MismatchError
+        The parameters or buffers of some rank differ from rank 0's in name, dtype, shape or value;
+        all ranks raise it.
+    """
+    member = as_group(group)
+    own = _hash(module)
+    mine = torch.tensor(list(own.encode()), dtype=torch.uint8)
+    table = mine.new_empty(member.size(), len(mine))
+    api.all_gather_single(table, mine[None], group)
+    hashes = [bytes(row.tolist()).decode() for row in table]
+    others = [rank for rank, peer_hash in enumerate(hashes) if peer_hash != hashes[0]]
+    if others:
+        peer = others[0] if member.rank() == 0 or hashes[0] == own else 0
+        raise MismatchError(
+            f"rank {member.rank()}: the ranks begin with different models: rank 0 has "
+            f"{hashes[0]}, {', '.join(f'rank {rank} has {hashes[rank]}' for rank in others)}",
+            peer=peer,
+            mine=own,
+            theirs=hashes[peer],
+        )
+
+
+def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
+    """Make sure that the loss is finite on all ranks; they stop at the same step.
+
+    Parameters
+    ----------
+    loss
+        The loss of this rank, one element.
+    step
+        Number of the training step, for the error.
+    group
+        Group of the ranks that train together; ``None`` for the default group.
+
+    Raises
+    ------
+    TrainingError
+        The loss of some rank is infinite or NaN; all ranks raise it.
+    """
+    member = as_group(group)
+    bad = torch.full((1,), member.size(), dtype=torch.int64)
+    if not bool(torch.isfinite(loss.detach()).all()):
+        bad[0] = member.rank()
+    api.all_reduce(bad, dist.ReduceOp.MIN, group)
+    if int(bad) < member.size():
+        raise TrainingError(
+            f"rank {member.rank()}: the loss of rank {int(bad)} is not finite in step {step}"
+        )

@@ -1,0 +1,256 @@
+"""A model that is split over ranks is the model of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ringcoll import LocalGroup, run_threads
+from ringcoll.collectives import functions
+from ringcoll.errors import ArgumentError
+from ringcoll.training import tensor_parallel as tp
+from ringcoll.training.models import Shape, Transformer, mlp, next_token_loss
+from tests.training.reference import SHAPE, far, perceptron, samples, tokens, train, transformer
+
+WORLD_SIZES = (1, 2, 4, 8)
+Case = tuple[Tensor, Tensor]
+
+
+def piece(whole: Tensor, like: Tensor, rank: int) -> Tensor:
+    """The piece of a parameter that a rank should hold."""
+    for dim, (size, held) in enumerate(zip(whole.shape, like.shape, strict=True)):
+        if size != held:
+            return whole.narrow(dim, rank * held, held)
+    return whole
+
+
+def pieces(model: nn.Module, whole: nn.Module, rank: int) -> list[Case]:
+    wholes = dict(whole.named_parameters())
+    return [(param, piece(wholes[name], param, rank)) for name, param in model.named_parameters()]
+
+
+# --- conjugate pairs ------------------------------------------------------------------
+
+
+def as_one(
+    function: Callable[..., Tensor], world_size: int, is_whole: bool, dim: int
+) -> tuple[Tensor, Tensor]:
+    """Both products, of integers: of outputs and their gradients, of inputs and theirs."""
+    rows, columns = 2 * world_size, 3
+    shape = (rows, columns) if dim == 0 else (columns, rows)
+
+    def main(group: LocalGroup) -> list[tuple[Tensor, Tensor]]:
+        rank = group.rank()
+        generator = torch.Generator().manual_seed(rank)
+        held = list(shape)
+        if not is_whole:
+            held[dim] = 2
+        inputs = torch.randint(-9, 9, held, generator=generator).double().requires_grad_()
+        output = function(inputs, group)
+        grad = torch.randint(-9, 9, output.shape, generator=generator).double()
+        torch.autograd.backward(output, grad)
+        assert inputs.grad is not None
+        return [(inputs.detach(), inputs.grad), (grad, output.detach())]
+
+    ranks = run_threads(main, world_size)
+    ahead = sum(float((grad * output).sum()) for _, (grad, output) in ranks)
+    back = sum(float((inputs * grad).sum()) for (inputs, grad), _ in ranks)
+    return torch.tensor(ahead), torch.tensor(back)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "function, is_whole, dim",
+    [
+        (partial(tp.gathered_to_add, dim=0), False, 0),
+        (partial(tp.gathered_to_add, dim=1), False, 1),
+        (partial(tp.reduced_and_split, dim=0), True, 0),
+        (partial(tp.reduced_and_split, dim=1), True, 1),
+    ],
+)
+def test_backward_is_the_transpose_of_forward(
+    function: Callable[..., Tensor], is_whole: bool, dim: int, world_size: int
+):
+    """``<dy, A x> = <A^T dy, x>`` over all ranks together."""
+    ahead, back = as_one(function, world_size, is_whole, dim)
+    assert torch.equal(ahead, back)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_pairs_by_hand(world_size: int):
+    def main(group: LocalGroup) -> list[Tensor]:
+        rank = group.rank()
+        results = []
+        for function, shape in (
+            (tp.copied, (2,)), (tp.reduced, (2,)), (tp.gathered, (2,)), (tp.split, (2 * world_size,)),
+        ):  # fmt: skip
+            inputs = (torch.arange(float(shape[0])) + 10 * rank).requires_grad_()
+            output = function(inputs, group)
+            torch.autograd.backward(output, torch.arange(float(len(output))) + 100 * rank)
+            assert inputs.grad is not None
+            results += [output.detach(), inputs.grad]
+        return results
+
+    ranks = range(world_size)
+    for rank, results in enumerate(run_threads(main, world_size)):
+        base, long = torch.arange(2.0), torch.arange(2.0 * world_size)
+        total = sum(ranks)
+        expected = [
+            base + 10 * rank, world_size * base + 100 * total,
+            world_size * base + 10 * total, base + 100 * rank,
+            torch.cat([base + 10 * peer for peer in ranks]), (long + 100 * rank)[2 * rank :][:2],
+            (long + 10 * rank)[2 * rank :][:2], torch.cat([base + 100 * peer for peer in ranks]),
+        ]  # fmt: skip
+        for result, wanted in zip(results, expected, strict=True):
+            assert torch.equal(result, wanted)
+
+
+# --- models ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", [*WORLD_SIZES, 3])
+@pytest.mark.parametrize("layers", [1, 2, 3, 4])
+def test_a_split_perceptron_is_that_of_one_process(layers: int, world_size: int):
+    whole = perceptron(layers)
+    expected = train(whole, samples, loss=functional.cross_entropy)
+
+    def main(group: LocalGroup) -> tuple[list[float], float]:
+        model = tp.tensor_parallel(perceptron(layers), group)
+        losses = train(model, samples, loss=functional.cross_entropy)
+        return losses, far(pieces(model, whole, group.rank()))
+
+    for losses, distance in run_threads(main, world_size):
+        assert losses == pytest.approx(expected, rel=1e-10)
+        assert distance < 1e-10
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_split_transformer_is_that_of_one_process(sequence: bool, world_size: int):
+    whole = transformer()
+    expected = train(whole, tokens)
+
+    def main(group: LocalGroup) -> tuple[list[float], float]:
+        model = tp.tensor_parallel(transformer(), group, sequence=sequence)
+        losses = train(model, tokens, loss=partial(tp.vocabulary_loss, group=group))
+        return losses, far(pieces(model, whole, group.rank()))
+
+    for losses, distance in run_threads(main, world_size):
+        assert losses == pytest.approx(expected, rel=1e-10)
+        assert distance < 1e-10
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_loss_by_vocabulary_is_cross_entropy(world_size: int):
+    generator = torch.Generator().manual_seed(1)
+    scores = 30 * torch.randn(5, 3, 8, generator=generator, dtype=torch.float64)
+    targets = torch.randint(8, (5, 3), generator=generator)
+    whole = scores.clone().requires_grad_()
+    expected = next_token_loss(whole, targets)
+    torch.autograd.backward(3 * expected)
+
+    def main(group: LocalGroup) -> tuple[Tensor, Tensor]:
+        local = scores.chunk(world_size, -1)[group.rank()].clone().requires_grad_()
+        loss = tp.vocabulary_loss(local, targets, group)
+        torch.autograd.backward(3 * loss)
+        assert local.grad is not None
+        return loss.detach(), local.grad
+
+    results = run_threads(main, world_size)
+    assert all(torch.allclose(loss, expected, rtol=1e-12, atol=0) for loss, _ in results)
+    assert whole.grad is not None
+    together = torch.cat([grad for _, grad in results], -1)
+    assert torch.allclose(together, whole.grad, rtol=1e-12, atol=1e-15)
+
+
+# --- what is sent and kept ------------------------------------------------------------
+
+
+class Counting:
+    """The public functions, with the elements that go through them counted by name."""
+
+    def __init__(self, functions: Any, counts: dict[str, int]) -> None:
+        self._functions, self._counts = functions, counts
+
+    def __getattr__(self, name: str) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            whole = max(arg.numel() for arg in args if isinstance(arg, Tensor))
+            self._counts[name] = self._counts.get(name, 0) + whole
+            return getattr(self._functions, name)(*args, **kwargs)
+
+        return counted
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_block_sends_what_the_formula_says(sequence: bool, monkeypatch: pytest.MonkeyPatch):
+    """Twice the activations forward and twice backward, as all-reduces; or those in two halves."""
+    found = []
+    for layers in (1, 2):
+        counts: dict[str, int] = {}
+        monkeypatch.setattr(tp, "api", Counting(functions, counts))
+        shape = Shape(vocabulary=16, context=16, width=32, heads=8, layers=layers)
+
+        def main(group: LocalGroup, shape: Shape = shape) -> None:
+            model = tp.tensor_parallel(transformer(shape), group, sequence=sequence)
+            train(model, tokens, 1, loss=partial(tp.vocabulary_loss, group=group))
+
+        run_threads(main, 2)
+        monkeypatch.undo()
+        found.append(counts)
+    more = {name: (found[1][name] - found[0][name]) // 2 for name in found[1]}  # of 2 ranks
+    activations = 4 * 16 * 32
+    if sequence:
+        # In a block two norms of two vectors, and two biases, are added up besides.
+        assert more.pop("all_reduce") == 6 * 32
+        assert more == {
+            "all_gather_single": 4 * activations, "reduce_scatter_single": 4 * activations,
+        }  # fmt: skip
+    else:
+        assert more == {"all_reduce": 4 * activations}
+
+
+def test_a_rank_holds_its_share_of_the_parameters():
+    whole = sum(param.numel() for param in transformer().parameters())
+
+    def main(group: LocalGroup) -> int:
+        model = tp.tensor_parallel(transformer(), group)
+        return sum(param.numel() for param in model.parameters())
+
+    (held, *others) = run_threads(main, 8)
+    assert set(others) == {held}
+    # Whole are the positions, the norms, and the biases that are added after a sum.
+    width, layers = SHAPE.width, SHAPE.layers
+    kept = SHAPE.context * width + (4 * layers + 2) * width + 2 * layers * width
+    assert held == kept + (whole - kept) // 8
+
+
+# --- what cannot be split -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "model, world_size, message",
+    [
+        (partial(Transformer, Shape(16, 8, 24, 6, 1)), 4, "heads do not divide.* of 4, got 6"),
+        (partial(Transformer, Shape(17, 8, 24, 6, 1)), 2, "vocabulary does not.* of 2, got 17"),
+        (partial(mlp, 2, 15, 0), 2, "width of the layer's output does not.* of 2, got 15"),
+        (lambda: nn.Sequential(*mlp(2, 8, 0), *mlp(2, 9, 0)), 2, "width.* of 2, got 9"),
+        (partial(nn.Linear, 3, 3), 2, "cannot be split.*got .*Linear"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_on_all_ranks(
+    model: Callable[[], nn.Module], world_size: int, message: str
+):
+    def main(group: LocalGroup) -> None:
+        refused = model()
+        before = str(refused)
+        with pytest.raises(ArgumentError, match=message):
+            tp.tensor_parallel(refused, group)
+        assert str(refused) == before
+
+    run_threads(main, world_size)
