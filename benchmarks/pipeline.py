@@ -160,7 +160,7 @@ def main() -> None:
                 summary.p50_s / summaries[TORCH].p50_s,
                 results[name][1],
                 schedule and float(bubble(schedule)),
-                formula if name in ("gpipe", "one_f_one_b", TORCH) else None,
+                formula if name in ("gpipe", "1f1b", TORCH) else None,
                 results[name][2],
                 schedule and max(peak_activations(schedule)),
                 summary.samples,

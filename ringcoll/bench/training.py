@@ -24,10 +24,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.bench.measure import Meeting
 from ringcoll.bench.summary import Summary, summarize
+from ringcoll.errors import ArgumentError
 from ringcoll.launch.processes import report
 from ringcoll.system.user_modules import UserModule
 from ringcoll.training.data import Digits, batches
@@ -37,10 +39,15 @@ from ringcoll.training.data_parallel import (
     all_reduce_hook,
     average_gradients,
 )
-from ringcoll.training.models import mlp
+from ringcoll.training.models import mlp, stages
+from ringcoll.training.pipeline import Pipeline
+from ringcoll.training.pipeline_schedule import SCHEDULES
+from ringcoll.training.tensor_parallel import tensor_parallel
+from ringcoll.training.whole import whole_parameters
 
 __all__ = [
     "NATIVE",
+    "SPLIT",
     "TRAINERS",
     "WIRE_DTYPES",
     "Comparison",
@@ -48,14 +55,19 @@ __all__ = [
     "Epoch",
     "TrainingRequest",
     "TrainingResult",
+    "check_split",
     "on_rank",
     "tolerances",
 ]
 
-TRAINERS = ("per-parameter", "bucketed", "torch-ddp", "torch-ddp-hook")
+REPLICATED = ("per-parameter", "bucketed", "torch-ddp", "torch-ddp-hook")
+SPLIT = ("tensor", *(f"pipeline:{name}" for name in ("gpipe", "1f1b", "zero_bubble")))
+TRAINERS = (*REPLICATED, *SPLIT)
+"""Trainers whose ranks hold the whole model, and those whose ranks hold a part of the model."""
 WIRE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 _MOMENTUM = 0.9
+_MICROBATCHES = 4
 
 
 class Contender(NamedTuple):
@@ -149,7 +161,7 @@ class TrainingResult:
     steps_s
         Time of each step, in seconds, on the slowest rank.
     nbytes
-        Bytes of gradients that are all-reduced in one step.
+        Bytes of gradients that are all-reduced in one step; 0 if the ranks split the model.
     overlap
         Share of the communication that is hidden behind backward, median over rank 0's
         steps; ``None`` if it cannot be measured.
@@ -195,6 +207,45 @@ def tolerances(request: TrainingRequest, result: TrainingResult) -> tuple[float,
     )
 
 
+def check_split(request: TrainingRequest, world_size: int) -> None:
+    """Make sure that the trainers can split the model and the batch.
+
+    Parameters
+    ----------
+    request
+        What to train.
+    world_size
+        Number of ranks.
+
+    Raises
+    ------
+    ArgumentError
+        They cannot.
+    """
+    trainers = {contender.trainer.partition(":")[0] for contender in request.contenders}
+    if "tensor" in trainers and request.layers > 1 and request.width % world_size:
+        raise ArgumentError(
+            "the ranks do not divide it",
+            argument="width",
+            expected=f"a multiple of {world_size}",
+            got=request.width,
+        )
+    if "pipeline" in trainers and request.layers < world_size:
+        raise ArgumentError(
+            "a stage would have no layer",
+            argument="layers",
+            expected=f"at least {world_size}",
+            got=request.layers,
+        )
+    if "pipeline" in trainers and request.batch * world_size % _MICROBATCHES:
+        raise ArgumentError(
+            f"the {_MICROBATCHES} micro-batches do not divide it for {world_size} ranks",
+            argument="batch",
+            expected=f"a multiple of {_MICROBATCHES}",
+            got=request.batch,
+        )
+
+
 # --- contenders -----------------------------------------------------------------------
 
 
@@ -204,18 +255,26 @@ class _Runner:
     def __init__(self, request: TrainingRequest, contender: Contender, groups: _Groups) -> None:
         self.contender = contender
         self.module = mlp(request.layers, request.width, request.seed)
-        self.start = self.first = self.flat()
+        self.whole = mlp(request.layers, request.width, request.seed)
+        self.start = self.first = torch.cat(
+            [param.detach().flatten() for param in self.module.parameters()]
+        )
         self.model: nn.Module = self.module
         self.average: Callable[[], None] = lambda: None
         self.overlap: Callable[[], float | None] = lambda: None
+        self.compute: Callable[[Tensor, Tensor], object] = self._compute
+        self.shapes = {name: torch.empty_like(p) for name, p in self.module.named_parameters()}
+        self.is_split = contender.trainer in SPLIT
+        self.params = list(self.module.parameters())
         wire_dtype = request.wire_dtype
-        self._wrap(request, groups)
-        self.nbytes = self.start.nbytes
-        if wire_dtype is not None and contender.trainer != "torch-ddp":
+        if self.is_split:
+            self._split()
+        else:
+            self._wrap(request, groups)
+        self.nbytes = 0 if self.is_split else self.start.nbytes
+        if wire_dtype is not None and self.nbytes and contender.trainer != "torch-ddp":
             self.nbytes = self.start.numel() * wire_dtype.itemsize
-        self.optimizer = torch.optim.SGD(
-            self.module.parameters(), lr=request.lr, momentum=_MOMENTUM
-        )
+        self.optimizer = torch.optim.SGD(self.params, lr=request.lr, momentum=_MOMENTUM)
         self.epochs: list[Epoch] = []
         self.steps_s: list[float] = []
         self.overlaps: list[float | None] = []
@@ -241,15 +300,35 @@ class _Runner:
                 ddp.register_comm_hook(HookOptions(**options), all_reduce_hook)
             self.model = ddp
 
-    def train(self, digits: Digits, indices: Tensor) -> None:
-        """Do the steps of an epoch."""
-        for share in indices:
+    def _split(self) -> None:
+        """Keep this rank's part of the model."""
+        system, _, schedule = self.contender.trainer.partition(":")
+        if system == "tensor":
+            tensor_parallel(self.module)
+            self.params = list(self.module.parameters())
+            return
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        stage = stages(self.module, world_size)[rank]
+        self.params = list(stage.parameters())
+        pipeline = Pipeline(
+            [stage],
+            nn.functional.cross_entropy,
+            SCHEDULES[schedule](world_size, _MICROBATCHES),
+        )
+        self.compute = pipeline.step
+
+    def _compute(self, inputs: Tensor, targets: Tensor) -> None:
+        """Compute the gradients of a batch."""
+        loss = nn.functional.cross_entropy(self.model(inputs), targets)
+        torch.autograd.backward(loss)
+        self.average()
+
+    def train(self, digits: Digits, shares: Sequence[Tensor], rank: int) -> None:
+        """Do the steps of an epoch, with the pictures of a rank, or those of all ranks."""
+        for share in torch.cat(list(shares), 1) if self.is_split else shares[rank]:
             begin = time.perf_counter()
             self.optimizer.zero_grad()
-            outputs = self.model(digits.train_inputs[share])
-            loss = nn.functional.cross_entropy(outputs, digits.train_targets[share])
-            torch.autograd.backward(loss)
-            self.average()
+            self.compute(digits.train_inputs[share], digits.train_targets[share])
             self.optimizer.step()
             self.steps_s.append(time.perf_counter() - begin)
             if len(self.steps_s) == 1:
@@ -259,15 +338,26 @@ class _Runner:
     @torch.no_grad()
     def test(self, digits: Digits) -> Epoch:
         """Loss and accuracy on what was not trained on."""
-        outputs = self.module(digits.test_inputs)
+        outputs = functional_call(self.whole, self._whole(), digits.test_inputs)
         loss = float(nn.functional.cross_entropy(outputs, digits.test_targets))
         right = (outputs.argmax(1) == digits.test_targets).float().mean()
         self.epochs.append(Epoch(self.contender, len(self.epochs) + 1, loss, float(right)))
         return self.epochs[-1]
 
     def flat(self) -> Tensor:
-        """All parameters, one after the other."""
-        return torch.cat([param.detach().flatten() for param in self.module.parameters()])
+        """All parameters of the whole model, one after the other; all ranks call it."""
+        return torch.cat([param.flatten() for param in self._whole().values()])
+
+    def _whole(self) -> dict[str, Tensor]:
+        held = {id(param) for param in self.params}
+        named = {
+            name: param.detach()
+            for name, param in self.module.named_parameters()
+            if id(param) in held
+        }
+        if not self.is_split:
+            return named
+        return whole_parameters(named, self.shapes, None, dist.get_rank())
 
 
 class _Groups:
@@ -319,18 +409,21 @@ def on_rank(request: TrainingRequest, digits: Digits) -> list[TrainingResult]:
     contenders = [contender for contender in request.contenders if contender != NATIVE]
     runners = [_Runner(request, contender, groups) for contender in [*contenders, NATIVE]]
     for epoch in range(request.epochs):
-        indices = batches(
-            len(digits.train_targets),
-            request.batch,
-            request.seed + 1000 * epoch,
-            meeting.rank,
-            meeting.world_size,
-        )
+        shares = [
+            batches(
+                len(digits.train_targets),
+                request.batch,
+                request.seed + 1000 * epoch,
+                rank,
+                meeting.world_size,
+            )
+            for rank in range(meeting.world_size)
+        ]
         turns = runners.copy()
         random.Random(epoch).shuffle(turns)  # noqa: S311  # the same order on all ranks
         for runner in turns:
             meeting.barrier()
-            runner.train(digits, indices)
+            runner.train(digits, shares, meeting.rank)
             tested = runner.test(digits)
             if meeting.rank == 0:
                 report(tested)

@@ -14,12 +14,14 @@ from ringcoll.bench.findings import label
 from ringcoll.bench.summary import FEW_SAMPLES, spread_in_words
 from ringcoll.bench.training import (
     NATIVE,
+    SPLIT,
     TRAINERS,
     WIRE_DTYPES,
     Contender,
     Epoch,
     TrainingRequest,
     TrainingResult,
+    check_split,
     on_rank,
     tolerances,
 )
@@ -38,6 +40,7 @@ _EXAMPLES = """
   ringcoll train --trainer per-parameter,bucketed,torch-ddp-hook
   ringcoll train --trainer bucketed --backend gloo
   ringcoll train --algorithms ring,star.py:star
+  ringcoll train --trainer bucketed,tensor,pipeline:1f1b
   torchrun --nproc-per-node 2 -m ringcoll.cli train
 """
 
@@ -61,6 +64,8 @@ _TERMS = {
         "bucketed": "an all-reduce for each bucket, while backward goes on",
         "torch-ddp": "DistributedDataParallel on a group of --backend",
         "torch-ddp-hook": "DistributedDataParallel that calls ringcoll in a hook",
+        "tensor": "each layer is split over the ranks; all see the pictures of all",
+        "pipeline:NAME": "the layers are shared out; a batch passes in 4 micro-batches",
     }
 }
 
@@ -133,6 +138,7 @@ def train(
     )
     digits = load_digits()
     batches(len(digits.train_targets), request.batch, 0, 0, world_size)  # complains where it must
+    check_split(request, world_size)
     facts = environment(world_size) | {"transport": transport}
     printing = measuring.is_first_rank()
     if printing and not as_json:
@@ -153,6 +159,9 @@ def _contenders(
     for trainer in trainers:
         if trainer == "torch-ddp" and backend == "gloo":
             yield NATIVE
+            continue
+        if trainer in SPLIT:
+            yield Contender(trainer, "auto")
             continue
         yield from (Contender(trainer, name) for name in names if name != NATIVE_ALGORITHM)
 
@@ -230,7 +239,7 @@ def _row(result: TrainingResult) -> tuple[str, ...]:
         f"{100 * last.accuracy:.2f}%",
         f"{summary.p50_s * 1e3:.2f}",
         spread_in_words(summary),
-        as_size(result.nbytes),
+        as_size(result.nbytes) if result.nbytes else "-",
         "-" if result.overlap is None else f"{100 * result.overlap:.0f}%",
         f"{result.between_ranks:.2g}",
         "-" if result.contender == NATIVE else f"{result.end.from_native:.2g}",

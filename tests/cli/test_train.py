@@ -54,6 +54,15 @@ class TestOnRanks:
         assert "Every contender ends with the parameters of native, to the last bit." in lines
         assert set(oversubscribed(2)) <= set(lines)
 
+    def test_trainers_that_split_the_model(self, run):
+        names = ("tensor", "pipeline:gpipe", "pipeline:1f1b", "pipeline:zero_bubble")
+        result = run("train", "--trainer", ",".join(names), *SMALL)
+        assert result.exit_code == 0, result.output
+        rows = [line for line in result.stdout.splitlines() if line.startswith(names)]
+        assert [row.split(",")[0] for row in rows] == list(names)
+        assert {row.split()[-2] for row in rows} == {"0"}, "between ranks"
+        assert max(float(row.split()[-1]) for row in rows) < 1e-5, "from native"
+
     def test_an_algorithm_of_the_user(self, run, star):
         result = run("train", "--trainer", "torch-ddp", "--algorithm", f"{star}:star", *SMALL)
         assert result.exit_code == 0, result.output
@@ -99,7 +108,13 @@ class TestOnRanks:
         ("--wire float8", "'float8' is not one of"),
         ("--backend mpi", "'mpi' is not one of"),
         ("--epochs 0", "0 is not in the range"),
-        ("-k 3 --batch 480", "more pictures than there are (expected at most 479, got 480)"),
+        ("-k 3 --trainer tensor --width 32", "'width': the ranks do not divide it (expected a mul"),
+        ("-k 4 --trainer pipeline:gpipe --layers 3", "'layers': a stage would have no layer"),
+        (
+            "-k 2 --trainer pipeline:1f1b --batch 3",
+            "'batch': the 4 micro-batches do not divide it for 2",
+        ),
+        ("-k 3 --batch 480", "more samples than there are (expected at most 479, got 480)"),
     ],
 )
 def test_bad_calls_are_explained_before_anything_starts(run, monkeypatch, words, said):

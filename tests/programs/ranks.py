@@ -59,7 +59,7 @@ def join(transport: str | None, cuda_transport: str | None = None) -> None:
     if cuda_transport is not None:
         os.environ["RINGCOLL_CUDA_TRANSPORT"] = cuda_transport
         torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
-    for name, members in GROUPS[dist.get_world_size()].items():
+    for name, members in GROUPS.get(dist.get_world_size(), {}).items():
         _groups[name] = None if name == "world" else dist.new_group(list(members), **AS_GIVEN)
         if dist.get_rank() in members:
             over_gloo(_groups[name])

@@ -1,0 +1,66 @@
+"""One rank of a transformer that is trained on a mesh of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.errors import ArgumentError
+from ringcoll.training.mesh import Mesh, ParallelTransformer
+from ringcoll.training.models import Shape
+from ringcoll.training.whole import whole_parameters
+from tests.training.reference import tokens, transformer
+
+__all__ = ["SHAPE", "refused", "table", "trained"]
+
+SHAPE = Shape(vocabulary=16, context=8, width=16, heads=4, layers=2)
+
+
+def trained(
+    sizes: tuple[int, int, int], options: dict[str, Any]
+) -> tuple[list[float], list[Tensor]]:
+    """Train for 20 steps; the losses, and the parameters of the whole model."""
+    mesh = Mesh(*sizes)
+    shapes = dict(transformer(SHAPE).named_parameters())
+    share = ParallelTransformer(transformer(SHAPE), mesh, num_microbatches=2, **options)
+    optimizer = torch.optim.AdamW(share.params, lr=1e-2)
+    losses = []
+    for step in range(20):
+        inputs, targets = tokens(step, 8, SHAPE)
+        optimizer.zero_grad()
+        losses.append(share.step(inputs, targets).item())
+        optimizer.step()
+    held = {id(param) for param in share.params}
+    named = {n: p for n, p in share.model.named_parameters() if id(p) in held}
+    whole = whole_parameters(named, shapes, None, mesh.place["tensor"])
+    mesh.close()
+    return losses, list(whole.values())
+
+
+def table(sizes: tuple[int, int, int]) -> str:
+    """What runs where."""
+    mesh = Mesh(*sizes)
+    text = mesh.table()
+    mesh.close()
+    return text
+
+
+def refused(sizes: tuple[int, int, int]) -> tuple[str, str]:
+    """The errors of a mesh of another size, and of a batch that does not divide."""
+    texts = []
+    try:
+        Mesh(sizes[0] + 1, *sizes[1:])
+    except ArgumentError as error:
+        texts.append(str(error))
+    mesh = Mesh(*sizes)
+    try:
+        ParallelTransformer(transformer(SHAPE), mesh).step(*tokens(0, 5, SHAPE))
+    except ArgumentError as error:
+        texts.append(str(error))
+    mesh.close()
+    dist.barrier()
+    first, second = texts
+    return first, second
