@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -39,6 +39,15 @@ STAGES = (1, 2, 3)
 # A sum over ranks rounds otherwise than a sum over samples: some 1e-16 of a gradient, and a step
 # changes a parameter by at most lr * error / eps = 1e-12 more.
 CLOSE = 1e-10
+
+
+@pytest.fixture(autouse=True, scope="module")
+def single_threaded() -> Iterator[None]:
+    """Let torch compute in the calling thread: each rank's thread would have threads of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def alone(
