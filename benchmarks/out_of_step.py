@@ -1,16 +1,20 @@
 """Training out of lock-step: time to a target loss, without and with a slow rank.
 
-A perceptron learns scikit-learn's digits on k ranks, of which the last one may compute several
-times slower than the others. Ways to train: *lock-step*, an all-reduce of the gradients in each
-step; *gossip* with the neighbours on a ring, or with one peer on an exponential graph; *local SGD*
-and *DiLoCo*, which meet every H steps; and a *server* on rank 0 with k - 1 workers, synchronous, or
-asynchronous with a bounded staleness.
+A perceptron learns scikit-learn's digits on k ranks, of which the last one, or in each step another
+one (``--wandering``), may compute several times slower than the others. Ways to train: *lock-step*,
+an all-reduce of the gradients in each step; *gossip* with the neighbours on a ring, or with one peer
+on an exponential graph; *local SGD* and *DiLoCo*, which meet every H steps; and a *server* on rank 0
+with k - 1 workers, synchronous, or asynchronous with a bounded staleness.
 
 A step computes for at least ``--step-ms`` milliseconds, mostly asleep, so that ranks that share a
 core are as fast as ranks with a core each. The target is a loss on the pictures that are not
 trained on, by the model of rank 0. All ways have the same learning rate, batch and number of steps;
 the asynchronous server takes k - 1 steps of 1/(k - 1) of the learning rate where the others take
-one step. Bytes are those of the rank that sends most, until the target is reached.
+one step. Momentum is in DiLoCo's outer steps alone. Bytes are those of the rank that sends most,
+until the target is reached.
+
+Gossip and a bounded staleness hide a rank that is late for a few steps. A rank that stays slow
+holds up all ranks in the end, unless ``--staleness`` is the number of steps.
 """
 
 from __future__ import annotations
@@ -149,8 +153,11 @@ def on_rank(options: Any, way: str, factor: float) -> Run:
         else:
             trainer, step = without_server(way, module, optimizer, options.every)
         look.begin_s = time.perf_counter()
-        for indices in samples(options, rank - has_server, workers):
-            with slowed(factor if rank == k - 1 else 1.0, least_s=options.step_ms / 1e3):
+        slow = slow_ranks(options, k)
+        for indices, slow_rank in zip(
+            samples(options, rank - has_server, workers), slow, strict=True
+        ):
+            with slowed(factor if rank == slow_rank else 1.0, least_s=options.step_ms / 1e3):
                 module.zero_grad()
                 outputs = module(digits.train_inputs[indices])
                 loss = functional.cross_entropy(outputs, digits.train_targets[indices])
@@ -164,6 +171,15 @@ def on_rank(options: Any, way: str, factor: float) -> Run:
     curve: Sequence[tuple[float, int, float]] = meeting.gather(tuple(look.curve))[0]
     meeting.close()
     return Run(tuple(curve), options.steps, nbytes)
+
+
+def slow_ranks(options: Any, world_size: int) -> list[int]:
+    """The slow rank of each step: the last rank, or another rank each time, but never rank 0."""
+    if not options.wandering:
+        return [world_size - 1] * options.steps
+    generator = torch.Generator().manual_seed(0)
+    ranks: list[int] = torch.randint(1, world_size, (options.steps,), generator=generator).tolist()
+    return ranks
 
 
 def samples(options: Any, worker: int, workers: int) -> torch.Tensor:
@@ -214,6 +230,7 @@ def main() -> None:
     arguments.add_argument("-k", "--ranks", type=int, default=4)
     arguments.add_argument("--ways", default=",".join(WAYS))
     arguments.add_argument("--slower", default="1,2,4", help="factors of the slow rank")
+    arguments.add_argument("--wandering", action="store_true", help="another slow rank each step")
     arguments.add_argument("--target", type=float, default=0.2, help="loss on the test set")
     arguments.add_argument("--steps", type=int, default=400)
     arguments.add_argument("--step-ms", type=float, default=10.0)
@@ -253,8 +270,9 @@ def main() -> None:
         "reached": "count",
     }
     rows = [row(*key, repeated, options.target) for key, repeated in runs.items()]
+    slow = "in each step another rank" if options.wandering else "the last one"
     caption = (
-        f"Loss {options.target:g}, {options.ranks} ranks, the last one so many times slower; "
+        f"Loss {options.target:g}, {options.ranks} ranks, {slow} so many times slower; "
         f"{options.runs} runs of {options.steps} steps of {options.step_ms:g} ms, "
         f"batch {options.batch}, SGD with learning rate {options.lr:g}, H = {options.every}, "
         f"staleness {options.staleness}."
