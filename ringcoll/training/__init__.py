@@ -1,5 +1,4 @@
 """Training systems on the public functions.
 
-====================  ===================================================
-May be imported from outside: each module's ``__all__``.
+====================  ============================================May be imported from outside: each module's ``__all__``.
 """

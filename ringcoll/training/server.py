@@ -1,0 +1,242 @@
+"""A parameter server: one rank holds the model, the others compute gradients.
+
+Problem: in an all-reduce everybody waits for the slowest. A server can let fast workers go on.
+Rank 0 is the server; it has the parameters and the optimizer. A worker sends a gradient, and gets
+the parameters back::
+
+    worker    backward --gradient-->           ... waits ...          --parameters--> next step
+    server                          step(), and then the reply, when the worker may go on
+
+Synchronous (``staleness=None``)
+    The server waits for a gradient of each worker, takes one step with their average, and replies
+    to all. The same as data-parallel training on k - 1 ranks.
+Bounded staleness
+    The server takes a step with each gradient as it comes. The *clock* of a worker is the number of
+    its gradients. A worker gets its reply, and may begin its next step, only while its clock is at
+    most ``staleness`` ahead of the slowest worker's. With 0 all workers begin a step together;
+    without a bound a gradient could be computed on parameters that are arbitrarily old.
+
+The server serves whichever worker comes first: it receives from any rank. A worker that has
+finished says so, and does not hold up the others any more. A worker that has died does, until the
+time limit ends the training with an error.
+
+Cost: a worker sends and receives the bytes of the parameters once a step; the server moves k - 1
+times as many, which is why large systems split the parameters over several servers.
+
+Source: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+Server", NeurIPS 2013; Li et al., "Scaling Distributed Machine Learning with the Parameter Server",
+OSDI 2014.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ringcoll.errors import ArgumentError
+from ringcoll.training.flat import FlatParameters, begin_alike
+from ringcoll.training.messages import Messages, messages_of
+
+__all__ = ["SERVER", "ParameterServer", "ServerWorker"]
+
+SERVER = 0
+"""Rank of the server."""
+
+
+def _check_role(messages: Messages, *, is_server: bool) -> None:
+    if (messages.rank == SERVER) != is_server or messages.world_size < 2:
+        role = "the server" if is_server else "a worker"
+        raise ArgumentError(
+            f"this rank cannot be {role}",
+            rank=messages.rank,
+            argument="group",
+            expected="at least 2 ranks, of which rank 0 is the server and all others are workers",
+            got=f"rank {messages.rank} of {messages.world_size}",
+        )
+
+
+class ParameterServer:
+    """The server, on rank 0.
+
+    ::
+
+        if dist.get_rank() == 0:
+            ParameterServer(model, optimizer, staleness=2).serve()
+        else:
+            with ServerWorker(model) as worker:          # gets the server's parameters
+                for inputs, targets in batches:
+                    model.zero_grad()
+                    loss(model(inputs), targets).backward()
+                    worker.step()                        # sends gradients, gets parameters
+
+    Parameters
+    ----------
+    module
+        Module; the same parameters on all ranks, of one dtype, on one device.
+    optimizer
+        Optimizer of the module's parameters.
+    group
+        A process group of torch, a `LocalGroup`, or ``None`` for the default group.
+    staleness
+        Number of steps that a worker may be ahead of the slowest worker; ``None`` for synchronous
+        training, with the average of all workers' gradients.
+    timeout_s
+        Time limit of the wait for a worker, in seconds.
+
+    Attributes
+    ----------
+    num_updates
+        Number of steps of the optimizer so far.
+    nbytes_sent
+        Bytes of parameters that were sent to workers so far.
+
+    Raises
+    ------
+    ArgumentError
+        The staleness is negative, the time limit is not positive, this is not rank 0 of at least 2
+        ranks, or the parameters cannot be laid end to end.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        group: Any = None,
+        *,
+        staleness: int | None = None,
+        timeout_s: float = 300.0,
+    ) -> None:
+        self._messages = messages_of(group, timeout_s)
+        _check_role(self._messages, is_server=True)
+        if staleness is not None and staleness < 0:
+            raise ArgumentError(
+                "must not be negative",
+                rank=SERVER,
+                argument="staleness",
+                expected="at least 0 steps, or None",
+                got=staleness,
+            )
+        self._params, self._optimizer = FlatParameters(module), optimizer
+        self._staleness = staleness
+        flat = self._params.read()
+        self._incoming = flat.new_empty(len(flat) + 1)  # a gradient, and 1; or the end, and 0
+        self.num_updates = self.nbytes_sent = 0
+        begin_alike(module, group)
+
+    def serve(self, on_update: Callable[[], object] = lambda: None) -> None:
+        """Serve until all workers have left.
+
+        Parameters
+        ----------
+        on_update
+            Called after each step of the optimizer.
+
+        Raises
+        ------
+        PeerLostError, CollectiveTimeoutError
+            A worker was lost, or no worker came within the time limit.
+        """
+        clocks = dict.fromkeys(range(1, self._messages.world_size), 0)
+        waiting: dict[int, Tensor] = {}  # gradients of the workers that wait for a reply
+        while clocks:
+            worker = self._messages.recv(self._incoming)
+            gradient, is_leaving = self._incoming[:-1], not self._incoming[-1]
+            if is_leaving:
+                del clocks[worker]
+            else:
+                clocks[worker] += 1
+                waiting[worker] = gradient.clone()
+            if self._staleness is None:
+                if waiting and len(waiting) == len(clocks):
+                    in_order = [waiting[rank] for rank in sorted(waiting)]
+                    self._update(torch.stack(in_order).mean(0), on_update)
+            elif not is_leaving:
+                self._update(gradient, on_update)
+            limit = min(clocks.values(), default=0) + (self._staleness or 0)
+            self._reply([rank for rank in waiting if clocks[rank] <= limit], waiting)
+
+    def _update(self, gradient: Tensor, on_update: Callable[[], object]) -> None:
+        self._params.set_grads(gradient)
+        self._optimizer.step()
+        self.num_updates += 1
+        on_update()
+
+    def _reply(self, workers: list[int], waiting: dict[int, Tensor]) -> None:
+        """Send the parameters to workers, which then do not wait any more."""
+        params = self._params.read()
+        sends = [self._messages.send(params, worker) for worker in workers]
+        for worker, wait in zip(workers, sends, strict=True):
+            wait()
+            del waiting[worker]
+            self.nbytes_sent += params.nbytes
+
+
+class ServerWorker:
+    """A worker of a `ParameterServer`, on each rank but 0; a context manager that ends with `leave`.
+
+    A block that ends with an exception does not leave: the server then waits for this rank until
+    its time limit, or until the process has ended.
+
+    Parameters
+    ----------
+    module
+        Module; its parameters and buffers become the server's.
+    group, timeout_s
+        As for `ParameterServer`; the time limit is for the server's reply.
+
+    Attributes
+    ----------
+    nbytes_sent
+        Bytes that this rank has sent so far.
+
+    Raises
+    ------
+    ArgumentError
+        As for `ParameterServer`, but that this must not be rank 0.
+    """
+
+    def __init__(self, module: nn.Module, group: Any = None, *, timeout_s: float = 300.0) -> None:
+        self._messages = messages_of(group, timeout_s)
+        _check_role(self._messages, is_server=False)
+        self._params = FlatParameters(module)
+        self._incoming = self._params.read()
+        self.nbytes_sent = 0
+        begin_alike(module, group)
+
+    def step(self) -> None:
+        """Send the gradients; wait until the server replies with parameters, and take them.
+
+        Raises
+        ------
+        PeerLostError, CollectiveTimeoutError
+            The server has left, or did not reply within the time limit.
+        """
+        self._send(self._params.grads(), 1.0)
+        self._messages.recv(self._incoming, SERVER)
+        self._params.write(self._incoming)
+
+    def leave(self) -> None:
+        """Say that this worker has finished; raises as `step`."""
+        self._send(torch.zeros_like(self._incoming), 0.0)
+
+    def _send(self, gradient: Tensor, is_gradient: float) -> None:
+        message = torch.cat([gradient, gradient.new_tensor([is_gradient])])
+        self._messages.send(message, SERVER)()
+        self.nbytes_sent += message.nbytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.leave()

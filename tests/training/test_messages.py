@@ -1,0 +1,132 @@
+"""Messages between two ranks: threads, and processes on which everything trains as well."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ringcoll import run_threads
+from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
+from ringcoll.launch.processes import RankError
+from ringcoll.training.messages import messages_of
+from tests.programs import out_of_step
+from tests.programs.out_of_step import (
+    REFERENCES,
+    around,
+    close,
+    initial,
+    late,
+    late_on_rank_0,
+    leave_alone,
+    loss_on_all,
+)
+
+
+def check_around(ranks: list[list[list[float]]]) -> None:
+    for rank, numbers in enumerate(ranks):
+        others = [r for r in range(len(ranks)) if r != rank]
+        assert numbers[: len(others)] == [[10.0 * r] * 3 for r in reversed(others)]
+        assert sorted(numbers[len(others) :]) == [[r, *[10.0 * r + 1] * 5] for r in others]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_messages_of_threads(world_size: int):
+    check_around(run_threads(around, world_size))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("backend", ["ringcoll", "gloo"])
+def test_messages_of_processes(pool, backend: str):
+    check_around(pool(3, backend).run(around, None))
+
+
+def test_the_sender_may_go_on_with_its_tensor():
+    def rank_main(group):
+        messages = messages_of(group, 30.0)
+        if group.rank() == 0:
+            tensor = torch.ones(2)
+            messages.send(tensor, 1)()
+            tensor.zero_()
+            messages.send(tensor, 1)()
+            return None
+        received = torch.zeros(2, 2)
+        for row in received:
+            messages.recv(row, 0)
+        return received.tolist()
+
+    assert run_threads(rank_main, 2)[1] == [[1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("src", [1, None])
+def test_a_message_that_does_not_come(src: int | None):
+    caught = run_threads(lambda group: late(group, src) if group.rank() == 0 else None, 2)[0]
+    assert caught.kind == CollectiveTimeoutError.__name__
+    assert f"from {'any rank' if src is None else 'rank 1'} within 0.05 s" in caught.text
+    assert caught.peer == src
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("backend", ["ringcoll", "gloo"])
+def test_a_message_of_a_process_that_does_not_come(pool, backend: str):
+    from_rank, from_any = pool(2, backend).run(late_on_rank_0)[0]
+    assert from_rank.kind == from_any.kind == CollectiveTimeoutError.__name__
+    assert "rank 0 received from rank 1, with a time limit of 0.05 s: " in from_rank.text
+    assert "rank 0 received from any rank, with a time limit" in from_any.text
+    assert (from_rank.peer, from_any.peer) == (1, None)
+
+
+def test_a_rank_that_fails_wakes_up_those_that_wait():
+    caught: list[PeerLostError] = []
+
+    def rank_main(group):
+        if group.rank() == 1:
+            raise KeyError("gone")
+        try:
+            messages_of(group, 30.0).recv(torch.zeros(1))
+        except PeerLostError as error:
+            caught.append(error)
+
+    with pytest.raises(KeyError, match="gone"):
+        run_threads(rank_main, 3)
+    assert len(caught) == 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "src, kind",
+    # Gloo notices the end of a connection from which it receives, but not if any rank may send.
+    [(1, PeerLostError), (None, CollectiveTimeoutError)],
+)
+def test_a_process_that_ends(pool, src: int | None, kind: type[Exception]):
+    with pytest.raises(RankError) as caught:
+        pool(2, "ringcoll").run(leave_alone, src)
+    kinds = {rank: kind for rank, (kind, _) in caught.value.failures.items()}
+    assert kinds == {0: kind.__name__, 1: "ProcessDied"}
+
+
+def test_groups_without_messages():
+    with pytest.raises(ArgumentError, match="there is no default group"):
+        messages_of(None, 1.0)
+
+    class Other:
+        pass
+
+    with pytest.raises(ArgumentError, match="not a process group"):
+        messages_of(Other(), 1.0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", out_of_step.TRAINERS)
+def test_training_on_processes_is_the_simulated_training(pool, name: str):
+    for ours, expected in zip(
+        pool(3, "ringcoll").run(out_of_step.by_name, name, 7), REFERENCES[name](3, 7), strict=True
+    ):
+        assert close(ours, expected)
+
+
+@pytest.mark.processes
+def test_asynchronous_training_on_processes_reaches_its_target(pool):
+    params = pool(3, "ringcoll").run(out_of_step.with_server, None, 300, 2)[0]
+    before = loss_on_all(out_of_step.flat(initial(0)), 3)
+    assert before > 0.45
+    assert loss_on_all(params, 3) < 0.1

@@ -1,0 +1,165 @@
+"""The synchronous server is data parallel, and with a bound no worker is too far ahead."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from ringcoll import run_threads
+from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
+from ringcoll.training.server import ParameterServer, ServerWorker
+from tests.programs import out_of_step
+from tests.programs.out_of_step import REFERENCES, close, initial, loss_on_all, with_server
+
+STEPS = 9
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+def test_synchronous_training_is_the_simulated_training(world_size: int):
+    trained = run_threads(lambda group: with_server(group, STEPS), world_size)
+    for ours, expected in zip(trained, REFERENCES["server"](world_size, STEPS), strict=True):
+        assert close(ours, expected)
+        assert torch.equal(ours, trained[0]), "all got the server's last parameters"
+
+
+@pytest.mark.parametrize("staleness", [None, 0, 1])
+def test_workers_may_leave_early(staleness: int | None):
+    def rank_main(group):
+        steps = 2 * group.rank()
+        with_server(group, steps, staleness)
+
+    run_threads(rank_main, 4)
+
+
+class Progress:
+    """What the workers note of each other: the gradients that each has sent."""
+
+    def __init__(self, world_size: int) -> None:
+        self.condition = threading.Condition()
+        self.sent = [0.0] * world_size
+        self.sent[0] = float("inf")  # the server sends none
+        self.leads: list[float] = []
+
+    def begin(self, rank: int) -> None:
+        """A worker begins a step: how far is it ahead of the slowest?"""
+        with self.condition:
+            self.leads.append(self.sent[rank] - min(self.sent))
+            self.condition.notify_all()
+
+    def send(self, rank: int, clock: float) -> None:
+        with self.condition:
+            self.sent[rank] = clock
+            self.condition.notify_all()
+
+    def wait_for_lead(self, lead: float) -> None:
+        """Wait until some worker has this lead, and a while longer: a larger lead is wrong."""
+        with self.condition:
+            assert self.condition.wait_for(lambda: max(self.leads) >= lead, 30)
+            self.condition.wait_for(lambda: max(self.leads) > lead, 0.02)
+
+
+def asynchronous(world_size: int, staleness: int) -> tuple[Progress, list[torch.Tensor], int]:
+    """Train with a last worker that waits until another worker is as far ahead as it may be."""
+    progress = Progress(world_size)
+
+    def rank_main(group):
+        rank, module = group.rank(), initial(group.rank())
+        if rank == 0:
+            server = ParameterServer(
+                module, out_of_step.sgd(module), group, staleness=staleness, timeout_s=30.0
+            )
+            server.serve()
+            assert server.nbytes_sent == server.num_updates * out_of_step.flat(module).nbytes
+            return out_of_step.flat(module), server.num_updates
+        with ServerWorker(module, group, timeout_s=30.0) as worker:
+            for step in range(STEPS):
+                progress.begin(rank)
+                out_of_step.backward(module, rank, step)
+                if rank == world_size - 1 > 1:
+                    progress.wait_for_lead(min(staleness, STEPS - 1))
+                progress.send(rank, step + 1)
+                worker.step()
+            progress.send(rank, float("inf"))  # it does not hold up the others any more
+        return out_of_step.flat(module), 0
+
+    params, updates = zip(*run_threads(rank_main, world_size), strict=True)
+    return progress, list(params), updates[0]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_no_worker_is_further_ahead_than_it_may_be(world_size: int, staleness: int):
+    progress, _, num_updates = asynchronous(world_size, staleness)
+    assert num_updates == STEPS * (world_size - 1)
+    # A lead of the whole staleness occurs, because the slow worker waits for it.
+    assert max(progress.leads) == (staleness if world_size > 2 else 0)
+
+
+def test_without_a_bound_a_worker_runs_ahead():
+    progress, _, _ = asynchronous(3, staleness=10**6)
+    assert max(progress.leads) == STEPS - 1
+
+
+def test_asynchronous_training_reaches_its_target():
+    def rank_main(group):
+        return with_server(group, 300, staleness=2)
+
+    params = run_threads(rank_main, 4)[0]
+    before = loss_on_all(out_of_step.flat(initial(0)), 4)
+    assert before > 0.45
+    assert loss_on_all(params, 4) < 0.1
+
+
+def test_bad_arguments():
+    def rank_main(group):
+        module, role = nn.Linear(2, 1), r"this rank cannot be .*rank 0 is the server.*got rank "
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        if group.rank() == 0:
+            with pytest.raises(ArgumentError, match=r"'staleness'.*at least 0 steps, or None, got"):
+                ParameterServer(module, optimizer, group, staleness=-1)
+            with pytest.raises(ArgumentError, match=role + "0 of 2"):
+                ServerWorker(module, group)
+        else:
+            with pytest.raises(ArgumentError, match=role + "1 of 2"):
+                ParameterServer(module, optimizer, group)
+
+    run_threads(rank_main, 2)
+    with pytest.raises(ArgumentError, match=r"cannot be the server.*at least 2 ranks"):
+        run_threads(lambda group: with_server(group, 1), 1)
+
+
+@pytest.mark.parametrize("staleness", [None, 2])
+def test_a_worker_that_goes_without_a_word(staleness: int | None):
+    def rank_main(group):
+        module = initial(0)
+        if group.rank() == 0:
+            optimizer = out_of_step.sgd(module)
+            server = ParameterServer(module, optimizer, group, staleness=staleness, timeout_s=0.1)
+            with pytest.raises(CollectiveTimeoutError, match="rank 0 received nothing from any"):
+                server.serve()
+        else:
+            ServerWorker(module, group)
+
+    run_threads(rank_main, 3)
+
+
+def test_a_worker_that_fails():
+    caught: list[BaseException] = []
+
+    def rank_main(group):
+        module = initial(0)
+        if group.rank() == 0:
+            try:
+                ParameterServer(module, out_of_step.sgd(module), group).serve()
+            except PeerLostError as error:
+                caught.append(error)
+        else:
+            with ServerWorker(module, group):
+                raise KeyError("no more data")
+
+    with pytest.raises(KeyError, match="no more data"):
+        run_threads(rank_main, 2)
+    assert "rank 1 raised KeyError('no more data')" in str(caught[0])
