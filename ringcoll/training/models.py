@@ -32,8 +32,8 @@ __all__ = [
     "Embedding",
     "Head",
     "Perceptron",
-    "Shape",
     "Transformer",
+    "TransformerShape",
     "causal_attention",
     "mlp",
     "next_token_loss",
@@ -67,7 +67,7 @@ def mlp(
 
 
 @dataclass(frozen=True)
-class Shape:
+class TransformerShape:
     """Sizes of a transformer.
 
     Parameters
@@ -130,7 +130,7 @@ class Attention(nn.Module):
     Parameters
     ----------
     width, heads
-        As for `Shape`.
+        As for `TransformerShape`.
     attention
         What computes the attention from queries, keys and values.
     """
@@ -172,7 +172,9 @@ class Perceptron(nn.Module):
 class Block(nn.Module):
     """A block: attention and a perceptron, each behind a layer norm and beside a way around."""
 
-    def __init__(self, shape: Shape, attention: AttentionFunction = causal_attention) -> None:
+    def __init__(
+        self, shape: TransformerShape, attention: AttentionFunction = causal_attention
+    ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(shape.width)
         self.attention = Attention(shape.width, shape.heads, attention)
@@ -192,7 +194,7 @@ class Embedding(nn.Module):
     ``places`` holds the positions of the tokens, if they are not 0, 1, 2, ...
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width)
@@ -212,7 +214,7 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """A last layer norm, and a score for each token of the vocabulary; the matrix may be tied."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(shape.width)
         self.scores = nn.Linear(shape.width, shape.vocabulary, bias=False)
@@ -234,7 +236,7 @@ class Transformer(nn.Module):
         Seed of the first weights.
     """
 
-    def __init__(self, shape: Shape, seed: int = 0) -> None:
+    def __init__(self, shape: TransformerShape, seed: int = 0) -> None:
         super().__init__()
         self.shape = shape
         with _seeded(seed):

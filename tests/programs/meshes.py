@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError
 from ringcoll.training.mesh import Mesh, ParallelTransformer
-from ringcoll.training.models import Shape
+from ringcoll.training.models import TransformerShape
 from ringcoll.training.whole import whole_parameters
 from tests.training.reference import tokens, transformer
 
 __all__ = ["SHAPE", "refused", "table", "trained"]
 
-SHAPE = Shape(vocabulary=16, context=8, width=16, heads=4, layers=2)
+SHAPE = TransformerShape(vocabulary=16, context=8, width=16, heads=4, layers=2)
 
 
 def trained(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringcoll.training.models import Shape, Transformer, mlp, next_token_loss, stages
+from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss, stages
 from ringcoll.training.pipeline import Pipeline, PipelineReport, tie
 from ringcoll.training.pipeline_schedule import PipelineSchedule
 
@@ -33,7 +33,7 @@ class Trained:
 
 
 def _model(name: str, num_stages: int) -> nn.Module:
-    shape = Shape(vocabulary=7, context=5, width=8, heads=2, layers=num_stages)
+    shape = TransformerShape(vocabulary=7, context=5, width=8, heads=2, layers=num_stages)
     with _seeding:
         if name == "mlp":
             return mlp(num_stages + 1, 6, seed=1, inputs=5, outputs=3).double()

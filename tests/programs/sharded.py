@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ringcoll.training.models import Shape, Transformer, mlp, next_token_loss
+from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss
 from ringcoll.training.sharded import ShardedAdamW
 
 __all__ = ["BUCKET_BYTES", "KINDS", "OPTIONS", "STEPS", "Loss", "on_process", "params_of", "train"]
@@ -38,7 +38,9 @@ def perceptron_loss(model: nn.Module, step: int, rank: int, world_size: int) -> 
 
 
 def transformer() -> nn.Module:
-    return Transformer(Shape(vocabulary=11, context=5, width=8, heads=2, layers=2), 1).double()
+    return Transformer(
+        TransformerShape(vocabulary=11, context=5, width=8, heads=2, layers=2), 1
+    ).double()
 
 
 def transformer_loss(model: nn.Module, step: int, rank: int, world_size: int) -> Tensor:

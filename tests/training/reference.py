@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from ringcoll.training.models import Shape, Transformer, mlp, next_token_loss
+from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss
 
 __all__ = ["SHAPE", "far", "perceptron", "samples", "tokens", "train", "transformer"]
 
-SHAPE = Shape(vocabulary=16, context=16, width=32, heads=8, layers=2)
+SHAPE = TransformerShape(vocabulary=16, context=16, width=32, heads=8, layers=2)
 
 
-def transformer(shape: Shape = SHAPE) -> Transformer:
+def transformer(shape: TransformerShape = SHAPE) -> Transformer:
     """A small transformer in float64, always the same."""
     return Transformer(shape, seed=5).double()
 
@@ -25,7 +25,7 @@ def perceptron(layers: int = 4, width: int = 24) -> nn.Sequential:
     return mlp(layers, width, seed=5, inputs=12, outputs=6).double()
 
 
-def tokens(step: int, batch: int = 4, shape: Shape = SHAPE) -> tuple[Tensor, Tensor]:
+def tokens(step: int, batch: int = 4, shape: TransformerShape = SHAPE) -> tuple[Tensor, Tensor]:
     """Tokens and their next tokens, for a step of all ranks."""
     generator = torch.Generator().manual_seed(100 + step)
     drawn = torch.randint(shape.vocabulary, (batch, shape.context + 1), generator=generator)

@@ -10,15 +10,15 @@ from torch.nn import functional
 from ringcoll.errors import ArgumentError
 from ringcoll.training.models import (
     Attention,
-    Shape,
     Transformer,
+    TransformerShape,
     causal_attention,
     mlp,
     next_token_loss,
     stages,
 )
 
-SHAPE = Shape(vocabulary=11, context=6, width=12, heads=3, layers=5)
+SHAPE = TransformerShape(vocabulary=11, context=6, width=12, heads=3, layers=5)
 
 
 def test_the_perceptron_has_as_many_layers_as_asked_for():
@@ -95,4 +95,4 @@ def test_stages_are_the_model_cut_into_pieces(num_stages: int):
 
 def test_heads_that_do_not_share_the_width():
     with pytest.raises(ArgumentError, match=r"'heads'.*expected a divisor of 64, got 5"):
-        Shape(vocabulary=3, heads=5)
+        TransformerShape(vocabulary=3, heads=5)

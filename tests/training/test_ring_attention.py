@@ -11,7 +11,7 @@ import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
 from ringcoll.training.data_parallel import average_gradients
-from ringcoll.training.models import Shape, causal_attention, next_token_loss
+from ringcoll.training.models import TransformerShape, causal_attention, next_token_loss
 from ringcoll.training.ring_attention import _Ring, context_parallel, places, ring_attention
 from tests.training.reference import far, tokens, train, transformer
 
@@ -89,7 +89,7 @@ def test_a_transformer_on_split_sequences_is_that_of_one_process(world_size: int
 
 def test_tokens_that_do_not_divide_are_refused():
     def main(group: LocalGroup) -> None:
-        model = transformer(Shape(vocabulary=16, context=10, width=8, heads=2, layers=1))
+        model = transformer(TransformerShape(vocabulary=16, context=10, width=8, heads=2, layers=1))
         with pytest.raises(ArgumentError, match=r"'tokens'.*expected a multiple of 4, got 10"):
             context_parallel(model, group)
 

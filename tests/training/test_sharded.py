@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ringcoll import run_threads
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError, BackwardError, MismatchError
-from ringcoll.training.models import Shape, Transformer, mlp
+from ringcoll.training.models import Transformer, TransformerShape, mlp
 from ringcoll.training.sharded import ShardedAdamW
 from ringcoll.training.state_bytes import ModelStates, model_state_bytes
 from tests.programs import training
@@ -538,7 +538,7 @@ class TestMemory:
     @pytest.mark.parametrize("world_size", [1, 3, 8])
     @pytest.mark.parametrize("kind", ["mlp", "transformer"])
     def test_measured_at_real_sizes(self, kind, world_size, stage, mixed):
-        shape = Shape(vocabulary=300, context=32, width=96, heads=4, layers=2)
+        shape = TransformerShape(vocabulary=300, context=32, width=96, heads=4, layers=2)
         model = mlp(4, 384, seed=0) if kind == "mlp" else Transformer(shape)
         numel = sum(param.numel() for param in model.parameters())
         expected = model_state_bytes(numel, world_size, stage, mixed=mixed)

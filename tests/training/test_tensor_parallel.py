@@ -15,7 +15,7 @@ from ringcoll import LocalGroup, run_threads
 from ringcoll.collectives import functions
 from ringcoll.errors import ArgumentError
 from ringcoll.training import tensor_parallel as tp
-from ringcoll.training.models import Shape, Transformer, mlp, next_token_loss
+from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss
 from tests.training.reference import SHAPE, far, perceptron, samples, tokens, train, transformer
 
 WORLD_SIZES = (1, 2, 4, 8)
@@ -194,9 +194,9 @@ def test_a_block_sends_what_the_formula_says(sequence: bool, monkeypatch: pytest
     for layers in (1, 2):
         counts: dict[str, int] = {}
         monkeypatch.setattr(tp, "api", Counting(functions, counts))
-        shape = Shape(vocabulary=16, context=16, width=32, heads=8, layers=layers)
+        shape = TransformerShape(vocabulary=16, context=16, width=32, heads=8, layers=layers)
 
-        def main(group: LocalGroup, shape: Shape = shape) -> None:
+        def main(group: LocalGroup, shape: TransformerShape = shape) -> None:
             model = tp.tensor_parallel(transformer(shape), group, sequence=sequence)
             train(model, tokens, 1, loss=partial(tp.vocabulary_loss, group=group))
 
@@ -236,8 +236,16 @@ def test_a_rank_holds_its_share_of_the_parameters():
 @pytest.mark.parametrize(
     "model, world_size, message",
     [
-        (partial(Transformer, Shape(16, 8, 24, 6, 1)), 4, "heads do not divide.* of 4, got 6"),
-        (partial(Transformer, Shape(17, 8, 24, 6, 1)), 2, "vocabulary does not.* of 2, got 17"),
+        (
+            partial(Transformer, TransformerShape(16, 8, 24, 6, 1)),
+            4,
+            "heads do not divide.* of 4, got 6",
+        ),
+        (
+            partial(Transformer, TransformerShape(17, 8, 24, 6, 1)),
+            2,
+            "vocabulary does not.* of 2, got 17",
+        ),
         (partial(mlp, 2, 15, 0), 2, "width of the layer's output does not.* of 2, got 15"),
         (lambda: nn.Sequential(*mlp(2, 8, 0), *mlp(2, 9, 0)), 2, "width.* of 2, got 9"),
         (partial(nn.Linear, 3, 3), 2, "cannot be split.*got .*Linear"),
