@@ -130,7 +130,7 @@ class PipelineSchedule:
     Examples
     --------
     >>> print(one_f_one_b(2, 3))
-    one_f_one_b stages=2 microbatches=3 activations=2,1
+    1f1b stages=2 microbatches=3 activations=2,1
     0F0 0F1 0B0 0F2 0B1 0B2
     1F0 1B0 1F1 1B1 1F2 1B2
     >>> PipelineSchedule.parse(str(one_f_one_b(2, 3))) == one_f_one_b(2, 3)
@@ -325,7 +325,7 @@ def one_f_one_b(world_size: int, num_microbatches: int) -> PipelineSchedule:
         for rank in range(world_size)
     )
     activations = tuple(min(num_microbatches, world_size - rank) for rank in range(world_size))
-    return PipelineSchedule("one_f_one_b", world_size, num_microbatches, activations, programs)
+    return PipelineSchedule("1f1b", world_size, num_microbatches, activations, programs)
 
 
 def interleaved(
@@ -435,9 +435,12 @@ def zero_bubble(world_size: int, num_microbatches: int) -> PipelineSchedule:
 
 
 SCHEDULES: Mapping[str, Callable[..., PipelineSchedule]] = {
-    generator.__name__: generator for generator in (gpipe, one_f_one_b, interleaved, zero_bubble)
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "zero_bubble": zero_bubble,
 }
-"""The generators by name; each takes the number of ranks and of micro-batches."""
+"""The generators by name; each takes the number of ranks and the number of micro-batches."""
 
 
 # --- what is read from a schedule -----------------------------------------------------

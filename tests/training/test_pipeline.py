@@ -171,7 +171,7 @@ class TestSteps:
             (torch.arange(4).to(torch.bfloat16), torch.ones(4)),
         ]
         expected = [6 * float(inputs.double().mean()) for inputs, _ in batches]
-        for name in ("gpipe", "one_f_one_b", "zero_bubble"):
+        for name in ("gpipe", "1f1b", "zero_bubble"):
             for losses, _, _ in scaled(SCHEDULES[name](2, 2), *batches):
                 assert losses == expected
 
@@ -220,7 +220,7 @@ class TestSteps:
             expected = [(24.0, None if r in frozen else 24.0 / (r + 2)) for r in range(3)]
             assert run_threads(partial(rank_main, frozen=frozen), 3) == expected
 
-    @pytest.mark.parametrize("name", ["one_f_one_b", "zero_bubble"])
+    @pytest.mark.parametrize("name", ["1f1b", "zero_bubble"])
     def test_a_stage_that_does_not_use_its_input(self, name):
         def rank_main(group):
             module = (Scale, Constant)[group.rank()](group.rank() + 2.0)
@@ -307,7 +307,15 @@ class TestErrors:
             assert isinstance(error, ArgumentError)
             assert "rank 1 has another schedule than rank 0" in str(error)
             assert str(error.expected).startswith("gpipe stages=2 microbatches=2")
-            assert str(error.got).startswith("one_f_one_b stages=2 microbatches=2")
+            assert str(error.got).startswith("1f1b stages=2 microbatches=2")
+
+    def test_a_schedule_with_another_number_of_ranks_on_a_rank(self):
+        def rank_main(group):
+            Pipeline([Scale(2.0)], mean, gpipe(2 + group.rank(), 2), group)
+
+        for rank, error in enumerate(caught_on_all(rank_main, 2)):
+            assert ("rank 1 cannot take part" in str(error)) == (rank == 0)
+            assert "rank 1: argument 'schedule': the number of ranks is wrong" in str(error)
 
     def test_a_schedule_for_other_ranks(self):
         def rank_main(group):
@@ -412,7 +420,7 @@ class TestMessages:
         assert run_threads(rank_main, 2) == [[11.0, 10.0, 12.0], [1.0, 0.0, 2.0]]
 
     def test_sends_are_released_while_the_step_runs(self):
-        """A rank of 1F1B has some sends open for each rank, however many micro-batches there are."""
+        """As many sends are open as there are ranks, twice, not micro-batches."""
         most: dict[int, int] = {}
 
         def rank_main(group):
