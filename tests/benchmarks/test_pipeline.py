@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pipeline.py"
 def test_a_short_run(tmp_path: Path) -> None:
     path = tmp_path / "pipeline.json"
     words = ("--seconds", "0", "-m", "3", "--layers", "4", "--width", "8", "--batch", "6")
-    command = [sys.executable, SCRIPT, *words, "--json", str(path)]
+    command = [sys.executable, str(SCRIPT), *words, "--json", str(path)]
     subprocess.run(command, check=True, timeout=100, capture_output=True)
     (table,) = results.read(path).tables
     rows = {row[0]: row for row in table.rows}

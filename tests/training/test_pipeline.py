@@ -420,7 +420,7 @@ class TestMessages:
         assert run_threads(rank_main, 2) == [[11.0, 10.0, 12.0], [1.0, 0.0, 2.0]]
 
     def test_sends_are_released_while_the_step_runs(self):
-        """As many sends are open as there are ranks, twice, not micro-batches."""
+        """At most p activations before the first gradient, and p gradients after the last forward."""
         most: dict[int, int] = {}
 
         def rank_main(group):
