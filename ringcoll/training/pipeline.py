@@ -142,10 +142,9 @@ class Pipeline:
         Parameters
         ----------
         inputs
-            (batch, ...); read by the rank of the first stage, and may be ``None`` on others. The
-            number of micro-batches divides the batch.
+            (batch, ...), equally many per micro-batch; only the first stage's rank reads them.
         targets
-            (batch, ...); read by the rank of the last stage, and may be ``None`` on others.
+            (batch, ...); only the last stage's rank reads them. What is not read may be ``None``.
 
         Returns
         -------
