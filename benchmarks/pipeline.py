@@ -2,13 +2,13 @@
 
 An MLP of equal layers trains on k ranks that are processes, over gloo. Each schedule runs in
 ``ringcoll.training.pipeline.Pipeline``; torch's is ``Schedule1F1B`` of
-``torch.distributed.pipelining``. A step is forward and backward of a batch; all contenders take turns
-in one run, and first show that they have the same gradients.
+``torch.distributed.pipelining``. A step is forward and backward of a batch; all contenders take
+turns in one run, and first show that they have the same gradients.
 
 *idle, measured* is the share of a step in which a rank waits for other ranks, as the mean over the
 ranks and the median over the steps. *idle, counted* is the schedule's own, with F = 1, B = 2, I = 1
-and W = 1; *(k-1)/(m+k-1)* is the formula for GPipe and 1F1B. Stages that differ, messages, and ranks
-that share a core add to the measured share.
+and W = 1; *(k-1)/(m+k-1)* is the formula for GPipe and 1F1B. Stages that differ, messages, and
+ranks that share a core add to the measured share.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ gradient, sent while the ranks compute (`ringcoll.training.pipeline_messages`); 
 bytes per rank at the beginning, by which the ranks agree on the shapes; a broadcast of the loss.
 
 Assumptions: a stage takes one tensor and returns one tensor of floating-point numbers, of the same
-shape for each micro-batch. The loss is a mean over the samples; a batch norm sees micro-batches. The
-transport moves all messages that are posted, in any order: gloo, threads and MPI do, NCCL does not.
+shape for each micro-batch. The loss is a mean over the samples; a batch norm sees micro-batches.
+The transport moves all posted messages, in any order: gloo, threads and MPI do, NCCL does not.
 
 Source: the papers of `ringcoll.training.pipeline_schedule`.
 """
@@ -70,9 +70,9 @@ class Pipeline:
     `step`        forward and backward of a batch; ``.grad`` is that of the whole batch
     ============  =====================================================================
 
-    A W action computes the gradients inside the stage again, which the I action has computed and
-    dropped: autograd walks the graph twice. In a stage of n equal layers, I and W together do 3n - 1
-    matrix products, and B does 2n.
+    A W action computes the gradients inside the stage again, which the I action computed and
+    dropped: autograd walks the graph twice. In a stage of n equal layers, I and W together do
+    3n - 1 matrix products, and B does 2n.
 
     Parameters
     ----------
@@ -142,10 +142,9 @@ class Pipeline:
         Parameters
         ----------
         inputs
-            (batch, ...); read by the rank of the first stage, and may be ``None`` on others. The
-            number of micro-batches divides the batch.
+            (batch, ...), equally many per micro-batch; only the first stage's rank reads them.
         targets
-            (batch, ...); read by the rank of the last stage, and may be ``None`` on others.
+            (batch, ...); only the last stage's rank reads them. What is not read may be ``None``.
 
         Returns
         -------

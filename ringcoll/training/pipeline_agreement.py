@@ -63,7 +63,8 @@ def agree_on_schedule(
         if failure is not None:
             raise ArgumentError(f"rank {peer} cannot take part: {failure}", rank=rank)
     for peer, other in enumerate(schedules):
-        for expected, got in zip_longest(schedules[0].split("\n"), other.split("\n")):
+        lines = schedules[0].split("\n"), other.split("\n")
+        for expected, got in zip_longest(*lines, fillvalue="nothing"):
             if expected != got:
                 raise ArgumentError(
                     f"rank {peer} has another schedule than rank 0",

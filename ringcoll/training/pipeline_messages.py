@@ -1,7 +1,7 @@
 """The messages of a pipeline: point-to-point on any group, and a mailbox that follows a schedule.
 
-`send` and `receive` work on a process group of torch, by torch's ``isend`` and ``irecv``, and on the
-groups of `ringcoll.run_threads` and `ringcoll.mpi_group`, by their transport. `tie` sums the
+`send` and `receive` work on a process group of torch, by torch's ``isend`` and ``irecv``, and on
+the groups of `ringcoll.run_threads` and `ringcoll.mpi_group`, by their transport. `tie` sums the
 gradients of a parameter that several ranks hold.
 
 `Mailbox` sends and receives what the schedule of a pipeline asks for:

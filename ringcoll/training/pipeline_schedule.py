@@ -440,7 +440,7 @@ SCHEDULES: Mapping[str, Callable[..., PipelineSchedule]] = {
     "interleaved": interleaved,
     "zero_bubble": zero_bubble,
 }
-"""The generators by name; each takes the number of ranks and of micro-batches."""
+"""The generators by name; each takes the number of ranks and the number of micro-batches."""
 
 
 # --- what is read from a schedule -----------------------------------------------------

@@ -309,6 +309,14 @@ class TestErrors:
             assert str(error.expected).startswith("gpipe stages=2 microbatches=2")
             assert str(error.got).startswith("1f1b stages=2 microbatches=2")
 
+    def test_a_schedule_with_another_number_of_ranks_on_a_rank(self):
+        def rank_main(group):
+            Pipeline([Scale(2.0)], mean, gpipe(2 + group.rank(), 2), group)
+
+        for rank, error in enumerate(caught_on_all(rank_main, 2)):
+            assert ("rank 1 cannot take part" in str(error)) == (rank == 0)
+            assert "rank 1: argument 'schedule': the number of ranks is wrong" in str(error)
+
     def test_a_schedule_for_other_ranks(self):
         def rank_main(group):
             Pipeline([Scale(2.0)], mean, gpipe(3, 2), group)
@@ -412,7 +420,7 @@ class TestMessages:
         assert run_threads(rank_main, 2) == [[11.0, 10.0, 12.0], [1.0, 0.0, 2.0]]
 
     def test_sends_are_released_while_the_step_runs(self):
-        """A rank of 1F1B has some sends open for each rank, however many micro-batches there are."""
+        """At most p activations before the first gradient, and p gradients after the last forward."""
         most: dict[int, int] = {}
 
         def rank_main(group):
