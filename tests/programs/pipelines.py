@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringcoll.training.models import TransformerShape, Transformer, mlp, next_token_loss, stages
+from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss, stages
 from ringcoll.training.pipeline import Pipeline, PipelineReport, tie
 from ringcoll.training.pipeline_schedule import PipelineSchedule
 

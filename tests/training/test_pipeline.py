@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -33,15 +33,6 @@ from tests.programs.pipelines import MODELS, Trained, in_pipeline, in_process
 STEPS = 3
 # float64 rounds to 1.1e-16; some thousand additions in another order lose 1e-13 of the largest.
 RELATIVE = 1e-10
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_per_rank() -> Iterator[None]:
-    """Threads that compute for one rank would push the other ranks aside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def assert_same(ranks: Sequence[Trained], schedule: PipelineSchedule, name: str) -> None:
