@@ -196,6 +196,8 @@ def _run(request: TrainingRequest, digits: Digits, world_size: int) -> list[Trai
 
 def _name(contender: Contender) -> str:
     trainer, algorithm = contender
+    if trainer in SPLIT:
+        return trainer
     return "native" if algorithm is None else f"{trainer}, {label(algorithm)}"
 
 

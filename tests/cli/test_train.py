@@ -59,7 +59,7 @@ class TestOnRanks:
         result = run("train", "--trainer", ",".join(names), *SMALL)
         assert result.exit_code == 0, result.output
         rows = [line for line in result.stdout.splitlines() if line.startswith(names)]
-        assert [row.split(",")[0] for row in rows] == list(names)
+        assert [row.split()[0] for row in rows] == list(names)
         assert {row.split()[-2] for row in rows} == {"0"}, "between ranks"
         assert max(float(row.split()[-1]) for row in rows) < 1e-5, "from native"
 
