@@ -121,8 +121,10 @@ def communicator(group: Any, device: torch.device) -> Communicator:
         member = group.on(device)
     else:
         group = dist.GroupMember.WORLD if group is None else group
-        members = {} if group is None else _members(group)
-        member = members.get(device.type) or _introduce(group, device)
+        try:
+            member = _known[weakref.ref(group)][device.type]
+        except (KeyError, TypeError):  # a new group, or no group at all
+            member = _introduce(group, device)
     if member.device is not None and device not in (member.device, _ANY_GPU):
         raise ArgumentError(
             "the CUDA tensors of a group have to be on one device",
@@ -143,7 +145,7 @@ def known(group: Any, tensor: Tensor) -> Communicator | None:
         return group.on(tensor.device)
     try:  # asking for the type of the device takes longer than all the rest
         return _known[weakref.ref(group)]["cpu" if tensor.is_cpu else tensor.device.type]
-    except (KeyError, TypeError):  # a new group, or none at all
+    except (KeyError, TypeError):  # as above
         return None
 
 
