@@ -139,13 +139,13 @@ class TorchMessages:
 
     def send(self, tensor: Tensor, dst: int) -> Callable[[], None]:
         """Start to send; see `Messages.send`."""
-        with self._typed_errors(f"sent to rank {dst}", dst):
+        with self._typed_errors(f"send to rank {dst}", dst):
             work = dist.isend(tensor, group=self._group, group_dst=dst, tag=_TAG)
-        return partial(self._wait, work, f"sent to rank {dst}", dst)
+        return partial(self._wait, work, f"send to rank {dst}", dst)
 
     def recv(self, tensor: Tensor, src: int | None = None) -> int:
         """Receive; see `Messages.recv`."""
-        what = "received from " + ("any rank" if src is None else f"rank {src}")
+        what = "receive from " + ("any rank" if src is None else f"rank {src}")
         with self._typed_errors(what, src):
             work: Any = dist.irecv(tensor, group=self._group, group_src=src, tag=_TAG)
         self._wait(work, what, src)
@@ -165,7 +165,7 @@ class TorchMessages:
             is_late = time.monotonic() - begin_s >= self._timeout_s
             kind = CollectiveTimeoutError if is_late else PeerLostError
             raise kind(
-                f"rank {self.rank} {what}, with a time limit of {self._timeout_s:g} s: {error}",
+                f"rank {self.rank} waited to {what}, at most {self._timeout_s:g} s: {error}",
                 peer=peer,
             ) from error
 

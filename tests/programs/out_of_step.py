@@ -239,9 +239,9 @@ def late_on_rank_0() -> list[Caught]:
     return [] if dist.get_rank() else [late(groups[0], 1), late(groups[1], None)]
 
 
-def leave_alone(src: int | None) -> None:
+def leave_alone(src: int | None, timeout_s: float) -> None:
     """Rank 1 ends its process while rank 0 waits for a message."""
-    messages = messages_of(None, 1.0)
+    messages = messages_of(None, timeout_s)
     around(None)  # the ranks are connected
     if messages.rank == 1:
         time.sleep(0.2)

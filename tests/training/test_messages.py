@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from ringcoll import run_threads
+from ringcoll.collectives.groups import OwnGroup
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
 from ringcoll.launch.processes import RankError
 from ringcoll.training.messages import messages_of
@@ -70,8 +74,8 @@ def test_a_message_that_does_not_come(src: int | None):
 def test_a_message_of_a_process_that_does_not_come(pool, backend: str):
     from_rank, from_any = pool(2, backend).run(late_on_rank_0)[0]
     assert from_rank.kind == from_any.kind == CollectiveTimeoutError.__name__
-    assert "rank 0 received from rank 1, with a time limit of 0.05 s: " in from_rank.text
-    assert "rank 0 received from any rank, with a time limit" in from_any.text
+    assert "rank 0 waited to receive from rank 1, at most 0.05 s: " in from_rank.text
+    assert "rank 0 waited to receive from any rank, at most" in from_any.text
     assert (from_rank.peer, from_any.peer) == (1, None)
 
 
@@ -93,13 +97,13 @@ def test_a_rank_that_fails_wakes_up_those_that_wait():
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "src, kind",
+    "src, timeout_s, kind",
     # Gloo notices the end of a connection from which it receives, but not if any rank may send.
-    [(1, PeerLostError), (None, CollectiveTimeoutError)],
+    [(1, 30.0, PeerLostError), (None, 1.0, CollectiveTimeoutError)],
 )
-def test_a_process_that_ends(pool, src: int | None, kind: type[Exception]):
+def test_a_process_that_ends(pool, src: int | None, timeout_s: float, kind: type[Exception]):
     with pytest.raises(RankError) as caught:
-        pool(2, "ringcoll").run(leave_alone, src)
+        pool(2, "ringcoll").run(leave_alone, src, timeout_s)
     kinds = {rank: kind for rank, (kind, _) in caught.value.failures.items()}
     assert kinds == {0: kind.__name__, 1: "ProcessDied"}
 
@@ -113,6 +117,10 @@ def test_groups_without_messages():
 
     with pytest.raises(ArgumentError, match="not a process group"):
         messages_of(Other(), 1.0)
+
+    over_mpi: Any = SimpleNamespace(rank=1, world_size=2, transport="mpi")
+    with pytest.raises(ArgumentError, match=r"rank 1: .*no messages between.*got OwnGroup"):
+        messages_of(OwnGroup(over_mpi), 1.0)
 
 
 @pytest.mark.processes
