@@ -122,7 +122,7 @@ def introduce(facts: dict[str, Any]) -> None:
     """Print where the numbers are measured."""
     print(introduction(facts))
     if facts["world_size"] > 1 and (warning := machine.oversubscribed(facts["world_size"])):
-        print(warning)
+        print(*warning, sep="\n")
 
 
 def write(
