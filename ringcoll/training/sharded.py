@@ -1,0 +1,470 @@
+"""The sharded optimizer (ZeRO): each rank keeps a share of what plain data parallelism repeats.
+
+Problem: in plain data-parallel training every rank holds all parameters, gradients and optimizer
+state, and computes the same optimizer step. The all-reduce of the gradients is a reduce-scatter
+and an all-gather. Between the two, rank r can do the step of shard r alone, if the all-gather
+then moves parameters instead of gradients: the same bytes on the wire, and 1/k of the state.
+
+::
+
+    plain      gradients --all-reduce------> AdamW of everything
+    sharded    gradients --reduce-scatter--> AdamW of the shard --all-gather--> parameters
+
+=====  =============================================  ===================  ==================
+stage  on each rank                                   bytes a parameter,   bytes a parameter,
+                                                      bfloat16 + float32   float32
+=====  =============================================  ===================  ==================
+plain  everything                                     16                   16
+1      1/k of the optimizer state                     4 + 12/k             8 + 8/k
+2      and 1/k of the gradients                       2 + 14/k             4 + 12/k
+3      and 1/k of the parameters                      16/k                 16/k
+=====  =============================================  ===================  ==================
+
+A *bucket* is a flat tensor of several parameters, padded to a multiple of k; its *shards* are k
+equal pieces, and rank r owns piece r. The parameters of the module become views of the buckets.
+
+::
+
+    backward        a bucket whose last gradient has arrived is reduce-scattered at once
+    step            bucket by bucket, the first layers first: AdamW on the own shard, and in stages
+                    1 and 2 its all-gather starts, while AdamW works on the next bucket
+    next forward    a module waits for the buckets of its own parameters, not for others
+
+In stage 3 a module gathers its buckets before its forward and before its backward. The bucket that
+followed the last time is gathered ahead, and buckets that are no longer used are freed.
+
+Cost: per step a rank sends (k-1)/k of the bytes of all gradients in the reduce-scatter, and as much
+of the parameters in the all-gather: together as much as a ring all-reduce. Stage 3 gathers twice.
+
+::
+
+    optimizer = ShardedAdamW(model, stage=2, lr=1e-3)  # rank 0's parameters go to all ranks
+    for inputs, targets in batches:                    # of this rank
+        loss(model(inputs), targets).backward()        # buckets leave as they fill
+        optimizer.step()                               # and forgets the gradients
+
+Assumptions:
+
+- A module reads its own parameters. A module that has parameters itself may also read those of
+  the modules beneath it without calling these (as ``nn.MultiheadAttention`` does), so that it gets
+  all of them. Code that reads parameters elsewhere calls `ShardedAdamW.gather` first.
+- In stage 3 all ranks call the same modules in the same order, since a call may gather; otherwise
+  `MismatchError` is raised. In stages 1 and 2 a rank may leave out modules.
+- A parameter without a gradient takes part with zeros, so that AdamW decays it;
+  ``torch.optim.AdamW`` passes over it.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+SC 2020 (stages, bytes); Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
+Parallel", VLDB 2023 (flat parameters, freed storage, gathering ahead); Loshchilov and Hutter,
+"Decoupled Weight Decay Regularization", ICLR 2019 (AdamW).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ringcoll.collectives import functions as api
+from ringcoll.collectives.groups import as_group
+from ringcoll.errors import ArgumentError, BackwardError
+from ringcoll.training.data_parallel import _check_dense, _check_same, assign_buckets
+from ringcoll.training.flat import FlatBucket
+from ringcoll.training.state_bytes import ModelStates, storage_nbytes
+
+__all__ = ["ShardedAdamW"]
+
+_BUCKET_BYTES = 25 << 20  # as in torch's DistributedDataParallel
+_MOST_REDUCING = 2  # buckets on their way while the gradients of the next are computed
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of AdamW's averages
+
+_Recent = tuple[FlatBucket | None, FlatBucket | None]
+"""The last two buckets that were used; ``None`` before the first."""
+
+
+class ShardedAdamW:
+    """AdamW that shards optimizer state, gradients and parameters over the ranks.
+
+    After `step` all ranks have the same parameters to the last bit. They are those that
+    ``torch.optim.AdamW`` computes on one process from the averaged gradients, up to the rounding
+    of the average.
+
+    Stages 2 and 3 hold at most three buckets of whole gradients at a time (more if a parameter of
+    an early bucket is unused). Stage 3 holds the buckets of parameters that are in use, and the
+    bucket that is gathered ahead; all other parameters of the module have no memory, and read as
+    NaN until `gather`. In stage 1 the module's ``.grad`` is whole, but it is the average over
+    ranks only in the own shards; in stages 2 and 3 it goes as soon as it is reduced.
+
+    Learning-rate schedules work on ``.adamw``, the ``torch.optim.AdamW`` of this rank's shards.
+
+    Parameters
+    ----------
+    module
+        Module; it has the same parameters on all ranks, of any shapes. Its parameters and buffers
+        become rank 0's. Parameters that need no gradient stay whole on every rank.
+    group
+        Group of the ranks that train together; ``None`` for the default group.
+    stage
+        1, 2 or 3; see the module's table.
+    lr, betas, eps, weight_decay
+        As for ``torch.optim.AdamW``.
+    bucket_bytes
+        Bytes of parameters with which a bucket is complete.
+    max_norm
+        Largest global norm of the averaged gradients; longer ones are scaled down as by
+        ``torch.nn.utils.clip_grad_norm_``. ``None`` for no limit.
+    mixed
+        Dtype of parameters and gradients, for example ``torch.bfloat16``, beside a master copy of
+        the own shard in float32 that AdamW works on. ``None``: AdamW works on the parameters.
+        Gradients of 16 bits are sent, and added up, in float32.
+
+    Attributes
+    ----------
+    adamw : torch.optim.AdamW
+        Optimizer of this rank's shards.
+    last_norm : float or None
+        Global norm of the last step's averaged gradients before clipping, if there is a
+        ``max_norm``.
+
+    Raises
+    ------
+    ArgumentError
+        An argument is not as described, no parameter needs a gradient, such a parameter is not
+        floating point, or a rank has other parameters than rank 0.
+    ValueError
+        ``torch.optim.AdamW`` refuses its options.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> from ringcoll.training.sharded import ShardedAdamW
+    >>> models = [torch.nn.Linear(2, 1, bias=False) for _ in range(3)]
+    >>> def rank_main(group):
+    ...     model = models[group.rank()]
+    ...     optimizer = ShardedAdamW(model, group, stage=3)
+    ...     model(torch.full((1, 2), group.rank() + 1.0)).sum().backward()
+    ...     optimizer.step()
+    ...     return optimizer.state_dict()["parameters"]["weight"].tolist()
+    >>> first, *others = ringcoll.run_threads(rank_main, 3)
+    >>> others == [first, first]
+    True
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Any = None,
+        *,
+        stage: int = 2,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        bucket_bytes: int = _BUCKET_BYTES,
+        max_norm: float | None = None,
+        mixed: torch.dtype | None = None,
+    ) -> None:
+        self._require = partial(_require, as_group(group).rank())
+        self._require("stage", stage in (1, 2, 3), "1, 2 or 3", stage)
+        self._require("bucket_bytes", bucket_bytes > 0, "> 0", bucket_bytes)
+        self._require("max_norm", max_norm is None or max_norm > 0, "> 0, or None", max_norm)
+        is_float = mixed is None or mixed.is_floating_point
+        self._require("mixed", is_float, "a floating-point dtype, or None", mixed)
+        named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
+        self._require("module", bool(named), "parameters that need a gradient", "none")
+        for name, param in named:
+            wanted = f"a floating-point dtype of parameter {name}"
+            self._require("module", param.is_floating_point(), wanted, param.dtype)
+        _check_same(module, group)
+        frozen = [param for param in module.parameters() if not param.requires_grad]
+        for tensor in (*frozen, *module.buffers()):
+            api.broadcast(tensor.detach(), group=group, group_src=0)
+        for param in frozen if mixed is not None else ():
+            if param.is_floating_point():
+                param.data = param.data.to(mixed)
+        self.group, self.stage, self.max_norm = group, stage, max_norm
+        self.last_norm: float | None = None
+        # The last parameters are in the first bucket, as backward finds them.
+        buckets = assign_buckets([param for _, param in named], bucket_bytes, bucket_bytes)
+        self._buckets = [
+            FlatBucket([named[index] for index in indices], group, stage, mixed)
+            for indices in buckets
+        ]
+        self.adamw = torch.optim.AdamW(
+            [bucket.master for bucket in self._buckets], lr, betas, eps, weight_decay
+        )
+        self._launched = 0  # number of buckets of this step that are reduced, or on their way
+        self._syncing = True
+        self._recent: _Recent = (None, None)
+        self._followers: dict[_Recent, FlatBucket] = {}  # the bucket that came next, last time
+        module.register_forward_pre_hook(lambda *_: self._begin_forward())
+        self._watch_modules(module)
+        for bucket in self._buckets:
+            for index in range(len(bucket.params)):
+                self._watch_gradient(bucket, index)
+            if stage == 3:
+                bucket.free()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward only add to this rank's own ``.grad``, whole in every stage.
+
+        For the accumulation of gradients over several batches: all batches but the last are
+        in such a block, on all ranks alike.
+
+        Raises
+        ------
+        BackwardError
+            Gradients of an earlier backward wait for `step`.
+        """
+        if any(len(bucket.missing) < len(bucket.params) for bucket in self._buckets):
+            raise BackwardError("call step() after each backward that is not in no_sync()")
+        self._syncing = False
+        try:
+            yield
+        finally:
+            self._syncing = True
+            for bucket in self._buckets:
+                bucket.expect_gradients()
+
+    def finish(self) -> None:
+        """Wait until this rank has its shards of the averaged gradients; `step` begins with it.
+
+        Raises
+        ------
+        RingcollError
+            A reduce-scatter or an all-gather failed.
+        """
+        for bucket in self._buckets[self._launched :]:
+            for index in tuple(bucket.missing):
+                bucket.take(index)
+        self._launch_full()
+        for bucket in self._buckets:
+            bucket.wait_for_gather()
+            bucket.settle()
+            bucket.num_calls, bucket.is_in_backward = 0, False
+            if self.stage == 3:
+                bucket.free()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the parameters by the averaged gradients, and forget the gradients.
+
+        All-gathers are on their way when it returns: call `gather` before the group is closed.
+
+        Raises
+        ------
+        RingcollError
+            A collective failed.
+        """
+        self.finish()
+        factor = None if self.max_norm is None else self._clip_factor(self.max_norm)
+        for bucket in reversed(self._buckets):
+            assert bucket.grad_shard is not None
+            grad = bucket.grad_shard.to(bucket.master.dtype)
+            bucket.master.grad = grad if factor is None else grad.mul_(factor)
+            self.adamw.step()  # of this bucket: no other master has a gradient
+            bucket.master.grad = None
+            bucket.forget_gradients()
+            bucket.publish()
+        self._launched = 0
+
+    def gather(self) -> None:
+        """Make all parameters of the module whole, for reading until the next forward or step."""
+        for bucket in reversed(self._buckets):
+            bucket.gather()
+        for bucket in self._buckets:
+            bucket.wait_for_gather()
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """Gather parameters and optimizer state, whole, on every rank; all ranks have to call it.
+
+        Returns
+        -------
+        dict
+            ``"step"``, the number of steps; ``"parameters"`` (master copies, if they exist),
+            ``"exp_avg"`` and ``"exp_avg_sq"``, each a tensor by the parameter's name. It is the
+            same on all ranks, and can be loaded with other ranks, stages and buckets. Buffers and
+            frozen parameters are the module's.
+        """
+        state: dict[str, Any] = {"step": 0, "parameters": {}} | {name: {} for name in _MOMENTS}
+        for bucket in self._buckets:
+            own = self.adamw.state.get(bucket.master, {})
+            state["step"] = int(own.get("step", 0))
+            state["parameters"] |= bucket.gathered(bucket.master)
+            for moment in _MOMENTS:
+                shard = own.get(moment, torch.zeros_like(bucket.master))
+                state[moment] |= bucket.gathered(shard)
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take this rank's shards from a state; all ranks have to load the same state.
+
+        Parameters
+        ----------
+        state
+            Result of `state_dict`, of any number of ranks.
+
+        Raises
+        ------
+        ArgumentError
+            Names or shapes are not those of the module's parameters; nothing was changed.
+        """
+        wanted = {
+            name: tuple(shape)
+            for bucket in self._buckets
+            for name, shape in zip(bucket.names, bucket.shapes, strict=True)
+        }
+        for kind in ("parameters", *_MOMENTS):
+            shapes = {name: tuple(tensor.shape) for name, tensor in state[kind].items()}
+            for name in wanted | shapes:
+                expected, got = wanted.get(name, "nothing"), shapes.get(name, "nothing")
+                self._require("state", expected == got, f"{kind}, {name}: {expected}", got)
+        for bucket in self._buckets:
+            bucket.wait_for_gather()
+            bucket.master.copy_(bucket.own_shard(state["parameters"]))
+            own = {moment: bucket.own_shard(state[moment]) for moment in _MOMENTS}
+            self.adamw.state[bucket.master] = {"step": torch.tensor(float(state["step"])), **own}
+            bucket.publish()
+
+    def memory(self) -> ModelStates:
+        """Measure the memory that this rank holds, in bytes.
+
+        The gradients exist between the first backward and the end of `step`: call it after
+        `finish`, when no bucket is on its way, to compare it with
+        `ringcoll.training.state_bytes.model_state_bytes`. It counts storages, and so the padding; not counted are buffers and frozen parameters.
+        """
+        buckets = self._buckets
+        masters = [bucket.master for bucket in buckets if bucket.master is not bucket.shard]
+        states = [state.values() for state in self.adamw.state.values()]
+        grads = [(bucket.grad, bucket.grad_shard) for bucket in buckets]
+        own_grads = [param.grad for bucket in buckets for param in bucket.params]
+        return ModelStates(
+            storage_nbytes(tensor for bucket in buckets for tensor in (bucket.flat, bucket.shard)),
+            storage_nbytes([*own_grads, *(grad for pair in grads for grad in pair)]),
+            storage_nbytes([*masters, *(tensor for values in states for tensor in values)]),
+        )
+
+    def _clip_factor(self, max_norm: float) -> float:
+        """Factor that shortens the gradients to the largest norm, the same on all ranks."""
+        shards = [bucket.grad_shard for bucket in self._buckets if bucket.grad_shard is not None]
+        norms = [torch.linalg.vector_norm(shard, dtype=torch.float64) for shard in shards]
+        square = torch.stack(norms).square().sum()
+        api.all_reduce(square, group=self.group)
+        norm = square.sqrt()
+        self.last_norm = float(norm)
+        return float((max_norm / (norm + 1e-6)).clamp(max=1.0))  # 1e-6 as in torch
+
+    # --- hooks
+
+    def _begin_forward(self) -> None:
+        """Forget the calls of an earlier forward, which may have failed."""
+        self._recent = (None, None)
+        for bucket in self._buckets:
+            bucket.num_calls, bucket.is_in_backward = 0, False
+
+    def _watch_modules(self, root: nn.Module) -> None:
+        """Let each module that has parameters get them before its forward and its backward."""
+        for module in root.modules():
+            if any(param.requires_grad for param in module.parameters(recurse=False)):
+                read = {id(param) for param in module.parameters()}
+                buckets = [
+                    bucket
+                    for bucket in reversed(self._buckets)
+                    if any(id(param) in read for param in bucket.params)
+                ]
+                self._watch_module(module, buckets)
+
+    def _watch_module(self, module: nn.Module, buckets: Sequence[FlatBucket]) -> None:
+        module.register_forward_pre_hook(lambda *_: self._enter(buckets))
+        if self.stage == 3:
+            module.register_forward_hook(
+                lambda _module, _inputs, outputs: self._leave(buckets, outputs)
+            )
+
+    def _enter(self, buckets: Sequence[FlatBucket], *, backward: bool = False) -> None:
+        """Make the parameters of some buckets whole, and gather the next bucket ahead."""
+        ahead = None
+        for bucket in buckets:
+            bucket.num_calls += not backward
+            bucket.is_in_backward |= backward
+            ahead = self._follower(bucket)
+        if self.stage == 3:
+            for bucket in self._buckets:
+                is_used = bucket.num_calls or bucket.is_in_backward or bucket is ahead
+                if bucket.is_whole and not is_used:
+                    bucket.free()
+        for bucket in buckets:
+            bucket.gather()
+        if ahead is not None:
+            ahead.gather()
+        for bucket in buckets:
+            bucket.wait_for_gather()
+
+    def _follower(self, bucket: FlatBucket) -> FlatBucket | None:
+        """The bucket that was used next when these two were used last, forward or backward."""
+        if bucket is not self._recent[-1]:
+            self._followers[self._recent] = bucket
+            self._recent = (self._recent[-1], bucket)
+        return self._followers.get(self._recent)
+
+    def _leave(self, buckets: Sequence[FlatBucket], outputs: object) -> None:
+        """After a module's forward: its parameters may be freed until its backward begins."""
+        for bucket in buckets:
+            bucket.num_calls -= 1
+        tensors: list[Any] = [item for item in tree_leaves(outputs) if isinstance(item, Tensor)]
+        for tensor in tensors:  # torch has no types for this method
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: self._enter(buckets, backward=True))
+
+    def _watch_gradient(self, bucket: FlatBucket, index: int) -> None:
+        """Let a bucket take a parameter's gradient when backward has computed it."""
+
+        def arrived(param: Tensor) -> None:
+            assert param.grad is not None
+            _check_dense(param.grad, bucket.names[index])
+            if self._syncing:
+                if index not in bucket.missing:
+                    raise BackwardError(
+                        f"a second gradient of {bucket.names[index]} arrived; "
+                        "call step() after each backward, or use no_sync()"
+                    )
+                bucket.take(index)
+            bucket.missing.discard(index)
+            if bucket.missing:
+                return
+            bucket.is_in_backward = False
+            if self.stage == 3:
+                bucket.free()
+            if self._syncing:
+                self._launch_full()
+            else:
+                bucket.expect_gradients()
+
+        param: Any = bucket.params[index]  # torch has no types for this method
+        param.register_post_accumulate_grad_hook(arrived)
+
+    def _launch_full(self) -> None:
+        """Reduce full buckets, in their order, up to the first bucket that is not full."""
+        for bucket in self._buckets[self._launched :]:
+            if bucket.missing:
+                break
+            if self.stage > 1 and self._launched >= _MOST_REDUCING:
+                self._buckets[self._launched - _MOST_REDUCING].settle()
+            bucket.launch()
+            self._launched += 1
+
+
+def _require(rank: int, argument: str, holds: bool, expected: object, got: object) -> None:
+    """Raise unless an argument is as it has to be."""
+    if not holds:
+        raise ArgumentError(
+            "cannot be used", rank=rank, argument=argument, expected=expected, got=got
+        )
