@@ -65,8 +65,10 @@ class FlatBucket:
         self.master = self.shard  # what AdamW works on
         if mixed is not None:
             self.master = whole[self.own].to(torch.float32, copy=True)
-        for param, view in zip(self.params, self.views(self.flat), strict=True):
-            param.data = view
+        nan = self.flat.new_full((), float("nan"))
+        self.unreadable = [nan.expand(shape) for shape in self.shapes]
+        self.readable = self.views(self.flat)
+        self._show(self.readable)
         self.is_whole = True  # whether all shards are in the flat tensor, or on their way
         self.gathering: Work | None = None
         self.num_calls = 0  # modules in their forward that use the parameters
@@ -109,6 +111,7 @@ class FlatBucket:
             return
         if self.stage == 3:
             self.flat.untyped_storage().resize_(self.flat.nbytes)
+            self._show(self.readable)
         self.gathering = api.all_gather_single(self.flat, self.shard, self.group, async_op=True)
         self.is_whole = True
 
@@ -119,10 +122,19 @@ class FlatBucket:
             self.gathering = None
 
     def free(self) -> None:
-        """Give back the memory of the flat tensor, of which the parameters stay views."""
+        """Give back the memory of the flat tensor; the parameters are NaN until it is gathered.
+
+        What autograd has saved for backward stays a view of the flat tensor.
+        """
         self.wait_for_gather()
+        self._show(self.unreadable)  # reading freed memory would end the process
         self.flat.untyped_storage().resize_(0)
         self.is_whole = False
+
+    def _show(self, tensors: Sequence[Tensor]) -> None:
+        """Let the parameters be these tensors."""
+        for param, tensor in zip(self.params, tensors, strict=True):
+            param.data = tensor
 
     def publish(self) -> None:
         """Take over what AdamW has computed."""

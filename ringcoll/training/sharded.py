@@ -47,9 +47,9 @@ Assumptions:
 
 - A module reads its own parameters. A module that has parameters itself may also read those of
   the modules beneath it without calling these (as ``nn.MultiheadAttention`` does), so that it gets
-  all of them. Whoever reads parameters elsewhere calls `ShardedAdamW.gather` first.
-- In stage 3 all ranks call the same modules in the same order, since a call may gather. In stages
-  1 and 2 a rank may leave out modules.
+  all of them. Code that reads parameters elsewhere calls `ShardedAdamW.gather` first.
+- In stage 3 all ranks call the same modules in the same order, since a call may gather; otherwise
+  `MismatchError` is raised. In stages 1 and 2 a rank may leave out modules.
 - A parameter without a gradient takes part with zeros, so that AdamW decays it;
   ``torch.optim.AdamW`` passes over it.
 
@@ -80,9 +80,8 @@ from ringcoll.training.state_bytes import ModelStates, storage_nbytes
 __all__ = ["ShardedAdamW"]
 
 _BUCKET_BYTES = 25 << 20  # as in torch's DistributedDataParallel
-_MOST_REDUCING = 2  # buckets whose gradients are whole while others are computed
+_MOST_REDUCING = 2  # buckets on their way while the gradients of the next are computed
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of AdamW's averages
-
 
 _Recent = tuple[FlatBucket | None, FlatBucket | None]
 """The last two buckets that were used; ``None`` before the first."""
@@ -95,10 +94,11 @@ class ShardedAdamW:
     ``torch.optim.AdamW`` computes on one process from the averaged gradients, up to the rounding
     of the average.
 
-    In stage 2 and 3 at most three buckets of gradients are whole at a time (unless
-    a parameter in an early bucket is unused). In stage 3 a rank holds the buckets in use, and the
-    bucket gathered ahead; between steps the parameters of the module have no memory, and must not
-    be read without `gather`.
+    Stages 2 and 3 hold at most three buckets of whole gradients at a time (more if a parameter of
+    an early bucket is unused). Stage 3 holds the buckets of parameters that are in use, and the
+    bucket that is gathered ahead; all other parameters of the module have no memory, and read as
+    NaN until `gather`. In stage 1 the module's ``.grad`` is whole, but it is the average over
+    ranks only in the own shards; in stages 2 and 3 it goes as soon as it is reduced.
 
     Learning-rate schedules work on ``.adamw``, the ``torch.optim.AdamW`` of this rank's shards.
 
@@ -121,6 +121,7 @@ class ShardedAdamW:
     mixed
         Dtype of parameters and gradients, for example ``torch.bfloat16``, beside a master copy of
         the own shard in float32 that AdamW works on. ``None``: AdamW works on the parameters.
+        Gradients of 16 bits are sent, and added up, in float32.
 
     Attributes
     ----------
@@ -254,6 +255,8 @@ class ShardedAdamW:
     def step(self) -> None:
         """Update the parameters by the averaged gradients, and forget the gradients.
 
+        All-gathers are on their way when it returns: call `gather` before the group is closed.
+
         Raises
         ------
         RingcollError
@@ -335,8 +338,8 @@ class ShardedAdamW:
         """Measure the memory that this rank holds, in bytes.
 
         The gradients exist between the first backward and the end of `step`: call it after
-        `finish`, when no bucket is on its way, to compare it with `model_state_bytes`. It counts
-        storages, and so the padding; not counted are buffers and frozen parameters.
+        `finish`, when no bucket is on its way, to compare it with
+        `ringcoll.training.state_bytes.model_state_bytes`. It counts storages, and so the padding; not counted are buffers and frozen parameters.
         """
         buckets = self._buckets
         masters = [bucket.master for bucket in buckets if bucket.master is not bucket.shard]
@@ -387,7 +390,7 @@ class ShardedAdamW:
             )
 
     def _enter(self, buckets: Sequence[FlatBucket], *, backward: bool = False) -> None:
-        """Have the parameters of some buckets whole."""
+        """Make the parameters of some buckets whole, and gather the next bucket ahead."""
         ahead = None
         for bucket in buckets:
             bucket.num_calls += not backward
@@ -416,10 +419,10 @@ class ShardedAdamW:
         """After a module's forward: its parameters may be freed until its backward begins."""
         for bucket in buckets:
             bucket.num_calls -= 1
-        output: Any  # torch has no types for its hooks
-        for output in tree_leaves(outputs):
-            if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(lambda _: self._enter(buckets, backward=True))
+        tensors: list[Any] = [item for item in tree_leaves(outputs) if isinstance(item, Tensor)]
+        for tensor in tensors:  # torch has no types for this method
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: self._enter(buckets, backward=True))
 
     def _watch_gradient(self, bucket: FlatBucket, index: int) -> None:
         """Let a bucket take a parameter's gradient when backward has computed it."""

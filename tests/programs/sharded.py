@@ -15,7 +15,7 @@ from ringcoll.training.sharded import ShardedAdamW
 __all__ = ["BUCKET_BYTES", "KINDS", "OPTIONS", "STEPS", "Loss", "on_process", "params_of", "train"]
 
 STEPS = 20
-BUCKET_BYTES = 2500  # 6 buckets of the transformer
+BUCKET_BYTES = 2500  # 4 buckets of the perceptron, 4 of the transformer
 SAMPLES = 24  # of the whole batch: a multiple of every world size
 OPTIONS: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 
@@ -39,7 +39,7 @@ def perceptron_loss(model: nn.Module, step: int, rank: int, world_size: int) -> 
 
 def transformer() -> nn.Module:
     return Transformer(
-        TransformerShape(vocabulary=11, context=5, width=8, heads=2, layers=2), 1
+        TransformerShape(vocabulary=11, context=5, width=8, heads=2, layers=1), 1
     ).double()
 
 
