@@ -5,7 +5,6 @@
 `plan`            one rank's part of a schedule, as a flat list of instructions
 `stage`           the user's tensors as flat, contiguous ones, and back
 `executor`        instructions bound to memory and to a transport, and run
-`stepped`         all ranks in one thread, in an adversarial order
 `operation`       a call compiled: what is decided and bound without tensors
 `queue`           operations in the order of their calls; who runs them
 `memory`          working memory that the operations of a group share

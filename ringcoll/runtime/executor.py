@@ -1,7 +1,6 @@
 """Bind a plan's instructions to memory and to a transport, and run them.
 
-A program is a flat list: messages to start, messages to wait for, local work. `drive` runs it
-where waiting blocks; `ringcoll.runtime.stepped` runs the lists of all ranks in one thread.
+A program is a flat list: messages to start, messages to wait for, local work.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Instruction = Wait | Posting | Callable[[], object]
 
 
 class Watch(Protocol):
-    """Whoever wants to know which message is being waited for."""
+    """Gets the message that is being waited for."""
 
     wait: Wait | None
 
@@ -57,21 +56,15 @@ def bind(
 
     Parameters
     ----------
-    plan
-        The plan.
     inputs, outputs
-        The flat tensors of the input and of the output, all of one dtype.
+        Flat tensors of the input and of the output, all of the work dtype.
     workspace
-        At least ``plan.workspace_numel`` elements of that dtype.
-    transport
-        Where messages go.
+        Working memory: at least ``plan.workspace_numel`` elements of the work dtype.
     reduction
-        What ``(+)`` means; ``None`` where nothing is reduced.
-    engine
-        What reduces.
+        Meaning of ``(+)``; ``None`` if the plan reduces nothing.
     tag_by_length
         Whether the length of a message is mixed into its tag, for collectives in
-        which only the two ends of a message know it.
+        which only the two ends of a message know the length.
     """
     work = (workspace,)
     regions = plan.regions
@@ -143,18 +136,8 @@ def drive(
 ) -> None:
     """Run a program to its end.
 
-    Parameters
-    ----------
-    program
-        The list that `bind` has made.
-    tag
-        Tag of all messages of this operation, of 31 bits.
-    wait
-        ``Transport.wait``.
-    deadline
-        Until when, as ``time.monotonic`` counts.
-    watch
-        Gets each message that is waited for, before the wait.
+    ``tag``, of 31 bits, is mixed into the tags of all messages; ``wait`` is `Transport.wait`;
+    ``deadline`` counts as ``time.monotonic``.
     """
     handles: list[Handle] = []
     now = time.monotonic

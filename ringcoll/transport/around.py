@@ -1,4 +1,4 @@
-"""A transport around another one, of which a subclass changes how messages travel."""
+"""A transport around another transport; a subclass changes how messages travel."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ __all__ = ["AroundTransport"]
 
 
 class AroundTransport(Transport):
-    """What is not said otherwise is what the transport below says and does.
-
-    Parameters
-    ----------
-    below
-        What moves the bytes.
-    """
+    """All that a subclass does not change is as in the transport ``below``, which moves the bytes."""
 
     def __init__(self, below: Transport) -> None:
         self.below = below

@@ -13,8 +13,8 @@ They are carried in the order of the stream that is current on their device
 - what is enqueued after `Transport.wait` has returned sees what was received, and may
   overwrite what was sent.
 
-How a transport does that is its own business. One that is moved by the host (UCX,
-threads) lets the stream run dry when it posts, with `settle`; `staged` copies on a stream
+How a transport does that is its own business. If the host moves the messages (UCX, threads), the
+transport lets the stream run dry when it posts, with `settle`; `staged` copies on a stream
 of its own; NCCL enqueues the messages themselves.
 """
 
@@ -33,14 +33,7 @@ from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportErro
 from ringcoll.system.machine import hosts_of, place
 from ringcoll.system.stores import appears
 
-__all__ = [
-    "Handle",
-    "Message",
-    "Transport",
-    "devices_of",
-    "meet",
-    "settle",
-]
+__all__ = ["Handle", "Message", "Transport", "devices_of", "late", "meet", "settle"]
 
 Handle = object
 """What `Transport.post` returns for a message, and `Transport.wait` takes."""
@@ -126,15 +119,25 @@ class Transport(Protocol):
 
 
 def devices_of(messages: Iterable[Message]) -> tuple[torch.device, ...]:
-    """The CUDA devices whose memory some messages read or write; mostly none, or one."""
+    """The CUDA devices whose memory the messages read or write; mostly zero or one device."""
     devices = (message.tensor.device for message in messages)
     return tuple({device: None for device in devices if device.type == "cuda"})
 
 
 def settle(devices: Iterable[torch.device]) -> None:
-    """Wait until all that is enqueued on the current streams of some CUDA devices is done."""
+    """Wait for all work that is enqueued on the current streams of some CUDA devices."""
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
+
+
+def late(rank: int, missing: Sequence[int], timeout_s: float) -> CollectiveTimeoutError:
+    """The error of a rank that has waited in vain for others to meet it."""
+    ranks = ", ".join(f"rank {peer}" for peer in missing)
+    return CollectiveTimeoutError(
+        f"rank {rank} waited the whole timeout of {timeout_s:g} s for {ranks} to use the "
+        "group for the first time",
+        peer=missing[0] if missing else None,
+    )
 
 
 def meet(
@@ -147,18 +150,17 @@ def meet(
 ) -> tuple[int, ...]:
     """Wait until every rank has come with the same transport and version.
 
-    One that does not can be named.
-
     Parameters
     ----------
     store
-        The same for every transport, so that ranks with different ones find out.
+        Store of the group. Its keys here are the same for every transport, so that ranks with
+        different transports meet.
     rank, world_size, timeout_s
-        Of the group.
+        This rank, number of ranks, and time limit in seconds.
     name
-        Of the transport.
+        Name of the transport.
     given_up
-        Whether there is nothing to wait for any more.
+        Function that says whether the wait is in vain.
 
     Returns
     -------
@@ -172,25 +174,20 @@ def meet(
     TransportError
         Some rank came with another transport, or another version of the library.
     PeerLostError
-        As ``given_up`` says.
+        ``given_up`` has returned ``True``.
     """
     keys = [f"here/{peer}" for peer in range(world_size)]
-    mine = f"transport {name} of ringcoll {__version__}"
-    store.set(keys[rank], f"{mine}\n{place()}")
+    own = f"transport {name} of ringcoll {__version__}"
+    store.set(keys[rank], f"{own}\n{place()}")
     if not appears(store, keys, time.monotonic() + timeout_s, given_up):
         if given_up():
             raise PeerLostError(f"rank {rank} gave up meeting the others")
         missing = [peer for peer in range(world_size) if not store.check([keys[peer]])]
-        told = ", ".join(f"rank {peer}" for peer in missing)
-        raise CollectiveTimeoutError(
-            f"rank {rank} waited the whole timeout of {timeout_s:g} s for {told} to use the "
-            "group for the first time",
-            peer=missing[0] if missing else None,
-        )
+        raise late(rank, missing, timeout_s)
     places = []
     for peer, key in enumerate(keys):
-        theirs, _, where = store.get(key).decode().partition("\n")
-        if theirs != mine:
-            raise TransportError(f"rank {rank} came with {mine}, rank {peer} with {theirs}")
+        other, _, where = store.get(key).decode().partition("\n")
+        if other != own:
+            raise TransportError(f"rank {rank} came with {own}, rank {peer} with {other}")
         places.append(where)
     return hosts_of(places)

@@ -25,12 +25,10 @@ __all__ = ["Entry", "add", "costs_of", "entries", "entry", "named", "names", "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What the rest of the library has to know of a transport.
+    """All that the rest of the library has to know of a transport.
 
     Parameters
     ----------
-    name
-        Its name.
     module
         The module with ``check`` and ``make``.
     sends
@@ -38,13 +36,12 @@ class Entry:
     stages
         Whether CUDA tensors may pass through host memory on their way.
     costs
-        What messages and bytes cost between two ranks of one host, for when nothing was
-        measured.
+        Costs of messages and bytes between two ranks of one host, unless they are measured.
     extra
-        The extra of the package that installs it; ``None`` if torch brings it.
+        The extra of the package that installs the transport; ``None`` if torch brings it.
     automatic
-        Whether ``"auto"`` may stand for it. Of several, the first one that is installed is
-        taken.
+        Whether ``"auto"`` may stand for the transport. ``"auto"`` stands for the first of these
+        that is installed.
     """
 
     name: str
@@ -74,8 +71,8 @@ class Entry:
     @property
     def make(self) -> Callable[..., Any]:
         """Makes a transport, from (store, rank, world_size, device, timeout_s)."""
-        made: Callable[..., Any] = import_module(self.module).make
-        return made
+        make: Callable[..., Any] = import_module(self.module).make
+        return make
 
 
 _log = logging.getLogger("ringcoll")
@@ -83,8 +80,8 @@ _log = logging.getLogger("ringcoll")
 # Costs: alpha, beta, gamma, further messages. Two ranks on one host, by `ringcoll tune` on 2
 # cores. For NCCL, which has not been measured, an order of magnitude.
 _ENTRIES = {
-    one.name: one
-    for one in (
+    entry.name: entry
+    for entry in (
         Entry(
             name="nccl",
             module="ringcoll.transport.nccl",
@@ -120,7 +117,7 @@ _LOCAL = LinkCosts(30e-6, 0.1e-9, 0.15e-9, 10e-6)  # between threads of one proc
 
 
 def add(new: Entry) -> None:
-    """Add a transport of one's own; every process of a group has to.
+    """Add a transport from outside the package; every process of a group has to.
 
     Raises
     ------
@@ -141,7 +138,7 @@ def entries() -> tuple[Entry, ...]:
 
 def names(kind: str) -> tuple[str, ...]:
     """Names of the transports that carry tensors of ``"cpu"`` or ``"cuda"``."""
-    return tuple(one.name for one in entries() if one.carries(kind))
+    return tuple(entry.name for entry in entries() if entry.carries(kind))
 
 
 def entry(name: str) -> Entry:
@@ -160,7 +157,7 @@ def entry(name: str) -> Entry:
 
 
 def costs_of(name: str) -> LinkCosts:
-    """Costs for when nothing was measured; those of gloo for a transport that is not listed."""
+    """Costs unless they are measured; an unlisted transport gets the costs of gloo."""
     if name == "local":
         return _LOCAL
     return _ENTRIES.get(name, _ENTRIES["gloo"]).costs
@@ -175,16 +172,16 @@ def _argument(kind: str) -> str:
 
 
 def named(kind: str, asked: str | None, rank: int | None = None) -> str:
-    """Name the transport for tensors of one type of device, ``"auto"`` as it is.
+    """Name the transport for tensors of one type of device; ``"auto"`` stays ``"auto"``.
 
     Parameters
     ----------
     kind
         ``"cpu"`` or ``"cuda"``.
     asked
-        What the program asks for; ``None`` for ``"auto"``. The environment overrides it.
+        Choice of the program; ``None`` for ``"auto"``. The environment overrides it.
     rank
-        For the error message.
+        Rank for the error message.
 
     Raises
     ------
@@ -204,28 +201,28 @@ def named(kind: str, asked: str | None, rank: int | None = None) -> str:
 
 @cache
 def _automatic(kind: str) -> str:
-    for one in entries():
-        if one.automatic and one.carries(kind):
+    for entry in entries():
+        if entry.automatic and entry.carries(kind):
             try:
-                one.check()
+                entry.check()
             except RingcollError as error:
-                _log.debug('"auto" does not stand for %s: %s', one.name, error)
+                _log.debug('"auto" does not stand for %s: %s', entry.name, error)
                 continue
-            return one.name
+            return entry.name
     raise AssertionError("gloo is always there")
 
 
 def resolved(kind: str, asked: str | None = None, rank: int | None = None) -> str:
-    """Name the transport for tensors of one type of device, and what ``"auto"`` stands for here.
+    """Name the transport for tensors of one type of device, also for ``"auto"``.
 
-    Ranks that find different transports installed tell each other when they meet.
+    If different transports are installed for different ranks, the ranks see it when they meet.
 
     Raises
     ------
     ArgumentError
         There is no transport of that name for such tensors, or torch does not bring it.
     MissingExtraError
-        It is not installed.
+        The transport is not installed.
     """
     name = named(kind, asked, rank)
     if name == "auto":
@@ -238,7 +235,7 @@ def resolved(kind: str, asked: str | None = None, rank: int | None = None) -> st
             str(error),
             rank=rank,
             argument=TRANSPORT_VARIABLES[kind] if forced else _argument(kind),
-            expected=_listed(one for one in ("auto", *names(kind)) if one != name),
+            expected=_listed(other for other in ("auto", *names(kind)) if other != name),
             got=name,
         ) from None
     return name

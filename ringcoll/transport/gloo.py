@@ -41,7 +41,7 @@ from ringcoll.transport.staged import staged_if_needed
 
 __all__ = ["GlooTransport", "check", "make"]
 
-# What a device listens on is found by comparing before and after.
+# A device's address is the difference of the addresses before and after its making.
 _creation = threading.Lock()
 
 
@@ -85,7 +85,7 @@ def _listening() -> set[_Address]:
 
 def _devices() -> list[Any]:
     """The devices that torch's own groups would use."""
-    names = os.environ.get("GLOO_SOCKET_IFNAME")  # not ours: torch reads it just so
+    names = os.environ.get("GLOO_SOCKET_IFNAME")  # torch reads the variable in the same way
     if not names:
         return [dist.ProcessGroupGloo.create_default_device()]
     return [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
@@ -93,17 +93,17 @@ def _devices() -> list[Any]:
 
 def _loops() -> set[int]:
     """The process's threads that read for gloo."""
-    found = set()
+    threads = set()
     tasks = Path("/proc/self/task")
     for task in tasks.iterdir() if tasks.exists() else ():
         with contextlib.suppress(OSError):  # ended meanwhile
             if (task / "comm").read_text().startswith("gloo"):
-                found.add(int(task.name))
-    return found
+                threads.add(int(task.name))
+    return threads
 
 
 def _wake_gently(threads: set[int]) -> None:
-    """Make batch threads of some; needs no privilege, and does nothing but on Linux."""
+    """Make batch threads of some threads; on Linux only, where this needs no privilege."""
     for thread in threads if hasattr(os, "SCHED_BATCH") else ():
         with contextlib.suppress(OSError):
             os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
@@ -120,15 +120,7 @@ class _Lost:
 
 
 class GlooTransport(Transport):
-    """Messages over a private group of gloo.
-
-    Parameters
-    ----------
-    store
-        Seen by all ranks of the group, and used by nobody else: a ``PrefixStore``.
-    rank, world_size
-        This rank, and the number of ranks.
-    """
+    """Messages over a private group of gloo; nobody else uses the store."""
 
     name = "gloo"
     ordered = False
@@ -136,7 +128,7 @@ class GlooTransport(Transport):
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.hosts: tuple[int, ...] = ()
-        # Beside the keys at which the ranks meet, whatever transport they have.
+        # Apart from the keys at which the ranks meet, whatever transport they have.
         self._meeting, self._store = store, dist.PrefixStore(self.name, store)
         self._aborted = False
         self._group: Any = None
@@ -167,15 +159,15 @@ class GlooTransport(Transport):
                 for peer in range(world_size)
                 for host, port in json.loads(store.get(f"address/{peer}"))
             }
-            # By now each device's thread has got its name.
+            # By now each device's thread has its name.
             _wake_gently(_loops() - loops)
         except RuntimeError as error:
             raise TransportError(f"rank {rank} could not connect to the others: {error}") from error
 
     def _check_addresses(self) -> None:
-        """Refuse what gloo would try in vain: a rank that listens on the loopback interface.
+        """Refuse a rank that listens on the loopback interface, where gloo would try in vain.
 
-        It does where the host's name resolves to it, as in many a ``/etc/hosts``.
+        A rank does if its host's name resolves to that interface, as in many a ``/etc/hosts``.
 
         Raises
         ------
@@ -205,7 +197,7 @@ class GlooTransport(Transport):
                 try:
                     handles.append(start(tensors, peer, tag ^ mixed))
                 except RuntimeError as error:
-                    # The connection is gone; whoever waits for the message says what it was.
+                    # The connection is gone; the wait for the message raises the error.
                     handles.append(_Lost(error))
             return handles
 
@@ -222,7 +214,7 @@ class GlooTransport(Transport):
             raise PeerLostError(text) from error
 
     def abort(self) -> None:
-        """Shut the connections down: whoever waits on them, here or there, wakes up."""
+        """Shut the connections down, which wakes all who wait, here and at the peers."""
         self._aborted = True
         for connection in _sockets() if self._addresses else ():
             with contextlib.suppress(OSError):

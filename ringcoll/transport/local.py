@@ -1,18 +1,11 @@
 """k ranks inside one process.
 
-One `Hub` carries the messages of all ranks. With threads (`LocalTransport.wait`
-blocks) it serves notebooks and examples; step by step (`ringcoll.runtime.stepped`) it runs
-thousands of cases a second with no thread at all, and a random generator decides
-which rank goes on and when a message moves. That scheduler is *adversarial*: a
-message is read from the sender's memory, and written to the receiver's, as late as
-it likes, and until then the receiver's memory holds garbage. So a schedule or an
-executor that relies on luck fails.
+A `Hub` carries the messages of all ranks, which are threads: for notebooks, examples and tests.
 
-Threads may have current streams of their own. So for CUDA tensors the host waits twice: who
-posts, until its stream has done what was enqueued on it; who finds that two ends match and
-copies, until the copy is done. Whichever thread copies, on whichever stream, reads and writes
-memory that nothing else is using. Events would do without the waits; this is for
-notebooks and tests, whose messages cost more than that.
+Threads may have current streams of their own. So for CUDA tensors the host waits twice: a post
+waits for its stream, and the copy, by the thread whose post completes the pair, waits for its
+end. Whichever thread copies, on whichever stream, reads and writes memory that nothing else is
+using. Events would do without the waits, but the messages of notebooks and tests cost more.
 """
 
 from __future__ import annotations
@@ -21,12 +14,9 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from random import Random
-
-import torch
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.transport.base import Handle, Message, Transport, devices_of, settle
+from ringcoll.transport.base import Handle, Message, Transport, devices_of, late, settle
 
 __all__ = ["Half", "Hub", "LocalTransport"]
 
@@ -42,25 +32,11 @@ class Half:
 class Hub:
     """Carries the messages among k ranks of one process.
 
-    Parameters
-    ----------
-    world_size
-        Number of ranks.
-    random
-        If given, matched messages are moved only when `move_one` picks them, and
-        posted receives are filled with garbage. Otherwise they move at once.
-    hosts
-        The host number of every rank, to pretend that there are several; by default,
-        all ranks are on one.
+    ``hosts`` has a host number for every rank, to pretend that there are several hosts.
     """
 
-    def __init__(
-        self,
-        world_size: int,
-        random: Random | None = None,
-        hosts: Sequence[int] | None = None,
-    ) -> None:
-        self.world_size, self.random = world_size, random
+    def __init__(self, world_size: int, hosts: Sequence[int] | None = None) -> None:
+        self.world_size = world_size
         self.hosts = (0,) * world_size if hosts is None else tuple(hosts)
         assert len(self.hosts) == world_size
         self.condition = threading.Condition()
@@ -68,7 +44,6 @@ class Hub:
         self.arrived: set[int] = set()  # ranks that have connected
         self._sends: dict[tuple[int, int, int], deque[Half]] = defaultdict(deque)
         self._receives: dict[tuple[int, int, int], deque[Half]] = defaultdict(deque)
-        self._matched: list[tuple[Half, Half]] = []
 
     def transports(self) -> list[LocalTransport]:
         """One transport for each rank."""
@@ -81,8 +56,6 @@ class Hub:
             for message in receives:
                 half = Half(message)
                 halves.append(half)
-                if self.random is not None:
-                    message.tensor.view(torch.uint8).fill_(self.random.randrange(256))
                 self._match(half, (message.peer, rank, message.tag), self._sends, self._receives)
             for message in sends:
                 half = Half(message)
@@ -108,29 +81,19 @@ class Hub:
                 f"a message of {send.message.tensor.numel()} elements met a receive of "
                 f"{receive.message.tensor.numel()}"
             )
-        if self.random is None:
-            _transfer(receive, send)
-        else:
-            self._matched.append((receive, send))
+        self.transfer(receive, send)
 
-    def move_one(self) -> bool:
-        """Move one matched message, if there is one; only with a random generator."""
-        if not self._matched or self.random is None:
-            return False
-        _transfer(*self._matched.pop(self.random.randrange(len(self._matched))))
-        return True
+    def transfer(self, receive: Half, send: Half) -> None:
+        """Move a message between two ends that match."""
+        receive.message.tensor.copy_(send.message.tensor)
+        settle(devices_of((receive.message, send.message)))
+        receive.done = send.done = True
 
     def abort(self, reason: str) -> None:
         """Wake all that wait, with an error."""
         with self.condition:
             self.aborted = self.aborted or reason
             self.condition.notify_all()
-
-
-def _transfer(receive: Half, send: Half) -> None:
-    receive.message.tensor.copy_(send.message.tensor)
-    settle(devices_of((receive.message, send.message)))
-    receive.done = send.done = True
 
 
 class LocalTransport(Transport):
@@ -156,12 +119,7 @@ class LocalTransport(Transport):
                 raise PeerLostError(hub.aborted)
             missing = sorted({*range(self.world_size)} - hub.arrived)
         if missing:
-            raise CollectiveTimeoutError(
-                f"rank {rank} waited the whole timeout of {timeout_s:g} s for "
-                f"{', '.join(f'rank {peer}' for peer in missing)} to use the group for the "
-                "first time",
-                peer=missing[0],
-            )
+            raise late(rank, missing, timeout_s)
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
@@ -172,7 +130,8 @@ class LocalTransport(Transport):
         def post(mixed: int) -> list[Handle]:
             settle(devices)
             both = (
-                [one._replace(tag=one.tag ^ mixed) for one in some] for some in (receives, sends)
+                [message._replace(tag=message.tag ^ mixed) for message in messages]
+                for messages in (receives, sends)
             )
             return [*self.hub.post(self.rank, *both)]
 

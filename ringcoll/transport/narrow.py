@@ -1,15 +1,14 @@
-"""Messages in a narrower dtype than the one that is computed in.
+"""Messages in a narrower dtype than the work dtype.
 
-A transport around another: what is sent is rounded to the wire dtype, what arrives is
-widened. Nothing above knows of it, and partial results are added in the wide dtype.
+A transport around another transport: messages are rounded to the wire dtype before a send, and
+widened after a receive. Nothing above knows, and partial results are added in the wide dtype.
 
-The sender's own copy is rounded as well. Where two ranks exchange partial results and
-both add them up (recursive doubling), each would otherwise add its own exact one to
-the other's rounded one, and ranks would end with different sums. So the tensors must
+The sender's own copy is rounded as well. If two ranks exchange partial results and
+both add them up (recursive doubling), each rank would otherwise add its own exact result to
+the other's rounded result, and the ranks would end with different sums. So the tensors must
 be the library's own working copies, never the user's memory.
 
-A message that is in the wire dtype already passes as it is: whoever reduces what arrives
-can widen it on the way, and has it received as such.
+A message that is in the wire dtype already passes as it is: a reduction can widen it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["NarrowTransport"]
 
 
 class _Arriving(NamedTuple):
-    """A receive: its handle in the transport below, and what is to be widened into what."""
+    """A receive: its handle in the transport below, and the tensor to widen ``narrow`` into."""
 
     handle: Handle
     narrow: Tensor
@@ -36,17 +35,7 @@ class _Arriving(NamedTuple):
 
 
 class NarrowTransport(AroundTransport):
-    """Messages of another transport, sent in a wire dtype.
-
-    Parameters
-    ----------
-    below
-        What moves the bytes.
-    wire_dtype
-        The dtype of every message.
-    engine
-        What rounds.
-    """
+    """Messages of another transport, sent in a wire dtype; the engine rounds them."""
 
     def __init__(self, below: Transport, wire_dtype: torch.dtype, engine: Engine = TORCH) -> None:
         super().__init__(below)
@@ -59,18 +48,18 @@ class NarrowTransport(AroundTransport):
         arriving, leaving = [*map(self._narrow, receives)], [*map(self._narrow, sends)]
         start = self.below.bind(arriving, leaving)
         rounding = [
-            self._engine.round(narrow.tensor, one.tensor)
-            for one, narrow in zip(sends, leaving, strict=True)
-            if narrow is not one
+            self._engine.round(narrow.tensor, wide.tensor)
+            for wide, narrow in zip(sends, leaving, strict=True)
+            if narrow is not wide
         ]
 
         def post(mixed: int) -> list[Handle]:
             for round_ in rounding:
                 round_()
             handles = start(mixed)
-            for index, (one, narrow) in enumerate(zip(receives, arriving, strict=True)):
-                if narrow is not one:
-                    handles[index] = _Arriving(handles[index], narrow.tensor, one.tensor)
+            for index, (wide, narrow) in enumerate(zip(receives, arriving, strict=True)):
+                if narrow is not wide:
+                    handles[index] = _Arriving(handles[index], narrow.tensor, wide.tensor)
             return handles
 
         return post

@@ -57,9 +57,9 @@ from ringcoll.transport.base import Handle, Message, Transport, meet
 __all__ = ["Ending", "NcclTransport", "as_one", "check", "grouped", "make"]
 
 _log = logging.getLogger("ringcoll")
-_ABORT_S = 5.0  # for a group to be aborted; who waits for it has an error to tell
+_ABORT_S = 5.0  # for a group to be aborted; the caller has an error to raise
 _SHUTDOWN_S = 10.0  # for a group to finish what is enqueued, and its peers too
-# Distances in one group; each gives one send and one receive, so half of 256 at most.
+# Distances in one group; each is a send and a receive, so half of 256 at most.
 _DISTANCES = 64
 
 
@@ -85,13 +85,7 @@ def grouped(
 
 
 def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
-    """Make calls that start messages of a group of NCCL's; they are one group call.
-
-    Returns
-    -------
-    dist.Work
-        Of all the messages.
-    """
+    """Make calls that start messages of a group of NCCL, as one group call; return its work."""
     try:
         group._start_coalescing()
         for call in calls:
@@ -99,7 +93,7 @@ def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
         return group._end_coalescing()
     except BaseException:
         with contextlib.suppress(RuntimeError):
-            group._end_coalescing()  # open, it would take in all that this thread calls later
+            group._end_coalescing()  # an open batch would take in all later calls of this thread
         raise
 
 
@@ -127,36 +121,31 @@ def make(
 
 
 class Ending:
-    """How a group of NCCL's ends: on a thread, as either way to end it may wait for ever.
+    """Ends a ``ProcessGroupNCCL``, once, on a thread: `abort` and `shutdown` may wait for ever.
 
-    The thread is there from the beginning: while the interpreter ends, Python starts none
+    The thread is there from the beginning: while the interpreter ends, Python starts no thread
     any more (3.12 on).
-
-    Parameters
-    ----------
-    group
-        A ``ProcessGroupNCCL``; only the first call for it does something.
     """
 
     def __init__(self, group: Any) -> None:
         self._group, self._ended = group, False
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=_call, args=(self._calls,), name="ringcoll-nccl-end", daemon=True
         )
         self._thread.start()
-        # Where nobody ends the group, the thread ends with this.
-        weakref.finalize(self, self._calls.put, _nothing).atexit = False
+        # If nobody ends the group, the thread ends with this object.
+        weakref.finalize(self, self._calls.put, lambda: None).atexit = False
 
     def abort(self) -> None:
-        """End it at once; what NCCL says against it is nobody's error."""
+        """End the group at once, without an error of NCCL."""
         self._end(self._group.abort, _ABORT_S)
 
     def shutdown(self) -> None:
-        """End it when all that is enqueued is done, here and at the peers; some seconds are waited."""
+        """End the group when all enqueued work is done, here and at the peers; wait some seconds."""
         self._end(self._group.shutdown, _SHUTDOWN_S)
 
-    def _end(self, call: Callable[[], None], limit_s: float) -> None:
+    def _end(self, call: Callable[[], object], limit_s: float) -> None:
         if self._ended:
             return
         self._ended = True
@@ -166,17 +155,13 @@ class Ending:
             _log.warning("NCCL has not ended a group within %g s; nobody waits any more", limit_s)
 
 
-def _nothing() -> None:
-    pass
-
-
-def _call(calls: queue.SimpleQueue[Callable[[], None]]) -> None:
+def _call(calls: queue.SimpleQueue[Callable[[], object]]) -> None:
     with contextlib.suppress(RuntimeError):
         calls.get()()
 
 
 class _Batch:
-    """A group of messages on its way: torch's work, and the tensors that it must not lose."""
+    """A group of messages on its way: torch's work, and the tensors, which it keeps alive."""
 
     __slots__ = ("_tensors", "_work")
 
@@ -184,7 +169,7 @@ class _Batch:
         self._work, self._tensors = work, tensors
 
     def wait(self) -> None:
-        """Order the current stream after the group; once is enough, in one operation."""
+        """Order the current stream after the group; in one operation, once is enough."""
         if self._work is not None:
             self._work.wait()
             self._work, self._tensors = None, ()
@@ -206,10 +191,9 @@ class NcclTransport(Transport):
     device
         The CUDA device of this rank.
     store
-        Seen by all ranks of the group, and used by nobody else; the same for every
-        transport, so that ranks with different ones find out.
+        Store for `meet`.
     gpu
-        What tells this rank's GPU from others; none where ranks may share one.
+        Identity of this rank's GPU; ``None`` if ranks may share a GPU.
     """
 
     name = "nccl"
@@ -240,7 +224,7 @@ class NcclTransport(Transport):
             ) from error
 
     def _check_gpus(self) -> None:
-        """Refuse what NCCL would refuse with less words; all ranks do, before any connects.
+        """Refuse ranks that share a GPU, on all ranks, before NCCL does with less words.
 
         Raises
         ------
@@ -264,14 +248,14 @@ class NcclTransport(Transport):
         self, receives: Sequence[Message], sends: Sequence[Message]
     ) -> Callable[[int], list[Handle]]:
         """Make messages ready; see `Transport.bind`."""
-        tensors = [one.tensor.view(torch.uint8) for one in (*receives, *sends)]
+        tensors = [message.tensor.view(torch.uint8) for message in (*receives, *sends)]
         recv, send = self._group.recv, self._group.send
         batches = []
         for incoming, outgoing in grouped(self.rank, self.world_size, receives, sends):
             batch = [(recv, index, receives[index].peer) for index in incoming]
             batch += [(send, len(receives) + index, sends[index].peer) for index in outgoing]
-            # Nobody would miss the empty ones; torch does not give them to NCCL either.
-            batch = [one for one in batch if tensors[one[1]].numel()]
+            # Nobody misses empty messages; torch does not give them to NCCL either.
+            batch = [message for message in batch if tensors[message[1]].numel()]
             calls = [functools.partial(start, [tensors[i]], peer, 0) for start, i, peer in batch]
             batches += [(calls, [index for _, index, _ in batch])] if batch else []
 

@@ -1,6 +1,6 @@
 """CUDA tensors over transports that only know CPU memory: gloo and MPI.
 
-A transport around another. A message of a CUDA tensor passes through pinned host memory, in
+A transport around another transport. A message of a CUDA tensor passes through pinned host memory, in
 pieces of `SEGMENT_BYTES`, so that one piece is copied while another is on its way::
 
     sender's GPU     | copy 0 | copy 1 | copy 2 |
@@ -9,7 +9,7 @@ pieces of `SEGMENT_BYTES`, so that one piece is copied while another is on its w
 
 Pieces follow from the number of bytes alone, so both ends cut alike. They are sent as bytes,
 under the message's tag: within a tag order matches. An empty message is one empty piece.
-Both ends of a message have to stage it, so its tensors are CUDA tensors at both, or at none.
+Both ends of a message have to stage it: both have a CUDA tensor, or neither.
 
 Streams
 -------
@@ -43,8 +43,8 @@ from ringcoll.transport.base import Handle, Message, Transport
 
 __all__ = ["SEGMENT_BYTES", "Copies", "StagedTransport"]
 
-# What is not overlapped is one piece's copy at either end: some 0.1 ms each at 20 GB/s. What a
-# piece costs besides is a message below, 0.1 ms over gloo, which takes 2 ms to move so many bytes.
+# The copy of one piece at either end overlaps with nothing: some 0.1 ms each at 20 GB/s. A piece
+# also costs a message below, 0.1 ms over gloo, which takes 2 ms to move so many bytes.
 # An estimate from gloo's figures on a CPU; not measured on a GPU.
 SEGMENT_BYTES = 1 << 21
 
@@ -56,13 +56,7 @@ def _pinned(nbytes: int) -> Tensor:
 
 
 class Copies:
-    """Copies between a GPU's memory and the host's; nothing else here touches CUDA.
-
-    Parameters
-    ----------
-    device
-        The GPU.
-    """
+    """Copies between a GPU's memory and the host's; nothing else here touches CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -79,13 +73,13 @@ class Copies:
         if not pieces:
             return []
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        found = []
+        copies = []
         with torch.cuda.stream(self._stream):
             for piece in pieces:
                 host = _pinned(piece.numel())
                 host.copy_(piece, non_blocking=True)
-                found.append((host, self._stream.record_event()))
-        return found
+                copies.append((host, self._stream.record_event()))
+        return copies
 
     def upload(self, host: Tensor, into: Tensor) -> None:
         """Enqueue a copy to the device on the current stream."""
@@ -93,7 +87,7 @@ class Copies:
 
 
 class _Piece(NamedTuple):
-    """A piece on its way below: its handle, its host memory, and where it belongs in the end."""
+    """A piece on its way below: its handle, its host memory, and its destination."""
 
     handle: Handle
     host: Tensor
@@ -101,7 +95,7 @@ class _Piece(NamedTuple):
 
 
 class _Flight:
-    """A message on its way: the tensor, and the pieces that have not been waited for."""
+    """A message on its way: the tensor, and the pieces that are not complete."""
 
     __slots__ = ("pieces", "tensor")
 
@@ -113,14 +107,8 @@ class _Flight:
 class StagedTransport(AroundTransport):
     """Messages of another transport, with CUDA tensors that pass through host memory.
 
-    Parameters
-    ----------
-    below
-        What moves the bytes of CPU tensors; tensors that are not on the device go straight to it.
-    device
-        The GPU.
-    segment_bytes
-        Bytes of a piece; the same on all ranks.
+    The transport ``below`` moves the bytes of CPU tensors; tensors that are not on the device go
+    straight to it. ``segment_bytes``, the bytes of a piece, are the same on all ranks.
     """
 
     def __init__(
@@ -129,7 +117,7 @@ class StagedTransport(AroundTransport):
         super().__init__(below)
         self._device, self._segment_bytes = device, segment_bytes
         self._copies = Copies(device)
-        # Those that fail stay here: below, their host memory may still be read and written.
+        # Failed messages stay here: the transport below may still use their host memory.
         self._flying: set[_Flight] = set()
 
     def close(self) -> None:
@@ -141,7 +129,7 @@ class StagedTransport(AroundTransport):
         self, receives: Sequence[Message], sends: Sequence[Message]
     ) -> Callable[[int], list[Handle]]:
         """Make messages ready; see `Transport.bind`. Host memory is taken when they are posted."""
-        if not any(self._stages(one.tensor) for one in (*receives, *sends)):
+        if not any(self._stages(message.tensor) for message in (*receives, *sends)):
             return self.below.bind(receives, sends)
         return partial(self._post, receives, sends)
 
@@ -163,7 +151,7 @@ class StagedTransport(AroundTransport):
         return tensor.device.type == self._device.type
 
     def _pieces(self, tensor: Tensor) -> Sequence[Tensor]:
-        """What is sent of a tensor: pieces of its bytes, or itself where it is not staged."""
+        """The pieces of a tensor's bytes, or the tensor itself if it is not staged."""
         if not self._stages(tensor):
             return (tensor,)
         return torch.split(tensor.view(torch.uint8), self._segment_bytes)
@@ -171,18 +159,18 @@ class StagedTransport(AroundTransport):
     def _post(
         self, receives: Sequence[Message], sends: Sequence[Message], mixed: int
     ) -> list[Handle]:
-        flights = [self._receive(one, mixed) for one in receives]
-        staged = [one.tensor for one in sends if self._stages(one.tensor)]
-        copies = self._copies.download([part for one in staged for part in self._pieces(one)])
-        arriving = iter(copies)  # in the order in which they are enqueued
-        flights += [self._send(one, mixed, arriving) for one in sends]
+        flights = [self._receive(message, mixed) for message in receives]
+        staged = [message.tensor for message in sends if self._stages(message.tensor)]
+        pieces = [piece for tensor in staged for piece in self._pieces(tensor)]
+        arriving = iter(self._copies.download(pieces))  # in the order in which they are enqueued
+        flights += [self._send(message, mixed, arriving) for message in sends]
         return [*flights]
 
     def _receive(self, message: Message, mixed: int) -> _Flight:
         """Post all pieces of a message, into host memory."""
         peer, tensor, tag = message
         pieces = self._pieces(tensor)
-        hosts = [_pinned(one.numel()) if self._stages(tensor) else one for one in pieces]
+        hosts = [_pinned(piece.numel()) if self._stages(tensor) else piece for piece in pieces]
         flight = self._flight(tensor)
         handles = self.below.post([Message(peer, host, tag ^ mixed) for host in hosts], [])
         flight.pieces.extend(map(_Piece, handles, hosts, pieces))

@@ -2,7 +2,7 @@
 
 Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx 1.21):
 
-- Nothing moves by itself: whoever waits calls ``progress``. A rank may leave as soon as its
+- Nothing moves by itself: a rank that waits calls ``progress``. A rank may leave as soon as its
   sends are complete; so all pairs are connected at once, in `UcxTransport.connect`, or
   the first message of a rank that has left would wait for its next operation.
 - Medium and large sends read the sender's memory in place until they are complete.
@@ -13,7 +13,7 @@ Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx
 - A host that vanishes ends no connection. The kernel's keepalive does, in whole seconds
   (``TCP_KEEPIDLE`` and the like; UCX's own ``KEEPALIVE_INTERVAL`` found nothing), where no
   data are on their way to it; what is sent to it is missed by the time limit.
-- Who waits looks for a while and then sleeps in the kernel: a worker with the feature ``WAKEUP``
+- A rank that waits looks for a while and then sleeps in the kernel: a worker with ``WAKEUP``
   has a descriptor that is ready when something has come. With two busy loops beside two ranks on
   two cores, an exchange of 4 bytes takes 0.07 ms so (median; mean 0.3), and 0.8 ms (mean 4) by
   yielding the processor until it is there. On the same call a rank hears of peers' deaths
@@ -123,10 +123,10 @@ def make(
 
 @functools.cache
 def _context(device: torch.device) -> Any:
-    """One for the process and a device, which is to be current."""
+    """The context of the process for a device, which has to be current."""
     ucx = _ucx()
-    told = {key: value for key, value in _KEEPALIVE.items() if f"UCX_{key}" not in os.environ}
-    return ucx.UCXContext(told, (ucx.Feature.TAG, ucx.Feature.WAKEUP))
+    options = {key: value for key, value in _KEEPALIVE.items() if f"UCX_{key}" not in os.environ}
+    return ucx.UCXContext(options, (ucx.Feature.TAG, ucx.Feature.WAKEUP))
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def _current(device: torch.device) -> Iterator[None]:
         yield
         return
     with torch.cuda.device(device):
-        settle([device])  # until something is done there may be no context
+        settle([device])  # before the first work there may be no context
         yield
 
 
@@ -145,7 +145,7 @@ def _array() -> Any:
     return import_module("ucxx._lib.arr").Array
 
 
-_NOTHING = bytearray(1)  # what an empty message carries
+_NOTHING = bytearray(1)  # the content of an empty message
 
 
 class _DeviceMemory:
@@ -167,10 +167,10 @@ class _DeviceMemory:
 
 @functools.lru_cache(maxsize=4096)
 def _at(address: int, nbytes: int, kind: str) -> Any:
-    """Some bytes of memory as ucxx takes them; whose they are, and how long, is not its business.
+    """Some bytes of memory as ucxx takes them; the result does not keep the memory alive.
 
-    It takes 5 us to make, so it is kept: training uses the same addresses again and again. An
-    address that was the host's may be a device's later, so the kind of device is part of it.
+    To make it takes 5 us, so it is kept: training uses the same addresses again and again. An
+    address of the host may later be an address of a device, so the kind of device is in the key.
     """
     if kind == "cuda":
         return _array()(_DeviceMemory(address, nbytes))
@@ -185,14 +185,7 @@ def _buffer(tensor: Tensor) -> Any:
 class UcxTransport(Transport):
     """Messages over UCX.
 
-    Parameters
-    ----------
-    store
-        Seen by all ranks of the group, and used by nobody else.
-    rank, world_size
-        This rank, and the number of ranks.
-    device
-        Whose memory UCX is to find its ways for; messages of CPU tensors may be sent as well.
+    UCX chooses its ways for the memory of ``device``; messages of CPU tensors may be sent as well.
 
     Raises
     ------
@@ -216,17 +209,19 @@ class UcxTransport(Transport):
         self.hosts: tuple[int, ...] = ()
         self._store = store
         self._aborted = False
-        self._told = False  # the peers know that this transport is at its end
+        self._has_told = False  # the peers know that this transport is at its end
         self._at_end = threading.RLock()  # `abort` may run in one thread, `close` in another
         self._worker: Any = None
         self._endpoints: dict[int, Any] = {}
         self._lives: dict[int, int] = {}  # pidfds of peers on this host
-        self._ended: set[int] = set()  # peers on this host whose process was seen to end
+        self._ended: set[int] = set()  # peers on this host whose process has ended
         self._far: set[int] = set()  # peers on other hosts, whose endpoints know when they end
         self._heard: Any = None  # the request that an `abort` of a peer completes
         self._spins = _SPINS
         self._keep: list[object] = []
-        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes whoever sleeps
+        self._alarm = os.eventfd(
+            0, os.EFD_NONBLOCK | os.EFD_CLOEXEC
+        )  # wakes the thread that sleeps
         self._sleeper = select.poll()
 
     def connect(self, timeout_s: float) -> None:
@@ -248,25 +243,25 @@ class UcxTransport(Transport):
         for peer in range(self.world_size):
             if peer == self.rank:
                 continue
-            theirs = json.loads(store.get(f"ucx/{peer}"))
+            peer_about = json.loads(store.get(f"ucx/{peer}"))
             far = self.hosts[peer] != own_host
             if far:
                 self._far.add(peer)
             else:
                 with contextlib.suppress(OSError):  # gone already: its messages will not come
-                    self._lives[peer] = os.pidfd_open(theirs["pid"])
+                    self._lives[peer] = os.pidfd_open(peer_about["pid"])
                     self._sleeper.register(self._lives[peer], select.POLLIN)
             self._endpoints[peer] = ucx.UCXEndpoint.create_from_worker_address(
                 self._worker,
-                ucx.UCXAddress.create_from_buffer(bytes.fromhex(theirs["address"])),
+                ucx.UCXAddress.create_from_buffer(bytes.fromhex(peer_about["address"])),
                 endpoint_error_handling=far,
             )
         if self.hosts.count(own_host) > cores():
             self._spins = 0
-        told = _array()(bytearray(1))
-        self._keep.append(told)
-        self._heard = self._worker.tag_recv(told, ucx.UCXXTag(_ABORT), ucx.UCXXTagMask(_ABORT))
-        # Everybody hears from everybody: so all are connected, and nobody leaves before.
+        memory = _array()(bytearray(1))
+        self._keep.append(memory)
+        self._heard = self._worker.tag_recv(memory, ucx.UCXXTag(_ABORT), ucx.UCXXTagMask(_ABORT))
+        # Every rank hears from every rank: so all are connected, and no rank leaves before.
         token = torch.zeros(2 * self.world_size, 1, dtype=torch.uint8, device="cpu")
         peers = list(self._endpoints)
         handles = self.post(
@@ -281,11 +276,13 @@ class UcxTransport(Transport):
     ) -> Callable[[int], list[Handle]]:
         """Make messages ready; see `Transport.bind`."""
         recv, of, everything = self._worker.tag_recv, self._ucx.UCXXTag, self._ucx.UCXXTagMaskFull
-        mine = self.rank << 31
-        arriving = [(_buffer(one), peer << 31 | tag, peer, one) for peer, one, tag in receives]
+        own = self.rank << 31
+        arriving = [
+            (_buffer(tensor), peer << 31 | tag, peer, tensor) for peer, tensor, tag in receives
+        ]
         leaving = [
-            (self._endpoints[peer].tag_send, _buffer(one), mine | tag, peer, one)
-            for peer, one, tag in sends
+            (self._endpoints[peer].tag_send, _buffer(tensor), own | tag, peer, tensor)
+            for peer, tensor, tag in sends
         ]
         devices = devices_of((*receives, *sends))
 
@@ -338,7 +335,7 @@ class UcxTransport(Transport):
             left_s = deadline - time.monotonic()
 
     def _disturbs(self, ready: list[tuple[int, int]]) -> bool:
-        """Whether anything but the worker is ready; peers that have ended are told of once."""
+        """Whether anything but the worker is ready; each peer's end makes it so once."""
         others = {descriptor for descriptor, _ in ready} - {self._descriptor}
         for peer, life in self._lives.items():
             if life in others:
@@ -347,13 +344,13 @@ class UcxTransport(Transport):
         return bool(others)
 
     def _look_around(self, request: Any, peer: int, exceeded_s: float | None) -> None:
-        """Whether there is a reason to stop waiting."""
+        """Raise an error if there is a reason to stop waiting."""
         if self._aborted or (self._heard is not None and self._heard.completed):
             self._give_up()
             raise PeerLostError("the connection was broken", peer=peer)
         if peer in self._ended:
             worker = self._worker
-            # What it sent before may still be on its way.
+            # Its last messages may still be on their way.
             for _ in range(1000 if worker is not None else 0):
                 worker.progress()
             if not request.completed:
@@ -370,7 +367,7 @@ class UcxTransport(Transport):
             raise CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
 
     def _wake(self) -> None:
-        """Make whoever waits on another thread stop."""
+        """Stop the wait of another thread."""
         self._aborted = True
         with contextlib.suppress(OSError, ValueError):  # closed
             os.eventfd_write(self._alarm, 1)
@@ -386,21 +383,21 @@ class UcxTransport(Transport):
         """Wake all who wait, here and at the peers."""
         self._wake()
         with self._at_end:
-            if self._worker is None or self._told:
+            if self._worker is None or self._has_told:
                 return
-            self._told = True
-            said = _array()(bytearray(1))
+            self._has_told = True
+            memory = _array()(bytearray(1))
             key = self._ucx.UCXXTag(_ABORT | self.rank)
-            self._keep.append(said)
+            self._keep.append(memory)
             for endpoint in self._endpoints.values():
                 with contextlib.suppress(self._ucx.UCXError):  # its connection has ended
-                    self._keep.append(endpoint.tag_send(said, key))
+                    self._keep.append(endpoint.tag_send(memory, key))
             for _ in range(1000):
                 self._worker.progress()
 
     def close(self) -> None:
         """Let go of the connections."""
-        self._wake()  # whoever still waits, on another thread, stops
+        self._wake()
         with self._at_end:
             if self._worker is not None:
                 self._worker.cancel_inflight_requests()

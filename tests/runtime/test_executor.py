@@ -22,15 +22,14 @@ from ringcoll.reduction import Reduction, resolve
 from ringcoll.runtime.executor import bind
 from ringcoll.runtime.plan import compile_plan
 from ringcoll.runtime.regions import Layout
-from ringcoll.runtime.stepped import run_together, steps
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof, verify
-from ringcoll.transport.local import Hub
 from tests.cases import data
 from tests.cases.calls import USER_OPS, Case, _input
 from tests.cases.effort import effort
 from tests.cases.reference import Answer, bits, mismatch, reduced
+from tests.cases.stepped import RandomHub, run_together, steps
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 7, 8, 13)
 EVERY = tuple(algorithms())
@@ -161,7 +160,7 @@ def execute_all(run: Run) -> tuple[list[Ends], Reduction]:
     reduces = contract(run.algorithm.collective).reduces
     op = USER_OPS.get(run.op, run.op)
     reduction = resolve(op, run.dtype) if reduces else plain(run.dtype)
-    hub = Hub(run.world_size, Random(run.seed))
+    hub = RandomHub(run.world_size, Random(run.seed))
     ends, executions = [], []
     for rank, transport in enumerate(hub.transports()):
         own = ends_of(run, rank, reduction)

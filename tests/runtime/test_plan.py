@@ -21,13 +21,12 @@ from ringcoll.reduction import Operator, Reduction, resolve
 from ringcoll.runtime.executor import bind
 from ringcoll.runtime.plan import Combine, Instruction, _Compiler, compile_plan
 from ringcoll.runtime.regions import Layout, Region
-from ringcoll.runtime.stepped import Waiting, run_together, steps
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Buffer, Schedule
-from ringcoll.transport.local import Hub
 from ringcoll.transport.narrow import NarrowTransport, _Arriving
 from tests.cases.effort import effort
 from tests.cases.schedules import Size, random_schedule
+from tests.cases.stepped import RandomHub, Waiting, run_together, steps
 from tests.fakes.interpreter import Memory, interpret
 
 PRIME = 1_000_003
@@ -140,7 +139,7 @@ def outcome(
         memory_of(schedule, rank, chunks, inputs[rank], outputs[rank], in_place) for rank in ranks
     ]
     interpret(schedule, memory, combine, finish, in_place=in_place)
-    hub = Hub(schedule.world_size, Random(seed))
+    hub = RandomHub(schedule.world_size, Random(seed))
     executions = []
     for rank, transport in zip(ranks, hub.transports(), strict=True):
         layout = Layout(tuple(enumerate(lengths)), in_place=in_place)
@@ -278,7 +277,7 @@ def test_shifted_slots_are_not_added_as_one():
     # torch.add refuses operands that overlap the result in part.
     schedule = written(HAZARDS["adjacent scratch slots, shifted by one"])
     inputs, outputs = tensors_of(schedule, [128], in_place=False)
-    hub = Hub(2, Random(0))
+    hub = RandomHub(2, Random(0))
     executions = []
     for rank, transport in enumerate(hub.transports()):
         plan = compile_plan(schedule, rank, Layout(((0, 128),)))

@@ -198,7 +198,7 @@ def test_what_staging_could_get_wrong_is_seen(wrong: Any):
     assert any(any(broken(make, WHEN[when])) for when in ("late", "early"))
 
 
-@pytest.mark.parametrize("forgets", ["nothing", "post", "_transfer"])
+@pytest.mark.parametrize("forgets", ["nothing", "post", "transfer"])
 def test_threads_that_do_not_wait_for_their_streams_are_seen(
     forgets: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,18 +1,49 @@
-"""The programs of all ranks in one thread, in an order that a random generator picks."""
+"""The programs of all ranks in one thread, in an order that a random generator picks.
+
+That scheduler is *adversarial*: a message is read from the sender's memory, and written to the
+receiver's, as late as the generator likes, and until then the receiver's memory holds garbage. So
+a schedule or an executor that relies on luck fails. There is no thread: thousands of cases run
+in a second.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from random import Random
 from typing import NamedTuple
+
+import torch
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
 from ringcoll.runtime.executor import Instruction, Posting
 from ringcoll.runtime.plan import Wait
-from ringcoll.transport.base import Handle
+from ringcoll.transport.base import Handle, Message
 from ringcoll.transport.local import Half, Hub
 
-__all__ = ["Waiting", "run_together", "steps"]
+
+class RandomHub(Hub):
+    """A hub whose messages move only when `move_one` picks them."""
+
+    def __init__(self, world_size: int, random: Random) -> None:
+        super().__init__(world_size)
+        self.random = random
+        self._matched: list[tuple[Half, Half]] = []
+
+    def post(self, rank: int, receives: Sequence[Message], sends: Sequence[Message]) -> list[Half]:
+        for message in receives:
+            message.tensor.view(torch.uint8).fill_(self.random.randrange(256))
+        return super().post(rank, receives, sends)
+
+    def transfer(self, receive: Half, send: Half) -> None:
+        self._matched.append((receive, send))
+
+    def move_one(self) -> bool:
+        """Move one matched message, if there is one."""
+        if not self._matched:
+            return False
+        super().transfer(*self._matched.pop(self.random.randrange(len(self._matched))))
+        return True
 
 
 class Waiting(NamedTuple):
@@ -23,13 +54,7 @@ class Waiting(NamedTuple):
 
 
 def steps(program: Sequence[Instruction], tag: int) -> Iterator[Waiting]:
-    """Run a program up to each wait; to be resumed when the message that it yields is there.
-
-    Parameters
-    ----------
-    program, tag
-        As for `ringcoll.runtime.executor.drive`.
-    """
+    """Run a program up to each wait; to be resumed when the message that it yields is there."""
     handles: list[Handle] = []
     for item in program:
         if isinstance(item, Wait):
@@ -40,17 +65,12 @@ def steps(program: Sequence[Instruction], tag: int) -> Iterator[Waiting]:
             item()
 
 
-def run_together(hub: Hub, executions: Sequence[Iterator[Waiting]], limit_s: float = 60.0) -> None:
+def run_together(
+    hub: RandomHub, executions: Sequence[Iterator[Waiting]], limit_s: float = 60.0
+) -> None:
     """Run the programs of all ranks in this thread, in an order that ``hub.random`` picks.
 
-    Parameters
-    ----------
-    hub
-        A hub with a random generator.
-    executions
-        `steps` of each rank's program.
-    limit_s
-        Time limit for the whole, in seconds.
+    ``executions`` are the `steps` of each rank's program.
 
     Raises
     ------
@@ -59,7 +79,6 @@ def run_together(hub: Hub, executions: Sequence[Iterator[Waiting]], limit_s: flo
     CollectiveTimeoutError
         The limit was exceeded.
     """
-    assert hub.random is not None
     deadline = time.monotonic() + limit_s
     waiting: dict[int, Waiting | None] = dict.fromkeys(range(len(executions)))
     while waiting:
