@@ -1,7 +1,7 @@
 """Arguments of the public functions: all checks that one rank can make by itself.
 
-What is checked depends on the arguments, and of the tensors on their kind alone: shape, dtype,
-device, strides, places relative to each other. So calls of one kind are checked once.
+The checks depend on the arguments, and on the kind of the tensors only: shape, dtype,
+device, strides, places relative to each other. So calls of the same kind are checked once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.reduction import TORCH, Engine, Reduction, gpu, resolve
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.runtime.operation import Operation, Request, is_short, needs_equal_blocks
-from ringcoll.runtime.stage import Stage, is_dense, is_plain, share_blocks
+from ringcoll.runtime.stage import Stage, check_apart, is_dense, is_plain, share_blocks
 from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system import settings
@@ -51,7 +51,7 @@ def seconds(timeout: Any, member: Communicator) -> float:
 
 
 def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
-    """Pair the items of the lists that a coalesced call got, by argument.
+    """Pair the items of the lists of a coalesced call.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
 
 
 def _kind(tensor: Tensor) -> object:
-    """What a tensor is that is not dense."""
+    """The kind of a tensor that is not dense."""
     if tensor.is_nested:
         return "a nested tensor"
     return tensor.dtype if tensor.is_quantized else tensor.layout
@@ -94,12 +94,12 @@ class Arguments:
     collective
         Name of the collective.
     group, tensors, algorithm, segment_bytes
-        What the user gave, as yet unchecked.
+        Arguments of the user, unchecked.
 
     Raises
     ------
     ArgumentError
-        Something is wrong with them.
+        An argument is not acceptable.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Arguments:
             raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
         if not isinstance(algorithm, str | Schedule):
             raise self._refuse("not an algorithm", "algorithm", "a name or a Schedule", algorithm)
-        # It ties the group to the tensors' device, so they have been looked at before.
+        # This ties the group to the tensors' device, so it comes after the checks.
         self.member: Communicator = communicator(group, self.device)
 
     def rooted(self, rank: int | None, in_group: int | None, argument: str) -> bool:
@@ -274,7 +274,7 @@ class Arguments:
         Parameters
         ----------
         inputs, outputs
-            Which of the tensors are sent, and which hold the result.
+            Numbers of the tensors that are sent, and of the tensors that hold the result.
         lengths
             Elements of each block, or (block, numel) of the blocks that this rank knows.
         split_input, split_output
@@ -282,40 +282,43 @@ class Arguments:
         is_packed
             Whether all tensors together, end to end, are the vector.
         prepared
-            Whether the operation belongs to one call, and keeps what it is bound to.
+            Whether the operation belongs to a single call, and keeps all its bindings.
         """
-        tensors, reduction, member = self.tensors, self.reduction, self.member
-        rules = contract(self.collective)
+        tensors, reduction = self.tensors, self.reduction
+        root, rank, world_size = self.root, self.rank, self.world_size
         known = lengths if isinstance(lengths, dict) else dict(enumerate(lengths))
-        numels = tuple(tensor.numel() for tensor in tensors)
+        results = range(len(tensors)) if is_packed else outputs
+        output_tensors = [tensors[number] for number in results]
+        input_parts: tuple[tuple[int, ...], ...] = tuple((number,) for number in inputs)
+        output_parts: tuple[tuple[int, ...], ...] = tuple((number,) for number in outputs)
         if is_packed:
-            input_parts: tuple[tuple[int, ...], ...] = (tuple(range(len(tensors))),)
-            output_parts = input_parts
-        else:
-            input_parts = tuple((number,) for number in inputs)
-            output_parts = tuple((number,) for number in outputs)
-        converts = reduction is not None and not reduction.shares_memory
+            input_parts = output_parts = (tuple(results),)
         scales = reduction is not None and reduction.scale is not None
         is_same = input_parts == output_parts and len(input_parts) == 1
         one_copy = is_same and not scales
-        root, rank, world_size = self.root, self.rank, self.world_size
-        if is_packed:
-            self._check_apart(tensors)
-            shares = False
-        else:
-            shares = not is_same and share_blocks(
+        stage = Stage(
+            inputs=input_parts,
+            outputs=output_parts,
+            plain=tuple(map(is_plain, tensors)),
+            numels=tuple(tensor.numel() for tensor in tensors),
+            nbytes=sum(tensor.nbytes for tensor in tensors),
+            dtype=self.dtype,
+            one_copy=one_copy,
+            reduction=reduction,
+            engine=self.engine,
+        )
+        check_apart(output_tensors, rank)
+        rules, shares = contract(self.collective), False
+        if not is_same and not stage.converts:
+            shares = share_blocks(
                 [tensors[number] for number in inputs],
-                [tensors[number] for number in outputs],
+                output_tensors,
                 rules.inputs(rank, world_size, root),
                 rules.outputs(rank, world_size, root),
                 known,
-                converts=converts,
-                rank=rank,
+                rank,
             )
-            if is_same:
-                self._check_apart(tensors)
-        nbytes = sum(tensor.nbytes for tensor in tensors)
-        is_own = is_short(nbytes, self.device) and not prepared
+        is_own = is_short(stage.nbytes, self.device) and not prepared
         operator = None if reduction is None else reduction.operator
         request = Request(
             collective=self.collective,
@@ -333,35 +336,17 @@ class Arguments:
             split_input=split_input,
             split_output=split_output,
             in_place=one_copy or (shares and not scales and not is_own),
-            posts_early=not member.transport.ordered,
+            posts_early=not self.member.transport.ordered,
         )
         operation = Operation(
             request,
-            Stage(
-                inputs=input_parts,
-                outputs=output_parts,
-                plain=tuple(map(is_plain, tensors)),
-                numels=numels,
-                nbytes=nbytes,
-                dtype=self.dtype,
-                one_copy=one_copy,
-                reduction=reduction,
-                engine=self.engine,
-            ),
+            stage,
             self.device,
-            reduction=reduction,
-            engine=self.engine,
-            results=range(len(tensors)) if is_packed else outputs,
-            inference=any(
-                tensors[number].is_inference() for part in output_parts for number in part
-            ),
+            results=results,
+            inference=any(tensor.is_inference() for tensor in output_tensors),
             may_alias=not shares,
             prepared=prepared,
         )
         if isinstance(self.algorithm, Schedule) or self.algorithm != "auto":
-            operation.check()  # an algorithm that was asked for may not fit: said at once
+            operation.check()
         return operation
-
-    def _check_apart(self, tensors: Sequence[Tensor]) -> None:
-        """Check that no two elements of results share memory."""
-        share_blocks([], tensors, (), range(len(tensors)), {}, converts=True, rank=self.rank)

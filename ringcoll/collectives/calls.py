@@ -7,7 +7,7 @@
                                            +-- new --> Arguments --> Operation
 
 The key holds all that checks and decisions depend on: the function, its options, and the kind of
-every tensor. So what has been checked for one call holds for all calls of the same key.
+every tensor. So the checks of a call hold for all calls with the same key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringcoll.runtime.communicator import Call
 from ringcoll.runtime.operation import Operation
 from ringcoll.runtime.work import Work
 
-__all__ = ["Collective", "Deferred", "Prepared", "collective", "operator", "start", "together"]
+__all__ = ["Collective", "Deferred", "collective", "operator", "start", "together"]
 
 P = ParamSpec("P")
 _RedOpType = dist.ReduceOp.RedOpType
@@ -42,18 +42,19 @@ Compile = Callable[[Any, Sequence[Any], tuple[Any, ...], bool], Operation]
 
 
 class Deferred:
-    """A group for which a call is made ready, and returned as a `Call`, but not run.
+    """A group for which a call is checked and returned as a `Call`, but not run.
 
-    Parameters
-    ----------
-    group
-        The group, as the user gave it.
-    prepared
-        Whether the call keeps what it is bound to, to be run again and again.
+    ``group`` is the group as the user gave it. A ``prepared`` call keeps its bindings, to run again
+    and again.
     """
 
     def __init__(self, group: Any, *, prepared: bool = False) -> None:
         self.group, self.prepared = group, prepared
+
+    @classmethod
+    def of(cls, group: Any) -> Deferred:
+        """Make a deferred group, unless the group is a deferred group already."""
+        return group if isinstance(group, cls) else cls(group)
 
 
 def operator(op: object) -> object:
@@ -74,16 +75,16 @@ def start(
     async_op: bool,
     timeout: Timeout,
 ) -> Work | None:
-    """Run a call, by the operation that the group keeps for such calls, or by a new one.
+    """Run a call, by the operation that the group keeps for such calls, or by a new operation.
 
     Parameters
     ----------
     compile_
-        Checks the call and compiles it.
+        Function that checks the call and compiles it.
     group, async_op, timeout
-        As the user gave them.
+        Arguments of the user, unchecked.
     tensors
-        All tensors of the call, as yet unchecked.
+        All tensors of the call, unchecked.
     options
         The other arguments, for ``compile_``.
 
@@ -96,7 +97,7 @@ def start(
     if deferred is not None:
         group = deferred.group
     member = operation = key = None
-    # Whether autograd may come to need gradients of the tensors meanwhile.
+    # Whether the tensors may come to need gradients while the operation runs.
     is_tracked = async_op or deferred is not None
     try:
         facts = [compile_, registry.revision, *options]
@@ -104,7 +105,7 @@ def start(
         for tensor in tensors:
             kind = type(tensor)
             if (kind is not Tensor and kind is not Parameter) or tensor.layout is not _STRIDED:
-                raise TypeError  # it may be something else than it seems
+                raise TypeError  # a subclass may not be what its facts say
             is_contiguous = tensor.is_contiguous()
             facts += (
                 tensor.shape,
@@ -125,7 +126,7 @@ def start(
             in_order = sorted(places)
             end = 0
             for place in in_order:
-                if place[0] < end:  # how they overlap decides whether they may
+                if place[0] < end:  # the way of the overlap decides whether it is allowed
                     facts += [begin - first for begin, _ in places]
                     break
                 end = place[1]
@@ -135,10 +136,10 @@ def start(
         if member is not None and (deferred is None or not deferred.prepared):
             operation = member.operations.get(key)
     except (AttributeError, IndexError, RuntimeError, TypeError):
-        key = None  # something unusual: `compile_` checks it, and says what is wrong
+        key = None  # an unusual argument: `compile_` checks it, and names the fault
     if member is None or operation is None:
         is_prepared = deferred is not None and deferred.prepared
-        with torch.inference_mode(False):  # it may be run outside of that mode
+        with torch.inference_mode(False):  # the operation may run outside of that mode
             operation = compile_(group, tensors, options, is_prepared)
         member = communicator(group, operation.device)
         if key is not None and not is_prepared:
@@ -152,7 +153,7 @@ def start(
         return member.run(operation, tensors, limit_s, async_op, results)
     results = [tensors[number] for number in operation.results]
     call: Any = Call(member, operation, tensors, limit_s, async_op, results)
-    return cast("Work | None", call)  # who gives a `Deferred` knows
+    return cast("Work | None", call)  # a caller with a `Deferred` knows
 
 
 def _extent(tensor: Tensor) -> int:
@@ -166,7 +167,7 @@ def _extent(tensor: Tensor) -> int:
 
 
 def together(group: Any, calls: Sequence[Call]) -> Work | None:
-    """Run several calls as one operation, with one work; or defer them, as the group says.
+    """Run several calls as one operation with one work, or defer them if the group is `Deferred`.
 
     Raises
     ------
@@ -187,29 +188,34 @@ def together(group: Any, calls: Sequence[Call]) -> Work | None:
     first.num_parts = len(calls)
     first.results = [tensor for call in calls for tensor in call.results]
     if type(group) is not Deferred:
-        return first.run()
+        return first()
     deferred: Any = first
     return cast("Work | None", deferred)
 
 
 class Collective(Protocol[P]):
-    """A public function: called, it runs; `plan` makes a prepared operation of it."""
+    """A public function, with a `plan`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Work | None:
-        """Run it."""
+        """Call the function."""
         ...
 
-    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Prepared:
-        """Make ready to call the function with these arguments again and again.
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+        """Prepare to call the function with these arguments again and again.
 
-        Everything is checked, decided and bound once. The tensors are kept, and each run
-        works on what is in them at the time. All ranks must run the operation as often,
+        Everything is checked, decided and bound once. The call keeps the tensors, and each run
+        works on their present contents. All ranks must run the call as often,
         and in the same order among the group's other operations.
 
         Parameters
         ----------
         *args, **kwargs
-            Those of the function; ``async_op`` says whether each run returns a work at once.
+            Arguments of the function; ``async_op`` says whether each run returns a work at once.
+
+        Returns
+        -------
+        callable
+            Without arguments, it runs the call once.
 
         Examples
         --------
@@ -231,11 +237,11 @@ def collective(function: Callable[P, Work | None]) -> Collective[P]:
     """Give a public function its ``plan``."""
     parameters = signature(function)
 
-    def plan(*args: P.args, **kwargs: P.kwargs) -> Prepared:
+    def plan(*args: P.args, **kwargs: P.kwargs) -> Call:
         bound = parameters.bind(*args, **kwargs)
         group = bound.arguments.get("group")
         bound.arguments["group"] = Deferred(group, prepared=True)
-        call: Any = function(*bound.args, **bound.kwargs)
+        call = cast("Call", function(*bound.args, **bound.kwargs))
         if not isinstance(call.following, Sequence):
             raise ArgumentError(
                 "cannot be prepared",
@@ -244,33 +250,7 @@ def collective(function: Callable[P, Work | None]) -> Collective[P]:
                 expected="a dense tensor",
                 got="a sparse one",
             )
-        return Prepared(call)
+        return call
 
     function.plan = plan  # type: ignore[attr-defined]  # functions take attributes
     return cast("Collective[P]", function)
-
-
-class Prepared:
-    """An operation that is bound to its tensors; see `Collective.plan`."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def __call__(self) -> Work | None:
-        """Run it once.
-
-        Returns
-        -------
-        Work or None
-            The work, if ``async_op`` was asked for.
-        """
-        call = self._call
-        return call.member.run(
-            call.operation,
-            call.tensors,
-            call.timeout_s,
-            call.async_op,
-            call.results,
-            call.following,
-            call.num_parts,
-        )

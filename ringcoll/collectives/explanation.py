@@ -1,4 +1,4 @@
-"""Say which algorithm ``"auto"`` stands for, what else there was, and why."""
+"""The algorithm for which ``"auto"`` stands, the alternatives, and the reason."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Explanation:
     Parameters
     ----------
     choice
-        What was chosen; with all predictions, the reason and the costs.
+        The choice, with all predictions, the reason and the costs.
     notes
-        What should be known beside it, in sentences.
+        Further facts, in sentences.
     """
 
     choice: Choice
@@ -40,7 +40,7 @@ class Explanation:
 
     @property
     def algorithm(self) -> str:
-        """The algorithm that was chosen."""
+        """Name of the chosen algorithm."""
         return self.choice.algorithm
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Explanation:
 def _columns(choice: Choice) -> Iterator[str]:
     rows: list[tuple[str, ...]]
     rows = [("", "algorithm", "segments", "predicted us", "path us", "together us")]
-    rows += [_row(choice, one) for one in choice.predictions]
+    rows += [_row(choice, prediction) for prediction in choice.predictions]
     if choice.predicted is None:
         rows.append(("*", choice.algorithm, "", "-", "-", "-"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -74,31 +74,32 @@ def _columns(choice: Choice) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _row(choice: Choice, one: Prediction) -> tuple[str, ...]:
-    times = (f"{seconds * 1e6:.1f}" for seconds in (one.seconds, one.path_s, one.crowded_s))
-    mark = "*" if one.algorithm == choice.algorithm else ""
-    return (mark, one.algorithm, str(one.num_segments), *times)
+def _row(choice: Choice, prediction: Prediction) -> tuple[str, ...]:
+    times = (prediction.seconds, prediction.path_s, prediction.crowded_s)
+    mark = "*" if prediction.algorithm == choice.algorithm else ""
+    numbers = (f"{seconds * 1e6:.1f}" for seconds in times)
+    return (mark, prediction.algorithm, str(prediction.num_segments), *numbers)
 
 
 def explain(
     collective: str, data: int | Tensor, group: Any = None, *, op: object = None
 ) -> Explanation:
-    """Say which algorithm ``algorithm="auto"`` stands for on a group, and why.
+    """Name the algorithm for which ``algorithm="auto"`` stands on a group, and the reason.
 
     Nothing is sent, and no other rank is needed. Costs are measured when the first
-    operation runs; before that, the answer rests on what is built in, and says so.
+    operation runs; before that, the answer rests on built-in costs, and says so.
 
     Parameters
     ----------
     collective
-        Its name, such as ``"all_reduce"``.
+        Name of the collective, such as ``"all_reduce"``.
     data
         Size of the whole data in bytes: the vector, or all blocks of a rank; or a tensor
         of that size.
     group
         As for the collectives.
     op
-        The reduction operator; by default one whose operands may change places.
+        Reduction operator; by default an operator whose operands may change places.
 
     Raises
     ------
@@ -117,11 +118,12 @@ def explain(
     """
     device = data.device if isinstance(data, Tensor) else torch.device("cpu")
     member = communicator(group, device)
-    table: Table | None = getattr(member, "table", None)
+    table = member.table
     notes: tuple[str, ...] = ()
     if table is None:
         table, notes = _expected_table(member.transport.name, member.world_size, 1)
-    return _explanation(collective, _nbytes(data), member.world_size, _order(op), table, notes)
+    order = OperandOrder.ANY if op is None else as_operator(op).order
+    return _explanation(collective, _nbytes(data), member.world_size, order, table, notes)
 
 
 def _nbytes(data: int | Tensor) -> int:
@@ -133,10 +135,6 @@ def _nbytes(data: int | Tensor) -> int:
     return nbytes
 
 
-def _order(op: object) -> OperandOrder:
-    return OperandOrder.ANY if op is None else as_operator(op).order
-
-
 def _explanation(
     collective: str,
     nbytes: int,
@@ -145,22 +143,17 @@ def _explanation(
     table: Table,
     notes: tuple[str, ...],
 ) -> Explanation:
-    contract(collective)  # is there such a collective?
+    contract(collective)  # raises if there is no such collective
     return Explanation(choose(collective, nbytes, world_size, table, order), notes)
 
 
 def explain_without_ranks(
     collective: str, nbytes: int, world_size: int, transport: str, hosts: int = 1
 ) -> Explanation:
-    """Say what would be chosen for a group that there is not.
+    """Explain the choice for a group that need not exist.
 
     The costs are those of ``ringcoll tune``, if it has run for such a group on this
-    machine, else what is built in for the transport. ``RINGCOLL_ALGORITHM`` counts.
-
-    Parameters
-    ----------
-    collective, nbytes, world_size, transport, hosts
-        The call and the group.
+    machine, otherwise the built-in costs of the transport. ``RINGCOLL_ALGORITHM`` counts.
 
     Raises
     ------
@@ -174,15 +167,13 @@ def explain_without_ranks(
 
 
 def _expected_table(transport: str, world_size: int, hosts: int) -> tuple[Table, tuple[str, ...]]:
-    """What such a group will go by, as far as is known without it."""
+    """The table that such a group will use, as far as it is known before; and notes on it."""
     forced = settings.forced_rules(settings.forced_text())
     path, asked = settings.tuning_file()
-    if path is not None:
-        table = tuning.find_table(path, transport, world_size, hosts, asked=asked)
-        if table is not None:
-            return replace(table, forced=forced), ()
-    table = built_in(transport, costs_of(transport), world_size, hosts=hosts, cores=cores())
-    if transport not in names("cpu"):
-        return replace(table, forced=forced), ()
-    notes = "The costs are built in; a group measures its own when it is first used."
-    return replace(table, forced=forced), (notes,)
+    table = tuning.find_table(path, transport, world_size, hosts, asked=asked)
+    notes: tuple[str, ...] = ()
+    if table is None:
+        table = built_in(transport, costs_of(transport), world_size, hosts=hosts, cores=cores())
+        if transport in names("cpu"):
+            notes = ("The costs are built in; a group measures its own when it is first used.",)
+    return replace(table, forced=forced), notes

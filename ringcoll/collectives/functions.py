@@ -6,8 +6,8 @@ Every function has torch's positional arguments, and beyond them keyword-only on
     Name of a registered algorithm (`ringcoll.algorithms`), a `Schedule`, or
     ``"auto"``.
 ``segment_bytes``
-    Size of the pieces in which chunks are pipelined; by default only the
-    algorithms made for it are.
+    Bytes of the segments in which chunks are pipelined; by default only algorithms that
+    need segments use them.
 ``wire_dtype``
     Dtype in which data are sent; by default that of the tensors, but float32 for
     arithmetic on 16-bit and 8-bit floats. Partial results are added up in at least
@@ -16,13 +16,13 @@ Every function has torch's positional arguments, and beyond them keyword-only on
 ``timeout``
     Time limit of the operation; by default the group's.
 
-Called as ``function.plan(...)``, with the same arguments, they return a persistent operation:
-checked, decided and bound to its tensors once, and run whenever it is called
+``function.plan(...)``, with the same arguments, returns a persistent operation, which is checked,
+decided and bound to its tensors once, and can be called any number of times
 (`ringcoll.collectives.calls.Collective.plan`).
 
 All arguments are checked before anything is sent. Errors are `ArgumentError` and
 `ScheduleError` for a bad call, `MismatchError` if ranks disagree, `PeerLostError` if
-one dies and `CollectiveTimeoutError` if one does not come.
+a rank dies and `CollectiveTimeoutError` if a rank does not come.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _Tensors = Sequence[Any]
 
 
 def _listed(tensors: object) -> list[Tensor]:
-    """A list of tensors as given; `Arguments` complains about anything else."""
+    """The tensors of an argument, in a list; `Arguments` refuses anything but tensors."""
     if tensors is None:
         return []
     return list(tensors) if isinstance(tensors, list | tuple) else [tensors]  # type: ignore[list-item]
@@ -180,7 +180,7 @@ def _fused(
     wire_dtype: torch.dtype | None = None,
     timeout: Timeout = None,
 ) -> Any:
-    """One all-reduce of several tensors, laid end to end."""
+    """A single all-reduce of several tensors, laid end to end."""
     options = (operator(op), algorithm, segment_bytes, wire_dtype)
     return start(_all_reduce_packed, group, tensors, options, async_op, timeout)
 
@@ -195,11 +195,6 @@ def _all_reduce_packed(
     return call.operation((), (), lengths, is_packed=True, prepared=prepared)
 
 
-def _deferred(group: Any) -> Deferred:
-    """The group, so that calls are made ready and not run."""
-    return group if isinstance(group, Deferred) else Deferred(group)
-
-
 @collective
 def all_reduce_coalesced(
     tensors: list[Tensor],
@@ -210,7 +205,7 @@ def all_reduce_coalesced(
 ) -> Work | None:
     """Reduce several tensors over all ranks, as one operation.
 
-    Short ones that follow each other are laid end to end and reduced together.
+    Short tensors that follow each other are laid end to end and reduced together.
 
     Parameters
     ----------
@@ -219,13 +214,14 @@ def all_reduce_coalesced(
     op, group, async_op, **options
         As for `all_reduce`.
     """
-    deferred = _deferred(group)
-    calls: list[Any] = []
-    for run in fusible([tensor for (tensor,) in side_by_side(deferred.group, tensors=tensors)]):
-        if len(run) == 1:
-            calls.append(all_reduce(run[0], op, deferred, async_op, **options))
-        else:
-            calls.append(_fused(run, op, deferred, async_op, **options))
+    deferred = Deferred.of(group)
+    runs = fusible([tensor for (tensor,) in side_by_side(deferred.group, tensors=tensors)])
+    calls: list[Any] = [
+        all_reduce(run[0], op, deferred, async_op, **options)
+        if len(run) == 1
+        else _fused(run, op, deferred, async_op, **options)
+        for run in runs
+    ]
     return together(group, calls)
 
 
@@ -263,10 +259,8 @@ def reduce(
         the result on the destination, unless ``out`` is given there.
     dst, group_dst
         The destination, as a global rank or as a rank of the group: one of the two.
-    op, group, async_op, out
+    op, group, async_op, out, algorithm, segment_bytes, wire_dtype, timeout
         As for `all_reduce`.
-    algorithm, segment_bytes, wire_dtype, timeout
-        See the module.
     """
     tensors = (tensor,) if out is None else (tensor, out)
     options = (operator(op), algorithm, segment_bytes, wire_dtype, dst, group_dst)
@@ -301,10 +295,8 @@ def broadcast(
         source, overwritten on the others.
     src, group_src
         The source, as a global rank or as a rank of the group: one of the two.
-    group, async_op
+    group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
-    algorithm, segment_bytes, timeout
-        See the module.
     """
     options = (algorithm, segment_bytes, src, group_src)
     return start(_broadcast, group, (tensor,), options, async_op, timeout)
@@ -337,14 +329,12 @@ def all_gather(
     Parameters
     ----------
     tensor_list
-        One tensor a rank, for the results; they may differ in size, but each must be
-        as large as that rank's tensor.
+        One tensor a rank, for the results; they may differ in size, but each has as many
+        elements as that rank's tensor.
     tensor
         This rank's tensor.
-    group, async_op
+    group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
-    algorithm, segment_bytes, timeout
-        See the module.
     """
     tensors = [tensor, *_listed(tensor_list)]
     options = (algorithm, segment_bytes, type(tensor_list))
@@ -364,13 +354,13 @@ def all_gather_coalesced(
     Parameters
     ----------
     output_tensor_lists
-        One list a rank, of one tensor for each input.
+        A list for each rank, of one tensor for each input.
     input_tensor_list
         This rank's tensors.
     group, async_op, **options
         As for `all_gather`.
     """
-    deferred = _deferred(group)
+    deferred = Deferred.of(group)
     lists = side_by_side(deferred.group, output_tensor_lists=output_tensor_lists)
     named = {f"output_tensor_lists[{rank}]": outputs for rank, (outputs,) in enumerate(lists)}
     inputs = side_by_side(deferred.group, input_tensor_list=input_tensor_list, **named)
@@ -407,13 +397,11 @@ def all_gather_single(
     ----------
     output_tensor
         world_size times as many elements as the input. The input may be this rank's
-        part of it.
+        block of it.
     input_tensor
         Same number of elements on all ranks.
-    group, async_op
+    group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
-    algorithm, segment_bytes, timeout
-        See the module.
     """
     tensors = (output_tensor, input_tensor)
     options = (algorithm, segment_bytes)
@@ -433,11 +421,11 @@ def all_gather_single_coalesced(
     Parameters
     ----------
     output_tensors, input_tensors
-        As many of the one as of the other.
+        Lists of the same length.
     group, async_op, **options
         As for `all_gather_single`.
     """
-    deferred = _deferred(group)
+    deferred = Deferred.of(group)
     pairs = side_by_side(deferred.group, output_tensors=output_tensors, input_tensors=input_tensors)
     calls: list[Any] = [
         all_gather_single(output, tensor, deferred, async_op, **options) for output, tensor in pairs
@@ -478,10 +466,8 @@ def gather(
         On the destination one tensor a rank, for the results; ``None`` elsewhere.
     dst, group_dst
         The destination, as a global rank or as a rank of the group; global rank 0 by default.
-    group, async_op
+    group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
-    algorithm, segment_bytes, timeout
-        See the module.
     """
     tensors = [tensor, *_listed(gather_list)]
     dst = 0 if dst is None and group_dst is None else dst
@@ -522,10 +508,8 @@ def scatter(
         On the source one tensor a rank; ``None`` elsewhere.
     src, group_src
         The source, as a global rank or as a rank of the group; global rank 0 by default.
-    group, async_op
+    group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
-    algorithm, segment_bytes, timeout
-        See the module.
     """
     tensors = [tensor, *_listed(scatter_list)]
     src = 0 if src is None and group_src is None else src
@@ -567,10 +551,8 @@ def reduce_scatter(
     input_list
         One tensor a rank; they may differ in size, but tensor r has the same size on
         all ranks.
-    op, group, async_op
+    op, group, async_op, algorithm, segment_bytes, wire_dtype, timeout
         As for `all_reduce`.
-    algorithm, segment_bytes, wire_dtype, timeout
-        See the module.
     """
     tensors = [output, *_listed(input_list)]
     options = (operator(op), algorithm, segment_bytes, wire_dtype, type(input_list))
@@ -601,18 +583,16 @@ def reduce_scatter_single(
     wire_dtype: torch.dtype | None = None,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Reduce a tensor over all ranks; rank r gets the r-th part of the result.
+    """Reduce a tensor over all ranks; rank r gets block r of the result.
 
     Parameters
     ----------
     output
-        For the result. It may be this rank's part of the input.
+        Tensor for the result. It may be this rank's block of the input.
     input
         world_size times as many elements as the output; same size on all ranks.
-    op, group, async_op
+    op, group, async_op, algorithm, segment_bytes, wire_dtype, timeout
         As for `all_reduce`.
-    algorithm, segment_bytes, wire_dtype, timeout
-        See the module.
     """
     options = (operator(op), algorithm, segment_bytes, wire_dtype)
     return start(_reduce_scatter_single, group, (output, input), options, async_op, timeout)
@@ -632,11 +612,11 @@ def reduce_scatter_single_coalesced(
     Parameters
     ----------
     output_tensors, input_tensors
-        As many of the one as of the other.
+        Lists of the same length.
     op, group, async_op, **options
         As for `reduce_scatter_single`.
     """
-    deferred = _deferred(group)
+    deferred = Deferred.of(group)
     pairs = side_by_side(deferred.group, output_tensors=output_tensors, input_tensors=input_tensors)
     calls: list[Any] = [
         reduce_scatter_single(output, tensor, op, deferred, async_op, **options)
@@ -669,14 +649,14 @@ def all_to_all(
     algorithm: AlgorithmChoice = "auto",
     timeout: Timeout = None,
 ) -> Work | None:
-    """Send tensor j of the input list to rank j, and receive one from each rank.
+    """Send tensor j of the input list to rank j, and receive a tensor from each rank.
 
     Parameters
     ----------
     output_tensor_list
-        One tensor a rank, for what comes from it.
+        One tensor a rank, for the data from that rank.
     input_tensor_list
-        One tensor a rank, for what goes to it; as large as the receiver expects.
+        One tensor a rank, with the data for that rank; as large as the receiver expects.
     group, async_op
         As for `all_reduce`.
     algorithm, timeout
@@ -711,18 +691,16 @@ def all_to_all_single(
     algorithm: AlgorithmChoice = "auto",
     timeout: Timeout = None,
 ) -> Work | None:
-    """Cut a tensor in pieces, send piece j to rank j, and join what comes from each rank.
+    """Cut a tensor in pieces, send piece j to rank j, and join the pieces from all ranks.
 
     Parameters
     ----------
     output, input
-        For the result, and what is sent.
+        Tensor for the result, and tensor to send.
     output_split_sizes, input_split_sizes
         Sizes of the pieces along the first dimension; equal pieces by default.
-    group, async_op
-        As for `all_reduce`.
-    algorithm, timeout
-        See `all_to_all`.
+    group, async_op, algorithm, timeout
+        As for `all_to_all`.
     """
     options = (algorithm, _sizes(output_split_sizes), _sizes(input_split_sizes))
     return start(_all_to_all_single, group, (output, input), options, async_op, timeout)
@@ -750,7 +728,8 @@ def barrier(
     group, async_op
         As for `all_reduce`.
     device_ids
-        The first one names a CUDA device, whose current stream is then waited for, too.
+        List whose first element names a CUDA device; the barrier then waits for the current
+        stream of that device, too.
     algorithm, timeout
         See the module.
     """
@@ -767,7 +746,7 @@ def _named_device(device_ids: Any, group: Any) -> torch.device:
     if not is_list or device_ids[0] not in range(count):
         raise ArgumentError(
             "names no CUDA device of this process",
-            rank=as_group(_deferred(group).group).rank(),
+            rank=as_group(Deferred.of(group).group).rank(),
             argument="device_ids",
             expected=f"a list of one of the {count} devices, or None",
             got=device_ids,
@@ -778,25 +757,25 @@ def _named_device(device_ids: Any, group: Any) -> torch.device:
 def monitored_barrier(
     group: Any = None, timeout: Timeout = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait until all ranks have come, and say which ones do not.
+    """Wait until all ranks have come, or name the missing ranks.
 
-    It goes through the store of the group, so it works when messages do not, and the
-    group can be used after it has failed. Operations in flight are not waited for.
+    The barrier goes through the store of the group, so it works when messages do not, and the
+    group can be used after the barrier has failed. It waits for no operation in flight.
 
     Parameters
     ----------
     group
         As for `all_reduce`.
     timeout
-        How long to wait; by default the group's time limit.
+        Time limit; by default the group's.
     wait_all_ranks
-        Whether rank 0 waits for all ranks before it complains, so that it can name all
-        that are missing.
+        Whether rank 0 waits for all ranks before it raises, so that it can name all
+        missing ranks.
 
     Raises
     ------
     CollectiveTimeoutError
-        Some rank did not come. On rank 0 it names which; the others are told.
+        Some rank did not come. The error of rank 0 names it; the errors of the others quote that.
     """
     member = communicator(group, torch.device("cpu"))
     at_once = timeout in (0, timedelta(0))

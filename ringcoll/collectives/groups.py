@@ -12,41 +12,28 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringcoll.errors import (
-    ArgumentError,
-    RingcollError,
-    TransportError,
-)
+from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system import streams
 from ringcoll.transport import catalogue
-from ringcoll.transport.base import Transport
 
-__all__ = [
-    "OwnGroup",
-    "abort",
-    "as_group",
-    "close",
-    "communicator",
-    "group_rank",
-    "known",
-    "use",
-]
+__all__ = ["OwnGroup", "abort", "as_group", "close", "communicator", "group_rank", "known", "use"]
 
 _log = logging.getLogger("ringcoll")
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
-# By group, without keeping it alive; a plain dictionary, as looking up has to be quick.
+_ANY_GPU = torch.device("cuda")
+# By group, without keeping it alive. A plain dictionary, because a look-up has to be quick.
 _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
 _making = threading.Lock()
-# What `use` was told: names of transports, by the type of device.
+# Names of transports that `use` has got, by the type of device.
 _asked: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class OwnGroup:
-    """One rank of a group that torch does not know: it brings its communicator.
+    """One rank of a group that torch does not know: the group brings its communicator.
 
-    ``members`` are all that it has: that one, and those that `on` has made.
+    ``members`` are all communicators of the rank; `on` may add communicators.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -62,39 +49,25 @@ class OwnGroup:
         return self.communicator.world_size
 
     def on(self, device: torch.device) -> Communicator:
-        """The communicator for tensors on a device.
-
-        Raises
-        ------
-        ArgumentError
-            They cannot be sent.
-        """
+        """The communicator for tensors on a device."""
         return self.communicator
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Release what the group holds, on all its ranks; it cannot be used any more.
+        """Release the group's resources, on all its ranks; the group cannot be used any more.
 
-        Parameters
-        ----------
-        drain_s
-            How long to wait, in seconds, for operations that nobody has waited for yet.
+        ``drain_s`` is the time limit, in seconds, for operations that nobody has waited for yet.
         """
         for member in self.members:
             member.close(drain_s)
 
 
 def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
-    """Understand what a user may give as ``group``.
-
-    Parameters
-    ----------
-    group
-        As for `communicator`.
+    """The group of an argument ``group``; see `communicator`.
 
     Raises
     ------
     ArgumentError
-        It is none, there is no default group, or this process is not a member.
+        The argument is not a group, there is no default group, or this process is not a member.
     """
     if group is None:
         group = dist.GroupMember.WORLD
@@ -125,17 +98,17 @@ def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
 
 
 def communicator(group: Any, device: torch.device) -> Communicator:
-    """The communicator of a group for tensors on a device; made on first use.
+    """The communicator of a group for tensors on a device; the first call makes it.
 
-    This waits for nobody; the ranks meet when the first operation runs.
+    The call waits for nobody; the ranks meet when the first operation runs.
 
     Parameters
     ----------
     group
-        A process group of torch, a `LocalGroup`, a group that `ringcoll.mpi_group` has
-        made, or ``None`` for the default group.
+        A process group of torch, a `LocalGroup`, a group of `ringcoll.mpi_group`, or ``None``
+        for the default group.
     device
-        Where the tensors are.
+        Device of the tensors.
 
     Raises
     ------
@@ -157,15 +130,15 @@ def communicator(group: Any, device: torch.device) -> Communicator:
 
 
 def known(group: Any, device: torch.device) -> Communicator | None:
-    """The communicator that a group has for tensors on a device, if it has one already.
+    """The communicator that a group already has for tensors on a device, or ``None``.
 
-    Nothing is checked: what was found for a GPU may be for another one.
+    Nothing is checked: a communicator for CUDA tensors may be for another GPU.
     """
     if isinstance(group, OwnGroup):
         return group.on(device)
     try:
         return _known[weakref.ref(group)][device.type]
-    except (KeyError, TypeError):  # a new group, or none at all
+    except (KeyError, TypeError):  # a new group, or no group at all
         return None
 
 
@@ -173,16 +146,14 @@ def _introduce(group: Any, device: torch.device) -> Communicator:
     """Check a group that is not known yet for a device, and make its communicator."""
     group = as_group(group)
     with _making:
-        members = _known.setdefault(weakref.ref(group, _forget), {})
+        forget = lambda reference: _known.pop(reference, None)  # noqa: E731
+        members = _known.setdefault(weakref.ref(group, forget), {})
         if device.type not in members:
             member = members[device.type] = _make(group, device)
-            # When torch lets go of the group, so do we: threads, connections, memory.
-            weakref.finalize(group, member.close).atexit = False  # `Communicator` sees to that
+            # When torch lets go of the group, its threads, connections and memory end, too. At
+            # the end of the process, the communicators close themselves.
+            weakref.finalize(group, member.close).atexit = False
     return members[device.type]
-
-
-def _forget(reference: weakref.ref[Any]) -> None:
-    _known.pop(reference, None)
 
 
 def _members(group: Any) -> dict[str, Communicator]:
@@ -191,21 +162,14 @@ def _members(group: Any) -> dict[str, Communicator]:
 
 
 def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) -> int:
-    """The rank within the group of a root given as a global rank or as a group rank.
+    """The rank within the group of a root, from its global rank or its rank in the group.
 
-    Parameters
-    ----------
-    group
-        As for `communicator`.
-    rank, in_group
-        What was given as ``src`` and ``group_src`` (or ``dst``, ``group_dst``).
-    what
-        The argument's name, ``"src"`` or ``"dst"``.
+    ``what`` is the name of the argument, ``"src"`` or ``"dst"``.
 
     Raises
     ------
     ArgumentError
-        Both or none were given, or the root is not in the group.
+        Both ranks are ``None``, or neither is, or the root is not in the group.
     """
     group = as_group(group)
     own, size = group.rank(), group.size()
@@ -251,23 +215,20 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
             expected="cpu or cuda",
             got=device,
         )
-    # After `close` the group is made anew, and nothing old may be met in the store.
+    # `close` makes the group as new, so it must not see its old keys in the store.
     prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
     store = _private(dist.PrefixStore(prefix, group.get_group_store()))
     if device == _ANY_GPU:
         device = torch.device("cuda", streams.current_device())
     name = catalogue.resolved(device.type, _asked.get(group, {}).get(device.type), rank)
-    # Beneath one prefix, whatever it is: there the ranks find out that they have different ones.
+    # The same prefix for every transport: there the ranks see that they have different transports.
     meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
-    made: Transport = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)
-    return Communicator(made, monitor, timeout_s, None if device.type == "cpu" else device)
-
-
-_ANY_GPU = torch.device("cuda")
+    transport = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)
+    return Communicator(transport, monitor, timeout_s, None if device.type == "cpu" else device)
 
 
 def _private(store: dist.Store) -> dist.Store:
-    """A connection to the store of our own: a long wait on the user's would block ours."""
+    """A connection of its own to the store: a long wait on the user's connection would block it."""
     with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
         clone: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
         return clone
@@ -293,21 +254,21 @@ def use(
         A process group of torch, by default the default group; all its ranks have to choose
         alike.
     transport
-        Of CPU tensors: ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), ``"mpi"`` (with
+        Transport of CPU tensors: ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), ``"mpi"`` (with
         ``ringcoll[mpi]``, where ``mpiexec`` has started the ranks), or ``"auto"``: UCX where
         it is installed, otherwise gloo. The environment's ``RINGCOLL_TRANSPORT`` overrides it.
     cuda_transport
-        Of CUDA tensors: ``"nccl"``, ``"ucx"``, ``"gloo"`` or ``"mpi"`` (both by way of host
+        Transport of CUDA tensors: ``"nccl"``, ``"ucx"``, ``"gloo"`` or ``"mpi"`` (both by way of host
         memory), or ``"auto"``: NCCL where torch has it, otherwise as above. The
         environment's ``RINGCOLL_CUDA_TRANSPORT`` overrides it.
 
     Raises
     ------
     ArgumentError
-        There is none of that name, nothing was chosen, or the group is in use, or none of
-        torch's.
+        There is no transport of that name, no transport was named, the group is in use, or
+        the group is not a process group of torch.
     MissingExtraError
-        It is not installed.
+        The transport is not installed.
     """
     group = as_group(group)
     rank = group.rank()
@@ -351,24 +312,24 @@ def abort(group: Any) -> None:
 
 
 def close(group: Any = None, *, drain_s: float = 0.0) -> None:
-    """Release what the library holds for a group; it may be used again afterwards.
+    """Release what the library holds for a group; the group may be used again afterwards.
 
-    All ranks of the group have to do so before any uses it again; it is then as a fresh
-    one, even if it was broken. One that `ringcoll.mpi_group` has made is closed for good.
+    All ranks of the group have to close it before any rank uses it again. The group is then like
+    a fresh group, even if it was broken. A group of `ringcoll.mpi_group` is closed for good.
 
     Parameters
     ----------
     group
-        As for `communicator`.
+        As for `ringcoll.all_reduce`.
     drain_s
-        How long to wait, in seconds, for operations that nobody has waited for yet.
+        Time limit, in seconds, for operations that nobody has waited for yet.
     """
     group = as_group(group)
     if isinstance(group, OwnGroup):
         group.close(drain_s)
         return
-    found = _known.pop(weakref.ref(group), {})
+    members = _known.pop(weakref.ref(group), {})
     _times_closed[group] = _times_closed.get(group, 0) + 1
-    for member in found.values():
-        with contextlib.suppress(TransportError, RingcollError):
+    for member in members.values():
+        with contextlib.suppress(RingcollError):
             member.close(drain_s)

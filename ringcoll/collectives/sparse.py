@@ -1,9 +1,9 @@
-"""All-reduce of sparse tensors, from all-gathers of what is not zero.
+"""All-reduce of sparse tensors, from all-gathers of their entries.
 
-No rank knows how many entries the others have, so it takes three steps: how many they
-are, their indices, their values. Each rank then adds all of them up, in rank order, so
-that the result is bitwise the same everywhere. Cost: that of the all-gathers, so k times
-as many bytes as one rank has, which is what may be left of it after the sum.
+No rank knows how many entries the others have, so there are three all-gathers: of the numbers of
+entries, of the indices, and of the values. Each rank then adds all entries up, in rank order, so
+that the result is bitwise the same on all ranks. Cost: k times the bytes of a rank, as many as the
+sum may have.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ def all_reduce(
     op
         SUM or AVG.
     group, async_op, timeout
-        See `ringcoll.all_reduce`.
+        As for `ringcoll.all_reduce`.
     algorithm
-        Of the all-gathers, if they have an algorithm of that name.
+        Algorithm of the all-gathers, if they have an algorithm of that name.
     **of_dense
-        Other arguments, which only dense tensors have.
+        Arguments for dense tensors only.
 
     Raises
     ------
     ArgumentError
-        Another operator: what is not stored would not be its neutral element. Or a value for
-        an argument that only dense tensors have.
+        Another operator: zero is not its neutral element. Or a value for an argument for
+        dense tensors only.
     MismatchError
         The ranks' tensors differ in shape.
     """
-    deferred = group if isinstance(group, Deferred) else Deferred(group)
+    deferred = Deferred.of(group)
     own_group = as_group(deferred.group)
     rank, world_size = own_group.rank(), own_group.size()
     for argument, value in of_dense.items():
@@ -83,7 +83,7 @@ def all_reduce(
         )
     own = tensor.detach().coalesce()
     signature = f"{tuple(own.shape)}, {own.sparse_dim()} of the dimensions sparse"
-    # The two that every rank tells the others; shapes may differ in length.
+    # Number of entries and checksum: two numbers, whatever the length of the shape.
     about = torch.tensor([own._nnz(), zlib.crc32(signature.encode())], device=own.device)
     call: Any = _gather(deferred, about, [2] * world_size, async_op, "auto", timeout)
     abouts = call.tensors[0].view(world_size, 2)
@@ -100,7 +100,7 @@ def all_reduce(
         counts = abouts[:, 0].tolist()
         sparse_dims, entry = own.sparse_dim(), own.values().shape[1:].numel()
         gathered = []
-        # Entry by entry, so that what comes from the ranks can be laid end to end.
+        # Entry by entry, so that the ranks' entries can be laid end to end.
         for part, width in ((own.indices().t(), sparse_dims), (own.values(), entry)):
             lengths = [width * count for count in counts]
             each = _gather(deferred, part, lengths, async_op, algorithm, timeout)
@@ -118,8 +118,8 @@ def all_reduce(
             tensor.copy_(total)
 
     call.following, call.num_parts, call.results = following(), 3, [tensor]
-    call.tensors = [*call.tensors, own.indices(), own.values()]  # a lane has to know of them
-    work: Work | None = call if deferred is group else call.run()
+    call.tensors = [*call.tensors, own.indices(), own.values()]  # for `Lane.use`
+    work: Work | None = call if deferred is group else call()
     return work
 
 

@@ -2,22 +2,20 @@
 
 Problem: the best algorithm depends on a few numbers that differ between machines, and on
 how many ranks share a core. They can be measured in some ten milliseconds, but every rank
-would get others, and ranks that choose differently do not match. So rank 0 decides, and
-publishes in the group's store what all go by:
+would get other numbers, and ranks that choose differently do not match. So rank 0 decides, and
+publishes the decision in the group's store:
 
-1. Every rank tells rank 0 on which host it is.
-2. Rank 0 says that the table is known (from a file of ``ringcoll tune``, or because it has
+1. Rank 0 says that the table is known (from a file of ``ringcoll tune``, or because it has
    measured for as many ranks before), that all ranks measure now, or what is wrong.
-3. If they measure, rank 0 publishes what *it* has found.
+2. If all ranks measure, rank 0 publishes the table of *its* measurements.
 
-What is measured, with the messages of `ringcoll.transport.base.Transport` only: rank 0 and
-the last rank send a short and a long message back and forth, while the others wait for
-the end of it (alpha, beta); every rank sends to the next one, all at once (crowded alpha,
-beta), and several messages in one step (overhead); every rank adds two vectors (gamma).
-The definition of alpha and beta by ping-pong is R. Hockney's. On a machine that does other
-things too, an exchange now and then takes milliseconds longer. So of two ranks' exchanges
-the fastest counts; of all ranks' the median, as there a fast one is one whose message
-had come before it was asked for.
+The measurement uses the messages of `ringcoll.transport.base.Transport` only. Rank 0 and the
+last rank send a short and a long message back and forth, while the others wait (alpha, beta).
+Then every rank sends to the next rank, all at once (crowded alpha, beta), and several messages
+in one step (overhead). Every rank adds two vectors (gamma). The definition of alpha and beta by
+ping-pong is R. Hockney's. On a busy machine an exchange now and then takes milliseconds longer.
+So the fastest exchange of two ranks counts, but the median exchange of all ranks: there, the
+fastest is an exchange whose message had come before the rank asked for it.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -45,6 +43,7 @@ from ringcoll.errors import (
 )
 from ringcoll.system import settings, tuning
 from ringcoll.system.machine import cores
+from ringcoll.system.stores import appears
 from ringcoll.transport.base import Handle, Message, Transport
 from ringcoll.transport.catalogue import costs_of, names
 
@@ -54,8 +53,8 @@ _log = logging.getLogger("ringcoll")
 
 _TAG, _TOKEN_TAG = 0x7E57C057, 0x7E57C058  # of 31 bits; nothing else is under way meanwhile
 _SHORT, _LONG = 8, 1 << 20  # bytes
-_BUDGET_S = 0.012  # for each of the parts; as long as one round, if that takes longer
-_MOST, _FEW = 12, 3  # rounds of a part; those of long messages
+_BUDGET_S = 0.012  # for each quantity; as long as a single round, if that takes longer
+_MOST, _FEW = 12, 3  # rounds with short messages, and with long messages
 _AT_ONCE = 4  # messages in one step
 _ADDED = 1 << 18  # bytes; what is added stays in a core's cache, as a chunk would
 
@@ -65,7 +64,8 @@ class _Exchange:
 
     def __init__(self, transport: Transport, timeout_s: float) -> None:
         self.transport, self.timeout_s = transport, timeout_s
-        self.rank, self.world_size = transport.rank, transport.world_size
+        self.rank, self.world_size = rank, world_size = transport.rank, transport.world_size
+        self._next_rank, self._prev_rank = (rank + 1) % world_size, (rank - 1) % world_size
         self._deadline = time.monotonic() + timeout_s
         self._out = torch.zeros(_LONG, dtype=torch.uint8, device="cpu")
         self._in = torch.zeros(_LONG, dtype=torch.uint8, device="cpu")
@@ -81,28 +81,26 @@ class _Exchange:
             self.transport.wait(handle, left)
 
     def send(self, peer: int, nbytes: int, word: int = 0) -> None:
-        """Send so many bytes, of which the first says something."""
+        """Send a message whose first byte is ``word``."""
         self._out[0] = word
         self.step([], [Message(peer, self._out[:nbytes], _TAG)])
 
     def receive(self, peer: int, nbytes: int) -> int:
-        """Receive so many bytes, and say what the first one is."""
+        """Receive a message, and return its first byte."""
         self.step([Message(peer, self._in[:nbytes], _TAG)], [])
         return int(self._in[0])
 
     def shift(self, nbytes: int) -> None:
-        """Send to the next rank and receive from the one before."""
-        ahead, behind = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
-        receives = [Message(behind, self._in[:nbytes], _TAG)]
-        self.step(receives, [Message(ahead, self._out[:nbytes], _TAG)])
+        """Send to the next rank, and receive from the previous rank."""
+        receives = [Message(self._prev_rank, self._in[:nbytes], _TAG)]
+        self.step(receives, [Message(self._next_rank, self._out[:nbytes], _TAG)])
 
     def burst(self) -> None:
-        """Several short messages to the next rank in one step."""
-        ahead, behind = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        """Send several short messages to the next rank in one step."""
         rows = list(self._small)
         self.step(
-            [Message(behind, row, _TAG) for row in rows[:_AT_ONCE]],
-            [Message(ahead, row, _TAG) for row in rows[_AT_ONCE:]],
+            [Message(self._prev_rank, row, _TAG) for row in rows[:_AT_ONCE]],
+            [Message(self._next_rank, row, _TAG) for row in rows[_AT_ONCE:]],
         )
 
 
@@ -113,7 +111,7 @@ def _timed(function: Callable[[], object]) -> float:
 
 
 def _ping_pong(exchange: _Exchange, peer: int, nbytes: int, most: int) -> float:
-    """Half of a round trip; the rank that asks says when it is enough."""
+    """Seconds of half a round trip; rank 0 counts the round trips, and ends them."""
     if exchange.rank == peer:
         while exchange.receive(0, nbytes):
             exchange.send(0, nbytes)
@@ -124,7 +122,7 @@ def _ping_pong(exchange: _Exchange, peer: int, nbytes: int, most: int) -> float:
         exchange.send(peer, nbytes, 1)
         exchange.receive(peer, nbytes)
 
-    there_and_back()  # the first one also finds its way
+    there_and_back()  # the first round trip also sets the path up
     while len(times) < most and sum(times) < _BUDGET_S:
         times.append(_timed(there_and_back))
     exchange.send(peer, nbytes, 0)
@@ -132,8 +130,8 @@ def _ping_pong(exchange: _Exchange, peer: int, nbytes: int, most: int) -> float:
 
 
 def _pair(exchange: _Exchange) -> tuple[float, float]:
-    """Times of a short and of a long message, while all other ranks wait."""
-    last = exchange.world_size - 1  # with several hosts, on another one
+    """Seconds of a short and of a long message, while all other ranks wait."""
+    last = exchange.world_size - 1  # with several hosts, on another host than rank 0
     short_s = long_s = 0.0
     if exchange.rank in (0, last):
         short_s = _ping_pong(exchange, last, _SHORT, _MOST)
@@ -142,7 +140,7 @@ def _pair(exchange: _Exchange) -> tuple[float, float]:
 
 
 def _rounds(exchange: _Exchange, expected_s: float, most: int) -> int:
-    """How often all ranks will do something; rank 0 says it, by what it expects."""
+    """Number of rounds for all ranks; rank 0 chooses it by the time that it expects."""
     if exchange.rank:
         return exchange.receive(0, _SHORT)
     rounds = max(1, min(most, int(_BUDGET_S / max(expected_s, 1e-6))))
@@ -159,7 +157,7 @@ def _all_at_once(exchange: _Exchange, function: Callable[[], object], expected_s
 
 
 def _adding() -> float:
-    """Seconds to add a byte to another, undisturbed."""
+    """Seconds to add a byte to another byte, undisturbed."""
     left, right = (torch.ones(_ADDED // 4, device="cpu") for _ in range(2))
     return min(_timed(lambda: left.add_(right)) for _ in range(20)) / _ADDED
 
@@ -172,17 +170,17 @@ def measure(
     Parameters
     ----------
     transport
-        Connected, with nothing under way, and with tags.
+        Connected transport with tags, and without messages under way.
     timeout_s
-        Time limit.
+        Time limit in seconds.
     hosts, cores
-        Number of hosts, and of the cores that the ranks of one share.
+        Number of hosts, and number of the cores that the ranks of a host share.
 
     Returns
     -------
     costs
-        What this rank has found. Only that of rank 0 means anything: it alone knows how
-        long a message takes between two ranks.
+        Costs as this rank has measured them. Only rank 0's costs count: rank 0 alone knows
+        how long a message takes between two ranks.
 
     Raises
     ------
@@ -197,13 +195,13 @@ def measure(
     crowded_s = _all_at_once(exchange, lambda: exchange.shift(_SHORT), crowd * short_s, _MOST)
     burst_s = _all_at_once(exchange, exchange.burst, crowd * short_s, _MOST)
     crowded_long_s = _all_at_once(exchange, lambda: exchange.shift(_LONG), crowd * long_s, _FEW)
-    # A byte is at least read and written, as an addition does; and a crowd helps nobody.
+    # A message reads and writes each byte, as an addition does. A crowd makes nothing faster.
     beta_s = max(gamma_s, (long_s - short_s) / _LONG)
     return Parameters(
         alpha_s=short_s,
         beta_s_per_byte=beta_s,
         gamma_s_per_byte=gamma_s,
-        # In a crowd of so many; it cannot be more than a message of its own.
+        # Measured in a crowd; a further message costs no more than a single message.
         overhead_s=min(short_s, max(0.0, burst_s - crowded_s) / (_AT_ONCE - 1)),
         crowded_alpha_s=max(short_s, crowded_s),
         crowded_beta_s_per_byte=max(beta_s, (crowded_long_s - crowded_s) / _LONG),
@@ -211,14 +209,14 @@ def measure(
     )
 
 
-_measured: dict[tuple[str, int, int], Parameters] = {}  # what this process knows as rank 0
+_measured: dict[tuple[str, int, int], Parameters] = {}  # costs that this process measured as rank 0
 
 
 class _Notes:
-    """What the ranks of a group tell each other: words through its store, when by messages.
+    """Notes between the ranks of a group: the text goes through the store.
 
-    A message rather than a look at the store says that there is something to read: a
-    transport knows when a peer is lost. Without tags, ranks look.
+    A message says that a note is in the store, because a transport knows when a peer is lost.
+    On a transport without tags the ranks look into the store.
     """
 
     def __init__(self, transport: Transport, store: dist.Store, timeout_s: float) -> None:
@@ -228,28 +226,28 @@ class _Notes:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left."""
+        """Seconds until the time limit."""
         return max(self._deadline - time.monotonic(), 0.001)
 
-    def tell(self, key: str, value: Any, peers: Iterable[int]) -> None:
-        """Write something down, for some ranks to read."""
+    def tell(self, key: str, value: Any) -> None:
+        """Write a note of rank 0 for all other ranks."""
         self.store.set(key, json.dumps(value))
         if not self.transport.ordered:
             token = torch.zeros(1, dtype=torch.uint8, device="cpu")
+            peers = range(1, self.world_size)
             sends = [Message(peer, token, _TOKEN_TAG) for peer in peers]
             for handle, peer in zip(self.transport.post([], sends), peers, strict=True):
                 self._wait(handle, peer)
 
-    def hear(self, keys: Mapping[int, str]) -> list[Any]:
-        """Wait until some ranks have written something down, and read it."""
-        if self.transport.ordered:
-            self._look(keys)
-        else:
-            tokens = torch.zeros(len(keys), dtype=torch.uint8, device="cpu")
-            receives = [Message(peer, tokens[i : i + 1], _TOKEN_TAG) for i, peer in enumerate(keys)]
-            for handle, peer in zip(self.transport.post(receives, []), keys, strict=True):
-                self._wait(handle, peer)
-        return [json.loads(self.store.get(key)) for key in keys.values()]
+    def hear(self, key: str) -> Any:
+        """Wait for a note of rank 0, and read it."""
+        if not self.transport.ordered:
+            token = torch.zeros(1, dtype=torch.uint8, device="cpu")
+            (handle,) = self.transport.post([Message(0, token, _TOKEN_TAG)], [])
+            self._wait(handle, 0)
+        elif not appears(self.store, [key], self._deadline):
+            raise self._late(0)
+        return json.loads(self.store.get(key))
 
     def _wait(self, handle: Handle, peer: int) -> None:
         try:
@@ -257,16 +255,7 @@ class _Notes:
         except CollectiveTimeoutError as error:
             raise self._late(peer) from error
 
-    def _look(self, keys: Mapping[int, str]) -> None:
-        pause_s = 0.0002
-        while not self.store.check(list(keys.values())):
-            if time.monotonic() > self._deadline:
-                missing = [peer for peer, key in keys.items() if not self.store.check([key])]
-                raise self._late(*missing[:1])
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.02)
-
-    def _late(self, peer: int = 0) -> CollectiveTimeoutError:
+    def _late(self, peer: int) -> CollectiveTimeoutError:
         return CollectiveTimeoutError(
             f"rank {self.rank} waited {self.timeout_s:g} s for rank {peer} to agree on a choice "
             "of algorithms",
@@ -281,29 +270,29 @@ def agree(
     *,
     measurable: bool | None = None,
 ) -> Table:
-    """Agree on what all ranks of a group go by; every rank has to call it.
+    """Agree on the table of costs and rules of a group; every rank has to call it.
 
-    Rank 0 takes the costs, in this order, from: the file of ``ringcoll tune``; what it has
-    measured before for the same transport and numbers of ranks and hosts; a measurement
-    now, by all ranks. Its ``RINGCOLL_ALGORITHM`` counts for all of them.
+    Rank 0 takes the costs from the first of these that it has: the file of ``ringcoll tune``;
+    an earlier measurement for the same transport and numbers of ranks and hosts; a measurement
+    now, by all ranks. Rank 0's ``RINGCOLL_ALGORITHM`` counts for all ranks.
 
     Parameters
     ----------
     transport
-        Connected, with nothing under way.
+        Connected transport without messages under way.
     store
-        Seen by all ranks of the group, and used by nobody else.
+        Store that all ranks of the group see, and that nobody else uses.
     timeout_s
-        Time limit.
+        Time limit in seconds.
     measurable
-        Whether it is worth measuring; by default for gloo and UCX.
+        Whether the costs may be measured; by default on transports with tags.
 
     Raises
     ------
     CollectiveTimeoutError, PeerLostError
-        A rank did not come, or went away.
+        A rank did not come, or was lost.
     RulesError, TuningFileError
-        Rank 0's variables say what cannot be used. All ranks raise it.
+        Rank 0's variables name rules or a file that cannot be used. All ranks raise the error.
     """
     settings.log_as_asked()
     rank, world_size = transport.rank, transport.world_size
@@ -312,19 +301,16 @@ def agree(
     notes = _Notes(transport, store, timeout_s)
     if rank:
         return _follow(transport, notes)
-    others = range(1, world_size)
     hosts = len(set(transport.hosts))
     try:
         table = _known_table(transport.name, world_size, hosts)
         forced = settings.forced_text()
         rules = settings.forced_rules(forced)
     except RingcollError as error:
-        notes.tell(
-            "decision", {"error": str(error), "rules": isinstance(error, RulesError)}, others
-        )
+        notes.tell("decision", {"error": str(error), "rules": isinstance(error, RulesError)})
         raise
     measuring = table is None and measurable and world_size > 1
-    notes.tell("decision", {"measure": measuring, "hosts": hosts, "forced": forced}, others)
+    notes.tell("decision", {"measure": measuring, "hosts": hosts, "forced": forced})
     if measuring:
         costs = measure(transport, notes.left_s, hosts=hosts, cores=cores())
         _measured[transport.name, world_size, hosts] = costs
@@ -334,18 +320,17 @@ def agree(
             transport.name, costs_of(transport.name), world_size, hosts=hosts, cores=cores()
         )
     table = replace(table, forced=rules)
-    notes.tell("table", table.to_json(), others)
+    notes.tell("table", table.to_json())
     return table
 
 
 def _known_table(transport: str, world_size: int, hosts: int) -> Table | None:
     path, asked = settings.tuning_file()
-    if path is not None:
-        table = tuning.find_table(path, transport, world_size, hosts, asked=asked)
-        if table is not None:
-            return table
+    table = tuning.find_table(path, transport, world_size, hosts, asked=asked)
     costs = _measured.get((transport, world_size, hosts))
-    return None if costs is None else _table_of(transport, world_size, hosts, costs)
+    if table is None and costs is not None:
+        table = _table_of(transport, world_size, hosts, costs)
+    return table
 
 
 def _table_of(transport: str, world_size: int, hosts: int, costs: Parameters) -> Table:
@@ -360,8 +345,8 @@ def _table_of(transport: str, world_size: int, hosts: int, costs: Parameters) ->
 
 
 def _follow(transport: Transport, notes: _Notes) -> Table:
-    """Do what rank 0 says."""
-    (decision,) = notes.hear({0: "decision"})
+    """Follow the decision of rank 0."""
+    decision = notes.hear("decision")
     if "error" in decision:
         kind = RulesError if decision["rules"] else TuningFileError
         raise kind(f"rank 0: {decision['error']}")
@@ -376,8 +361,8 @@ def _follow(transport: Transport, notes: _Notes) -> Table:
         )
     if decision["measure"]:
         measure(transport, notes.left_s, hosts=decision["hosts"])
-    (found,) = notes.hear({0: "table"})
+    table = notes.hear("table")
     try:
-        return replace(Table.from_json(found), announces=False)
+        return replace(Table.from_json(table), announces=False)
     except TuningFileError as error:
         raise TransportError(f"rank {notes.rank} cannot read rank 0's table: {error}") from error

@@ -1,11 +1,8 @@
 """One rank's end of a group: operations get their turn here, and are run.
 
-Running an operation is: meet (once a group), resolve (once an operation), open (bind it to
-memory), drive, finish. The parts have files of their own: `queue`, `memory`, `comparison`,
-`monitor`, `operation`.
-
-On CUDA tensors an operation has a `Lane`: see `ringcoll.system.streams`. Where messages are ordered
-by the stream, and the host waits for nothing, no thread is needed for asynchronous operations.
+To run an operation is: meet (once a group), resolve (once an operation), bind to memory, drive,
+and copy the results out. On CUDA tensors an operation has a `Lane`: see `ringcoll.system.streams`.
+If the stream orders messages, and the host waits for nothing, asynchronous operations need no thread.
 """
 
 from __future__ import annotations
@@ -35,17 +32,17 @@ from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.queue import Queue
 from ringcoll.runtime.work import Work
 from ringcoll.system.machine import cores
-from ringcoll.system.streams import Lane, Streams
+from ringcoll.system.streams import Lane, Streams, capturing
 from ringcoll.transport.base import Transport
 
 __all__ = ["Call", "Communicator", "Part"]
 
 _log = logging.getLogger("ringcoll")
 _EXIT_S = 10.0  # for operations that are pending when the process ends
-_JOIN_S = 10.0  # for threads to end that have nothing to wait for any more
+_JOIN_S = 10.0  # for threads that have nothing to wait for any more
 _MOST_OPERATIONS = 512  # kinds of calls that a group remembers
 
-# In the order in which they were made: closing those of NCCL may take all their ranks.
+# In the order of their making: to close a communicator of NCCL may take all its ranks.
 _open_communicators: weakref.WeakKeyDictionary[Communicator, None] = weakref.WeakKeyDictionary()
 
 Part = tuple[Operation | Turn, Sequence[Tensor]]
@@ -54,25 +51,25 @@ Part = tuple[Operation | Turn, Sequence[Tensor]]
 
 @dataclass(slots=True)
 class Call:
-    """A call that is checked and ready to run.
+    """A call that is checked and ready; whoever calls it runs it, any number of times.
 
     Parameters
     ----------
     member
         The rank's end of the group.
     operation, tensors
-        What is run.
+        First part of the call.
     timeout_s
         Time limit in seconds.
     async_op
-        Whether `run` returns a work at once.
+        Whether a run returns a work at once.
     results
         The tensors that hold the result.
     following
-        Further parts of the same call. If they are made by a generator, it may use the
-        results of those before.
+        Further parts of the call. A generator may use the results of the earlier parts; it
+        serves a single run.
     num_parts
-        Number of parts, alike on all ranks.
+        Number of parts, the same on all ranks.
     """
 
     member: Communicator
@@ -84,8 +81,8 @@ class Call:
     following: Iterable[Part] = ()
     num_parts: int = 1
 
-    def run(self) -> Work | None:
-        """Run the call."""
+    def __call__(self) -> Work | None:
+        """Run the call once; return the work, if ``async_op``."""
         return self.member.run(
             self.operation,
             self.tensors,
@@ -98,7 +95,7 @@ class Call:
 
 
 class _Item(NamedTuple):
-    """An operation in the queue."""
+    """A call in the queue."""
 
     number: int
     operation: Operation | Turn
@@ -115,13 +112,13 @@ class Communicator:
     Parameters
     ----------
     transport
-        Messages among the ranks of the group.
+        Transport among the ranks of the group.
     store
-        For the monitor; seen by all ranks and used by nobody else.
+        Store that all ranks see, and that nobody else uses.
     timeout_s
-        Time limit, in seconds, of an operation that gives none of its own.
+        Time limit, in seconds, of an operation without a time limit of its own.
     device
-        The device of all tensors that may be sent; ``None`` for CPU tensors.
+        Device of all tensors that may be sent; ``None`` for CPU tensors.
     """
 
     def __init__(
@@ -138,7 +135,7 @@ class Communicator:
         self.memory = Workspace(self._forget_memory)
         self.monitor = Monitor(store, self.rank, self.world_size, transport.abort)
         self.store = store
-        self.table: Table | None = None  # what choices go by, once the ranks have met
+        self.table: Table | None = None  # costs and rules, once the ranks have met
         self.tracer: Any = None  # `ringcoll.tracing.recorder.Tracer`, while the group is traced
         self.num_issued = 0
         self._queue: Queue[_Item] = Queue(f"ringcoll-{self.rank}", self._complete)
@@ -204,7 +201,7 @@ class Communicator:
             if not is_mine:
                 work = Work(operation.name, results, queue.help)
                 item = _Item(number, operation, tensors, timeout_s, following, lane, work)
-                # Nobody has to be waited for, or it is the stream that waits.
+                # This rank waits for nobody, or its stream waits.
                 is_now = self.world_size == 1 or not self.transport.waits_on_host
                 if is_now and not queue.items and queue.serving.acquire(blocking=False):
                     queue.num_put += 1
@@ -236,14 +233,14 @@ class Communicator:
     # --- running ----------------------------------------------------------------------------
 
     def _complete(self, item: _Item) -> Work | None:
-        """Run an operation of the queue; its error is for whoever waits for the work."""
+        """Run a call of the queue; `Work.wait` raises its error."""
         number, operation, tensors, timeout_s, following, lane, work = item
         error: BaseException | None = None
         try:
             if self._broken is not None:
                 self._refuse()
             self._run(number, operation, tensors, timeout_s, following, lane)
-        except BaseException as raised:  # noqa: BLE001  # `Work.wait` raises it
+        except BaseException as raised:  # noqa: BLE001  # see above
             error = raised
         self._queue.num_done += 1
         has_callbacks = work.complete(error, None if lane is None else lane.end)
@@ -275,7 +272,7 @@ class Communicator:
     def _perform(
         self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
     ) -> None:
-        """Run an operation: meet, resolve, open, drive, finish."""
+        """Run an operation; see the module."""
         if operation.inference and not torch.is_inference_mode_enabled():
             with torch.inference_mode():  # the caller's mode, which holds for its thread only
                 self._perform(number, operation, tensors, timeout_s)
@@ -323,10 +320,10 @@ class Communicator:
                 tracer.end()
 
     def _meet(self, timeout_s: float) -> None:
-        """Meet the other ranks, and agree on what choices go by."""
+        """Meet the other ranks, and agree on costs and rules."""
         transport = self.transport
         transport.connect(timeout_s)
-        # Who gave up meanwhile found no connections to break.
+        # Whatever broke the group meanwhile met no connections to break.
         if self.monitor.error is not None:
             raise self.monitor.error
         if self._broken is not None:
@@ -337,11 +334,11 @@ class Communicator:
         self.table = agree(transport, dist.PrefixStore("choice", self.store), timeout_s)
 
     def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
-        """Break the group after a failure, tell the others, and explain it."""
+        """Break the group after a failure, report the failure, and explain it."""
         if isinstance(error, TransportError):
             error = self.monitor.explain(error, timeout_s)
         else:
-            # Peers wait for what will not come; and what is in flight uses our memory.
+            # Peers wait for messages that will not come; messages in flight use the memory.
             self.monitor.report(error)
         self._break(error)
         return error
@@ -350,12 +347,12 @@ class Communicator:
         if self._broken is None:
             self._broken = error
             if threading.current_thread() in self._queue.threads and not self._closed:
-                # Perhaps nobody waits for it.
+                # Perhaps nobody waits for the work.
                 _log.error("%s: %s", type(error).__name__, error)
         self.transport.abort()
 
     def _refuse(self) -> None:
-        """Say why nothing can be run any more."""
+        """Raise the reason why nothing can run any more."""
         if self._closed:
             raise GroupBrokenError(f"rank {self.rank}: the group was closed")
         raise GroupBrokenError(
@@ -366,36 +363,36 @@ class Communicator:
 
     def _workspace(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         lane = self._lane
-        if lane is not None and lane.capturing:  # it lives as long as the graph
+        if lane is not None and lane.capturing:  # the memory lives as long as the graph
             return torch.empty(numel, dtype=dtype, device=device)
         memory = self.memory.take(numel, dtype, device)
-        if lane is not None:  # others use it after this one, or nobody: it may be replaced
+        if lane is not None:  # the memory may be replaced while the stream still uses it
             lane.use([memory])
         return memory
 
     def _forget_memory(self) -> None:
-        for operation in tuple(self.operations.values()):  # other threads add to them
+        for operation in tuple(self.operations.values()):  # other threads may add operations
             operation.forget()
 
     def _lane_of(
         self, operation: Operation | Turn, following: Iterable[Part], *, is_aside: bool
     ) -> Lane:
-        """Where a call runs on its device, and after what; nothing but that is enqueued yet."""
+        """The way of a call through the streams of its device; nothing else is enqueued yet."""
         device = operation.device
         streams = self._streams.get(device)
         if streams is None:
             streams = self._streams[device] = Streams(device)
-        is_capturing = streams.capturing()
+        is_capturing = capturing(device)
         if is_capturing:
             self._check_capture(operation, following)
         on_host = operation.name == "barrier"
         return Lane(streams, aside=is_aside, capturing=is_capturing, on_host=on_host)
 
     def _check_capture(self, operation: Operation | Turn, following: Iterable[Part]) -> None:
-        """Refuse what cannot be captured in a CUDA graph.
+        """Refuse a call that cannot be captured in a CUDA graph.
 
-        What a call does when it is run for the first time must not be captured: connecting,
-        loading of kernels, and comparing calls through the store.
+        The first run of a call must not be captured: it connects, loads kernels, and compares
+        calls through the store.
         """
         refused = f"rank {self.rank}: {operation.name} cannot be captured in a CUDA graph: "
         if self.transport.waits_on_host:
@@ -415,7 +412,7 @@ class Communicator:
     # --- the end ----------------------------------------------------------------------------
 
     def monitored_barrier(self, timeout_s: float, wait_all_ranks: bool) -> None:
-        """Wait until all ranks have come; see `ringcoll.monitored_barrier`."""
+        """See `ringcoll.monitored_barrier`."""
         with self._queue.turn:
             if self._closed or self._broken is not None:
                 self._refuse()
@@ -426,13 +423,7 @@ class Communicator:
         )
 
     def close(self, drain_s: float = 0.0) -> None:
-        """End the threads and connections.
-
-        Parameters
-        ----------
-        drain_s
-            How long to wait, in seconds, for operations that are queued; then they fail.
-        """
+        """End the threads and connections; queued operations fail after ``drain_s`` seconds."""
         if self._closed:
             return
         self._closed = True

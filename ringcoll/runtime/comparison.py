@@ -1,4 +1,4 @@
-"""Compares calls through the store, on transports without tags: there no message tells them apart."""
+"""Compares calls through the store, on transports whose messages have no tags to tell calls apart."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ __all__ = ["CallComparison"]
 
 
 class CallComparison:
-    """What a rank has compared with the others.
-
-    Parameters
-    ----------
-    store
-        Seen by all ranks of the group.
-    monitor
-        Knows when the group is broken.
-    """
+    """The calls that a rank has compared with the other ranks."""
 
     def __init__(self, store: dist.Store, monitor: Monitor) -> None:
         self._store, self._monitor = store, monitor
@@ -43,14 +35,14 @@ class CallComparison:
         if description in self.known and not each:
             return
         self.known.add(description)
-        before, self._count = self._count, self._count + 1
-        rank = self._monitor.rank
-        keys = [f"call/{self._count}/{peer}" for peer in range(self._monitor.world_size)]
+        self._count += 1
+        rank, monitor = self._monitor.rank, self._monitor
+        keys = [f"call/{self._count}/{peer}" for peer in range(monitor.world_size)]
         self._store.set(keys[rank], description)
         deadline = time.monotonic() + timeout_s
         for peer, key in enumerate(keys):
-            if not appears(self._store, [key], deadline, lambda: self._monitor.error is not None):
-                if self._monitor.error is not None:
+            if not appears(self._store, [key], deadline, lambda: monitor.error is not None):
+                if monitor.error is not None:
                     raise PeerLostError(f"rank {rank} gave up rank {peer}", peer=peer)
                 raise CollectiveTimeoutError(
                     f"rank {rank} waited {timeout_s:g} s for rank {peer}", peer=peer
@@ -63,4 +55,5 @@ class CallComparison:
                     mine=description,
                     theirs=theirs,
                 )
-        self._store.delete_key(f"call/{before}/{rank}")  # all ranks have come further
+        # All ranks have come to this comparison, so nobody reads the previous one any more.
+        self._store.delete_key(f"call/{self._count - 1}/{rank}")

@@ -1,13 +1,12 @@
-"""What the ranks of a group tell each other when something takes too long.
+"""Reports of the ranks of a group to each other when something takes too long.
 
-Problem: a rank that waits for a message cannot see why it does not come. The
-monitor is a thread that wakes up when an operation has been waiting for a while.
-It publishes through the store what this rank is doing, reads what the others are
-doing, and breaks the wait when two ranks disagree or one has given up. In normal
-operation nothing is ever published.
+Problem: a rank that waits for a message cannot see why the message does not come. The
+monitor is a thread that wakes up when an operation has been waiting for a while. The monitor
+publishes through the store what this rank is doing, reads what the others are doing, and breaks
+the wait when two ranks disagree or a rank has given up. In normal operation nothing is published.
 
-Keys in the store: ``state/RANK`` holds a rank's last operations as JSON, ``verdict``
-why the group is broken; whoever comes first writes the verdict.
+Keys in the store: ``state/RANK`` holds a rank's last operations as JSON, ``verdict`` the reason
+why the group is broken; the first rank that fails writes the verdict.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -31,44 +30,27 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
+from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Wait
 from ringcoll.system.stores import appears
 
 __all__ = ["Monitor", "Running", "monitored_barrier"]
 
-_POLL_S = 0.1  # how often a rank that waits looks around
+_POLL_S = 0.1  # between two looks of a rank that waits
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
 _STORE_S = 5.0  # time limit of a look into the store
 _REMEMBERED = 64  # operations that are compared between ranks
-
-
-class Watched(Protocol):
-    """What the monitor has to know of an operation."""
-
-    name: str
-    """Name of the collective."""
-    description: str | None
-    """Equal on all ranks that call the same operation; ``None`` before the ranks have met."""
-
-    @property
-    def lengths(self) -> dict[int, int] | None:
-        """Elements of each block that this rank sends or receives.
-
-        Blocks are numbered source * world_size + destination. ``None`` if the description has
-        the lengths, as all ranks know them.
-        """
-        ...
 
 
 class Running(NamedTuple):
     """An operation in execution, and the message that it waits for."""
 
     number: int
-    operation: Watched
+    operation: Operation | Turn
     wait: Wait | None
 
     def where(self) -> str:
-        """What is being waited for, in words."""
+        """The message that the operation waits for, in words."""
         call = self.operation.description or self.operation.name
         operation = f"{call}, operation {self.number} of the group"
         if self.wait is None:
@@ -77,25 +59,25 @@ class Running(NamedTuple):
         return f"{verb} rank {self.wait.peer} in step {self.wait.step} of {operation}"
 
 
+# Kinds of failures in a verdict. A plain `TransportError` is nobody's death: the ranks could not
+# be connected.
+_KINDS = {
+    "timeout": CollectiveTimeoutError,
+    "transport": TransportError,
+    "lost": PeerLostError,
+}
+
+
 def _kind(error: RingcollError) -> str:
-    """What a failure is called in a verdict."""
     if isinstance(error, CollectiveTimeoutError):
         return "timeout"
-    # As such it is nobody's death, but the way in which the ranks were to be connected.
     return "transport" if type(error) is TransportError else "lost"
 
 
 class Monitor:
     """Watches the operations of one rank of a group.
 
-    Parameters
-    ----------
-    store
-        Seen by all ranks of the group, and used by nobody else.
-    rank, world_size
-        This rank, and the number of ranks.
-    on_break
-        Called, on the monitor's thread, when the wait has to be broken.
+    Nobody else uses the store. The monitor's thread calls ``on_break`` to break the wait.
     """
 
     def __init__(
@@ -103,19 +85,19 @@ class Monitor:
     ) -> None:
         self.store, self.rank, self.world_size, self.on_break = store, rank, world_size, on_break
         self.error: RingcollError | None = None
-        # Set by whoever runs operations: the number and the operation that runs, and its wait.
-        self.current: tuple[int, Watched] | None = None
+        # The thread that runs operations sets these: number and operation, and its wait.
+        self.current: tuple[int, Operation | Turn] | None = None
         self.wait: Wait | None = None
-        self.recent: deque[tuple[int, Watched]] = deque(maxlen=_REMEMBERED)
-        self.awake = False  # the same as the event, and quicker to look at
-        self._said_to_wait = False
+        self.recent: deque[tuple[int, Operation | Turn]] = deque(maxlen=_REMEMBERED)
+        self.awake = False  # the same as the event, and quicker to read
+        self._says_it_waits = False  # in the published state
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
-        """Begin to look, as an operation has begun."""
+        """Begin to watch, as an operation has begun."""
         if self.world_size > 1:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -126,7 +108,6 @@ class Monitor:
             self._wake.set()
 
     def _running(self) -> Running | None:
-        """What runs now."""
         current = self.current
         return None if current is None else Running(*current, self.wait)
 
@@ -138,10 +119,10 @@ class Monitor:
             self._thread.join(2 * _STORE_S)
 
     def explain(self, error: RingcollError, limit_s: float) -> RingcollError:
-        """Turn the failure of a wait into an error that says what is behind it.
+        """Turn the failure of a wait into an error that names the cause.
 
-        The connection to a peer may have gone because the peer found a mismatch and
-        broke it. It has written its verdict before, so that is looked for first.
+        A peer that sees a mismatch writes its verdict, and then breaks the connection. So the
+        verdict is read first.
         """
         if self.error is not None:
             return self.error
@@ -163,52 +144,46 @@ class Monitor:
         return explained[0]
 
     def _ask(self, error: RingcollError, running: Running, limit_s: float) -> RingcollError:
-        """Look for what is known to others, and tell them what is known here."""
+        """Read the verdict of another rank, or write this rank's verdict."""
         with self._lock:
             timed_out = isinstance(error, CollectiveTimeoutError)
-            verdict = self._verdict()
-            # Who timed out has nobody to hear from; and others lose their connection to
+            verdict = self._read("verdict")
+            # A rank that timed out waits for no verdict: the others lose their connections to
             # it at once, and wait for its verdict.
             deadline = time.monotonic() + (0 if timed_out else _PATIENCE_S)
             while verdict is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S / 2)
-                verdict = self._verdict()
+                verdict = self._read("verdict")
             if verdict is not None:
                 self.error = self._from_verdict(verdict, running)
                 return self.error
             chain = self._waiting_for(running) if running.wait and timed_out else []
-            self.error = self._in_words(error, running, limit_s, chain)
-            told: dict[str, object] = {
-                "kind": _kind(self.error),
-                "peer": getattr(self.error, "peer", None),
-                "text": str(self.error),
-            }
-            self._publish_verdict(told)
-            return self.error
+            self.error = failure = self._in_words(error, running, limit_s, chain)
+            kind = _kind(failure)
+            self._publish_verdict({"kind": kind, "peer": failure.peer, "text": str(failure)})
+            return failure
 
     def _in_words(
         self, error: RingcollError, running: Running, limit_s: float, chain: Sequence[int]
     ) -> TransportError:
-        """What happened, as far as this rank knows; ``chain`` is who waits for whom."""
+        """The failure as this rank knows it; in ``chain`` each rank waits for the next rank."""
         timed_out = isinstance(error, CollectiveTimeoutError)
         peer = running.wait.peer if running.wait else getattr(error, "peer", None)
         if running.wait is None:
             text = f"{error}, in {running.where()}"  # the ranks had not met yet
         elif timed_out:
             text = f"rank {self.rank} timed out after {limit_s:g} s, waiting for {running.where()}"
-            text += "".join(f"; rank {one} waits for rank {two}" for one, two in pairwise(chain))
+            text += "".join(f"; rank {a} waits for rank {b}" for a, b in pairwise(chain))
             peer = chain[-1]
         else:
             text = (
                 f"rank {self.rank} lost rank {peer}, while it waited for "
                 f"{running.where()}: {_short(str(error))}"
             )
-        if _kind(error) == "transport":
-            return TransportError(text)
-        return (CollectiveTimeoutError if timed_out else PeerLostError)(text, peer=peer)
+        return _KINDS[_kind(error)](text, peer=peer)
 
     def report(self, error: BaseException) -> None:
-        """Tell the others that this rank failed by itself, and how."""
+        """Publish the error of this rank, which no other rank has caused."""
         text = f"rank {self.rank} failed with {type(error).__name__}: {error}"
         with self._lock:
             self._publish_verdict({"kind": "lost", "peer": self.rank, "text": text})
@@ -220,14 +195,14 @@ class Monitor:
             if self._stop.is_set() or self.error is not None:
                 return
             running = self._running()
-            if self._said_to_wait and (running is None or running.number != last):
+            if self._says_it_waits and (running is None or running.number != last):
                 with self._lock:
                     self._publish_state(None)  # it does not wait any more
             if running is None:
                 self._wake.clear()
                 self.awake = False
-                # In between an operation may have begun, and seen the flag still set, or
-                # the end have come.
+                # Meanwhile an operation may have begun, and seen the flag still set, or `close`
+                # may have been called.
                 if self.current is None and not self._stop.is_set():
                     continue
                 self.awake = True
@@ -242,7 +217,7 @@ class Monitor:
     def _look_around(self, running: Running) -> None:
         if self.error is not None:
             return
-        verdict = self._verdict()
+        verdict = self._read("verdict")
         if verdict is None:
             self._publish_state(running)
             verdict = self._disagreement()
@@ -259,18 +234,18 @@ class Monitor:
             if operation.description is not None
         }
         waits = (running.number, running.wait.peer) if running and running.wait else None
-        self._said_to_wait = waits is not None
-        state = {"calls": calls, "waits": waits}
+        self._says_it_waits = waits is not None
         with contextlib.suppress(RuntimeError):
-            self.store.set(f"state/{self.rank}", json.dumps(state))
+            state = json.dumps({"calls": calls, "waits": waits})
+            self.store.set(f"state/{self.rank}", state)
 
-    def _disagreement(self) -> dict[str, object] | None:
-        """The first operation that some rank does differently, if there is one."""
-        mine = dict(tuple(self.recent))
+    def _disagreement(self) -> dict[str, Any] | None:
+        """The first operation in which some rank differs from this rank, or ``None``."""
+        own_calls = dict(tuple(self.recent))
         for peer in range(self.world_size):
             state = self._read(f"state/{peer}") if peer != self.rank else None
             for key, (description, lengths) in state["calls"].items() if state else ():
-                own = mine.get(int(key))
+                own = own_calls.get(int(key))
                 if own is None or own.description is None:
                     continue
                 pair = (own.description, description)
@@ -282,7 +257,7 @@ class Monitor:
         return None
 
     def _waiting_for(self, running: Running) -> list[int]:
-        """The rank that is waited for, the one that it waits for itself, and so on."""
+        """The rank that this rank waits for, the rank that that rank waits for, and so on."""
         assert running.wait is not None
         chain = [running.wait.peer]
         while True:
@@ -293,55 +268,46 @@ class Monitor:
             chain.append(waits[1])
 
     def _other_lengths(
-        self, own: Watched, description: str, lengths: dict[str, int] | None
+        self, own: Operation | Turn, description: str, lengths: dict[str, int] | None
     ) -> tuple[str, str]:
-        """Both calls in words, with the length of a block that they disagree on, if any."""
-        for key, theirs in (lengths or {}).items():
-            ours = (own.lengths or {}).get(int(key), theirs)
-            if ours != theirs:
+        """Both calls in words, with the length of the first block on which they disagree."""
+        for key, numel in (lengths or {}).items():
+            own_numel = (own.lengths or {}).get(int(key), numel)
+            if own_numel != numel:
                 source, target = divmod(int(key), self.world_size)
                 way = f"from rank {source} to rank {target}"
                 return (
-                    f"{own.description} with {ours} elements {way}",
-                    f"{description} with {theirs} elements {way}",
+                    f"{own.description} with {own_numel} elements {way}",
+                    f"{description} with {numel} elements {way}",
                 )
         return own.description or own.name, description
 
-    def _from_verdict(self, verdict: dict[str, object], running: Running) -> RingcollError:
+    def _from_verdict(self, verdict: dict[str, Any], running: Running) -> RingcollError:
         if verdict["kind"] == "mismatch":
-            calls = dict(verdict["calls"])  # type: ignore[call-overload]
-            told = " and ".join(f"rank {rank} called {what}" for rank, what in calls.items())
+            calls: dict[int, str] = dict(verdict["calls"])
+            both = " and ".join(f"rank {rank} called {call}" for rank, call in calls.items())
             mine = calls.get(self.rank, running.operation.description or running.operation.name)
-            # Neither may be this rank; then it is the one that called something else.
-            others = [rank for rank, what in calls.items() if rank != self.rank and what != mine]
+            # If this rank is neither of the two, its peer is the rank with another call.
+            peer = next(rank for rank, call in calls.items() if rank != self.rank and call != mine)
             text = (
                 f"rank {self.rank}: the ranks disagree on operation {verdict['number']} "
-                f"of the group: {told}"
+                f"of the group: {both}"
             )
-            return MismatchError(text, peer=others[0], mine=mine, theirs=calls[others[0]])
-        peer = verdict["peer"]
-        assert peer is None or isinstance(peer, int)
+            return MismatchError(text, peer=peer, mine=mine, theirs=calls[peer])
         text = f"rank {self.rank} gave up waiting for {running.where()}: {verdict['text']}"
-        if verdict["kind"] == "transport":
-            return TransportError(text)
-        return (CollectiveTimeoutError if verdict["kind"] == "timeout" else PeerLostError)(
-            text, peer=peer
-        )
+        return _KINDS[verdict["kind"]](text, peer=verdict["peer"])
 
-    def _verdict(self) -> dict[str, object] | None:
-        return self._read("verdict")
-
-    def _publish_verdict(self, verdict: dict[str, object]) -> None:
+    def _publish_verdict(self, verdict: dict[str, Any]) -> None:
         with contextlib.suppress(RuntimeError):
             self.store.compare_set("verdict", "", json.dumps(verdict))
 
     def _read(self, key: str) -> dict[str, Any] | None:
-        # Without its host the store is gone; then there is nothing to be learnt from it.
+        # The store is gone if its host is gone.
         with contextlib.suppress(RuntimeError):
             self.store.set_timeout(timedelta(seconds=_STORE_S))
             if self.store.check([key]):
-                found: dict[str, Any] = json.loads(self.store.get(key))
-                return found
+                content: dict[str, Any] = json.loads(self.store.get(key))
+                return content
         return None
 
 
@@ -358,22 +324,11 @@ def monitored_barrier(
     timeout_s: float,
     wait_all_ranks: bool,
 ) -> None:
-    """Wait until all ranks have come, and say which ones do not.
+    """Wait until all ranks have come, or name the missing ranks.
 
-    Rank 0 looks for the others' keys, and tells them what has come of it.
-
-    Parameters
-    ----------
-    store
-        Seen by all ranks, and used for nothing else.
-    rank, world_size
-        This rank, and the number of ranks.
-    number
-        Of this barrier, counted alike on all ranks.
-    timeout_s
-        How long to wait.
-    wait_all_ranks
-        Whether rank 0 names all that are missing, or the first one.
+    Rank 0 looks for the keys of all ranks, and publishes the result. ``number`` is the number of
+    the barrier, the same on all ranks. If ``wait_all_ranks``, rank 0 names all missing ranks,
+    otherwise the first.
 
     Raises
     ------
@@ -385,7 +340,7 @@ def monitored_barrier(
     store.set(keys[rank], "")
     deadline = time.monotonic() + timeout_s
     if rank:
-        # Rank 0 may have come later by as long as it may wait, and then has to speak.
+        # Rank 0 may come as late as the time limit allows, and then waits as long for others.
         if not appears(store, [keys[0]], deadline):
             raise CollectiveTimeoutError(
                 f"rank {rank}: rank 0 failed to pass monitored_barrier in {limit}", peer=0
@@ -394,11 +349,11 @@ def monitored_barrier(
             raise CollectiveTimeoutError(
                 f"rank {rank}: rank 0 was lost in monitored_barrier", peer=0
             )
-        told = store.get(f"{number}/over").decode()
-        if told:
+        failure = store.get(f"{number}/over").decode()
+        if failure:
             raise CollectiveTimeoutError(  # in gloo's words, which programs look for
                 f"Rank {rank} successfully reached monitoredBarrier, but received errors while "
-                f"waiting for send/recv from rank 0: {told}"
+                f"waiting for send/recv from rank 0: {failure}"
             )
         return
     missing = []
@@ -407,13 +362,12 @@ def monitored_barrier(
             missing.append(peer)
             if not wait_all_ranks:
                 break
-    ranks = ", ".join(map(str, missing))
-    told = (
-        f"Rank{'s' * (len(missing) > 1)} {ranks} failed to pass monitoredBarrier in {limit}, "
-        "Rank 0 timed out in monitoredBarrier"
+    failure = (
+        f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} failed to pass "
+        f"monitoredBarrier in {limit}, Rank 0 timed out in monitoredBarrier"
     )
-    store.set(f"{number}/over", told if missing else "")
+    store.set(f"{number}/over", failure if missing else "")
     if missing:
-        raise CollectiveTimeoutError(told, peer=missing[0])
+        raise CollectiveTimeoutError(failure, peer=missing[0])
     for key in (f"{number - 1}/over", *(f"{number - 1}/{peer}" for peer in range(world_size))):
-        store.delete_key(key)  # everybody has left the barrier before
+        store.delete_key(key)  # all ranks have left the barrier before

@@ -1,4 +1,4 @@
-"""Operations: what is decided and bound of a call, so that it can be run with other tensors.
+"""Operations: all decisions and bindings of a call, so that it can run with other tensors.
 
 ::
 
@@ -6,13 +6,13 @@
     (arguments)          (once a group)         (ranks met)  (memory)
 
 - A `Request` holds all that the decision how to run a call depends on, and no tensor.
-- An `Operation` is made of a request when the group sees such a call for the first time. What
-  ``"auto"`` stands for is known when the ranks have met, so the plan is made by `resolve`,
-  at the operation's first turn.
-- A `Binding` is an operation bound to memory: what copies tensors there, the program, and
-  what copies results back. CPU tensors are bound by their addresses, where training has its
-  tensors again and again. Short tensors that are seen for the first time go through memory
-  that the operation owns, so that one binding serves all of them.
+- An `Operation` is compiled from a request when the group sees such a call for the first time. The
+  meaning of ``"auto"`` is known when the ranks have met, so `resolve` compiles the plan at the
+  operation's first turn.
+- A `Binding` is an operation bound to memory: functions that copy tensors in, the program, and
+  functions that copy results out. CPU tensors are bound by their addresses, because training has
+  its tensors at the same places again and again. Short tensors at a new place go through memory
+  that the operation owns, so that a single binding serves all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from ringcoll.algorithms.proved import proved_schedule
 from ringcoll.cost.choice import Choice, choose, segment_count
 from ringcoll.cost.table import Table
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
-from ringcoll.reduction import TORCH, Engine, Reduction
 from ringcoll.reduction.operators import SERIAL_NUMEL
 from ringcoll.runtime.executor import Instruction, bind
 from ringcoll.runtime.plan import Plan, compile_plan
@@ -48,7 +47,7 @@ __all__ = ["Binding", "Operation", "Request", "Turn", "is_short", "needs_equal_b
 
 _log = logging.getLogger("ringcoll")
 
-_SHORT_NBYTES = 32 << 10  # copying so much takes as long as binding an instruction or two
+_SHORT_NBYTES = 32 << 10  # to copy so much takes as long as to bind an instruction or two
 _MOST_BINDINGS = 128  # addresses that an operation remembers
 
 
@@ -56,7 +55,7 @@ class Request(NamedTuple):
     """All that the decision how to run a call depends on; it holds no tensor.
 
     ``lengths`` are (block, numel) of every block that this rank knows, ``order`` is the order
-    of operands that the operator needs, ``is_common`` tells whether all ranks know all lengths.
+    of operands that the operator needs.
     """
 
     collective: str
@@ -86,10 +85,10 @@ class Request(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """How an operation is run, alike on all ranks.
+    """The way in which an operation runs.
 
-    ``description`` is the call in words. It names all that ranks must agree on, so it is
-    what they compare, and its hash, the ``signature``, is part of every tag.
+    ``description`` is the call in words. It names all that ranks must agree on, so the ranks
+    compare it, and its hash, the ``signature``, is a component of every tag.
     """
 
     plan: Plan
@@ -100,14 +99,8 @@ class Resolved(NamedTuple):
 def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None) -> Resolved:
     """Choose the algorithm if the request leaves it open, check its schedule, compile the plan.
 
-    Parameters
-    ----------
-    request
-        The call.
-    table
-        Costs and rules of the group; ``None`` only if the request names the algorithm.
-    hosts
-        Host number of every rank; ``None`` if it is not known yet.
+    ``table`` is ``None`` only if the request names the algorithm; ``hosts``, the host number of
+    every rank, is ``None`` before the ranks have met.
 
     Raises
     ------
@@ -118,7 +111,7 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     if request.algorithm == "auto":
         assert table is not None
         choice = choose(collective, request.nbytes, world_size, table, request.order)
-        tell(choice)
+        log_once(choice)
         request = request._replace(
             algorithm=choice.algorithm,
             segment_bytes=request.segment_bytes or choice.segment_bytes,
@@ -169,7 +162,7 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
 
 
 @lru_cache(maxsize=4096)
-def tell(choice: Choice) -> None:
+def log_once(choice: Choice) -> None:
     """Write a choice to the log, once."""
     _log.log(logging.INFO if choice.table.announces else logging.DEBUG, "%s", choice)
 
@@ -187,16 +180,8 @@ def needs_equal_blocks(algorithm: str | Schedule, collective: str) -> bool:
 class Binding:
     """An operation that is bound to memory and to a transport.
 
-    Parameters
-    ----------
-    loads
-        (function of a tensor, number of the tensor): copies a tensor to where it is sent from.
-    program
-        What to run, in order.
-    stores
-        (function of a tensor, number of the tensor): copies a result to a tensor.
-    wait
-        Waits for a message: (handle, seconds).
+    ``loads`` copy tensors in before the program runs, ``stores`` copy results out; ``wait`` is
+    `Transport.wait`.
     """
 
     loads: Sequence[Load]
@@ -206,49 +191,19 @@ class Binding:
 
 
 class Operation:
-    """A call that can be run with any tensors of the same kind.
+    """A call that can run with any tensors of the same kind.
 
     Parameters
     ----------
-    request
-        The call.
-    stage
-        How its tensors become flat ones.
-    device
-        The device of the tensors.
-    reduction, engine
-        What ``(+)`` means, and what computes it; ``None`` where nothing is reduced.
     results
         Numbers of the tensors that hold the result.
     inference
         Whether results are inference tensors, which only inference mode may write.
     may_alias
-        Whether short tensors may be used where they lie: their blocks share no memory.
+        Whether short tensors may be used at their own places: their blocks share no memory.
     prepared
-        Whether the operation belongs to one call (`plan()`), and keeps what it is bound to.
+        Whether the operation belongs to a single call (`plan()`), and keeps all its bindings.
     """
-
-    __slots__ = (
-        "_bindings",
-        "_keeps",
-        "_lane_key",
-        "_may_alias",
-        "_seen",
-        "description",
-        "device",
-        "engine",
-        "has_streams",
-        "inference",
-        "is_short",
-        "lengths",
-        "name",
-        "plan",
-        "reduction",
-        "request",
-        "results",
-        "signature",
-        "stage",
-    )
 
     def __init__(
         self,
@@ -256,19 +211,18 @@ class Operation:
         stage: Stage,
         device: torch.device,
         *,
-        reduction: Reduction | None = None,
-        engine: Engine = TORCH,
-        results: Sequence[int] = (),
-        inference: bool = False,
-        may_alias: bool = False,
-        prepared: bool = False,
+        results: Sequence[int],
+        inference: bool,
+        may_alias: bool,
+        prepared: bool,
     ) -> None:
-        self.request, self.stage, self.device = request, stage, device
-        self.reduction, self.engine, self.results = reduction, engine, results
+        self.request, self.stage, self.device, self.results = request, stage, device, results
         self.inference, self.has_streams = inference, has_streams(device)
         self.name = request.collective
         self.is_short = is_short(stage.nbytes, device) and not prepared
         self._keeps = prepared or (stage.is_direct and not self.has_streams)
+        # Elements of each block, if only its two ends know its length: blocks are numbered
+        # source * world_size + destination. `None` if the description has all lengths.
         rules = contract(request.collective)
         self.lengths = None if rules.common_lengths else dict(request.lengths)
         self.plan: Plan | None = None
@@ -280,29 +234,30 @@ class Operation:
         self._lane_key: object = None
 
     def check(self) -> None:
-        """Refuse an algorithm that was asked for by name and does not fit, before the ranks meet."""
+        """Refuse a named algorithm that does not fit, before the ranks meet."""
         resolved = resolve(self.request, None, None)
         name = self.request.algorithm
         if isinstance(name, Schedule) or not find(self.name, name).needs_hosts:
             self.plan, self.description, self.signature = resolved
 
     def resolve(self, table: Table, hosts: tuple[int, ...]) -> None:
-        """Decide how to run it; see `resolve`."""
-        resolved = resolve(self.request, table, hosts)
-        self.plan, self.description, self.signature = resolved
+        """Decide how to run the operation; see the function `resolve`."""
+        self.plan, self.description, self.signature = resolve(self.request, table, hosts)
 
     def memory_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors of a call, and the factor by which inputs are multiplied, if it is one."""
-        factor = None if self.reduction is None else self.reduction.operator.factor
-        is_far = isinstance(factor, Tensor) and has_streams(factor.device)
-        return [*tensors, *([factor] if is_far and isinstance(factor, Tensor) else [])]
+        """The tensors of a call, and the factor of its inputs if that is a tensor on a GPU."""
+        reduction = self.stage.reduction
+        factor = None if reduction is None else reduction.operator.factor
+        if isinstance(factor, Tensor) and has_streams(factor.device):
+            return [*tensors, factor]
+        return [*tensors]
 
     def forget(self) -> None:
-        """Let go of all memory that the operation is bound to."""
+        """Let go of all bindings."""
         self._bindings.clear()
 
     def move(self, lane_key: object) -> None:
-        """Let go of what belongs to another stream than that of the next run."""
+        """Let go of all bindings if the next run is on another stream."""
         if self._lane_key != lane_key:
             self._lane_key = lane_key
             self._bindings.clear()
@@ -314,18 +269,10 @@ class Operation:
         workspace: Callable[[int, torch.dtype, torch.device], Tensor],
         is_crowded: bool,
     ) -> Binding:
-        """Bind the operation to memory, or fetch what is bound already.
+        """Bind the operation to memory, or fetch an earlier binding.
 
-        Parameters
-        ----------
-        tensors
-            The tensors of the call.
-        transport
-            Where messages go.
-        workspace
-            Gives working memory: (numel, dtype, device).
-        is_crowded
-            Whether ranks share cores, so that torch must not use threads.
+        ``workspace(numel, dtype, device)`` gives working memory. If ranks share cores
+        (``is_crowded``), torch must not use threads.
         """
         places = tuple(map(Tensor.data_ptr, tensors))
         binding = self._bindings.get(places)
@@ -356,13 +303,14 @@ class Operation:
         *,
         is_own: bool,
     ) -> Binding:
-        plan, reduction, request = self.plan, self.reduction, self.request
+        plan, request, engine = self.plan, self.request, self.stage.engine
+        reduction = self.stage.reduction
         assert plan is not None
         is_long = sum(self.stage.numels) > SERIAL_NUMEL
         if reduction is not None and is_crowded and is_long and self.device.type == "cpu":
             reduction = reduction.in_pieces()
         if reduction is not None and reduction.wire_dtype is not request.work_dtype:
-            transport = NarrowTransport(transport, reduction.wire_dtype, self.engine)
+            transport = NarrowTransport(transport, reduction.wire_dtype, engine)
         flat = self.stage.bind(tensors, is_own=is_own)
         program = bind(
             plan,
@@ -371,24 +319,15 @@ class Operation:
             workspace(plan.workspace_numel, request.work_dtype, self.device),
             transport,
             reduction=reduction,
-            engine=self.engine,
+            engine=engine,
             tag_by_length=self.lengths is not None,
         )
         return Binding(flat.loads, program, flat.stores, transport.wait)
 
 
 class Turn:
-    """A function that is called in its turn among the group's operations, as if it were one.
+    """A function that runs in its turn among the group's operations; errors show its name."""
 
-    Parameters
-    ----------
-    name
-        What it does, for error messages.
-    function
-        The function.
-    """
-
-    __slots__ = ("_function", "description", "device", "name")
     has_streams = inference = False
     plan = True  # nothing has to be resolved
     signature = 0
@@ -406,5 +345,5 @@ class Turn:
 
 
 def is_short(nbytes: int, device: torch.device) -> bool:
-    """Whether tensors pass through memory of the operation's own."""
+    """Whether the tensors of a call pass through memory of the operation's own."""
     return nbytes <= _SHORT_NBYTES and not has_streams(device)

@@ -40,15 +40,7 @@ from ringcoll.schedule.ir import (
     Step,
 )
 
-__all__ = [
-    "Combine",
-    "Instruction",
-    "Move",
-    "Plan",
-    "Post",
-    "Wait",
-    "compile_plan",
-]
+__all__ = ["Combine", "Instruction", "Move", "Plan", "Post", "Wait", "compile_plan"]
 
 
 class Post(NamedTuple):
@@ -90,23 +82,21 @@ Instruction = Post | Wait | Move | Combine
 
 @dataclass(frozen=True)
 class Plan:
-    """What one rank executes.
+    """The program of one rank.
 
     Parameters
     ----------
     regions
         The memory that the instructions name by number. All spaces but input and
-        output are parts of one tensor of working memory.
-    instructions
-        What to do, in order.
+        output lie in one tensor of working memory.
     workspace_numel
         Elements of working memory, beyond the user's tensors.
     arriving_numel
-        How far the regions of ``Space.ARRIVING`` reach. They have the offsets of staging memory,
-        and may be in a tensor of their own, of another dtype.
+        End of the last region of ``Space.ARRIVING``. These regions have the offsets of staging
+        memory, and may be in a tensor of their own, of another dtype.
     departing
-        Which instructions are `Combine` whose total is sent by the next `Post`, before anything
-        else reads or writes it: it may be rounded to another dtype right away.
+        Indices of each `Combine` whose total the next `Post` sends, before anything else reads
+        or writes the total: it may be rounded to another dtype right away.
     """
 
     schedule: Schedule
@@ -119,18 +109,16 @@ class Plan:
     departing: frozenset[int]
 
 
-# More sends in flight than this are waited for before new ones are posted. It
-# bounds what a transport has to remember; gloo was seen to handle 50 to one peer.
+# A wave waits for sends beyond this number before it posts new sends. So a transport has few
+# messages to remember; gloo was seen to handle 50 messages to one peer.
 _MOST_SENDS = 32
-
-
-# Longer messages are not received early: asking for them costs little beside moving
+# Elements. Longer messages are not received early: to ask for them costs little beside moving
 # them, and the second staging area would cost memory.
 _MOST_EARLY = 1 << 16
 
 
 def _touched(operation: Operation) -> tuple[Ref, ...]:
-    """All that an operation reads or writes."""
+    """All chunks and slots that an operation reads or writes."""
     match operation:
         case Send() | Recv():
             return operation.refs
@@ -144,12 +132,12 @@ def _touched(operation: Operation) -> tuple[Ref, ...]:
 
 def _departing(instructions: Sequence[Instruction], regions: Sequence[Region]) -> frozenset[int]:
     """Indices of the reductions whose totals are sent next; see `Plan`."""
-    found: set[int] = set()
-    totals: dict[int, int] = {}  # view of a total that nothing has touched, by instruction
+    departing: set[int] = set()
+    totals: dict[int, int] = {}  # from a total that nothing has touched to its instruction
     for index, instruction in enumerate(instructions):
         match instruction:
             case Post(sends=sends):
-                found.update(totals[view] for _, view, _ in sends if view in totals)
+                departing.update(totals[view] for _, view, _ in sends if view in totals)
                 totals.clear()
                 continue
             case Combine(into=into, sources=sources):
@@ -159,20 +147,20 @@ def _departing(instructions: Sequence[Instruction], regions: Sequence[Region]) -
             case _:
                 continue
         for total in tuple(totals):
-            if any(regions[total].overlaps(regions[one]) for one in touched):
+            if any(regions[total].overlaps(regions[view]) for view in touched):
                 del totals[total]
         if isinstance(instruction, Combine):
             totals[instruction.into] = index
-    return frozenset(found)
+    return frozenset(departing)
 
 
 _Active = list[tuple[int, int, Step]]
-"""What goes on in a wave: (segment, number of the step, step)."""
+"""The steps of a wave: (segment, number of the step, step)."""
 
 
 @dataclass
 class _Arrival:
-    """A receive that was posted, and what has to be done when it is there."""
+    """A receive that was posted, and the facts for the work on the message."""
 
     message: int
     step: int
@@ -197,7 +185,7 @@ class _Compiler:
         self.sends: list[tuple[Wait, Region]] = []  # in flight
         self.messages = 0
         self.staging = Supply(Space.STAGING)
-        # What arrives early: waves take turns, as one area may fill while the other is in use.
+        # For early messages: waves take turns, as one area may fill while the other is in use.
         self.early_areas = [Supply(Space.STAGING, 1), Supply(Space.STAGING, 2)]
         self.packing = Supply(Space.PACKING)
         self.commits: list[tuple[Region, Region]] = []
@@ -223,7 +211,7 @@ class _Compiler:
             else Region(space, part, offset, numel)
             for space, part, offset, numel in self.numbered
         )
-        arriving = [one for one in regions if one.space is Space.ARRIVING]
+        arriving = [region for region in regions if region.space is Space.ARRIVING]
         return Plan(
             schedule=self.schedule,
             rank=self.rank,
@@ -231,7 +219,7 @@ class _Compiler:
             regions=regions,
             instructions=tuple(self.instructions),
             workspace_numel=sum(sizes.values()),
-            arriving_numel=max((one.offset + one.numel for one in arriving), default=0),
+            arriving_numel=max((area.offset + area.numel for area in arriving), default=0),
             departing=_departing(self.instructions, regions),
         )
 
@@ -250,13 +238,13 @@ class _Compiler:
         return waves
 
     def number(self, region: Region) -> int:
-        found = self.numbers.setdefault(region, len(self.numbers))
-        if found == len(self.numbered):
+        number = self.numbers.setdefault(region, len(self.numbers))
+        if number == len(self.numbered):
             self.numbered.append(region)
-        return found
+        return number
 
     def guard(self, written: Region) -> None:
-        """Wait for the sends that still read what is about to be written."""
+        """Wait for the sends that still read a region which is about to be written."""
         kept = []
         for wait, region in self.sends:
             if region.overlaps(written):
@@ -282,9 +270,9 @@ class _Compiler:
     def wave(
         self, active: _Active, ahead: dict[int, _Arrival], following: _Active
     ) -> dict[int, _Arrival]:
-        """Compile a wave; returns the receives of the following one that it posts as well.
+        """Compile a wave; return the receives of the following wave that it posts as well.
 
-        Receives are known by their position in program order. ``ahead`` are those of
+        Receives are numbered by their position in program order. ``ahead`` are the receives of
         this wave that are posted already.
         """
         self.staging.used = self.packing.used = 0
@@ -348,8 +336,8 @@ class _Compiler:
     def early(self, active: _Active, following: _Active) -> dict[int, _Arrival]:
         """Receives of the following wave that may be posted with this one.
 
-        A sender that finds its receive posted does not have to ask for it. They go to
-        an area that this wave does not use, or to a place that it does not
+        A sender whose receive is posted does not have to ask for it. The messages arrive in
+        an area that this wave does not use, or at a place that this wave does not
         touch and that no send still reads. Receives from one peer stay in order.
         """
         touched = [
@@ -359,7 +347,7 @@ class _Compiler:
             for ref in _touched(operation)
         ]
         touched += [region for _, region in self.sends]
-        found: dict[int, _Arrival] = {}
+        early: dict[int, _Arrival] = {}
         late: set[int] = set()  # peers
         self.early_areas.reverse()
         area = self.early_areas[0]
@@ -374,14 +362,14 @@ class _Compiler:
                 late.add(operation.peer)
                 continue
             target, *how = self.receive(operation, step, segment, area)
-            found[position] = _Arrival(0, number, operation, segment, target, *how)
-        return found
+            early[position] = _Arrival(0, number, operation, segment, target, *how)
+        return early
 
     def regions(self, refs: Iterable[Ref], segment: int) -> list[Region]:
         return joined(self.memory.region(ref, segment) for ref in refs)
 
     def packed(self, refs: tuple[Ref, ...], segment: int) -> Region:
-        """One region with all of a message in it; copied together if need be."""
+        """A single region that holds a whole message; pieces are copied together if need be."""
         pieces = self.regions(refs, segment)
         if len(pieces) == 1:
             return pieces[0]
@@ -395,7 +383,7 @@ class _Compiler:
     def receive(
         self, operation: Recv | RecvReduce, step: Step, segment: int, area: Supply
     ) -> tuple[Region, bool, bool]:
-        """Decide where a message is to arrive: (target, staged, deferred)."""
+        """Decide where a message arrives: (target, staged, deferred)."""
         if isinstance(operation, RecvReduce):
             deferred = self.read_later(operation, operation.into, step, segment)
             deferred = deferred or self.reads_itself(operation, segment)
@@ -405,7 +393,7 @@ class _Compiler:
                 target = target._replace(space=Space.ARRIVING)
             return target, True, deferred
         pieces = self.regions(operation.refs, segment)
-        # It may arrive at any time, so whoever reads the place at all is in the way.
+        # The message may arrive at any time, so no operation of the step may read its place.
         read = any(
             piece.overlaps(region)
             for other in step
@@ -421,9 +409,9 @@ class _Compiler:
     def carries(self, operation: Send | Recv | RecvReduce, segment: int) -> bool:
         """Whether a message is sent at all.
 
-        Where a vector has fewer elements than chunks, messages of empty chunks are
-        left out, at both ends alike. If everything is empty they are kept, as are
-        those of empty blocks: somebody has to notice when ranks disagree on a length.
+        If a vector has fewer elements than chunks, messages of empty chunks are
+        left out, at both ends alike. Messages of empty blocks are kept, and all messages of an
+        empty vector: otherwise nobody would notice that ranks disagree on a length.
         """
         refs = operation.into if isinstance(operation, RecvReduce) else operation.refs
         return not self.drops_empty or self.numel(refs, segment) > 0
@@ -432,7 +420,7 @@ class _Compiler:
         return sum(self.memory.region(ref, segment).numel for ref in refs)
 
     def read_later(self, writer: Operation, into: Iterable[Ref], step: Step, segment: int) -> bool:
-        """Whether an operation that is done after this one reads what this one writes.
+        """Whether a later operation of the step reads what this operation writes.
 
         Local work is done first, then messages in program order. Sends do not
         count here: `guard` waits for them.
@@ -468,7 +456,7 @@ class _Compiler:
             case Reduce(sources=sources):
                 refs = sources
             case RecvReduce(into=into, local=local):
-                # One that accumulates onto the result of another reads it on purpose.
+                # A recv-reduce onto the result of another recv-reduce reads it on purpose.
                 chained = isinstance(writer, RecvReduce)
                 refs = tuple(
                     mine
@@ -503,7 +491,7 @@ class _Compiler:
             self.move(into, target)
 
     def arrived(self, arrival: _Arrival, pending: dict[Region, Region]) -> None:
-        """Do with a message what its operation says."""
+        """Copy or reduce a message that has arrived."""
         operation, staged, segment = arrival.operation, arrival.target, arrival.segment
         if not arrival.staged:
             return
@@ -517,7 +505,7 @@ class _Compiler:
                     self.move(piece, source)
                 start += piece.numel
             return
-        # Results that are held back are known by their single chunks.
+        # Pending results are keyed by their single chunks.
         joins = not (arrival.deferred or pending)
         for into, local in self.pieces(operation, segment, joins=joins):
             received = staged._replace(offset=start, numel=into.numel)
@@ -543,7 +531,7 @@ class _Compiler:
             into, local = self.memory.region(target, segment), self.memory.region(mine, segment)
             if result and joins:
                 both = (*joined((result[-1][0], into)), *joined((result[-1][1], local)))
-                # One region for each side, and not the one shifted against the other.
+                # A single region on each side, and neither shifted against the other.
                 if len(both) == 2 and (both[0] == both[1] or not both[0].overlaps(both[1])):
                     result[-1] = both
                     continue
@@ -565,15 +553,11 @@ def compile_plan(
     ----------
     schedule
         A verified schedule.
-    rank
-        Whose part.
-    layout
-        Lengths and places of the blocks.
     segments
         Number of segments that each chunk is cut into, at least 1.
     posts_early
-        Whether receives may be posted a wave before their sends. Not on a transport
-        that matches by order alone, where a wave is one group.
+        Whether receives may be posted a wave before their sends. On a transport
+        that matches by order alone they may not: there a wave is one group.
 
     Raises
     ------

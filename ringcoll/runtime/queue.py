@@ -29,12 +29,7 @@ Item = TypeVar("Item")
 class Queue(Generic[Item]):
     """Operations that wait for their turn.
 
-    Parameters
-    ----------
-    name
-        Name of the threads.
-    run
-        Runs one operation and completes its work; returns the work if it has callbacks.
+    ``run`` runs an operation and completes its work; it returns the work if that has callbacks.
     """
 
     def __init__(self, name: str, run: Callable[[Item], Work | None]) -> None:
@@ -42,8 +37,8 @@ class Queue(Generic[Item]):
         self.serving = threading.Lock()
         self.items: deque[Item] = deque()
         self.threads: list[threading.Thread] = []
-        self.num_put = 0  # changed by who holds `turn`
-        self.num_done = 0  # changed by who holds `serving`, before a work is complete
+        self.num_put = 0  # only a thread that holds `turn` changes it
+        self.num_done = 0  # only a thread that holds `serving`, before a work is complete
         self._name, self._run = name, run
         self._tokens: queue.SimpleQueue[Work | bool] = queue.SimpleQueue()  # False ends a thread
         self._counting = threading.Lock()
@@ -87,7 +82,7 @@ class Queue(Generic[Item]):
             self._available += 1
         thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
         thread.start()
-        self.threads = [*(one for one in self.threads if one.is_alive()), thread]
+        self.threads = [*filter(threading.Thread.is_alive, self.threads), thread]
 
     def _keep_available(self) -> None:
         """Make sure that a thread is left to serve, before this one goes to callbacks."""

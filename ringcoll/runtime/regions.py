@@ -1,9 +1,9 @@
 """Where the data of a schedule lie: regions of memory, by offset.
 
-Problem: a schedule names chunks. How long they are, and where they begin, follows from the
-lengths of the user's tensors, the number of segments, and whether a collective works in place.
-Here chunks become `Region`: runs of elements in one of the tensors that a plan works on. There
-are offsets only, never tensors.
+Problem: a schedule names chunks. Their lengths and places follow from the lengths of the user's
+tensors, the number of segments, and whether a collective works in place. Here a chunk becomes a
+`Region`: a run of elements in one of the tensors that a plan works on. There are offsets only,
+never tensors.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ringcoll.schedule.ir import Buffer, Ref, Schedule
 __all__ = ["ALIGNMENT", "Layout", "Memory", "Region", "Space", "Supply", "joined"]
 
 ALIGNMENT = 64
-"""Elements. Working memory is aligned as what it is combined with, up to so many: the wide
-accesses of processors and GPUs then do for both, whatever the dtype."""
+"""Elements. Working memory has the same alignment as its operands, up to so many elements: the wide
+accesses of processors and GPUs then fit both, whatever the dtype."""
 
 
 class Space(IntEnum):
@@ -33,7 +33,7 @@ class Space(IntEnum):
     SCRATCH = 2
     STAGING = 3  # messages on arrival, and results that have to wait
     PACKING = 4  # messages of several pieces, before they are sent
-    ARRIVING = 5  # messages that are reduced as they come, and needed no more; within staging
+    ARRIVING = 5  # messages that are reduced at once, and then needed no more; within staging
 
 
 class Region(NamedTuple):
@@ -45,7 +45,7 @@ class Region(NamedTuple):
     numel: int
 
     def overlaps(self, other: Region) -> bool:
-        """Whether the two have an element in common."""
+        """Whether the two regions share an element."""
         return (
             self.space is other.space
             and self.part == other.part
@@ -56,15 +56,15 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the blocks of a collective lie, and how long they are.
+    """Lengths and places of the blocks of a collective.
 
     Parameters
     ----------
     lengths
         (block, numel) of every block that this rank has to know.
     split_input, split_output
-        Whether each block is a tensor of its own, as in list forms, or all lie one
-        after the other in a single tensor.
+        Whether each block is a tensor of its own, as in list forms; otherwise all blocks
+        lie end to end in a single tensor.
     in_place
         Whether blocks that are both input and output share their memory.
     """
@@ -76,7 +76,7 @@ class Layout:
 
 
 def _part(numel: int, parts: int, index: int) -> tuple[int, int]:
-    """Offset and length of a part of a balanced division; the first ones are longer."""
+    """Offset and length of a piece of a balanced division; the first pieces are longer."""
     short, longer = divmod(numel, parts)
     return index * short + min(index, longer), short + (index < longer)
 
@@ -99,7 +99,7 @@ class Memory:
         self.inputs = self._lay_out(Space.INPUT, inputs, layout.split_input)
         self.outputs = self._lay_out(Space.OUTPUT, outputs, layout.split_output)
         if layout.in_place:
-            # The side with fewer blocks is a part of the other one.
+            # The blocks of the smaller side lie within the larger side.
             if len(inputs) > len(outputs):
                 self.outputs |= {b: self.inputs[b] for b in outputs if b in self.inputs}
             else:
@@ -120,7 +120,7 @@ class Memory:
         return {block: (space, 0, start) for block, start in zip(blocks, starts, strict=False)}
 
     def region(self, ref: Ref, segment: int) -> Region:
-        """The memory of one segment of what is referred to."""
+        """The memory of one segment of a chunk or slot."""
         block, piece = divmod(ref.chunk, self.per_block)
         try:
             length = self.length[block]
@@ -142,7 +142,7 @@ class Memory:
 
 
 def joined(regions: Iterable[Region]) -> list[Region]:
-    """Adjacent regions made one; empty ones left out unless there is nothing else."""
+    """Join adjacent regions; leave empty regions out, unless all are empty."""
     result: list[Region] = []
     for region in regions:
         if result and result[-1].numel == 0:
@@ -162,13 +162,13 @@ def joined(regions: Iterable[Region]) -> list[Region]:
 
 
 class Supply:
-    """Hands out consecutive regions of one part of a space, from the start again in each wave."""
+    """Hands out consecutive regions of working memory, from the start again in each wave."""
 
     def __init__(self, space: Space, part: int = 0) -> None:
         self.space, self.part, self.used, self.most = space, part, 0, 0
 
     def take(self, numel: int, like: Region) -> Region:
-        """Memory for so many elements, aligned as those with which they are combined."""
+        """Take memory for so many elements, with the alignment of the region ``like``."""
         offset = self.used + like.offset % ALIGNMENT
         self.used = _align(offset + numel)
         self.most = max(self.most, self.used)

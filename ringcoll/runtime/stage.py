@@ -1,9 +1,9 @@
-"""Before and after the schedule: what no algorithm should know about tensors.
+"""Before and after the schedule: facts of tensors that no algorithm should know.
 
-A schedule runs on flat, contiguous tensors of one dtype. Here the user's tensors become such:
-conjugation and negation resolved, strided views copied in logical order and back, dtypes
-converted to the one that is computed in and back, short tensors laid end to end. A tensor that
-is flat already is used where it lies, and nothing is copied.
+A schedule runs on flat, contiguous tensors of one dtype. Here the user's tensors become such
+tensors: conjugation and negation are resolved, strided views are copied in logical order and back,
+dtypes are converted to the work dtype and back, short tensors are laid end to end. A tensor that
+is flat already is used at its own place, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.reduction import TORCH, Engine, Reduction
 from ringcoll.system.streams import has_streams
 
-__all__ = ["Flat", "Load", "Stage", "fusible", "is_dense", "share_blocks"]
+__all__ = ["Flat", "Load", "Stage", "check_apart", "fusible", "is_dense", "share_blocks"]
 
 Load = tuple[Callable[[Tensor], object], int]
 """A function of a tensor, which copies it in or out, and the number of the tensor."""
@@ -51,7 +51,7 @@ class Flat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How the tensors of a call become the flat tensors of a schedule.
+    """The way from the tensors of a call to the flat tensors of a schedule.
 
     Parameters
     ----------
@@ -63,12 +63,10 @@ class Stage:
         Elements of each of the call's tensors.
     nbytes
         Bytes of all tensors together.
-    dtype
-        Dtype of the call's tensors.
     one_copy
         Whether input and output are the same tensor, and one flat tensor serves as both.
     reduction, engine
-        What is computed, and what converts; ``None`` where data are only moved.
+        Meaning of ``(+)``, and the engine that computes it; ``None`` if data are only moved.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -100,16 +98,7 @@ class Stage:
         )
 
     def bind(self, tensors: Sequence[Tensor], *, is_own: bool) -> Flat:
-        """Make the flat tensors.
-
-        Parameters
-        ----------
-        tensors
-            The tensors of the call.
-        is_own
-            Whether all flat tensors are memory of the operation's own, so that they serve
-            other tensors as well.
-        """
+        """Make the flat tensors; if ``is_own``, all in new memory, which serves other tensors, too."""
         flat = Flat([], [], [], [])
         for numbers in self.inputs:
             if self._is_used_in_place(numbers, is_own) and not self.scales:
@@ -182,9 +171,9 @@ class Stage:
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """The same memory as that of a plain tensor, as a vector.
+    """View the memory of a plain tensor as a vector.
 
-    A CPU tensor is not kept alive by it, nor are inference mode and autograd handed on.
+    The vector does not keep a CPU tensor alive, and has neither inference mode nor autograd.
     """
     if has_streams(tensor.device) or not tensor.nbytes:
         return tensor.detach().view(-1)
@@ -198,34 +187,17 @@ def share_blocks(
     input_blocks: Sequence[int],
     output_blocks: Sequence[int],
     lengths: dict[int, int],
-    *,
-    converts: bool,
     rank: int,
 ) -> bool:
-    """Whether a block that is both input and output lies in the same memory as both.
+    """Whether a block that is both input and output has the same memory as both.
 
-    Parameters
-    ----------
-    inputs, outputs
-        The tensors.
-    input_blocks, output_blocks
-        Blocks of the input and of the output, in order.
-    lengths
-        Number of elements of each block.
-    converts
-        Whether all tensors are copied, so that nothing lies in the same memory.
-    rank
-        For error messages.
+    ``lengths`` has the elements of each block.
 
     Raises
     ------
     ArgumentError
         Inputs and outputs overlap in any other way, or outputs overlap.
     """
-    if any(not tensor.is_contiguous() for tensor in outputs) and _overlap(outputs):
-        raise _shared_memory("elements of the outputs share memory", "distinct elements", rank)
-    if converts:
-        return False
     intervals = [
         *_intervals(inputs, input_blocks, lengths, is_output=False),
         *_intervals(outputs, output_blocks, lengths, is_output=True),
@@ -252,6 +224,18 @@ def share_blocks(
     return is_shared
 
 
+def check_apart(outputs: Sequence[Tensor], rank: int) -> None:
+    """Check that no two elements of strided outputs share memory.
+
+    Raises
+    ------
+    ArgumentError
+        Two elements share memory.
+    """
+    if any(not tensor.is_contiguous() for tensor in outputs) and _overlap(outputs):
+        raise _shared_memory("elements of the outputs share memory", "distinct elements", rank)
+
+
 def _intervals(
     tensors: Sequence[Tensor],
     blocks: Sequence[int],
@@ -259,7 +243,7 @@ def _intervals(
     *,
     is_output: bool,
 ) -> list[_Interval]:
-    """The memory of each block, for tensors whose own memory is used."""
+    """The memory of each block of plain tensors."""
     intervals: list[_Interval] = []
     if len(tensors) == len(blocks):
         for tensor, block in zip(tensors, blocks, strict=True):
@@ -278,14 +262,14 @@ def _intervals(
     return intervals
 
 
-_FUSED_NBYTES = 32 << 10  # a message of so much costs little more than an empty one
+_FUSED_NBYTES = 32 << 10  # a message of so many bytes costs little more than an empty message
 _MOST_FUSED_NBYTES = 1 << 20
 
 
 def fusible(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Divide tensors into runs that may be laid end to end.
 
-    It depends on what is the same on all ranks: dtypes and numbers of elements.
+    The division depends on facts that are the same on all ranks: dtypes and numbers of elements.
     """
     runs: list[list[Tensor]] = []
     total = 0
@@ -313,7 +297,7 @@ def _may_be_fused(tensor: object) -> bool:
     return 0 < tensor.nbytes <= _FUSED_NBYTES
 
 
-def _shared_memory(message: str, expected: str, rank: int | None = None) -> ArgumentError:
+def _shared_memory(message: str, expected: str, rank: int) -> ArgumentError:
     return ArgumentError(
         message, rank=rank, argument="output", expected=expected, got="overlapping memory"
     )
@@ -340,8 +324,8 @@ def _overlap(tensors: Sequence[Tensor]) -> bool:
 
 
 def _addresses(tensor: Tensor) -> Tensor:
-    """Where each element of a tensor lies."""
-    found = torch.tensor(tensor.data_ptr() // tensor.itemsize, device="cpu")
+    """Address of each element of a tensor, in elements."""
+    addresses = torch.tensor(tensor.data_ptr() // tensor.itemsize, device="cpu")
     for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
-        found = found.unsqueeze(-1) + torch.arange(size, device="cpu") * stride
-    return found.reshape(-1)
+        addresses = addresses.unsqueeze(-1) + torch.arange(size, device="cpu") * stride
+    return addresses.reshape(-1)

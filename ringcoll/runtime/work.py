@@ -1,4 +1,4 @@
-"""What an asynchronous operation returns."""
+"""The result of an asynchronous call."""
 
 from __future__ import annotations
 
@@ -21,17 +21,11 @@ _making_futures = threading.Lock()
 class Work(dist.Work):
     """An operation on its way, as torch's own collectives return it.
 
-    Errors are raised by `wait`, in the thread that waits. On CUDA tensors it is over for the
-    host when all is enqueued; `wait` then makes the current stream wait for the rest.
+    `wait` raises the operation's error, in the thread that waits. On CUDA tensors the operation is
+    over for the host when all is enqueued; `wait` then makes the current stream wait for the rest.
 
-    Parameters
-    ----------
-    description
-        Name of the operation.
-    results
-        The tensors that will hold the result.
-    help_
-        Called by a thread that is about to wait: it may run the operation itself.
+    ``results`` are the tensors that will hold the result. A thread that is about to wait calls
+    ``help_``, which may run the operation in that thread.
     """
 
     def __init__(
@@ -56,8 +50,8 @@ class Work(dist.Work):
         Parameters
         ----------
         timeout
-            Time limit of this wait; the operation has its own in any case. None, as
-            torch's C++ code says it, is zero.
+            Time limit of this wait, beside the operation's time limit; zero, as in torch's
+            C++ code, is no limit.
 
         Raises
         ------
@@ -81,19 +75,19 @@ class Work(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or badly."""
+        """Whether the operation is over, with or without an error."""
         return self.done and (self._end is None or self._end.is_over())
 
     def is_success(self) -> bool:
-        """Whether it is over and went well."""
+        """Whether the operation is over, without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """The error it ended with, if it did."""
+        """The operation's error, or ``None``."""
         return self._error
 
     def result(self) -> list[Tensor]:
-        """The tensors that hold the result, once it is complete."""
+        """The tensors that hold the result when the operation is complete."""
         return self._results
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
@@ -110,19 +104,9 @@ class Work(dist.Work):
             return self._future
 
     def complete(self, error: BaseException | None, end: Mark | None = None) -> bool:
-        """Say that it is over; whoever waits wakes up.
+        """End the operation, and wake all threads that wait; return whether `settle` has to follow.
 
-        Parameters
-        ----------
-        error
-            What it failed with.
-        end
-            Where its stream has finished with it.
-
-        Returns
-        -------
-        bool
-            Whether there is a future, so that `settle` has to be called.
+        ``end`` is the point in the operation's stream after which its work is done.
         """
         with _making_futures:
             self._error, self._end, self.done = error, end, True

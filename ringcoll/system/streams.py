@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,6 +45,7 @@ __all__ = [
     "Lane",
     "Mark",
     "Streams",
+    "capturing",
     "current_device",
     "future",
     "gpu",
@@ -67,14 +69,8 @@ def has_streams(device: torch.device) -> bool:
 class Mark:
     """A point in the current stream of a device, after all earlier work.
 
-    Parameters
-    ----------
-    device
-        The device.
-    captured
-        Whether a CUDA graph captures the stream.
-    on_host
-        Whether the host waits, too: for a barrier.
+    ``captured`` says whether a CUDA graph captures the stream, ``on_host`` whether the host waits,
+    too: for a barrier.
     """
 
     __slots__ = ("_captured", "_device", "_event", "_on_host")
@@ -101,19 +97,12 @@ class Streams:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._own: Any = None
         self._last: tuple[int, Mark] | None = None
 
-    @property
+    @cached_property
     def own(self) -> Any:
         """The group's own stream."""
-        if self._own is None:
-            self._own = cuda.Stream(self.device)
-        return self._own
-
-    def capturing(self) -> bool:
-        """Whether a CUDA graph captures the device's current stream."""
-        return _capturing(self.device)
+        return cuda.Stream(self.device)
 
     def follow(self, stream: Any) -> None:
         """Make a stream, which is the current stream, wait for the last operation."""
@@ -132,8 +121,6 @@ class Lane:
 
     Parameters
     ----------
-    streams
-        Streams of the group.
     aside
         Whether the operation runs on the group's own stream, not on the caller's stream.
     capturing
@@ -198,7 +185,7 @@ class Lane:
 def mark_of(tensors: Sequence[Tensor]) -> Mark | None:
     """Mark the current stream of the tensors' common device, if the device has streams."""
     device = _device_of(tensors)
-    return None if device is None else Mark(device, captured=_capturing(device))
+    return None if device is None else Mark(device, captured=capturing(device))
 
 
 def future(results: Sequence[Tensor]) -> torch.futures.Future[None]:
@@ -211,7 +198,8 @@ def future(results: Sequence[Tensor]) -> torch.futures.Future[None]:
     return new_future() if device is None else new_future(devices=[device])
 
 
-def _capturing(device: torch.device) -> bool:
+def capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph captures the device's current stream."""
     with cuda.device(device):
         return bool(cuda.is_current_stream_capturing())
 

@@ -117,14 +117,14 @@ def update(path: Path, tuned: Tuned) -> None:
 
 
 def find_table(
-    path: Path, transport: str, world_size: int, hosts: int, *, asked: bool
+    path: Path | None, transport: str, world_size: int, hosts: int, *, asked: bool
 ) -> Table | None:
     """Look in a file for the table of a transport and a number of ranks and hosts.
 
     Parameters
     ----------
     path
-        The file.
+        Path of the file; ``None`` for no file, and no table.
     transport, world_size, hosts
         Key of the table.
     asked
@@ -136,7 +136,7 @@ def find_table(
     TuningFileError
         The user has named the file, and the file is wrong.
     """
-    if not asked and not _exists(path):
+    if path is None or (not asked and not _exists(path)):
         return None
     try:
         entries = read(path)

@@ -24,14 +24,9 @@ __all__ = ["UserModule", "algorithms_named", "is_reference"]
 
 
 class UserModule(NamedTuple):
-    """A module that registers algorithms; what a rank needs to have them as well.
+    """A module that registers algorithms; a rank that loads it has the algorithms as well.
 
-    Parameters
-    ----------
-    name
-        The name of the module, with dots.
-    folder
-        The folder in which Python looks for it first.
+    ``name`` is the name of the module, with dots; Python looks for it in ``folder`` first.
     """
 
     name: str
@@ -39,7 +34,7 @@ class UserModule(NamedTuple):
 
     @property
     def file(self) -> Path:
-        """The file that is looked for first."""
+        """The file at which Python looks first."""
         return Path(self.folder, *self.name.split(".")).with_suffix(".py")
 
     def load(self) -> ModuleType:
@@ -77,7 +72,7 @@ class UserModule(NamedTuple):
 
 @cache
 def _registered_by(module: UserModule) -> tuple[ModuleType, frozenset[tuple[str, str]]]:
-    """Load a module; say which algorithms that registered."""
+    """Load a module, and return the algorithms that it has registered."""
     before = {(entry.collective, entry.name) for entry in algorithms()}
     loaded = module.load()
     after = {(entry.collective, entry.name) for entry in algorithms()}

@@ -13,7 +13,7 @@ import pytest
 import ringcoll
 from ringcoll.cost.choice import choose
 from ringcoll.cost.table import Table, crowded_parameters
-from ringcoll.runtime.operation import tell
+from ringcoll.runtime.operation import log_once
 from ringcoll.system import settings
 from ringcoll.transport.catalogue import costs_of
 
@@ -57,7 +57,7 @@ def test_each_decision_is_told_once(
     first, second = table(4), table(4, announces=False)
     for _ in range(3):
         for own in (first, second):
-            tell(choose("all_reduce", 12345, 4, own))
+            log_once(choose("all_reduce", 12345, 4, own))
     lines = [item.getMessage() for item in caplog.records]
     assert len(lines) == told
     for line in lines:

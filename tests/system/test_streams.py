@@ -405,7 +405,7 @@ def test_sparse_tensors_cannot_be_captured(cuda: FakeCuda):
         call: Any = ringcoll.all_reduce(tensor, group=Deferred(group))
         call.following = iter(())
         with cuda.graph(), pytest.raises(CaptureError, match="depends on what it has received"):
-            call.run()
+            call()
 
     assert run(cuda, 1, main) == [None]
 
