@@ -62,7 +62,7 @@ def _flat(tensors: Any) -> list[Tensor]:
 
 
 class C10dCall(NamedTuple):
-    """What a call of c10d says.
+    """The arguments of a call of c10d, translated.
 
     ``results`` are the tensors that the call changes; ``options`` are those of c10d, an operator
     or a root; ``tensors`` and ``keywords`` are the arguments of the public function.
@@ -89,7 +89,7 @@ class Method:
         For each tensor argument of c10d: its name, and the conversion to the argument of the
         public function. The results come first.
     root
-        The public function's name for the root, if the collective has a root.
+        Name of the public function's argument for the root, if the collective has a root.
     inputs_first
         Whether the public function has its inputs before its results.
     """

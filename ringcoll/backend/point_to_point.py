@@ -26,17 +26,7 @@ __all__ = ["PointToPoint", "PointToPointWork"]
 
 
 class PointToPoint:
-    """The inner groups that carry the user's messages.
-
-    Parameters
-    ----------
-    store
-        Store of the group.
-    rank, world_size
-        Rank of this process, and number of ranks.
-    timeout
-        Time limit of a message that has no time limit of its own.
-    """
+    """The inner groups that carry the user's messages, over the store of the group."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
@@ -64,26 +54,19 @@ class PointToPoint:
         """The inner groups that exist so far."""
         return [self.gloo, *([] if self._nccl is None else [self._nccl])]
 
-    def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
-        """Send a list of one tensor."""
-        return self._start("send", tensors, dst, tag, f"rank {dst}, while it sent to it")
-
-    def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
-        """Receive a list of one tensor."""
-        return self._start("recv", tensors, src, tag, f"rank {src}, while it received from it")
-
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
-        """Receive a list of one tensor from the rank that sends first."""
-        what = "a rank, while it received from any"
-        return self._start("recv_anysource", tensors, None, tag, what)
-
-    def _start(
-        self, method: str, tensors: Sequence[Tensor], peer: int | None, tag: int, what: str
+    def start(
+        self, method: str, tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> dist.Work:
+        """Start a message of one tensor: ``send``, ``recv``, or ``recv_anysource`` with no peer."""
         (tensor,) = tensors
         arguments = (tag,) if peer is None else (peer, tag)
         work = getattr(self.of(tensor), method)([tensor], *arguments)
-        failure = f"rank {self._rank} lost {what} with tag {tag}"
+        loss = {
+            "send": f"rank {peer}, while it sent to it",
+            "recv": f"rank {peer}, while it received from it",
+            "recv_anysource": "a rank, while it received from any",
+        }[method]
+        failure = f"rank {self._rank} lost {loss} with tag {tag}"
         return PointToPointWork(work, failure, peer, tensor.device)
 
     def batched(
@@ -149,16 +132,8 @@ class PointToPoint:
 class PointToPointWork(dist.Work):
     """A send or a receive of the user.
 
-    Parameters
-    ----------
-    work
-        Work of the inner group.
-    failure
-        Text of the error if the work fails.
-    peer
-        The other rank, or ``None`` if it is not known.
-    device
-        Device of the tensor.
+    ``failure`` is the text of the error if the inner group's work fails; ``peer`` is ``None`` if
+    the other rank is not known.
     """
 
     def __init__(

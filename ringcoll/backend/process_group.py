@@ -151,11 +151,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         }
         self._store = store
         self._issued = 0
-        groups.use(
-            self,
-            transport=self.options.transport,
-            cuda_transport=self.options.cuda_transport,
-        )
+        transport, cuda_transport = self.options.transport, self.options.cuda_transport
+        groups.use(self, transport=transport, cuda_transport=cuda_transport)
         self._coalesced: list[Work] | None = None
         self._messages = PointToPoint(store, rank, world_size, timeout)
         # For CUDA tensors torch sees gloo's group, too. torch would connect NCCL's group at once
@@ -243,15 +240,15 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> dist.Work:
         """Send a list of one tensor."""
-        return self._messages.send(tensors, dst, tag)
+        return self._messages.start("send", tensors, dst, tag)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> dist.Work:
         """Receive a list of one tensor."""
-        return self._messages.recv(tensors, src, tag)
+        return self._messages.start("recv", tensors, src, tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> dist.Work:
         """Receive a list of one tensor from the rank that sends first."""
-        return self._messages.recv_anysource(tensors, tag)
+        return self._messages.start("recv_anysource", tensors, None, tag)
 
     def batched(
         self, start: Callable[[], list[dist.Work]], device: torch.device

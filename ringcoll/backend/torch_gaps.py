@@ -1,7 +1,6 @@
-"""Gaps of torch 2.13 for a process group written in Python, and what fills them.
+"""Gaps of torch 2.13 for a process group written in Python, and functions that fill them.
 
-`mend_torch`
-    Replaces, for groups of a class, what torch does in C++ or for its own groups only.
+torch does some work in C++, or for groups of its own classes only.
 """
 
 from __future__ import annotations
