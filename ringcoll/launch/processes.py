@@ -1,7 +1,7 @@
 """Real processes on this machine: a pool of ranks that runs functions.
 
 Problem: start k ranks once, run many functions on them, and never leave a rank behind.
-The store that the ranks meet at is held by the parent, so it outlives any of them;
+The parent holds the store at which the ranks meet, so the store outlives all ranks;
 it listens on a free port of the loopback interface, and nothing leaves the machine.
 
 Ctrl-C reaches the parent only, which then ends the ranks.
@@ -62,7 +62,7 @@ _receivers: list[Callable[[Any], object]] = []  # of reports; in a rank of a poo
 
 
 def report(item: object) -> None:
-    """Send something, from a function that runs on a rank, to the parent's ``on_report``."""
+    """Send an item, from a function that runs on a rank, to the parent's ``on_report``."""
     for receive in _receivers:
         receive(item)
 
@@ -77,7 +77,7 @@ def reports_to(receive: Callable[[Any], object]) -> Iterator[None]:
         _receivers.remove(receive)
 
 
-_meeting: list[tuple[dist.Store, int, int]] = []  # in a rank's process: its store, rank, world size
+_meeting: list[tuple[dist.Store, int, int]] = []  # in a rank's process: store, rank, world size
 
 
 def rendezvous() -> tuple[dist.Store, int, int]:
@@ -86,9 +86,9 @@ def rendezvous() -> tuple[dist.Store, int, int]:
     Returns
     -------
     tuple
-        The store, this rank, and the number of ranks: what ``init_process_group`` needs.
-        The default group, if there is one, uses the same store, so that another group
-        needs a ``torch.distributed.PrefixStore`` of the store.
+        The store, this rank, and the number of ranks, for ``init_process_group``.
+        A default group uses the same store, so another group needs a
+        ``torch.distributed.PrefixStore`` of the store.
 
     Raises
     ------
@@ -102,9 +102,9 @@ def rendezvous() -> tuple[dist.Store, int, int]:
 
 @contextlib.contextmanager
 def _interrupts_noted() -> Iterator[None]:
-    """Deliver Ctrl-C at the end, and not in the middle of what must not be left half done."""
+    """Deliver Ctrl-C at the end of a block that must not be left half done."""
     in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # neither gets any
+    if not in_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # no Ctrl-C comes
         yield
         return
     noted: list[int] = []
@@ -112,20 +112,20 @@ def _interrupts_noted() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)  # none if it was not Python's
+        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)  # ``None`` if it was not Python's
     if noted:
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Deliver Ctrl-C at the end; processes started in between never get it.
+    """Deliver Ctrl-C at the end; processes that start in the block never get it.
 
-    A terminal sends it to them as well. They would print a traceback each; we end them.
+    A terminal sends Ctrl-C to them as well, and each would print a traceback.
     """
     with _interrupts_noted():
-        resource_tracker.ensure_running()  # starting it later would unblock the signal
-        # Blocking is for the processes, which inherit it; threads of ours may still get it.
+        resource_tracker.ensure_running()  # its later start would unblock the signal
+        # The processes inherit the blocked signal; other threads of this process may still get it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
@@ -143,10 +143,10 @@ class Ranks:
     world_size
         Number of ranks.
     backend
-        Of the default group: ``"gloo"``, ``"ringcoll"``, or any other that torch knows;
+        Backend of the default group: ``"gloo"``, ``"ringcoll"``, or any other that torch knows;
         ``None`` for no default group at all: see `rendezvous`.
     timeout_s
-        Time limit of a run, and of the group's operations.
+        Time limit in seconds of a run, and of the group's operations.
     threads
         Threads of torch in each rank; by default the cores, shared evenly.
 
@@ -171,9 +171,9 @@ class Ranks:
         threads = threads or max(1, cores() // world_size)
         self._store = local_store()
 
-        def arguments(rank: int, theirs: Connection) -> tuple[object, ...]:
+        def arguments(rank: int, connection: Connection) -> tuple[object, ...]:
             meeting = (self._store.port, rank, world_size, timeout_s)
-            return meeting, backend, threads, theirs, dict(os.environ)
+            return meeting, backend, threads, connection, dict(os.environ)
 
         self._start(_main, arguments)
 
@@ -187,16 +187,14 @@ class Ranks:
         try:
             with _interrupts_held():
                 for rank in range(self.world_size):
-                    ours, theirs = context.Pipe()
+                    connection, remote = context.Pipe()
+                    args = arguments(rank, remote)
                     process = context.Process(
-                        target=main,
-                        args=arguments(rank, theirs),
-                        name=f"rank-{rank}",
-                        daemon=True,
+                        target=main, args=args, name=f"rank-{rank}", daemon=True
                     )
                     process.start()
-                    theirs.close()
-                    self._connections.append(ours)
+                    remote.close()
+                    self._connections.append(connection)
                     self.processes.append(process)
         except BaseException:
             self.kill()
@@ -217,14 +215,14 @@ class Ranks:
             Called with ``args`` on every rank. A function of a module is imported there; a
             function of a notebook cell, or of another function, is sent by cloudpickle.
         on_report
-            Called with what the ranks give to `report`.
+            Called with each item of `report`.
         timeout_s
-            Time limit; by default the pool's.
+            Time limit in seconds; by default the pool's.
 
         Returns
         -------
         list
-            What the function returned on each rank.
+            Return value of the function on each rank.
 
         Raises
         ------
@@ -249,11 +247,7 @@ class Ranks:
             self.kill()
             raise
 
-    def _results(
-        self,
-        on_report: Callable[[Any], object] | None,
-        timeout_s: float,
-    ) -> list[Any]:
+    def _results(self, on_report: Callable[[Any], object] | None, timeout_s: float) -> list[Any]:
         deadline = time.monotonic() + timeout_s
         results: dict[int, Any] = {}
         failures: dict[int, tuple[str, str]] = {}
@@ -288,15 +282,13 @@ class Ranks:
                 elif kind == "result":
                     results[rank] = value
                 else:
-                    *failure, details[rank] = value
-                    failures[rank] = (failure[0], failure[1])
+                    failures[rank], details[rank] = value
             if failures:
                 # Errors of other ranks follow soon, and may hold the cause.
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
         if failures:
-            first = next(iter(failures))
-            own = [rank for rank, (kind, _) in failures.items() if kind != "PeerLostError"]
-            first = own[0] if own else first
+            causes = [rank for rank, (kind, _) in failures.items() if kind != "PeerLostError"]
+            first = (causes or list(failures))[0]
             raise RankError(first, failures, details.get(first, ""))
         return [results[rank] for rank in range(self.world_size)]
 
@@ -337,8 +329,8 @@ class Ranks:
 def _by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes | None:
     """Write a call as bytes if the ranks cannot import its function; otherwise ``None``.
 
-    Ranks import the file of ``__main__``. A notebook has no such file: what its cells define
-    has to travel with the call.
+    Ranks import the file of ``__main__``. A notebook has no such file: the definitions of its cells
+    have to travel with the call.
     """
     cause = None
     try:
@@ -380,13 +372,9 @@ def local_store() -> dist.TCPStore:
     """A store's server on the loopback interface; torch's own would listen on all."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
         port = server.getsockname()[1]
+        listening = server.detach()
         return dist.TCPStore(
-            "127.0.0.1",
-            port,
-            None,
-            True,
-            wait_for_workers=False,
-            master_listen_fd=server.detach(),
+            "127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listening
         )
 
 
@@ -403,10 +391,10 @@ def _main(
     connection: Connection,
     environment: dict[str, str],
 ) -> None:
-    """What a rank's process does."""
-    os.environ.clear()  # those of the process that it was forked from may be old
+    """The program of a rank's process."""
+    os.environ.clear()  # the variables of the process that it was forked from may be old
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the rank
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     _join_and_obey("127.0.0.1", meeting, backend, threads, connection)
@@ -419,7 +407,7 @@ def _join_and_obey(
     threads: int,
     connection: Connection,
 ) -> None:
-    """Be a rank: meet the others at a store, then do what the parent says."""
+    """Be a rank: meet the others at a store, then run the functions that the parent sends."""
     torch.set_num_threads(threads)
     port, rank, world_size, timeout_s = meeting
     limit = timedelta(seconds=timeout_s)
@@ -439,11 +427,12 @@ def _join_and_obey(
             break
         function, args = item
         try:
-            # Pickled here, so that what cannot be pickled is an error like any other.
+            # Pickled here, so that a result that cannot be pickled is an error like any other.
             answer = ForkingPickler.dumps(("result", function(*args)))
         except BaseException as error:  # noqa: BLE001  # the parent raises it
             kind = type(error).__name__
-            answer = ForkingPickler.dumps(("error", (kind, str(error), traceback.format_exc())))
+            failure = (kind, str(error)), traceback.format_exc()
+            answer = ForkingPickler.dumps(("error", failure))
         connection.send_bytes(answer)
     if dist.is_initialized():
         dist.destroy_process_group()
