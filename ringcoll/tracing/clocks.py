@@ -83,14 +83,8 @@ def agree(
 ) -> list[Clock]:
     """Find the clocks of all ranks.
 
-    Parameters
-    ----------
-    world_size
-        Number of ranks.
-    begin, end
-        Messages between rank 0 and each other rank, both ways, before and after.
-    between
-        All other messages.
+    ``begin`` and ``end`` are messages between rank 0 and each other rank, both ways, before and
+    after the messages ``between``.
 
     Raises
     ------

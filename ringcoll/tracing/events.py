@@ -22,30 +22,22 @@ from ringcoll.tracing.records import (
 )
 from ringcoll.tracing.summary import shares, summarize
 
-__all__ = ["TRACKS", "document"]
+__all__ = ["document"]
 
-TRACKS = {"operation": 1, "wait": 2, "post": 3, "reduce": 4, "copy": 5}
-"""The rows of a rank: their names in events, and their numbers."""
-
-_TITLES = {
-    "operation": "operations",
-    "wait": "waits",
-    "post": "posts of messages",
-    "reduce": "reductions",
-    "copy": "copies",
+# The rows of a rank: their names in events, and their titles and numbers.
+_TRACKS = {
+    "operation": ("operations", 1),
+    "wait": ("waits", 2),
+    "post": ("posts of messages", 3),
+    "reduce": ("reductions", 4),
+    "copy": ("copies", 5),
 }
 
 _Event = dict[str, Any]
 
 
 def document(ranks: list[Records]) -> dict[str, Any]:
-    """Make the file's contents.
-
-    Parameters
-    ----------
-    ranks
-        Notes of each rank, in order.
-    """
+    """Make the file's contents from the notes of each rank, in order."""
     arrived = list(deliveries(ranks))
     clocks = agree(
         len(ranks),
@@ -95,7 +87,7 @@ def document(ranks: list[Records]) -> dict[str, Any]:
 def _names(rank: int) -> Iterator[_Event]:
     """Names of the rows of a rank, and their order."""
     rows = [(0, "process", f"rank {rank}", rank)]
-    rows += [(number, "thread", _TITLES[track], number) for track, number in TRACKS.items()]
+    rows += [(number, "thread", title, number) for title, number in _TRACKS.values()]
     for thread, kind, title, order in rows:
         common = {"ph": "M", "pid": rank, "tid": thread}
         yield {**common, "name": f"{kind}_name", "args": {"name": title}}
@@ -114,7 +106,7 @@ class _Writer:
 
     def event(self, phase: str, rank: int, track: str, time_ns: int, **rest: Any) -> _Event:
         begin = self.time(rank, time_ns)
-        return {"ph": phase, "pid": rank, "tid": TRACKS[track], "ts": begin, **rest}
+        return {"ph": phase, "pid": rank, "tid": _TRACKS[track][1], "ts": begin, **rest}
 
     def slice(
         self, rank: int, track: str, begin: int, end: int, name: str, args: dict[str, Any]

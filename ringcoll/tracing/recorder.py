@@ -7,7 +7,7 @@ it runs any others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,69 +37,58 @@ class _Steps(NamedTuple):
 def _steps(plan: Plan) -> _Steps:
     """Find the step to which each instruction belongs.
 
-    A wait says it. Work on what has arrived belongs to the step of the wait before it; what
-    is packed for a send, and work before the first wait, to that of the next send.
+    A wait names its step. Work on a message that has arrived belongs to the step of the wait
+    before it; packing for a send, and work before the first wait, to the step of the next send.
     """
-    messages = {one.message: one for one in plan.instructions if isinstance(one, Wait)}
-    found: list[int] = []
+    messages = {wait.message: wait for wait in plan.instructions if isinstance(wait, Wait)}
+    steps: list[int] = []
     pending: list[int] = []  # instructions whose step is that of the next send
     current, number = -1, 0
     for index, instruction in enumerate(plan.instructions):
         if isinstance(instruction, Post):
             total = len(instruction.receives) + len(instruction.sends)
-            own = [messages[one] for one in range(number, number + total)]
+            own = [messages[message] for message in range(number, number + total)]
             number += total
-            sends = [one.step for one in own if not one.is_receive]
-            current = min(sends or [one.step for one in own])
+            sends = [wait.step for wait in own if not wait.is_receive]
+            current = min(sends or [wait.step for wait in own])
             for earlier in pending:
-                found[earlier] = current
+                steps[earlier] = current
             pending.clear()
         elif isinstance(instruction, Wait):
             if instruction.is_receive:
                 current = instruction.step
         elif current < 0 or _packs(plan, instruction):
             pending.append(index)
-        found.append(instruction.step if isinstance(instruction, Wait) else current)
-    return _Steps(tuple(max(0, step) for step in found), messages)
+        steps.append(instruction.step if isinstance(instruction, Wait) else current)
+    return _Steps(tuple(max(0, step) for step in steps), messages)
 
 
 def _packs(plan: Plan, instruction: object) -> bool:
-    return isinstance(instruction, Move) and (plan.regions[instruction.into].space is Space.PACKING)
+    return isinstance(instruction, Move) and plan.regions[instruction.into].space is Space.PACKING
 
 
 class Tracer:
-    """Notes the operations of one rank of a group.
-
-    Parameters
-    ----------
-    member
-        The rank's end of the group.
-    clock
-        Gives nanoseconds.
-    most
-        Operations that are kept; more are counted.
-    """
+    """Notes the operations of one rank of a group: at most ``most``; it only counts the others."""
 
     def __init__(self, member: Communicator, clock: Clocks, most: int) -> None:
         self._member, self.clock, self._most = member, clock, most
         self.records = Records(member.rank, member.world_size, member.transport.name)
         self.current: TracedOperation | None = None
         self._known: dict[int, tuple[Plan, _Steps]] = {}
-        self._last_steps = _Steps((), {})
 
     def attach(self) -> None:
-        """Begin: from now on operations are noted."""
+        """Begin to note operations."""
         self._member.tracer = self
 
     def detach(self) -> None:
-        """End: all is as it was before."""
+        """Note no operations any more."""
         if self._member.tracer is self:
             self._member.tracer = None
 
     def begin(self, number: int, operation: Operation | Turn) -> None:
         """Note that an operation begins."""
         self.current = None
-        if isinstance(operation, Turn):  # it is no part of the trace
+        if isinstance(operation, Turn):  # a turn does not belong to the trace
             return
         if len(self.records.operations) >= self._most:
             self.records.left_out += 1
@@ -120,7 +109,7 @@ class Tracer:
         self.current = None
 
     def traced(self, operation: Operation | Turn, binding: Binding, tag: int) -> Binding:
-        """Wrap all that an operation is bound to, so that each call is noted."""
+        """Wrap all functions of a binding, so that each call of them is noted."""
         record = self.current
         if record is None or isinstance(operation, Turn):
             return binding
@@ -136,9 +125,11 @@ class Tracer:
             if isinstance(bound, Wait):
                 program.append(bound)
             elif isinstance(bound, Posting):
-                post = self._posting(record, bound, step, tag, request.wire_dtype, first_message)
+                past_last = first_message + len(bound.receives) + len(bound.sends)
+                waits = [steps.messages[number] for number in range(first_message, past_last)]
+                post = self._posting(record, bound, step, tag, request.wire_dtype, waits)
                 program.append(bound._replace(post=post))
-                first_message += len(bound.receives) + len(bound.sends)
+                first_message = past_last
             else:
                 assert isinstance(instruction, Combine | Move)
                 kind = "copy" if isinstance(instruction, Move) else "reduce"
@@ -179,25 +170,20 @@ class Tracer:
         step: int,
         tag: int,
         wire: torch.dtype,
-        first_message: int,
+        waits: Sequence[Wait],
     ) -> Callable[[int], list[Handle]]:
         def post_and_note(mixed: int) -> list[Handle]:
             begin = self.clock()
             handles = bound.post(mixed)
             end = self.clock()
             record.spans.append(Span("post", begin, end, step))
-            number = first_message
-            for is_send, messages in ((False, bound.receives), (True, bound.sends)):
-                for peer, tensor, salt in messages:
-                    nbytes, own_step = tensor.numel() * wire.itemsize, waits[number].step
-                    record.messages.append(
-                        MessageEnd(is_send, peer, own_step, nbytes, tag ^ salt, begin, end)
-                    )
-                    number += 1
+            for message, wait in zip(bound.receives + bound.sends, waits, strict=True):
+                nbytes, is_send = message.tensor.numel() * wire.itemsize, not wait.is_receive
+                record.messages.append(
+                    MessageEnd(is_send, wait.peer, wait.step, nbytes, tag ^ message.tag, begin, end)
+                )
             return handles
 
-        assert self.current is not None
-        waits = self._last_steps.messages
         return post_and_note
 
     def _waiting(
@@ -219,5 +205,4 @@ class Tracer:
         known = self._known.get(id(plan))
         if known is None:
             known = self._known[id(plan)] = plan, _steps(plan)
-        self._last_steps = known[1]
         return known[1]

@@ -10,16 +10,13 @@ from typing import Any, NamedTuple, Self
 
 from ringcoll.tracing.clocks import Sighting
 
-__all__ = ["KINDS", "Delivery", "MessageEnd", "Records", "Span", "TracedOperation", "deliveries"]
-
-KINDS = ("wait", "post", "reduce", "copy")
-"""The kinds of work within an operation, apart from running Python."""
+__all__ = ["Delivery", "MessageEnd", "Records", "Span", "TracedOperation", "deliveries"]
 
 
 class Span(NamedTuple):
     """Work of a rank from ``begin`` to ``end``, in ns on its own clock.
 
-    ``message`` is the number of the message that the rank waited for, or -1; ``nbytes`` is the
+    ``kind`` is ``"wait"``, ``"post"``, ``"reduce"`` or ``"copy"``; ``message`` is the number of the message that the rank waited for, or -1; ``nbytes`` is the
     number of bytes that were reduced or copied.
     """
 
