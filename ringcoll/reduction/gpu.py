@@ -127,13 +127,7 @@ _BOOL_OPS = {**_OPS, "sum": "Bor", "max": "Bor", "product": "Band", "min": "Band
 
 
 class CupyEngine(Engine):
-    """The kernels of ``reduce.cuh``; torch's operators where there is no kernel.
-
-    Parameters
-    ----------
-    cupy
-        The module.
-    """
+    """The kernels of ``reduce.cuh``, by the module ``cupy``; torch's operators without a kernel."""
 
     def __init__(self, cupy: Any) -> None:
         super().__init__("CuPy works here")
@@ -202,12 +196,7 @@ class CupyEngine(Engine):
         sources: Sequence[Tensor],
         factor: complex = 0.0,
     ) -> Callable[[], object] | None:
-        """Make a function that launches a kernel on torch's current stream.
-
-        Parameters
-        ----------
-        kernel, into, sources, factor
-            See `ringcoll.reduction.kernels.launch_of`.
+        """Make a function that launches a kernel on torch's current stream; see `kernels.launch_of`.
 
         Returns
         -------
@@ -285,14 +274,12 @@ def _kernel(
         )
         for vector in (sources[0], sources[-1], into[0], into[-1])
     )
-    if op is None or first is None or rest is None or target is None or copy is None:
-        return None
-    if len({source.dtype for source in sources[1:]}) > 1:
-        return None
-    finish = "Divide" if world_size is not None and operator.name == "avg" else "Plain"
     rounded: str | None = ""
     if rounds and reduction.wire_dtype is not reduction.work_dtype:
         rounded = kernels.c_type(reduction.wire_dtype)
-    if rounded is None:
+    if op is None or first is None or rest is None or target is None or copy is None:
         return None
+    if rounded is None or len({source.dtype for source in sources[1:]}) > 1:
+        return None
+    finish = "Divide" if world_size is not None and operator.name == "avg" else "Plain"
     return Kernel(op, finish, first, rest, target, copy, len(sources), len(into), rounded=rounded)
