@@ -157,7 +157,7 @@ def start(
 
 
 def _extent(tensor: Tensor) -> int:
-    """Bytes from a strided tensor's first element to the end of the last one."""
+    """Bytes from a strided tensor's first element to the end of its last element."""
     if not tensor.numel():
         return 0
     reach = sum(

@@ -1,4 +1,4 @@
-"""What messages cost in a group, measured once; and one table that all its ranks go by.
+"""The costs of messages in a group, measured once, and a single table of them for all ranks.
 
 Problem: the best algorithm depends on a few numbers that differ between machines, and on
 how many ranks share a core. They can be measured in some ten milliseconds, but every rank

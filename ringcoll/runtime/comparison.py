@@ -47,13 +47,13 @@ class CallComparison:
                 raise CollectiveTimeoutError(
                     f"rank {rank} waited {timeout_s:g} s for rank {peer}", peer=peer
                 )
-            theirs = self._store.get(key).decode()
-            if theirs != description:
+            other = self._store.get(key).decode()
+            if other != description:
                 raise MismatchError(
-                    f"rank {rank} called {description}, rank {peer} called {theirs}",
+                    f"rank {rank} called {description}, rank {peer} called {other}",
                     peer=peer,
                     mine=description,
-                    theirs=theirs,
+                    theirs=other,
                 )
         # All ranks have come to this comparison, so nobody reads the previous one any more.
         self._store.delete_key(f"call/{self._count - 1}/{rank}")

@@ -439,15 +439,15 @@ class _Compiler:
     def reads_itself(self, operation: RecvReduce, segment: int) -> bool:
         """Whether a later chunk of a recv-reduce reads the place of an earlier one's result."""
         written: list[Region] = []
-        for target, mine in zip(operation.into, operation.local, strict=True):
-            local = self.memory.region(mine, segment)
-            if target.place != mine.place and any(local.overlaps(other) for other in written):
+        for target, operand in zip(operation.into, operation.local, strict=True):
+            local = self.memory.region(operand, segment)
+            if target.place != operand.place and any(local.overlaps(other) for other in written):
                 return True
             written.append(self.memory.region(target, segment))
         return False
 
     def reads(self, operation: Operation, writer: Operation, segment: int) -> list[Region]:
-        """What an operation reads of the state before the step."""
+        """The regions of the state before the step that an operation reads."""
         match operation:
             case Send(refs=refs):
                 pass
@@ -459,9 +459,9 @@ class _Compiler:
                 # A recv-reduce onto the result of another recv-reduce reads it on purpose.
                 chained = isinstance(writer, RecvReduce)
                 refs = tuple(
-                    mine
-                    for target, mine in zip(into, local, strict=True)
-                    if not (chained and target.place == mine.place)
+                    operand
+                    for target, operand in zip(into, local, strict=True)
+                    if not (chained and target.place == operand.place)
                 )
             case _:
                 refs = ()
@@ -527,8 +527,8 @@ class _Compiler:
     ) -> list[tuple[Region, Region]]:
         """(into, local) of a recv-reduce, with pieces joined that are adjacent in both."""
         result: list[tuple[Region, Region]] = []
-        for target, mine in zip(operation.into, operation.local, strict=True):
-            into, local = self.memory.region(target, segment), self.memory.region(mine, segment)
+        for target, operand in zip(operation.into, operation.local, strict=True):
+            into, local = self.memory.region(target, segment), self.memory.region(operand, segment)
             if result and joins:
                 both = (*joined((result[-1][0], into)), *joined((result[-1][1], local)))
                 # A single region on each side, and neither shifted against the other.

@@ -36,7 +36,7 @@ from ringcoll.system.stores import appears
 __all__ = ["Handle", "Message", "Transport", "devices_of", "late", "meet", "settle"]
 
 Handle = object
-"""What `Transport.post` returns for a message, and `Transport.wait` takes."""
+"""A message on its way: `Transport.post` returns it, and `Transport.wait` takes it."""
 
 
 class Message(NamedTuple):

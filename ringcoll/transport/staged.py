@@ -16,7 +16,7 @@ Streams
 - *Sends.* All pieces are copied to the host on a stream of the transport's own, which waits for
   the current one first. `StagedTransport.bind`'s function hands each to the transport
   below as soon as its event is complete; so it returns when all are on the host. By then nobody
-  reads the tensor's memory any more: no allocator has to be told of the other stream.
+  reads the tensor's memory any more: no allocator has to know of the other stream.
 - *Receives.* All pieces are posted below at once, before any send. `StagedTransport.wait` waits
   for one after the other, and enqueues its copy to the device on the current stream.
 

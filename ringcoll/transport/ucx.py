@@ -11,7 +11,7 @@ Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx
   connection ends with the peer's process. On the same host the process of each peer is
   watched by a ``pidfd``. Both are looked at while waiting.
 - A host that vanishes ends no connection. The kernel's keepalive does, in whole seconds
-  (``TCP_KEEPIDLE`` and the like; UCX's own ``KEEPALIVE_INTERVAL`` found nothing), where no
+  (``TCP_KEEPIDLE`` and the like; UCX's own ``KEEPALIVE_INTERVAL`` noticed nothing), where no
   data are on their way to it; what is sent to it is missed by the time limit.
 - A rank that waits looks for a while and then sleeps in the kernel: a worker with ``WAKEUP``
   has a descriptor that is ready when something has come. With two busy loops beside two ranks on
