@@ -16,6 +16,7 @@ EVERY = (
     errors.PeerLostError("gone", peer=0),
     errors.ScheduleError("bad"),
     errors.TraceError("nothing written"),
+    errors.TrainingError("a loss is not finite"),
     errors.TransportError("stuck"),
     errors.UnknownAlgorithmError("who"),
     errors.UnsupportedWorldSizeError("odd"),
@@ -56,6 +57,7 @@ def test_every_error_is_here():
         (errors.TuningFileError, ValueError),
         (errors.BackwardError, RuntimeError),
         (errors.CaptureError, RuntimeError),
+        (errors.TrainingError, RuntimeError),
         (errors.MissingExtraError, ImportError),
     ],
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
+from ringcoll.algorithms import ALIASES
 from ringcoll.bench.contenders import NATIVE
 from ringcoll.bench.measure import Result
 from ringcoll.bench.units import as_size
@@ -22,12 +23,12 @@ EVEN = "even"
 BySize = dict[int, dict[str, Result]]
 """Results by size, and by contender."""
 
-_NAMES = {"double_tree": "double tree", "native": "native", "binomial_tree": "tree"}
+_SHORT = {name: alias for alias, name in ALIASES.items()}
 
 
 def label(name: str) -> str:
     """How a contender is called in a sentence or a legend."""
-    return _NAMES.get(name, name.replace("_", " "))
+    return _SHORT.get(name, name).replace("_", " ")
 
 
 def by_size(results: Iterable[Result]) -> BySize:

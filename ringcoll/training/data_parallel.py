@@ -470,7 +470,7 @@ class HookOptions:
     """
 
     group: Any = None
-    algorithm: str | Schedule = "ring"
+    algorithm: str | Schedule = "auto"
     segment_bytes: int | None = None
     wire_dtype: torch.dtype | None = None
 
