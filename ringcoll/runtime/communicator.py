@@ -423,11 +423,12 @@ class Communicator:
         )
 
     def close(self, drain_s: float = 0.0) -> None:
-        """End the threads and connections; queued operations fail after ``drain_s`` seconds."""
+        """End threads and connections; queued operations fail after ``drain_s`` s, or at once."""
         if self._closed:
             return
         self._closed = True
-        if not self._queue.close(drain_s):
+        # Of a broken group nobody takes part in what is queued: waiting for it is in vain.
+        if self._broken is not None or not self._queue.close(drain_s):
             self._broken = self._broken or GroupBrokenError(
                 f"rank {self.rank}: the group was closed"
             )
