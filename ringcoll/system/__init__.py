@@ -4,6 +4,7 @@
 `settings`        the environment's variables; nothing else reads them
 `machine`         cores and processor, and which processes share a host
 `stores`          waits for keys of a store
+`peaks`           peaks of memory between two moments
 `files`           files that are never seen incomplete
 `streams`         CUDA streams: where a group's operations run on a GPU
 `tuning`          the file that ``ringcoll tune`` writes

@@ -22,6 +22,7 @@
 `compression`         compressed averages of gradients, with error feedback
 `compressors`         the largest elements, numbers of 8 bits, low rank
 `straggler`           a rank that is slow on purpose
+`phases`              phases of a step, and waits between two ranks, for `ringcoll.trace`
 `messages`            messages between two ranks, for gossip and the server
 `flat`                the parameters of a module as a flat tensor
 `task`                what is trained: a model, its data, and how it learns

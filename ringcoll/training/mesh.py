@@ -32,6 +32,7 @@ from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError
 from ringcoll.training.data_parallel import average_gradients
 from ringcoll.training.models import Transformer, stages
+from ringcoll.training.phases import phase
 from ringcoll.training.pipeline import Pipeline, tie
 from ringcoll.training.pipeline_schedule import SCHEDULES
 from ringcoll.training.tensor_parallel import tensor_parallel, vocabulary_loss
@@ -197,8 +198,9 @@ class ParallelTransformer:
                 got=len(inputs),
             )
         loss = self.pipeline.step(inputs.chunk(size)[place], targets.chunk(size)[place])
-        if self._ends:
-            tie(self._tied, self._ends, self.mesh.groups["pipeline"])
-        average_gradients(self.params, self.mesh.groups["data"])
-        api.all_reduce(loss, dist.ReduceOp.AVG, self.mesh.groups["data"])
+        with phase("average"):
+            if self._ends:
+                tie(self._tied, self._ends, self.mesh.groups["pipeline"])
+            average_gradients(self.params, self.mesh.groups["data"])
+            api.all_reduce(loss, dist.ReduceOp.AVG, self.mesh.groups["data"])
         return loss

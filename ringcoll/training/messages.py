@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -36,6 +35,7 @@ from torch import Tensor
 
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
+from ringcoll.training.phases import waiting
 from ringcoll.transport.local import Hub, LocalTransport
 
 __all__ = ["LocalMessages", "Messages", "TorchMessages", "messages_of"]
@@ -141,19 +141,25 @@ class TorchMessages:
         """Start to send; see `Messages.send`."""
         with self._typed_errors(f"send to rank {dst}", dst):
             work = dist.isend(tensor, group=self._group, group_dst=dst, tag=_TAG)
-        return partial(self._wait, work, f"send to rank {dst}", dst)
+
+        def wait() -> None:
+            self._wait(work, f"send to rank {dst}", dst)
+
+        return wait
 
     def recv(self, tensor: Tensor, src: int | None = None) -> int:
         """Receive; see `Messages.recv`."""
         what = "receive from " + ("any rank" if src is None else f"rank {src}")
         with self._typed_errors(what, src):
             work: Any = dist.irecv(tensor, group=self._group, group_src=src, tag=_TAG)
-        self._wait(work, what, src)
-        return int(work._source_rank()) if src is None else src
+        return self._wait(work, what, src)
 
-    def _wait(self, work: Any, what: str, peer: int | None) -> None:
-        with self._typed_errors(what, peer):
+    def _wait(self, work: Any, what: str, peer: int | None) -> int:
+        """Wait for a message; return the rank at its other end."""
+        with waiting(peer, self._group) as awaited, self._typed_errors(what, peer):
             work.wait(timedelta(seconds=self._timeout_s))
+            awaited.peer = other = int(work._source_rank()) if peer is None else peer
+        return other
 
     @contextmanager
     def _typed_errors(self, what: str, peer: int | None) -> Iterator[None]:
@@ -198,13 +204,14 @@ class LocalMessages:
             fits = (i for i, (sender, _) in enumerate(box) if src in (None, sender))
             return next(fits, None)
 
-        with hub.condition:
+        with waiting(src) as awaited, hub.condition:
             hub.condition.wait_for(
                 lambda: first() is not None or bool(hub.aborted), self._timeout_s
             )
             index = first()
             if index is not None:
                 sender, message = box.pop(index)
+                awaited.peer = sender
         if index is None:
             peer = "any rank" if src is None else f"rank {src}"
             if hub.aborted:

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError
+from ringcoll.training.phases import phase
 from ringcoll.training.pipeline_agreement import agree_on_batch, agree_on_schedule
 from ringcoll.training.pipeline_messages import Mailbox, tie
 from ringcoll.training.pipeline_schedule import Action, Kind, PipelineSchedule, consumed, produced
@@ -179,7 +180,9 @@ class Pipeline:
         self._mailbox.begin(has_new_shapes=layout != self._layout)
         self._layout = layout
         for action in self.schedule.programs[self.rank]:
-            self._run[action.kind](action)
+            name = action.kind.name.lower()
+            with phase(name, stage=action.stage, microbatch=action.microbatch):
+                self._run[action.kind](action)
             peak = max(peak, len(self._kept))
         done_s = time.perf_counter()
         self._mailbox.finish()

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ringcoll.collectives.groups import OwnGroup, as_group
 from ringcoll.errors import ArgumentError
+from ringcoll.training.phases import waiting
 from ringcoll.training.pipeline_schedule import PipelineSchedule, Transfer, consumed, produced
 from ringcoll.transport.base import Message
 
@@ -122,10 +123,11 @@ def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> None:
     if param.grad is not None:
         grads[rank].copy_(param.grad)
     others = [peer for peer in peers if peer != rank]
-    waits = [receive(grads[peer], peer, group) for peer in others]
-    waits += [send(grads[rank], peer, group) for peer in others]
-    for wait in waits:
-        wait()
+    waits = [(peer, receive(grads[peer], peer, group)) for peer in others]
+    waits += [(peer, send(grads[rank], peer, group)) for peer in others]
+    for peer, wait in waits:
+        with waiting(peer, group):
+            wait()
     param.grad = reduce(torch.add, grads.values())
 
 
@@ -231,13 +233,16 @@ class Mailbox:
         """Wait for a tensor, and post the next receive from the same peer."""
         begin_s = time.perf_counter()
         peer, place = self._senders[transfer]
-        while transfer not in self._posted:
-            self._post(peer)
-        tensor, wait = self._posted.pop(transfer)
-        wait()
-        for item in [item for item in self._pending if item.peer == peer and item.place <= place]:
-            item.wait()
-            self._pending.remove(item)
+        with waiting(peer, self._group):
+            while transfer not in self._posted:
+                self._post(peer)
+            tensor, wait = self._posted.pop(transfer)
+            wait()
+            for item in [
+                item for item in self._pending if item.peer == peer and item.place <= place
+            ]:
+                item.wait()
+                self._pending.remove(item)
         self.waited_s += time.perf_counter() - begin_s
         self._post_early(peer)
         return tensor
@@ -245,7 +250,8 @@ class Mailbox:
     def finish(self) -> None:
         """Wait for all sends."""
         for item in self._pending:
-            item.wait()
+            with waiting(item.peer, self._group):
+                item.wait()
         self._pending.clear()
 
     def _tag(self, transfer: Transfer) -> int:

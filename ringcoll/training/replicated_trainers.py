@@ -22,6 +22,7 @@ from ringcoll.training.data_parallel import (
 from ringcoll.training.gossip import Gossip
 from ringcoll.training.local_sgd import LocalSGD, diloco
 from ringcoll.training.models import Transformer
+from ringcoll.training.phases import phase
 from ringcoll.training.ring_attention import context_parallel
 from ringcoll.training.server import SERVER, ParameterServer, ServerWorker
 from ringcoll.training.sharded import ShardedAdamW
@@ -246,7 +247,8 @@ class GossipTrainer(Trainer):
     def update(self) -> None:
         """Step, and average with the neighbours."""
         self.optimizer.step()
-        self._gossip.mix()
+        with phase("average"):
+            self._gossip.mix()
 
     def nbytes_sent(self) -> int:
         """Bytes to the neighbours."""
@@ -265,7 +267,8 @@ class LocalTrainer(Trainer):
     def update(self) -> None:
         """Step, and meet the others every few steps."""
         self.optimizer.step()
-        self._averaging.step()
+        with phase("average"):
+            self._averaging.step()
 
 
 class DiLoCoTrainer(LocalTrainer):
@@ -306,7 +309,8 @@ class ServerTrainer(Trainer):
         if self.rank == SERVER:
             staleness = _STALENESS if self.option == "async" else None
             server = ParameterServer(self.module, self.optimizer, staleness=staleness)
-            server.serve()
+            with phase("serve"):
+                server.serve()
             self._sent += server.nbytes_sent
             return
         with ServerWorker(self.module) as self._worker:

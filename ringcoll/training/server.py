@@ -41,6 +41,7 @@ from torch.optim import Optimizer
 from ringcoll.errors import ArgumentError
 from ringcoll.training.flat import FlatParameters, begin_alike
 from ringcoll.training.messages import Messages, messages_of
+from ringcoll.training.phases import phase
 
 __all__ = ["SERVER", "ParameterServer", "ServerWorker"]
 
@@ -161,8 +162,9 @@ class ParameterServer:
             self._reply([rank for rank in waiting if clocks[rank] <= limit], waiting)
 
     def _update(self, gradient: Tensor, on_update: Callable[[], object]) -> None:
-        self._params.set_grads(gradient)
-        self._optimizer.step()
+        with phase("update"):
+            self._params.set_grads(gradient)
+            self._optimizer.step()
         self.num_updates += 1
         on_update()
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ringcoll.training.mesh import Mesh, ParallelTransformer
 from ringcoll.training.models import Transformer, next_token_loss, stages
+from ringcoll.training.phases import phase
 from ringcoll.training.pipeline import Pipeline, tie
 from ringcoll.training.pipeline_schedule import SCHEDULES
 from ringcoll.training.task import Task
@@ -105,7 +106,8 @@ class PipelineTrainer(SplitTrainer):
         loss = self._pipeline.step(inputs, targets)
         is_end = len(self._ends) > 1 and self.rank in self._ends
         if is_end and isinstance(self.module, Transformer):
-            tie(self.module.head.scores.weight, sorted(self._ends))
+            with phase("average"):
+                tie(self.module.head.scores.weight, sorted(self._ends))
         return loss
 
     def nbytes_sent(self) -> int:

@@ -25,6 +25,7 @@ from ringcoll.collectives.groups import bytes_sent
 from ringcoll.errors import ArgumentError
 from ringcoll.training.checks import check_same
 from ringcoll.training.models import next_token_loss
+from ringcoll.training.phases import phase
 from ringcoll.training.state_bytes import ModelStates, storage_nbytes
 from ringcoll.training.task import Task
 
@@ -135,9 +136,12 @@ class Trainer:
 
     def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the gradients of a share; return the loss."""
-        loss = self.loss(self.model(inputs), targets)
-        torch.autograd.backward(loss)
-        self.average()
+        with phase("forward"):
+            loss = self.loss(self.model(inputs), targets)
+        with phase("backward"):
+            torch.autograd.backward(loss)
+        with phase("average"):
+            self.average()
         return loss.detach()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -188,13 +192,15 @@ class Trainer:
     def steps(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """Train on batches of all ranks, indices of samples; yield this rank's loss of each step."""
         for batch in batches:
-            share = self.share(batch)
-            self.forget()
-            loss = self.compute(
-                self.task.examples.train_inputs[share], self.task.examples.train_targets[share]
-            )
-            if self.num_steps == 1:  # the optimizer has its state
-                self.peak = self.memory()
-            self.update()
+            with phase("step"):
+                share = self.share(batch)
+                self.forget()
+                loss = self.compute(
+                    self.task.examples.train_inputs[share], self.task.examples.train_targets[share]
+                )
+                if self.num_steps == 1:  # the optimizer has its state
+                    self.peak = self.memory()
+                with phase("update"):
+                    self.update()
             self.num_steps += 1
             yield loss
