@@ -200,7 +200,8 @@ class Communicator:
             number = self.num_issued
             self.num_issued = number + num_parts
             if not is_mine:
-                work = Work(operation.name, results, queue.help)
+                make_work = Work if self.tracer is None else self.tracer.work
+                work = make_work(operation.name, results, queue.help)
                 item = _Item(number, operation, tensors, timeout_s, following, lane, work)
                 # This rank waits for nobody, or its stream waits.
                 is_now = self.world_size == 1 or not self.transport.waits_on_host

@@ -1,8 +1,9 @@
 """Where the time goes: a picture of all ranks on one clock, and its summary.
 
-Problem: an operation is slow, and nobody sees whether ranks wait for each other, move bytes,
-reduce, or run Python. `trace` notes every send, receive, wait, reduction and copy of the
-operations of a group; rank 0 writes a file that Perfetto reads.
+Problem: an operation, or a training step, is slow, and nobody sees whether ranks wait for each
+other, move bytes, reduce, or compute. `trace` notes every send, receive, wait, reduction and copy of
+the operations of a group, and the phases of `ringcoll.training.phases`; rank 0 writes a file that
+Perfetto reads.
 
 Cost: nothing without a trace. With a trace, two looks at the clock and a small tuple for each
 instruction; docs/trace.md has the microseconds.
@@ -13,13 +14,15 @@ instruction; docs/trace.md has the microseconds.
 `records`      the notes of a rank
 `clocks`       a common clock for all ranks
 `events`       the picture, for Perfetto
-`summary`      the numbers
+`summary`      the numbers of the operations
+`phase_times`  the numbers of the phases, and sentences
 =============  ==========================================================
 
 May be imported from outside: ``__all__``.
 """
 
 from ringcoll.tracing.block import Recording, trace
+from ringcoll.tracing.phase_times import PhaseTimes
 from ringcoll.tracing.summary import Shares
 
-__all__ = ["Recording", "Shares", "trace"]
+__all__ = ["PhaseTimes", "Recording", "Shares", "trace"]

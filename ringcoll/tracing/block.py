@@ -9,32 +9,37 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import communicator
+from ringcoll.collectives.groups import as_group, communicator
 from ringcoll.errors import ArgumentError, RingcollError, TraceError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system.files import replace_file
+from ringcoll.system.peaks import peaks_of
 from ringcoll.system.stores import appears
 from ringcoll.tracing.clocks import Sighting
 from ringcoll.tracing.events import document
+from ringcoll.tracing.phase_times import PhaseTimes, findings, summarize_phases
 from ringcoll.tracing.recorder import Clocks, Tracer
 from ringcoll.tracing.records import Records
 from ringcoll.tracing.summary import Shares, summarize
+from ringcoll.training.phases import PhaseLog
 from ringcoll.transport.base import Message
+from ringcoll.transport.local import LocalTransport
 
 __all__ = ["Recording", "trace"]
 
 _PINGS = 24  # pings for each rank, before and after the block
 _TAG = 0x5157C10C  # tag of the pings; the tags of operations are hashes
-_MOST = 10_000  # operations
+_MOST = 10_000  # operations of a group, and phases
 
 
 @dataclass
@@ -48,6 +53,12 @@ class Recording:
     summary
         On rank 0, for each rank: the shares of each call, by its description, and of
         ``"total"``. Empty on the other ranks.
+    phases
+        On rank 0, for each rank: the times of each phase (`ringcoll.training.phases`), by its name,
+        and of ``"total"``; empty without phases.
+    findings
+        On rank 0, sentences: which rank waits for which rank, in which phase, and the peak of
+        memory by phase.
     clocks
         On rank 0, for each rank: the ``offset_us`` of its clock against the clock of rank 0, and
         the ``uncertainty_us`` of the offset, as in the file.
@@ -57,6 +68,8 @@ class Recording:
 
     path: Path
     summary: list[dict[str, Shares]] = field(default_factory=list)
+    phases: list[dict[str, PhaseTimes]] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
     clocks: list[dict[str, float]] = field(default_factory=list)
     transport: str = ""
 
@@ -66,11 +79,12 @@ def trace(
     path: str | os.PathLike[str],
     group: Any = None,
     *,
+    also: Sequence[Any] = (),
     device: torch.device | str = "cpu",
     max_operations: int = _MOST,
     clock: Clocks = time.perf_counter_ns,
 ) -> Iterator[Recording]:
-    """Trace the operations of a group; all its ranks have to do so together.
+    """Trace the operations of a group, and the phases of this thread; all its ranks do so together.
 
     Parameters
     ----------
@@ -78,11 +92,14 @@ def trace(
         Path of the file that rank 0 writes. The file appears when it is complete.
     group
         As for `ringcoll.all_reduce`.
+    also
+        Further groups of this rank, such as those of a mesh, whose ranks are all in ``group``. Each
+        has the same place in the sequence on all its ranks, and all ranks have equally many.
     device
         Device of the tensors whose operations are traced.
     max_operations
-        Number of operations that are kept, the same on all ranks; further operations are
-        counted only.
+        Number of operations that are kept of each group, the same on all ranks, and of phases
+        and waits; further ones are counted only.
     clock
         Clock of this rank: it gives nanoseconds, and never goes back.
 
@@ -94,7 +111,8 @@ def trace(
     Raises
     ------
     ArgumentError
-        A trace of the group is running, or there is no such group.
+        A trace of a group is running, there is no such group, a group was named twice, or a rank of
+        ``also`` is not in ``group``.
     TraceError
         The block failed on another rank, or rank 0 could not write the file. The group can
         still be used.
@@ -104,7 +122,9 @@ def trace(
     Notes
     -----
     If the block raises, there is no file, and the error is passed on at once. Operations
-    that the block has started, and that nobody has waited for yet, belong to the trace.
+    that the block has started, and that nobody has waited for yet, belong to the trace. Where traces
+    are nested, phases belong to the inner one. With phases, the peaks of memory are measured where
+    each rank is a process of its own; the process's own peak (``VmHWM``) begins again each time.
 
     Examples
     --------
@@ -123,19 +143,33 @@ def trace(
     """
     recording = Recording(Path(path))
     meeting = communicator(group, torch.device("cpu"))
-    traced = communicator(group, torch.device(device))
-    if traced.tracer is not None:
-        raise ArgumentError("is being traced already", rank=traced.rank, argument="group")
-    tracer = Tracer(traced, clock, max_operations)
-    recording.transport = tracer.records.transport
-    begin, end = tracer.records.sightings
-    _meet(meeting, clock, begin, tracer.attach)
+    device = torch.device(device)
+    traced = [communicator(each, device) for each in (group, *also)]
+    for place, member in enumerate(traced):
+        if member.tracer is not None or member in traced[:place]:
+            raise ArgumentError("is being traced already", rank=meeting.rank, argument="group")
+    transport = traced[0].transport
+    records = Records(meeting.rank, meeting.world_size, transport.name)
+    records.groups = _ranks_of([group, *also])
+    peaks = None if isinstance(transport, LocalTransport) else peaks_of(device)
+    log = PhaseLog(clock, max_operations, peaks)
+    tracers = [
+        Tracer(member, records, log, number, clock, max_operations)
+        for number, member in enumerate(traced)
+    ]
+    recording.transport = records.transport
+    begin, end = records.sightings
+    for member, tracer in zip(traced[1:], tracers[1:], strict=True):
+        member.in_turn(tracer.attach, "trace")
+    _meet(meeting, clock, begin, tracers[0].attach)
     # The number of the next operation is the same on all ranks, and never comes again.
     store, key = meeting.store, f"trace/{meeting.num_issued}"
     try:
-        yield recording
+        with log.recording():
+            yield recording
     except BaseException as error:
-        tracer.detach()
+        for tracer in tracers:
+            tracer.detach()
         with suppress(RuntimeError):  # the store may be gone
             if not store.check([f"{key}/failed"]):  # the first failure is the cause of others
                 text = f"rank {meeting.rank} raised {type(error).__name__}: {error}"
@@ -143,10 +177,42 @@ def trace(
         raise
     try:
         _all_have_left(meeting, key)
-        _meet(meeting, clock, end, tracer.detach)
+        for member, tracer in zip(traced[1:], tracers[1:], strict=True):
+            member.in_turn(tracer.detach, "trace")
+        _meet(meeting, clock, end, tracers[0].detach)
     finally:
-        tracer.detach()
-    _write(tracer.records, recording, group)
+        for tracer in tracers:
+            tracer.detach()
+    _take(log, records, _global_ranks(group))
+    _write(records, recording, group)
+
+
+def _global_ranks(group: Any) -> list[int]:
+    """The ranks of a group in the default group; those of a group that torch does not know."""
+    group = as_group(group)
+    if isinstance(group, dist.ProcessGroup):
+        return dist.get_process_group_ranks(group)
+    return list(range(group.size()))
+
+
+def _ranks_of(groups: Sequence[Any]) -> list[list[int]]:
+    """The ranks of each group, as ranks in the first group."""
+    first, *others = map(_global_ranks, groups)
+    for ranks in others:
+        if not {*ranks} <= {*first}:
+            raise ArgumentError(
+                "a rank is not in the first group", argument="also", expected=first, got=ranks
+            )
+    return [[first.index(rank) for rank in ranks] for ranks in (first, *others)]
+
+
+def _take(log: PhaseLog, records: Records, ranks: list[int]) -> None:
+    """Take the phases, and the waits for other ranks, into the notes of a rank."""
+    records.phases, records.phases_left_out = log.phases, log.left_out
+    for wait in log.waits:
+        peer = ranks.index(wait.peer) if wait.peer in ranks else -1
+        if peer != records.rank:
+            records.waits.append(wait._replace(peer=peer))
 
 
 def _meet(
@@ -230,6 +296,8 @@ def _write(records: Records, recording: Recording, group: Any) -> None:
             verdict += 1
         else:
             recording.summary = [summarize(rank) for rank in ranks]
+            recording.phases = [summarize_phases(rank) for rank in ranks]
+            recording.findings = findings(ranks)
             recording.clocks = picture["otherData"]["clocks"]
     api.broadcast(verdict, group_src=0, group=group)
     if failure is not None:

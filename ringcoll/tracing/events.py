@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ringcoll.tracing.clocks import Clock, Sighting, agree
+from ringcoll.tracing.phase_times import PhaseTimes, findings, phase_times, summarize_phases
 from ringcoll.tracing.records import (
     Delivery,
     MessageEnd,
@@ -21,6 +22,7 @@ from ringcoll.tracing.records import (
     deliveries,
 )
 from ringcoll.tracing.summary import shares, summarize
+from ringcoll.training.phases import PhaseSpan, ThreadWait
 
 __all__ = ["document"]
 
@@ -32,6 +34,8 @@ _TRACKS = {
     "reduce": ("reductions", 4),
     "copy": ("copies", 5),
 }
+_PHASES = 9  # number of the row of phases, which is shown above the others
+_ROWS = 10  # numbers from one group's rows to the next group's
 
 _Event = dict[str, Any]
 
@@ -46,14 +50,22 @@ def document(ranks: list[Records]) -> dict[str, Any]:
         (Sighting(item.source, item.target, item.sent.begin, item.wait.end) for item in arrived),
     )
     starts = [
-        clock.corrected(rank.operations[0].begin)
+        clock.corrected(begin)
         for rank, clock in zip(ranks, clocks, strict=True)
-        if rank.operations
+        for begin in (
+            *(operation.begin for operation in rank.operations),
+            *(span.begin for span in rank.phases[:1]),
+            *(wait.begin for wait in rank.waits),
+        )
     ]
     writer = _Writer(clocks, min(starts, default=0))
     events: list[_Event] = []
     for rank in ranks:
-        events += _names(rank.rank)
+        events += _names(rank)
+        for span, times in zip(rank.phases, phase_times(rank), strict=True):
+            events.append(writer.phase(rank.rank, span, times))
+        waits = sorted(rank.waits, key=lambda wait: (wait.begin, -wait.end))
+        events += [writer.thread_wait(rank.rank, wait) for wait in waits]
         for operation in rank.operations:
             events += writer.operation(rank.rank, operation)
     for number, delivery in enumerate(arrived):
@@ -80,22 +92,33 @@ def document(ranks: list[Records]) -> dict[str, Any]:
             "summary": [
                 {call: part.as_json() for call, part in summarize(rank).items()} for rank in ranks
             ],
+            "phases": [
+                {name: times.as_json() for name, times in summarize_phases(rank).items()}
+                for rank in ranks
+            ],
+            "findings": findings(ranks),
         },
     }
 
 
-def _names(rank: int) -> Iterator[_Event]:
+def _names(records: Records) -> Iterator[_Event]:
     """Names of the rows of a rank, and their order."""
-    rows = [(0, "process", f"rank {rank}", rank)]
-    rows += [(number, "thread", title, number) for title, number in _TRACKS.values()]
+    rows = [(0, "process", f"rank {records.rank}", records.rank)]
+    if records.phases or records.waits:
+        rows.append((_PHASES, "thread", "phases", 0))
+    for group, ranks in enumerate(records.groups):
+        whose = f" (ranks {' '.join(map(str, ranks))})" if len(records.groups) > 1 else ""
+        for title, number in _TRACKS.values():
+            row = _ROWS * group + number
+            rows.append((row, "thread", title + whose, row))
     for thread, kind, title, order in rows:
-        common = {"ph": "M", "pid": rank, "tid": thread}
+        common = {"ph": "M", "pid": records.rank, "tid": thread}
         yield {**common, "name": f"{kind}_name", "args": {"name": title}}
         yield {**common, "name": f"{kind}_sort_index", "args": {"sort_index": order}}
 
 
 class _Writer:
-    """Writes events with the times of a common clock, which starts with the first operation."""
+    """Writes events with the times of a common clock, which starts with the first event."""
 
     def __init__(self, clocks: list[Clock], start: int) -> None:
         self.clocks, self.start = clocks, start
@@ -104,20 +127,33 @@ class _Writer:
     def time(self, rank: int, time_ns: int) -> float:
         return (self.clocks[rank].corrected(time_ns) - self.start) / 1000
 
-    def event(self, phase: str, rank: int, track: str, time_ns: int, **rest: Any) -> _Event:
-        begin = self.time(rank, time_ns)
-        return {"ph": phase, "pid": rank, "tid": _TRACKS[track][1], "ts": begin, **rest}
+    def event(self, kind: str, rank: int, row: int, time_ns: int, **rest: Any) -> _Event:
+        return {"ph": kind, "pid": rank, "tid": row, "ts": self.time(rank, time_ns), **rest}
 
     def slice(
-        self, rank: int, track: str, begin: int, end: int, name: str, args: dict[str, Any]
+        self, rank: int, row: int, begin: int, end: int, cat: str, name: str, args: dict[str, Any]
     ) -> _Event:
         duration = round(self.time(rank, end) - self.time(rank, begin), 3)
-        return self.event("X", rank, track, begin, dur=duration, name=name, cat=track, args=args)
+        return self.event("X", rank, row, begin, dur=duration, name=name, cat=cat, args=args)
+
+    def phase(self, rank: int, span: PhaseSpan, times: PhaseTimes) -> _Event:
+        """A phase, with its times."""
+        which = ", ".join(f"{what} {number}" for what, number in span.about.items())
+        name = f"{span.name} ({which})" if which else span.name
+        args = {"phase": span.name, "depth": span.depth, **span.about, **times.as_json()}
+        return self.slice(rank, _PHASES, span.begin, span.end, "phase", name, args)
+
+    def thread_wait(self, rank: int, wait: ThreadWait) -> _Event:
+        """A wait in a phase, for a message or an operation."""
+        name = f"wait for rank {wait.peer}" if wait.group < 0 else "wait for an operation"
+        args = {"peer": wait.peer, "group": wait.group}
+        return self.slice(rank, _PHASES, wait.begin, wait.end, "idle", name, args)
 
     def operation(self, rank: int, operation: TracedOperation) -> Iterator[_Event]:
         """All events of an operation on a rank, except arrows."""
         about = {
             "call": operation.description,
+            "group": operation.group,
             "number": operation.number,
             "algorithm": operation.algorithm,
             "segments": operation.segments,
@@ -126,9 +162,11 @@ class _Writer:
         if operation.error:
             about["error"] = operation.error
         title = f"{operation.algorithm} {operation.collective}"
-        yield self.slice(rank, "operation", operation.begin, operation.end, title, about)
+        begin, end = operation.begin, operation.end
+        row = _row("operation", operation.group)
+        yield self.slice(rank, row, begin, end, "operation", title, about)
         for span in operation.spans:
-            args = {"number": operation.number, "step": span.step}
+            args = {"group": operation.group, "number": operation.number, "step": span.step}
             name = f"step {span.step}: {span.kind}"
             if span.message >= 0:
                 message = operation.messages[span.message]
@@ -137,7 +175,8 @@ class _Writer:
                 name = f"step {span.step}: {way} rank {message.peer}"
             elif span.nbytes:
                 args["bytes"] = span.nbytes
-            yield self.slice(rank, span.kind, span.begin, span.end, name, args)
+            row = _row(span.kind, operation.group)
+            yield self.slice(rank, row, span.begin, span.end, span.kind, name, args)
         arrivals = operation.arrivals()
         for number, message in enumerate(operation.messages):
             yield from self.flight(rank, operation, message, arrivals.get(number))
@@ -150,20 +189,31 @@ class _Writer:
         about, way = _about(message), "to" if message.is_send else "from"
         name = f"step {message.step}: {message.nbytes} B {way} rank {message.peer}"
         common = {"name": name, "cat": about["way"], "id": hex(self.flights)}
-        args = {"number": operation.number, "tag": message.tag, "complete": wait is not None}
-        yield self.event("b", rank, "post", message.begin, args=args | about, **common)
+        args = {
+            "group": operation.group,
+            "number": operation.number,
+            "tag": message.tag,
+            "complete": wait is not None,
+        }
+        row = _row("post", operation.group)
+        yield self.event("b", rank, row, message.begin, args=args | about, **common)
         end = operation.end if wait is None else wait.end
-        yield self.event("e", rank, "post", end, **common)
+        yield self.event("e", rank, row, end, **common)
 
     def arrow(self, number: int, delivery: Delivery) -> list[_Event]:
         """An arrow from the post of a send to the end of the receiver's wait."""
         common = {"name": "message", "cat": "message", "id": number}
         # An arrow has to end within the slice of the wait; the last moment is outside.
         end = max(delivery.wait.begin, delivery.wait.end - 1)
-        leaves = self.event("s", delivery.source, "post", delivery.sent.begin, **common)
-        arrives = self.event("f", delivery.target, "wait", end, bp="e", **common)
+        post, wait = _row("post", delivery.group), _row("wait", delivery.group)
+        leaves = self.event("s", delivery.source, post, delivery.sent.begin, **common)
+        arrives = self.event("f", delivery.target, wait, end, bp="e", **common)
         arrives["ts"] = max(arrives["ts"], leaves["ts"])
         return [leaves, arrives]
+
+
+def _row(track: str, group: int) -> int:
+    return _ROWS * group + _TRACKS[track][1]
 
 
 def _about(message: MessageEnd) -> dict[str, Any]:

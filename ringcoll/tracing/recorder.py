@@ -8,6 +8,7 @@ it runs any others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,9 @@ from ringcoll.runtime.executor import Instruction, Posting
 from ringcoll.runtime.operation import Binding, Operation, Turn
 from ringcoll.runtime.plan import Combine, Move, Plan, Post, Wait
 from ringcoll.runtime.regions import Space
+from ringcoll.runtime.work import Work
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
+from ringcoll.training.phases import Awaited, PhaseLog
 from ringcoll.transport.base import Handle
 
 __all__ = ["Clocks", "Tracer"]
@@ -67,13 +70,59 @@ def _packs(plan: Plan, instruction: object) -> bool:
     return isinstance(instruction, Move) and plan.regions[instruction.into].space is Space.PACKING
 
 
-class Tracer:
-    """Notes the operations of one rank of a group: at most ``most``; it only counts the others."""
+class TracedWork(Work):
+    """A work whose waits are noted, if they are those of the thread that has entered the trace."""
 
-    def __init__(self, member: Communicator, clock: Clocks, most: int) -> None:
+    def __init__(
+        self,
+        description: str,
+        results: Sequence[Tensor],
+        help_: Callable[[Work], None] | None,
+        note: tuple[PhaseLog, int],
+    ) -> None:
+        super().__init__(description, results, help_)
+        self._note = note
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the operation; see `Work.wait`."""
+        log, group = self._note
+        if self.done or not log.is_recording:
+            return super().wait(timeout)
+        with log.waiting(Awaited(None), number=group):
+            return super().wait(timeout)
+
+
+class Tracer:
+    """Notes the operations of one rank of a group: at most ``most``; it only counts the others.
+
+    Parameters
+    ----------
+    member
+        The rank's end of the group.
+    records
+        The notes of the rank, of all its traced groups.
+    log
+        The phases of the thread that has entered the trace.
+    group
+        Number of the group among those that are traced; ``records.groups`` has its ranks.
+    clock, most
+        See `trace`.
+    """
+
+    def __init__(
+        self,
+        member: Communicator,
+        records: Records,
+        log: PhaseLog,
+        group: int,
+        clock: Clocks,
+        most: int,
+    ) -> None:
         self._member, self.clock, self._most = member, clock, most
-        self.records = Records(member.rank, member.world_size, member.transport.name)
+        self.records, self._log, self._group = records, log, group
+        self._ranks = records.groups[group]
         self.current: TracedOperation | None = None
+        self._num_kept = 0
         self._known: dict[int, tuple[Plan, _Steps]] = {}
 
     def attach(self) -> None:
@@ -85,16 +134,26 @@ class Tracer:
         if self._member.tracer is self:
             self._member.tracer = None
 
+    def work(
+        self, name: str, results: Sequence[Tensor], help_: Callable[[Work], None] | None
+    ) -> Work:
+        """Make the work of an asynchronous operation."""
+        return TracedWork(name, results, help_, (self._log, self._group))
+
     def begin(self, number: int, operation: Operation | Turn) -> None:
         """Note that an operation begins."""
         self.current = None
         if isinstance(operation, Turn):  # a turn does not belong to the trace
             return
-        if len(self.records.operations) >= self._most:
+        if self._num_kept >= self._most:  # the same on all ranks of the group
             self.records.left_out += 1
             return
+        self._num_kept += 1
         name = operation.name
-        self.current = TracedOperation(number, name, name, "", 1, self.clock())
+        self.current = TracedOperation(
+            number, name, name, "", 1, self.clock(),
+            group=self._group, is_beside=not self._log.is_recording,
+        )  # fmt: skip
         self.records.operations.append(self.current)
 
     def failed(self, error: BaseException) -> None:
@@ -179,8 +238,9 @@ class Tracer:
             record.spans.append(Span("post", begin, end, step))
             for message, wait in zip(bound.receives + bound.sends, waits, strict=True):
                 nbytes, is_send = message.tensor.numel() * wire.itemsize, not wait.is_receive
+                peer, mixed_tag = self._ranks[wait.peer], tag ^ message.tag
                 record.messages.append(
-                    MessageEnd(is_send, wait.peer, wait.step, nbytes, tag ^ message.tag, begin, end)
+                    MessageEnd(is_send, peer, wait.step, nbytes, mixed_tag, begin, end)
                 )
             return handles
 

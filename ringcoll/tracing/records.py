@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Self
 
 from ringcoll.tracing.clocks import Sighting
+from ringcoll.training.phases import PhaseSpan, ThreadWait
 
 __all__ = ["Delivery", "MessageEnd", "Records", "Span", "TracedOperation", "deliveries"]
 
@@ -45,6 +46,8 @@ class TracedOperation:
     """An operation of a group, as a rank has seen it.
 
     ``number`` is the same on all ranks; ``error`` is the text of the error, if it failed.
+    ``group`` is the number of the traced group, and ``is_beside`` says whether another thread than
+    the one that has entered the trace ran it. All ranks are ranks in the first group.
     """
 
     number: int
@@ -55,6 +58,8 @@ class TracedOperation:
     begin: int
     end: int = 0
     error: str = ""
+    group: int = 0
+    is_beside: bool = False
     messages: list[MessageEnd] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
@@ -68,7 +73,8 @@ class Records:
     """All notes of a rank.
 
     ``sightings`` are the messages between the rank and rank 0 that measured the clocks, before
-    and after. ``left_out`` is the number of operations beyond the limit.
+    and after. ``left_out`` is the number of operations beyond the limit, ``phases_left_out`` that of
+    phases and waits. ``groups`` are the ranks of each traced group.
     """
 
     rank: int
@@ -77,6 +83,10 @@ class Records:
     operations: list[TracedOperation] = field(default_factory=list)
     sightings: tuple[list[Sighting], list[Sighting]] = field(default_factory=lambda: ([], []))
     left_out: int = 0
+    phases_left_out: int = 0
+    groups: list[list[int]] = field(default_factory=list)
+    phases: list[PhaseSpan] = field(default_factory=list)
+    waits: list[ThreadWait] = field(default_factory=list)
 
     def packed(self) -> bytes:
         """As compressed JSON."""
@@ -88,7 +98,11 @@ class Records:
         fields: dict[str, Any] = json.loads(zlib.decompress(data))
         operations = [_operation(item) for item in fields.pop("operations")]
         first, last = ([Sighting(*item) for item in row] for row in fields.pop("sightings"))
-        return cls(**fields, operations=operations, sightings=(first, last))
+        phases = [PhaseSpan(**item) for item in fields.pop("phases")]
+        waits = [ThreadWait(*item) for item in fields.pop("waits")]
+        return cls(
+            **fields, operations=operations, sightings=(first, last), phases=phases, waits=waits
+        )
 
 
 def _operation(fields: dict[str, Any]) -> TracedOperation:
@@ -105,6 +119,7 @@ class Delivery(NamedTuple):
     sent: MessageEnd
     received: MessageEnd
     wait: Span
+    group: int
 
 
 def deliveries(ranks: list[Records]) -> Iterator[Delivery]:
@@ -113,18 +128,18 @@ def deliveries(ranks: list[Records]) -> Iterator[Delivery]:
     Within an operation and an ordered pair of ranks, the i-th receive gets the i-th send: the
     executor posts them in this order.
     """
-    sends: dict[tuple[int, int, int], list[MessageEnd]] = {}
+    sends: dict[tuple[int, int, int, int], list[MessageEnd]] = {}
     for rank in ranks:
         for operation in rank.operations:
             for message in operation.messages:
                 if message.is_send:
-                    key = operation.number, rank.rank, message.peer
+                    key = operation.group, operation.number, rank.rank, message.peer
                     sends.setdefault(key, []).append(message)
     for rank in ranks:
         for operation in rank.operations:
             arrivals = operation.arrivals()
             posted = {
-                peer: iter(sends.get((operation.number, peer, rank.rank), ()))
+                peer: iter(sends.get((operation.group, operation.number, peer, rank.rank), ()))
                 for peer in range(rank.world_size)
             }
             for number, message in enumerate(operation.messages):
@@ -132,4 +147,5 @@ def deliveries(ranks: list[Records]) -> Iterator[Delivery]:
                     continue
                 sent = next(posted[message.peer], None)
                 if sent is not None and number in arrivals:
-                    yield Delivery(message.peer, rank.rank, sent, message, arrivals[number])
+                    wait = arrivals[number]
+                    yield Delivery(message.peer, rank.rank, sent, message, wait, operation.group)
