@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import sys
 import threading
 import time
 import weakref
@@ -39,7 +40,7 @@ __all__ = ["Call", "Communicator", "Part"]
 
 _log = logging.getLogger("ringcoll")
 _EXIT_S = 10.0  # for operations that are pending when the process ends
-_JOIN_S = 10.0  # for threads that have nothing to wait for any more
+_JOIN_S = 5.0  # for threads that have nothing to wait for any more
 _MOST_OPERATIONS = 512  # kinds of calls that a group remembers
 
 # In the order of their making: to close a communicator of NCCL may take all its ranks.
@@ -447,6 +448,9 @@ class Communicator:
 
 @atexit.register
 def _close_all() -> None:
+    # Of a program that an exception has ended, nobody waits for the operations that are pending.
+    # Python keeps the exception for debuggers; at a prompt it may be an old exception.
+    is_lost = hasattr(sys, "last_type") and not hasattr(sys, "ps1")
     for communicator in tuple(_open_communicators):
         with contextlib.suppress(RingcollError, RuntimeError):
-            communicator.close(_EXIT_S)
+            communicator.close(0.0 if is_lost else _EXIT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -15,6 +16,7 @@ import ringcoll
 from ringcoll.backend import process_group as backend
 from ringcoll.collectives.groups import communicator
 from ringcoll.errors import GroupBrokenError, MismatchError, PeerLostError
+from ringcoll.runtime import communicator as runtime
 from ringcoll.transport import gloo
 from tests.programs.threads import together
 
@@ -55,3 +57,24 @@ def test_who_gives_up_while_the_ranks_connect_is_heard(
     for seconds in together(2, main):
         assert isinstance(seconds, float), seconds
         assert seconds < 25
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_program_that_an_exception_has_ended_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+):
+    limits_s: list[float] = []
+
+    class Pending:
+        def close(self, limit_s: float) -> None:
+            limits_s.append(limit_s)
+
+    monkeypatch.setattr(runtime, "_open_communicators", [Pending(), Pending()])
+    if is_lost:
+        monkeypatch.setattr(sys, "last_type", KeyboardInterrupt, raising=False)
+    else:
+        monkeypatch.delattr(sys, "last_type", raising=False)
+    runtime._close_all()
+    first, second = limits_s
+    assert first == second
+    assert (first == 0) is is_lost
