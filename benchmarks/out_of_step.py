@@ -34,7 +34,7 @@ from torch.nn import functional
 from ringcoll.bench import Meeting, summarize
 from ringcoll.bench.plot import check_matplotlib, save, styles
 from ringcoll.launch.processes import Ranks
-from ringcoll.training.data import Digits, batches, load_digits
+from ringcoll.training.data import Examples, batches, load_digits
 from ringcoll.training.data_parallel import average_gradients
 from ringcoll.training.gossip import Gossip
 from ringcoll.training.local_sgd import LocalSGD, diloco
@@ -70,7 +70,7 @@ class Run:
 class Look:
     """Looks at the loss every few steps, on rank 0."""
 
-    def __init__(self, module: nn.Module, digits: Digits, every: int, per_step: int) -> None:
+    def __init__(self, module: nn.Module, digits: Examples, every: int, per_step: int) -> None:
         self.module, self.digits = module, digits
         self.every, self.per_step = every * per_step, per_step
         self.calls, self.begin_s = 0, time.perf_counter()

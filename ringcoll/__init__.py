@@ -55,7 +55,7 @@ _HOME = {
         "ringcoll.collectives.functions",
     ),
     **dict.fromkeys(("UserOp", "premul_sum"), "ringcoll.reduction"),
-    **dict.fromkeys(("close", "use"), "ringcoll.collectives.groups"),
+    **dict.fromkeys(("bytes_sent", "close", "use"), "ringcoll.collectives.groups"),
     **dict.fromkeys(("LocalGroup", "run_threads"), "ringcoll.launch.threads"),
     **dict.fromkeys(("Explanation", "explain"), "ringcoll.collectives.explanation"),
     **dict.fromkeys(("MpiGroup", "mpi_group"), "ringcoll.launch.mpi"),
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
         reduce_scatter_tensor,
         scatter,
     )
-    from ringcoll.collectives.groups import close, use
+    from ringcoll.collectives.groups import bytes_sent, close, use
     from ringcoll.launch.mpi import MpiGroup, mpi_group
     from ringcoll.launch.threads import LocalGroup, run_threads
     from ringcoll.reduction import UserOp, premul_sum
@@ -113,6 +113,7 @@ __all__ = [
     "all_to_all_single",
     "barrier",
     "broadcast",
+    "bytes_sent",
     "close",
     "explain",
     "gather",

@@ -1,11 +1,9 @@
-"""A small real training run, in which every way of averaging gradients takes part.
+"""A small real training run, in which every training system takes part.
 
-Problem: that gradients are averaged right, and what it costs, shows when a model is
-trained. The model is a perceptron with several layers, the data are scikit-learn's
-handwritten digits (1797 pictures of 8 x 8). All contenders start from the same weights
-and see the same batches, each rank its share of them, so they have to end with the same
-model: exactly the same on all ranks, and that of torch's ``DistributedDataParallel`` on
-gloo up to rounding.
+Problem: that a system trains right, and what it costs, shows when a model is trained. All
+contenders start from the same weights and see the same batches. Those in lock-step have to end with
+the same model: exactly the same on all ranks, and that of torch's ``DistributedDataParallel`` on
+gloo up to rounding. The others, and those that compress gradients, have to learn.
 
 Contenders take turns epoch by epoch, in an order that changes, so that a machine that
 slows down slows all of them. The time of a step is that of the slowest rank.
@@ -15,59 +13,43 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from importlib import import_module
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
-from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.bench.measure import Meeting
 from ringcoll.bench.summary import Summary, summarize
-from ringcoll.errors import ArgumentError
+from ringcoll.collectives.functions import barrier
 from ringcoll.launch.processes import report
 from ringcoll.system.user_modules import UserModule
-from ringcoll.training.data import Digits, batches
-from ringcoll.training.data_parallel import (
-    BucketedDataParallel,
-    HookOptions,
-    all_reduce_hook,
-    average_gradients,
-)
-from ringcoll.training.models import mlp, stages
-from ringcoll.training.pipeline import Pipeline
-from ringcoll.training.pipeline_schedule import SCHEDULES
-from ringcoll.training.tensor_parallel import tensor_parallel
-from ringcoll.training.whole import whole_parameters
+from ringcoll.training.checks import check_finite
+from ringcoll.training.data import batches
+from ringcoll.training.models import next_token_loss
+from ringcoll.training.state_bytes import ModelStates
+from ringcoll.training.task import Task
+from ringcoll.training.trainer import Gradients, Setup, require
+from ringcoll.training.trainers import find_trainer, make_trainer
 
 __all__ = [
     "NATIVE",
-    "SPLIT",
-    "TRAINERS",
     "WIRE_DTYPES",
     "Comparison",
     "Contender",
     "Epoch",
     "TrainingRequest",
     "TrainingResult",
-    "check_split",
+    "check_fit",
     "on_rank",
     "tolerances",
 ]
 
-REPLICATED = ("per-parameter", "bucketed", "torch-ddp", "torch-ddp-hook")
-SPLIT = ("tensor", *(f"pipeline:{name}" for name in ("gpipe", "1f1b", "zero_bubble")))
-TRAINERS = (*REPLICATED, *SPLIT)
-"""Trainers whose ranks hold the whole model, and those whose ranks hold a part of the model."""
 WIRE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-
-_MOMENTUM = 0.9
-_MICROBATCHES = 4
 
 
 class Contender(NamedTuple):
@@ -86,23 +68,21 @@ NATIVE = Contender("torch-ddp")
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """What to train.
+    """What to train, and how.
 
     Parameters
     ----------
     contenders
         Trainers with their algorithms; `NATIVE` takes part in any case.
+    task
+        Model, data and optimizer.
     backend
         Backend of the process group: ``"gloo"`` or ``"ringcoll"``.
-    epochs, batch
-        Times that each picture is seen, and pictures in a step of one rank.
-    layers, width
-        Linear layers, and neurons between them.
+    epochs
+        Times that each sample is seen.
     wire
-        A name in `WIRE_DTYPES`, or ``None``: how gradients are sent, except natively.
-    seed, lr
-        Seed of the weights and of the order of the pictures; learning rate of SGD with
-        momentum 0.9.
+        A name in `WIRE_DTYPES`, or ``None``: how gradients are sent by the trainers that have the
+        choice, except natively.
     bucket_bytes
         Size of a bucket, for trainers that have buckets.
     modules
@@ -110,30 +90,32 @@ class TrainingRequest:
     """
 
     contenders: tuple[Contender, ...]
+    task: Task
     backend: str = "ringcoll"
     epochs: int = 5
-    batch: int = 32
-    layers: int = 4
-    width: int = 256
     wire: str | None = None
-    seed: int = 0
-    lr: float = 0.02
     bucket_bytes: int = 1 << 18
     modules: tuple[UserModule, ...] = ()
 
-    @property
-    def wire_dtype(self) -> torch.dtype | None:
-        """The dtype that is sent, if it is not that of the gradients."""
-        return None if self.wire is None else WIRE_DTYPES[self.wire]
+    def gradients(self, contender: Contender) -> Gradients:
+        """How a contender averages gradients."""
+        wire = None if self.wire is None or contender == NATIVE else WIRE_DTYPES[self.wire]
+        return Gradients(contender.algorithm, wire, self.bucket_bytes)
 
 
 class Epoch(NamedTuple):
-    """What rank 0 reports after each epoch of a contender: loss and accuracy on the test set."""
+    """What rank 0 reports after each epoch of a contender.
+
+    Loss and accuracy are those on the test set; ``steps`` and ``seconds`` count all steps so far,
+    and the time that rank 0 spent on them.
+    """
 
     contender: Contender
     number: int
     loss: float
     accuracy: float
+    steps: int = 0
+    seconds: float = 0.0
 
 
 class Comparison(NamedTuple):
@@ -158,26 +140,37 @@ class TrainingResult:
         The trainer and the algorithm.
     epochs
         The reports, an epoch each.
+    start_loss
+        Loss on the test set before the first step.
     steps_s
         Time of each step, in seconds, on the slowest rank.
-    nbytes
-        Bytes of gradients that are all-reduced in one step; 0 if the ranks split the model.
+    nbytes_sent
+        Bytes that the rank that sends most has sent in a step, on average.
+    memory
+        Bytes of parameters, gradients and optimizer state of the rank that holds most.
     overlap
         Share of the communication that is hidden behind backward, median over rank 0's
         steps; ``None`` if it cannot be measured.
+    bubble
+        Share of a step in which a rank waits for other stages, on average over ranks, median over
+        steps; ``None`` if there are no stages.
     between_ranks
         Largest absolute difference of a parameter between two ranks, at the end.
     first, end
-        The parameters after the first step, and at the end.
+        The parameters after the first step, and at the end; ``first`` is ``None`` if the ranks do
+        not hold one model then.
     """
 
     contender: Contender
     epochs: tuple[Epoch, ...]
+    start_loss: float
     steps_s: tuple[float, ...]
-    nbytes: int
+    nbytes_sent: int
+    memory: ModelStates
     overlap: float | None
+    bubble: float | None
     between_ranks: float
-    first: Comparison
+    first: Comparison | None
     end: Comparison
 
     @cached_property
@@ -185,6 +178,26 @@ class TrainingResult:
         """Statistics of the times of the steps; the first epoch, which warms up, is left out."""
         warm = len(self.steps_s) // len(self.epochs) if len(self.epochs) > 1 else 0
         return summarize(self.steps_s[warm:])
+
+    def complaints(self, request: TrainingRequest) -> Iterator[str]:
+        """What is wrong with it; a difference of NaN is wrong."""
+        system, _ = find_trainer(self.contender.trainer)
+        if system.meets and self.between_ranks != 0:
+            yield f"ranks differ by {self.between_ranks:.2g}"
+        if not system.is_exact:
+            if not self.epochs[-1].loss < self.start_loss:
+                yield f"it has learned nothing: loss {self.epochs[-1].loss:.4f}, at first {self.start_loss:.4f}"
+            return
+        moments = zip(
+            ("after the first step", "at the end"),
+            (self.first, self.end),
+            tolerances(request, self),
+            strict=True,
+        )
+        for moment, compared, limit in moments:
+            assert compared is not None  # of a system that is exact
+            if not compared.from_native <= limit:
+                yield f"{moment} {compared.from_native:.2g} from native, allowed {limit:.2g}"
 
 
 # Fractions of the way that the parameters have moved, by wire dtype. In the first step only
@@ -200,6 +213,7 @@ def tolerances(request: TrainingRequest, result: TrainingResult) -> tuple[float,
 
     A limit is a fraction of the way that parameters have gone, and their own rounding.
     """
+    assert result.first is not None
     rounding = torch.finfo(torch.float32).eps
     return (
         _FIRST_STEP[request.wire] * result.first.moved + rounding * result.first.largest,
@@ -207,8 +221,8 @@ def tolerances(request: TrainingRequest, result: TrainingResult) -> tuple[float,
     )
 
 
-def check_split(request: TrainingRequest, world_size: int) -> None:
-    """Make sure that the trainers can split the model and the batch.
+def check_fit(request: TrainingRequest, world_size: int) -> None:
+    """Make sure that all trainers can train the task.
 
     Parameters
     ----------
@@ -220,177 +234,94 @@ def check_split(request: TrainingRequest, world_size: int) -> None:
     Raises
     ------
     ArgumentError
-        They cannot.
+        A trainer cannot split the model or the batch, needs another model or optimizer, or there
+        are fewer samples than in one step of all ranks.
     """
-    trainers = {contender.trainer.partition(":")[0] for contender in request.contenders}
-    if "tensor" in trainers and request.layers > 1 and request.width % world_size:
-        raise ArgumentError(
-            "the ranks do not divide it",
-            argument="width",
-            expected=f"a multiple of {world_size}",
-            got=request.width,
-        )
-    if "pipeline" in trainers and request.layers < world_size:
-        raise ArgumentError(
-            "a stage would have no layer",
-            argument="layers",
-            expected=f"at least {world_size}",
-            got=request.layers,
-        )
-    if "pipeline" in trainers and request.batch * world_size % _MICROBATCHES:
-        raise ArgumentError(
-            f"the {_MICROBATCHES} micro-batches do not divide it for {world_size} ranks",
-            argument="batch",
-            expected=f"a multiple of {_MICROBATCHES}",
-            got=request.batch,
-        )
+    task = request.task
+    batches(len(task.examples.train_inputs), task.batch, 0, 0, world_size)
+    for name, _ in request.contenders:
+        system, option = find_trainer(name)
+        for what in ("model", "optimizer"):
+            needed, chosen = getattr(system, f"needs_{what}"), getattr(task, what)
+            require(needed in (None, chosen), what, f"{name} needs another", needed, chosen)
+        system.check(Setup(task, option, world_size))
 
 
 # --- contenders -----------------------------------------------------------------------
 
 
 class _Runner:
-    """One contender on this rank: its model, optimizer, and measurements so far."""
+    """One contender on this rank: its trainer, and measurements so far."""
 
-    def __init__(self, request: TrainingRequest, contender: Contender, groups: _Groups) -> None:
-        self.contender = contender
-        self.module = mlp(request.layers, request.width, request.seed)
-        self.whole = mlp(request.layers, request.width, request.seed)
-        self.start = self.first = torch.cat(
-            [param.detach().flatten() for param in self.module.parameters()]
-        )
-        self.model: nn.Module = self.module
-        self.average: Callable[[], None] = lambda: None
-        self.overlap: Callable[[], float | None] = lambda: None
-        self.compute: Callable[[Tensor, Tensor], object] = self._compute
-        self.shapes = {name: torch.empty_like(p) for name, p in self.module.named_parameters()}
-        self.is_split = contender.trainer in SPLIT
-        self.params = list(self.module.parameters())
-        wire_dtype = request.wire_dtype
-        if self.is_split:
-            self._split()
-        else:
-            self._wrap(request, groups)
-        self.nbytes = 0 if self.is_split else self.start.nbytes
-        if wire_dtype is not None and self.nbytes and contender.trainer != "torch-ddp":
-            self.nbytes = self.start.numel() * wire_dtype.itemsize
-        self.optimizer = torch.optim.SGD(self.params, lr=request.lr, momentum=_MOMENTUM)
+    def __init__(self, request: TrainingRequest, contender: Contender) -> None:
+        self.contender, self.task = contender, request.task
+        self.trainer = make_trainer(contender.trainer, request.task, request.gradients(contender))
+        self.untrained = request.task.make()
+        self.start = _flat(dict(self.untrained.named_parameters()))
+        self.first: Tensor | None = None
+        self.start_loss, _ = self._test(dict(self.untrained.named_parameters()))
         self.epochs: list[Epoch] = []
         self.steps_s: list[float] = []
         self.overlaps: list[float | None] = []
+        self.bubbles: list[float | None] = []
+        self.seconds, self.nbytes_sent = 0.0, 0
 
-    def _wrap(self, request: TrainingRequest, groups: _Groups) -> None:
-        trainer, algorithm = self.contender
-        options: dict[str, Any] = {"algorithm": algorithm, "wire_dtype": request.wire_dtype}
-        if trainer == "per-parameter":
-            self.average = partial(average_gradients, self.module, **options)
-            self.overlap = lambda: 0.0  # nothing is sent before backward is over
-        elif trainer == "bucketed":
-            model = BucketedDataParallel(self.module, bucket_bytes=request.bucket_bytes, **options)
-            self.model, self.average = model, model.finish
-            self.overlap = lambda: model.last_step.overlap if model.last_step else None
-        else:
-            hooked = trainer == "torch-ddp-hook"
-            ddp = DistributedDataParallel(
-                self.module,
-                process_group=None if hooked else groups.of(algorithm),
-                bucket_cap_mb=request.bucket_bytes / (1 << 20),
-            )
-            if hooked:
-                ddp.register_comm_hook(HookOptions(**options), all_reduce_hook)
-            self.model = ddp
-
-    def _split(self) -> None:
-        """Keep this rank's part of the model."""
-        system, _, schedule = self.contender.trainer.partition(":")
-        if system == "tensor":
-            tensor_parallel(self.module)
-            self.params = list(self.module.parameters())
-            return
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        stage = stages(self.module, world_size)[rank]
-        self.params = list(stage.parameters())
-        pipeline = Pipeline(
-            [stage],
-            nn.functional.cross_entropy,
-            SCHEDULES[schedule](world_size, _MICROBATCHES),
-        )
-        self.compute = pipeline.step
-
-    def _compute(self, inputs: Tensor, targets: Tensor) -> None:
-        """Compute the gradients of a batch."""
-        loss = nn.functional.cross_entropy(self.model(inputs), targets)
-        torch.autograd.backward(loss)
-        self.average()
-
-    def train(self, digits: Digits, shares: Sequence[Tensor], rank: int) -> None:
-        """Do the steps of an epoch, with the pictures of a rank, or those of all ranks."""
-        for share in torch.cat(list(shares), 1) if self.is_split else shares[rank]:
+    def train(self, every_batch: Sequence[Tensor], group: object) -> None:
+        """Do the steps of an epoch; a loss that is not finite ends all ranks."""
+        trainer, losses = self.trainer, []
+        self.nbytes_sent -= trainer.nbytes_sent()
+        steps = trainer.steps(every_batch)
+        for _ in every_batch:
             begin = time.perf_counter()
-            self.optimizer.zero_grad()
-            self.compute(digits.train_inputs[share], digits.train_targets[share])
-            self.optimizer.step()
-            self.steps_s.append(time.perf_counter() - begin)
-            if len(self.steps_s) == 1:
-                self.first = self.flat()
-            self.overlaps.append(self.overlap())
+            loss = next(steps, None)  # a server has no steps: it serves until the epoch is over
+            took = time.perf_counter() - begin
+            self.seconds += took
+            self.steps_s.append(0.0 if loss is None else took)
+            if loss is None:
+                continue
+            losses.append(loss)
+            self.overlaps.append(trainer.overlap())
+            self.bubbles.append(trainer.bubble())
+            if trainer.meets:
+                check_finite(loss, len(self.steps_s), group)
+                if self.first is None:
+                    before = trainer.nbytes_sent()  # what follows is not the system's
+                    self.first = _flat(trainer.whole())
+                    self.nbytes_sent -= trainer.nbytes_sent() - before
+        for _ in steps:  # what follows the last step
+            raise AssertionError
+        if not trainer.meets:
+            check_finite(torch.stack(losses or [torch.zeros(())]), len(self.steps_s), group)
+        for each in trainer.groups:
+            barrier(each)  # what the last step has started is over then
+        self.nbytes_sent += trainer.nbytes_sent()
 
-    @torch.no_grad()
-    def test(self, digits: Digits) -> Epoch:
-        """Loss and accuracy on what was not trained on."""
-        outputs = functional_call(self.whole, self._whole(), digits.test_inputs)
-        loss = float(nn.functional.cross_entropy(outputs, digits.test_targets))
-        right = (outputs.argmax(1) == digits.test_targets).float().mean()
-        self.epochs.append(Epoch(self.contender, len(self.epochs) + 1, loss, float(right)))
+    def test(self) -> Epoch:
+        """Loss and accuracy on what was not trained on; all ranks call it."""
+        loss, accuracy = self._test(self.trainer.whole())
+        number, steps = len(self.epochs) + 1, len(self.steps_s)
+        self.epochs.append(Epoch(self.contender, number, loss, accuracy, steps, self.seconds))
         return self.epochs[-1]
 
-    def flat(self) -> Tensor:
-        """All parameters of the whole model, one after the other; all ranks call it."""
-        return torch.cat([param.flatten() for param in self._whole().values()])
-
-    def _whole(self) -> dict[str, Tensor]:
-        held = {id(param) for param in self.params}
-        named = {
-            name: param.detach()
-            for name, param in self.module.named_parameters()
-            if id(param) in held
-        }
-        if not self.is_split:
-            return named
-        return whole_parameters(named, self.shapes, None, dist.get_rank())
+    @torch.no_grad()
+    def _test(self, whole: dict[str, Tensor]) -> tuple[float, float]:
+        examples = self.task.examples
+        outputs = functional_call(self.untrained, whole, examples.test_inputs)
+        right = (outputs.argmax(-1) == examples.test_targets).float().mean()
+        return float(next_token_loss(outputs, examples.test_targets)), float(right)
 
 
-class _Groups:
-    """The process groups of torch's own trainers: gloo, and a group for each algorithm."""
-
-    def __init__(self) -> None:
-        self._groups: dict[str | None, Any] = {}
-
-    def of(self, algorithm: str | None) -> Any:
-        """The group in which an algorithm is used; all ranks ask in the same order."""
-        if algorithm not in self._groups:
-            if algorithm is None:
-                group = dist.new_group(backend="gloo")
-            else:
-                options = import_module("ringcoll").Options(algorithm=algorithm)
-                group = dist.new_group(backend="ringcoll", pg_options=options)
-            self._groups[algorithm] = group
-        return self._groups[algorithm]
-
-    def close(self) -> None:
-        for group in self._groups.values():
-            dist.destroy_process_group(group)
+def _flat(whole: dict[str, Tensor]) -> Tensor:
+    return torch.cat([param.detach().flatten() for param in whole.values()])
 
 
-def on_rank(request: TrainingRequest, digits: Digits) -> list[TrainingResult]:
+def on_rank(request: TrainingRequest) -> list[TrainingResult]:
     """Train all contenders; called on all ranks of a default group.
 
     Parameters
     ----------
     request
         What to train.
-    digits
-        See `ringcoll.training.data.load_digits`.
 
     Returns
     -------
@@ -401,59 +332,67 @@ def on_rank(request: TrainingRequest, digits: Digits) -> list[TrainingResult]:
     Raises
     ------
     ArgumentError
-        There are fewer pictures than in one step of all ranks.
+        A trainer cannot train the task.
+    TrainingError
+        A loss is not finite.
     """
     for module in request.modules:
         module.load()
-    meeting, groups = Meeting(), _Groups()
+    task, meeting = request.task, Meeting()
+    check_fit(request, meeting.world_size)
+    checks = dist.new_group(backend="gloo")  # its messages are not counted
     contenders = [contender for contender in request.contenders if contender != NATIVE]
-    runners = [_Runner(request, contender, groups) for contender in [*contenders, NATIVE]]
+    runners = [_Runner(request, contender) for contender in [*contenders, NATIVE]]
     for epoch in range(request.epochs):
-        shares = [
-            batches(
-                len(digits.train_targets),
-                request.batch,
-                request.seed + 1000 * epoch,
-                rank,
-                meeting.world_size,
-            )
-            for rank in range(meeting.world_size)
-        ]
+        seed, k = task.seed + 1000 * epoch, meeting.world_size
+        num_samples = len(task.examples.train_inputs)
+        shares = [batches(num_samples, task.batch, seed, rank, k) for rank in range(k)]
         turns = runners.copy()
         random.Random(epoch).shuffle(turns)  # noqa: S311  # the same order on all ranks
         for runner in turns:
             meeting.barrier()
-            runner.train(digits, shares, meeting.rank)
-            tested = runner.test(digits)
+            runner.train(list(torch.cat(shares, 1)), checks)
+            tested = runner.test()
             if meeting.rank == 0:
                 report(tested)
     results = _compare(runners, meeting)
-    groups.close()
+    for runner in runners:
+        runner.trainer.close()
+    dist.destroy_process_group(checks)
     meeting.close()
     return results
 
 
 def _compare(runners: Sequence[_Runner], meeting: Meeting) -> list[TrainingResult]:
-    native = runners[-1]
+    ends = [_flat(runner.trainer.whole()) for runner in runners]
+    firsts = [runner.first for runner in runners]
     slowest = meeting.over_ranks([runner.steps_s for runner in runners], "max")
     results = []
-    for runner, steps_s in zip(runners, slowest, strict=True):
-        flat = runner.flat()
+    for runner, steps_s, first, end in zip(runners, slowest, firsts, ends, strict=True):
+        trainer = runner.trainer
+        peaks = [peak for peak in meeting.gather(trainer.peak) if peak is not None]
+        bubbles = [
+            bubble for bubble in meeting.gather(_median(runner.bubbles)) if bubble is not None
+        ]
         result = TrainingResult(
             contender=runner.contender,
             epochs=tuple(runner.epochs),
+            start_loss=runner.start_loss,
             steps_s=steps_s,
-            nbytes=runner.nbytes,
+            nbytes_sent=max(meeting.gather(runner.nbytes_sent)) // len(steps_s),
+            memory=max(peaks, key=lambda peak: peak.total, default=ModelStates(0, 0, 0)),
             overlap=_median(runner.overlaps),
-            between_ranks=_largest_difference(flat, meeting),
-            first=_comparison(runner.first, native.first, runner.start),
-            end=_comparison(flat, native.flat(), runner.start),
+            bubble=sum(bubbles) / len(bubbles) if bubbles else None,
+            between_ranks=_largest_difference(end, meeting),
+            first=None if first is None else _comparison(first, firsts[-1], runner.start),
+            end=_comparison(end, ends[-1], runner.start),
         )
         results.append(meeting.gather(result)[0])
     return results
 
 
-def _comparison(flat: Tensor, native: Tensor, start: Tensor) -> Comparison:
+def _comparison(flat: Tensor, native: Tensor | None, start: Tensor) -> Comparison:
+    assert native is not None
     differences = (flat - native, flat - start, flat)
     return Comparison(*(float(difference.abs().max()) for difference in differences))
 

@@ -20,7 +20,7 @@ from ringcoll.bench.units import as_size, time_in_words
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_csv, print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import collective_name, csv_option, json_option, new_file
+from ringcoll.cli.parameters import collective_name, csv_option, json_option
 from ringcoll.schedule.contracts import contract
 from ringcoll.system.user_modules import UserModule
 
@@ -44,7 +44,7 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
     """Make sure that the picture can be drawn; ``None`` if nothing is to be drawn."""
     if path is None or ctx.params["no_picture"]:
         return None
-    return new_file(*plot.suffixes())(ctx, param, path)
+    return measuring.new_picture(ctx, param, path)
 
 
 @command(examples=_EXAMPLES)

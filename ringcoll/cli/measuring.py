@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,8 +18,9 @@ import torch.distributed as dist
 from ringcoll.algorithms import algorithms
 from ringcoll.bench import AUTO, NATIVE, PERSISTENT
 from ringcoll.bench.environment import device
+from ringcoll.bench.plot import suffixes
 from ringcoll.bench.units import parse_size
-from ringcoll.cli.parameters import named_algorithms
+from ringcoll.cli.parameters import named_algorithms, new_file
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch.processes import Ranks, reports_to
 from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
@@ -32,6 +34,7 @@ __all__ = [
     "cuda_transport",
     "is_first_rank",
     "nbytes_of",
+    "new_picture",
     "on_ranks",
     "ranks_option",
     "ranks_to_use",
@@ -110,6 +113,11 @@ def _transport_option(kind: str, option: str) -> Callable[..., Any]:
 
 transport = _transport_option("cpu", "--transport")
 cuda_transport = _transport_option("cuda", "--cuda-transport")
+
+
+def new_picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Make sure, before anything is measured, that a picture can be drawn and written."""
+    return None if path is None else new_file(*suffixes())(ctx, param, path)
 
 
 def contenders(

@@ -18,7 +18,17 @@ from ringcoll.runtime.communicator import Communicator
 from ringcoll.system import streams
 from ringcoll.transport import catalogue
 
-__all__ = ["OwnGroup", "abort", "as_group", "close", "communicator", "group_rank", "known", "use"]
+__all__ = [
+    "OwnGroup",
+    "abort",
+    "as_group",
+    "bytes_sent",
+    "close",
+    "communicator",
+    "group_rank",
+    "known",
+    "use",
+]
 
 _log = logging.getLogger("ringcoll")
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
@@ -314,8 +324,43 @@ def use(
 
 def abort(group: Any) -> None:
     """Make all operations on a group fail, here and at the peers that take part in them."""
-    for member in group.members if isinstance(group, OwnGroup) else _members(group).values():
+    for member in _all_of(group):
         member.abort()
+
+
+def _all_of(group: Any) -> list[Communicator]:
+    return group.members if isinstance(group, OwnGroup) else [*_members(group).values()]
+
+
+def bytes_sent(group: Any = None) -> int:
+    """Bytes that this rank has sent in the group's operations so far, up to the last `close`.
+
+    Parameters
+    ----------
+    group
+        As for `ringcoll.all_reduce`.
+
+    Returns
+    -------
+    int
+        Bytes on the wire of the operations that are complete; signatures and the messages by which
+        ranks meet are not counted, nor are the user's own messages from rank to rank.
+
+    Raises
+    ------
+    ArgumentError
+        As for `ringcoll.all_reduce`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     ringcoll.all_reduce(torch.ones(300), group=group, algorithm="ring")
+    ...     return ringcoll.bytes_sent(group)
+    >>> ringcoll.run_threads(rank_main, 3)  # 2 (k - 1) / k of 1200 bytes
+    [1600, 1600, 1600]
+    """
+    return sum(member.nbytes_sent for member in _all_of(as_group(group)))
 
 
 def close(group: Any = None, *, drain_s: float = 0.0) -> None:

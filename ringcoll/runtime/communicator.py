@@ -138,7 +138,7 @@ class Communicator:
         self.store = store
         self.table: Table | None = None  # costs and rules, once the ranks have met
         self.tracer: Any = None  # `ringcoll.tracing.recorder.Tracer`, while the group is traced
-        self.num_issued = 0
+        self.num_issued = self.nbytes_sent = 0
         self._queue: Queue[_Item] = Queue(f"ringcoll-{self.rank}", self._complete)
         self._comparison = CallComparison(store, self.monitor)
         self._has_met = self._is_crowded = False
@@ -308,6 +308,7 @@ class Communicator:
             drive(binding.program, tag, binding.wait, deadline, monitor)
             for store, index in binding.stores:
                 store(tensors[index])
+            self.nbytes_sent += operation.nbytes_sent
         except BaseException as error:
             raised = self._failed(error, timeout_s)
             if tracer is not None:

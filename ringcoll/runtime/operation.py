@@ -228,6 +228,7 @@ class Operation:
         self.plan: Plan | None = None
         self.description: str | None = None
         self.signature = 0
+        self.nbytes_sent = 0  # in one run
         self._may_alias = may_alias and stage.is_direct
         self._bindings: dict[tuple[int, ...], Binding] = {}
         self._seen: set[tuple[int, ...]] = set()  # places of short tensors
@@ -238,11 +239,15 @@ class Operation:
         resolved = resolve(self.request, None, None)
         name = self.request.algorithm
         if isinstance(name, Schedule) or not find(self.name, name).needs_hosts:
-            self.plan, self.description, self.signature = resolved
+            self._take(resolved)
 
     def resolve(self, table: Table, hosts: tuple[int, ...]) -> None:
         """Decide how to run the operation; see the function `resolve`."""
-        self.plan, self.description, self.signature = resolve(self.request, table, hosts)
+        self._take(resolve(self.request, table, hosts))
+
+    def _take(self, resolved: Resolved) -> None:
+        self.plan, self.description, self.signature = resolved
+        self.nbytes_sent = resolved.plan.sent_numel * self.request.wire_dtype.itemsize
 
     def memory_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors of a call, and the factor of its inputs if that is a tensor on a GPU."""
@@ -330,7 +335,7 @@ class Turn:
 
     has_streams = inference = False
     plan = True  # nothing has to be resolved
-    signature = 0
+    signature = nbytes_sent = 0
     lengths: dict[int, int] | None = None
     results: Sequence[int] = ()
 

@@ -108,6 +108,12 @@ class Plan:
     arriving_numel: int
     departing: frozenset[int]
 
+    @property
+    def sent_numel(self) -> int:
+        """Elements that the rank sends in one run."""
+        posts = (item for item in self.instructions if isinstance(item, Post))
+        return sum(numel for post in posts for _, _, numel in post.sends)
+
 
 # A wave waits for sends beyond this number before it posts new sends. So a transport has few
 # messages to remember; gloo was seen to handle 50 messages to one peer.

@@ -24,6 +24,11 @@
 `straggler`           a rank that is slow on purpose
 `messages`            messages between two ranks, for gossip and the server
 `flat`                the parameters of a module as a flat tensor
+`task`                what is trained: a model, its data, and how it learns
+`trainer`             one shape for all of these systems
+`replicated_trainers` trainers whose ranks hold the whole model
+`split_trainers`      trainers whose ranks hold a part of the model each
+`trainers`            all trainers by name
 ====================  ==========================================================
 
 May be imported from outside: each module's ``__all__``.

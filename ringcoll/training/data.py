@@ -15,13 +15,25 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError, MissingExtraError
 
-__all__ = ["Digits", "Text", "batches", "load_digits", "load_text", "windows"]
+__all__ = [
+    "Examples",
+    "Text",
+    "batches",
+    "load_digits",
+    "load_text",
+    "text_examples",
+    "windows",
+]
 
-_TEST_SHARE = 0.2  # of the pictures, kept for the test
+_TEST_SHARE = 0.2  # of the pictures, or of the text, kept for the test
 
 
-class Digits(NamedTuple):
-    """Pictures, as rows of standardised pixels, and which digits they show."""
+class Examples(NamedTuple):
+    """Inputs and targets, to train on and to test on: a row each.
+
+    Of digits the inputs are rows of standardised pixels, and the targets are the digits. Of a text
+    the inputs are rows of tokens, and the targets are the tokens that follow them.
+    """
 
     train_inputs: Tensor
     train_targets: Tensor
@@ -40,7 +52,7 @@ class Text(NamedTuple):
         return "".join(self.characters[token] for token in tokens.tolist())
 
 
-def load_digits() -> Digits:
+def load_digits() -> Examples:
     """The digits, split and in an order that never changes; each pixel standardised.
 
     Raises
@@ -62,7 +74,7 @@ def load_digits() -> Digits:
     deviation, mean = torch.std_mean(inputs[tested:], dim=0)
     # Some pixels are hardly ever inked; a rare inked pixel must not outweigh all others.
     inputs = (inputs - mean) / deviation.clamp_min(1.0)
-    return Digits(inputs[tested:], targets[tested:], inputs[:tested], targets[:tested])
+    return Examples(inputs[tested:], targets[tested:], inputs[:tested], targets[:tested])
 
 
 def load_text() -> Text:
@@ -119,6 +131,29 @@ def windows(text: Text, context: int, count: int, seed: int) -> tuple[Tensor, Te
     starts = torch.randint(last + 1, (count, 1), generator=torch.Generator().manual_seed(seed))
     places = starts + torch.arange(context)
     return text.tokens[places], text.tokens[places + 1]
+
+
+def text_examples(context: int, num_train: int = 1024, num_test: int = 128) -> Examples:
+    """Pieces of the text of `load_text`; those of the test are from its last fifth.
+
+    Parameters
+    ----------
+    context
+        Tokens of a piece.
+    num_train, num_test
+        Number of pieces.
+
+    Raises
+    ------
+    ArgumentError, MissingExtraError
+        As for `windows` and `load_text`.
+    """
+    text = load_text()
+    end = round((1 - _TEST_SHARE) * len(text.tokens))
+    trained = windows(text._replace(tokens=text.tokens[:end]), context, num_train, seed=0)
+    return Examples(
+        *trained, *windows(text._replace(tokens=text.tokens[end:]), context, num_test, seed=1)
+    )
 
 
 def batches(num_samples: int, batch: int, seed: int, rank: int, world_size: int) -> Tensor:

@@ -162,7 +162,7 @@ class ParallelTransformer:
         self.params = list(self.stage.parameters())
         self._ends = [0, num_stages - 1] if num_stages > 1 and stage in (0, num_stages - 1) else []
         self._tied = model.head.scores.weight
-        self._pipeline = Pipeline(
+        self.pipeline = Pipeline(
             [self.stage],
             partial(vocabulary_loss, group=mesh.groups["tensor"]),
             SCHEDULES[schedule](num_stages, num_microbatches),
@@ -196,7 +196,7 @@ class ParallelTransformer:
                 expected=f"a multiple of {size}",
                 got=len(inputs),
             )
-        loss = self._pipeline.step(inputs.chunk(size)[place], targets.chunk(size)[place])
+        loss = self.pipeline.step(inputs.chunk(size)[place], targets.chunk(size)[place])
         if self._ends:
             tie(self._tied, self._ends, self.mesh.groups["pipeline"])
         average_gradients(self.params, self.mesh.groups["data"])

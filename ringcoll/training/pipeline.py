@@ -136,6 +136,11 @@ class Pipeline:
         self._layout: int | None = None  # hash of the inputs' layout in the step before
         self.last_step = PipelineReport(0.0, 0.0, 0)
 
+    @property
+    def nbytes_sent(self) -> int:
+        """Bytes of activations and gradients that this rank has sent to other ranks so far."""
+        return self._mailbox.nbytes_sent
+
     def step(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """Do forward and backward of a batch; all ranks of the group call it.
 

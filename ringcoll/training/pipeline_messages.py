@@ -165,6 +165,7 @@ class Mailbox:
                     self._receivers[received] = rank, place
         self._layouts: dict[int, tuple[torch.Size, torch.dtype]] = {}  # by boundary
         self.waited_s = 0.0  # time in which this rank waited for messages, in this step
+        self.nbytes_sent = 0  # to other ranks, in all steps
 
     def begin(self, *, has_new_shapes: bool) -> None:
         """Begin a step.
@@ -222,6 +223,7 @@ class Mailbox:
             header = torch.tensor(numbers, device=self._device)
             wait = send(header, peer, self._group, tag=self._header_tags + boundary)
             self._pending.append(_Pending(peer, place, wait))
+        self.nbytes_sent += tensor.nbytes
         wait = send(tensor, peer, self._group, tag=self._tag(transfer))
         self._pending.append(_Pending(peer, place, wait))
 

@@ -1,0 +1,322 @@
+"""Trainers whose ranks hold the whole model, in lock-step and out of lock-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ringcoll.training.compression import CompressedGradients, Compressor
+from ringcoll.training.compressors import Int8, PowerSGD, TopK
+from ringcoll.training.data_parallel import (
+    BucketedDataParallel,
+    HookOptions,
+    all_reduce_hook,
+    average_gradients,
+)
+from ringcoll.training.gossip import Gossip
+from ringcoll.training.local_sgd import LocalSGD, diloco
+from ringcoll.training.models import Transformer
+from ringcoll.training.ring_attention import context_parallel
+from ringcoll.training.server import SERVER, ParameterServer, ServerWorker
+from ringcoll.training.sharded import ShardedAdamW
+from ringcoll.training.state_bytes import ModelStates
+from ringcoll.training.trainer import Setup, Trainer, require
+
+__all__ = [
+    "COMPRESSORS",
+    "BucketedTrainer",
+    "CompressedTrainer",
+    "ContextTrainer",
+    "DDPTrainer",
+    "DiLoCoTrainer",
+    "GossipTrainer",
+    "HookedDDPTrainer",
+    "LocalTrainer",
+    "OneProcessTrainer",
+    "PerParameterTrainer",
+    "ServerTrainer",
+    "ShardedTrainer",
+]
+
+COMPRESSORS: dict[str, Callable[[], Compressor]] = {
+    "topk": lambda: TopK(0.1),
+    "int8": Int8,
+    "powersgd": lambda: PowerSGD(4),
+}
+"""The compressors by name, with usual options."""
+
+_EVERY = 8  # steps between two meetings; the paper of DiLoCo has 500, of some 90,000
+_STALENESS = 4
+
+
+class OneProcessTrainer(Trainer):
+    """No messages: each rank trains on the batches of all ranks."""
+
+    def share(self, batch: Tensor) -> Tensor:
+        """All samples."""
+        return batch
+
+    def nbytes_sent(self) -> int:
+        """Nothing is sent."""
+        return 0
+
+
+# --- data parallel --------------------------------------------------------------------
+
+
+class PerParameterTrainer(Trainer):
+    """An all-reduce for each parameter, after backward."""
+
+    takes_algorithm = True
+
+    def average(self) -> None:
+        """Average each gradient."""
+        average_gradients(self.module, **self.gradients.options)
+
+    def overlap(self) -> float:
+        """Nothing is sent before backward is over."""
+        return 0.0
+
+
+class BucketedTrainer(Trainer):
+    """An all-reduce for each bucket, while backward goes on."""
+
+    takes_algorithm = True
+    model: BucketedDataParallel
+
+    def prepare(self) -> None:
+        """Wrap the module."""
+        options = self.gradients.options
+        self.model = BucketedDataParallel(
+            self.module, bucket_bytes=self.gradients.bucket_bytes, **options
+        )
+
+    def average(self) -> None:
+        """Wait for the buckets."""
+        self.model.finish()
+
+    def overlap(self) -> float | None:
+        """The overlap that the buckets report."""
+        return self.model.last_step.overlap if self.model.last_step else None
+
+
+class DDPTrainer(Trainer):
+    """torch's ``DistributedDataParallel``, on a group of its own."""
+
+    takes_algorithm = True
+
+    def prepare(self) -> None:
+        """Wrap the module."""
+        algorithm = self.gradients.algorithm
+        if algorithm is None:
+            group = dist.new_group(backend="gloo")
+        else:
+            options = import_module("ringcoll").Options(algorithm=algorithm)
+            group = dist.new_group(backend="ringcoll", pg_options=options)
+        self.groups = [group]
+        self.model = self.wrapped(group)
+
+    def wrapped(self, group: Any) -> DistributedDataParallel:
+        """The module in torch's wrapper."""
+        return DistributedDataParallel(
+            self.module,
+            process_group=group,
+            bucket_cap_mb=self.gradients.bucket_bytes / (1 << 20),
+        )
+
+    def nbytes_sent(self) -> int:
+        """Counted on ringcoll's group; on gloo, what a ring sends."""
+        if self.gradients.algorithm is not None:
+            return super().nbytes_sent()
+        k, nbytes = self.world_size, sum(param.nbytes for param in self.params)
+        return self.num_steps * (2 * (k - 1) * nbytes // k)
+
+    def close(self) -> None:
+        """Destroy the group."""
+        dist.destroy_process_group(self.groups[0])
+
+
+class HookedDDPTrainer(DDPTrainer):
+    """``DistributedDataParallel`` on the default group, which calls ringcoll in a hook."""
+
+    def prepare(self) -> None:
+        """Wrap the module, and register the hook."""
+        self.model = self.wrapped(None)
+        self.model.register_comm_hook(HookOptions(**self.gradients.options), all_reduce_hook)
+
+    def close(self) -> None:
+        """The default group is not this trainer's."""
+
+
+class CompressedTrainer(Trainer):
+    """Compressed gradients with error feedback."""
+
+    is_exact = False
+
+    def prepare(self) -> None:
+        """Make a compressor for each parameter."""
+        self._compressed = CompressedGradients(self.module, COMPRESSORS[self.option])
+
+    def average(self) -> None:
+        """Average what the ranks send."""
+        self._compressed.average()
+
+
+class ContextTrainer(Trainer):
+    """Sequences split over the ranks, with ring attention."""
+
+    needs_model = "transformer"
+
+    @classmethod
+    def check(cls, setup: Setup) -> None:
+        """The ranks have to share the sequences evenly."""
+        context, world_size = setup.task.shape.context, setup.world_size
+        require(context % (2 * world_size) == 0, "ranks", "they do not share the sequences evenly",
+                f"half a divisor of {context}", world_size)  # fmt: skip
+
+    def prepare(self) -> None:
+        """Let attention go round the ring."""
+        assert isinstance(self.module, Transformer)
+        self._places = context_parallel(self.module).embedding.places
+
+    def share(self, batch: Tensor) -> Tensor:
+        """All samples."""
+        return batch
+
+    def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the gradients of this rank's places."""
+        return super().compute(inputs[:, self._places], targets[:, self._places])
+
+    def average(self) -> None:
+        """The loss is the average of the ranks' losses."""
+        average_gradients(self.module)
+
+
+class ShardedTrainer(Trainer):
+    """AdamW with sharded state, gradients, parameters."""
+
+    needs_optimizer = "adamw"
+
+    optimizer: ShardedAdamW
+
+    def make_optimizer(self) -> ShardedAdamW:
+        """AdamW of this rank's shards."""
+        return ShardedAdamW(
+            self.module,
+            stage=int(self.option),
+            lr=self.task.lr,
+            bucket_bytes=self.gradients.bucket_bytes,
+        )
+
+    def average(self) -> None:
+        """Wait for the shards of the gradients."""
+        self.optimizer.finish()
+
+    def forget(self) -> None:
+        """Each step forgets its gradients."""
+
+    def memory(self) -> ModelStates:
+        """Bytes of the shards."""
+        return self.optimizer.memory()
+
+    def whole(self) -> dict[str, Tensor]:
+        """The parameters of the shards, gathered."""
+        parameters: dict[str, Tensor] = self.optimizer.state_dict()["parameters"]
+        return {name: parameters[name] for name in self.shapes}
+
+
+# --- out of lock-step -----------------------------------------------------------------
+
+
+class GossipTrainer(Trainer):
+    """Averages with neighbours."""
+
+    meets = is_exact = False
+
+    def prepare(self) -> None:
+        """Begin with rank 0's parameters."""
+        self._gossip = Gossip(self.module, graph=self.option)
+
+    def update(self) -> None:
+        """Step, and average with the neighbours."""
+        self.optimizer.step()
+        self._gossip.mix()
+
+    def nbytes_sent(self) -> int:
+        """Bytes to the neighbours."""
+        return self._gossip.nbytes_sent
+
+
+class LocalTrainer(Trainer):
+    """Averages every few steps."""
+
+    meets = is_exact = False
+
+    def prepare(self) -> None:
+        """Begin with rank 0's parameters."""
+        self._averaging = LocalSGD(self.module, every=_EVERY)
+
+    def update(self) -> None:
+        """Step, and meet the others every few steps."""
+        self.optimizer.step()
+        self._averaging.step()
+
+
+class DiLoCoTrainer(LocalTrainer):
+    """Averages every few steps, with an outer optimizer."""
+
+    def prepare(self) -> None:
+        """Begin with rank 0's parameters."""
+        self._averaging = diloco(self.module, every=_EVERY)
+
+
+class ServerTrainer(Trainer):
+    """A parameter server on rank 0; all other ranks are workers, and share its part of the batch."""
+
+    meets = is_exact = False
+
+    @classmethod
+    def check(cls, setup: Setup) -> None:
+        """There has to be a worker."""
+        size = setup.world_size
+        require(size > 1, "ranks", "a server needs workers", "at least 2", size)
+
+    def prepare(self) -> None:
+        """Count what was sent in earlier calls of `steps`."""
+        self._sent = 0
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """With bounded staleness, each worker's step counts for its share."""
+        is_async = self.option == "async"
+        lr = self.task.lr / (self.world_size - 1) if is_async else self.task.lr
+        return self.task.make_optimizer(self.params, lr)
+
+    def share(self, batch: Tensor) -> Tensor:
+        """The workers share the batch."""
+        return batch.tensor_split(self.world_size - 1)[self.rank - 1]
+
+    def steps(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Serve, or work until the batches are over; only workers have steps."""
+        if self.rank == SERVER:
+            staleness = _STALENESS if self.option == "async" else None
+            server = ParameterServer(self.module, self.optimizer, staleness=staleness)
+            server.serve()
+            self._sent += server.nbytes_sent
+            return
+        with ServerWorker(self.module) as self._worker:
+            yield from super().steps(batches)
+        self._sent += self._worker.nbytes_sent
+
+    def update(self) -> None:
+        """Send gradients, and get parameters."""
+        self._worker.step()
+
+    def nbytes_sent(self) -> int:
+        """Bytes between server and workers."""
+        return self._sent

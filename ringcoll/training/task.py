@@ -1,0 +1,96 @@
+"""What is trained: a model, its data, and how it learns; the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ringcoll.training.data import Examples, load_digits, text_examples
+from ringcoll.training.models import Transformer, TransformerShape, mlp
+
+__all__ = ["LEARNING_RATES", "MODELS", "Task"]
+
+MODELS = ("perceptron", "transformer")
+"""The models by name: a perceptron reads digits, a transformer continues a text."""
+
+LEARNING_RATES = {"sgd": 0.02, "adamw": 0.002}
+"""The optimizers by name, each with the learning rate that is used if none is given."""
+
+_MOMENTUM = 0.9
+_HEADS = 4
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its data, and how it learns.
+
+    Parameters
+    ----------
+    model
+        A name in `MODELS`.
+    examples
+        Data of that model; see `Task.load`.
+    layers, width
+        Layers of the model, and neurons of a hidden layer, or numbers for a token.
+    batch
+        Samples in a step, for each rank.
+    optimizer, lr
+        A name in `LEARNING_RATES`, and the learning rate; SGD has momentum 0.9.
+    seed
+        Seed of the first weights and of the order of the samples.
+    """
+
+    model: str
+    examples: Examples
+    layers: int = 4
+    width: int = 256
+    batch: int = 32
+    optimizer: str = "sgd"
+    lr: float = LEARNING_RATES["sgd"]
+    seed: int = 0
+
+    @staticmethod
+    def load(model: str, context: int = 32) -> Examples:
+        """The data of a model: digits, or pieces of a text with so many tokens each.
+
+        Raises
+        ------
+        MissingExtraError
+            What the data come with is not installed.
+        """
+        return load_digits() if model == "perceptron" else text_examples(context)
+
+    @property
+    def shape(self) -> TransformerShape:
+        """The sizes of the transformer.
+
+        Raises
+        ------
+        ArgumentError
+            The heads do not divide the width.
+        """
+        examples = self.examples
+        largest = max(int(tokens.max()) for tokens in examples)
+        # A multiple of 16, so that several numbers of ranks divide the vocabulary.
+        vocabulary = -(-(largest + 1) // 16) * 16
+        return TransformerShape(
+            vocabulary, examples.train_inputs.shape[1], self.width, _HEADS, self.layers
+        )
+
+    def make(self) -> nn.Module:
+        """The model with its first weights, the same in every call and on every rank."""
+        if self.model == "perceptron":
+            return mlp(self.layers, self.width, self.seed)
+        return Transformer(self.shape, self.seed)
+
+    def make_optimizer(
+        self, params: Iterable[Tensor], lr: float | None = None
+    ) -> torch.optim.Optimizer:
+        """The optimizer, of some parameters; ``lr`` replaces the task's learning rate."""
+        lr = self.lr if lr is None else lr
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(params, lr, momentum=_MOMENTUM)
+        return torch.optim.AdamW(params, lr)

@@ -1,0 +1,121 @@
+"""All training systems as trainers, by name.
+
+========================  ====================================================================
+name                      system
+========================  ====================================================================
+one-process               no messages: each rank trains on the batches of all ranks
+per-parameter             an all-reduce for each parameter, after backward
+bucketed                  an all-reduce for each bucket, while backward goes on
+torch-ddp                 torch's ``DistributedDataParallel``
+torch-ddp-hook            the same, with ringcoll in a hook
+compressed:HOW            compressed gradients with error feedback
+tensor                    each layer split over the ranks
+sequence                  and activations between the layers by tokens
+context                   sequences split over the ranks, with ring attention
+pipeline:SCHEDULE         layers in stages, and batches in micro-batches
+sharded:STAGE             AdamW with sharded state, gradients, parameters
+3d:DxPxT                  data x pipeline x tensor
+gossip:GRAPH              averages with neighbours
+local-sgd, diloco         averages every 8 steps, without and with an outer optimizer
+server:sync, server:async a parameter server on rank 0, and workers on all others
+========================  ====================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ringcoll.errors import ArgumentError
+from ringcoll.training import replicated_trainers as replicated
+from ringcoll.training import split_trainers as split
+from ringcoll.training.gossip import GRAPHS
+from ringcoll.training.pipeline_schedule import SCHEDULES
+from ringcoll.training.task import Task
+from ringcoll.training.trainer import Gradients, Trainer
+
+__all__ = ["TRAINERS", "TrainerEntry", "find_trainer", "make_trainer", "trainer_names"]
+
+
+class TrainerEntry(NamedTuple):
+    """A system, and what may follow the colon in its name; ``None`` for the sizes of a mesh."""
+
+    system: type[Trainer]
+    options: tuple[str, ...] | None = ("",)
+
+
+TRAINERS = {
+    "one-process": TrainerEntry(replicated.OneProcessTrainer),
+    "per-parameter": TrainerEntry(replicated.PerParameterTrainer),
+    "bucketed": TrainerEntry(replicated.BucketedTrainer),
+    "torch-ddp": TrainerEntry(replicated.DDPTrainer),
+    "torch-ddp-hook": TrainerEntry(replicated.HookedDDPTrainer),
+    "compressed": TrainerEntry(replicated.CompressedTrainer, tuple(replicated.COMPRESSORS)),
+    "tensor": TrainerEntry(split.TensorTrainer),
+    "sequence": TrainerEntry(split.SequenceTrainer),
+    "context": TrainerEntry(replicated.ContextTrainer),
+    "pipeline": TrainerEntry(split.PipelineTrainer, tuple(SCHEDULES)),
+    "sharded": TrainerEntry(replicated.ShardedTrainer, ("1", "2", "3")),
+    "3d": TrainerEntry(split.MeshTrainer, None),
+    "gossip": TrainerEntry(replicated.GossipTrainer, GRAPHS),
+    "local-sgd": TrainerEntry(replicated.LocalTrainer),
+    "diloco": TrainerEntry(replicated.DiLoCoTrainer),
+    "server": TrainerEntry(replicated.ServerTrainer, ("sync", "async")),
+}
+"""The systems by name, without what follows the colon."""
+
+
+def trainer_names() -> list[str]:
+    """All names, as help and errors list them: ``server:sync|async``."""
+    return [
+        name + ("" if options == ("",) else f":{'|'.join(options or ['2x2x2'])}")
+        for name, (_, options) in TRAINERS.items()
+    ]
+
+
+def find_trainer(name: str) -> tuple[type[Trainer], str]:
+    """The system of a name, and what follows the colon.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such system, or it has no such option.
+
+    Examples
+    --------
+    >>> system, option = find_trainer("pipeline:1f1b")
+    >>> system.__name__, option
+    ('PipelineTrainer', '1f1b')
+    """
+    base, _, option = name.partition(":")
+    entry = TRAINERS.get(base)
+    if entry is not None:
+        is_mesh = entry.options is None and re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", option)
+        if is_mesh or option in (entry.options or ()):
+            return entry.system, option
+    raise ArgumentError(
+        "no such trainer", argument="trainer", expected=", ".join(trainer_names()), got=name
+    )
+
+
+def make_trainer(name: str, task: Task, gradients: Gradients | None = None) -> Trainer:
+    """Make this rank's trainer; all ranks of the default group call it.
+
+    Parameters
+    ----------
+    name
+        A name of the table above.
+    task
+        What is trained; the same on all ranks.
+    gradients
+        How gradients are averaged, if the system leaves a choice.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such trainer, or it cannot train this task.
+    MismatchError
+        The ranks begin with different models.
+    """
+    system, option = find_trainer(name)
+    return system(task, option, gradients or Gradients())
