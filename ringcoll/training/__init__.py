@@ -10,7 +10,7 @@
 `ring_attention`      attention over sequences that are split over the ranks
 `pipeline`            pipeline-parallel training: runs a schedule
 `pipeline_schedule`   schedules of a pipeline as data; pure: no torch
-`pipeline_messages`   point-to-point messages, and what a schedule sends
+`pipeline_messages`   the messages that a schedule asks for
 `pipeline_agreement`  what the ranks compare before they send
 `sharded`             AdamW whose state, gradients and parameters are sharded (ZeRO)
 `flat_bucket`         buckets of parameters, of which each rank owns a shard
@@ -22,7 +22,7 @@
 `compression`         compressed averages of gradients, with error feedback
 `compressors`         the largest elements, numbers of 8 bits, low rank
 `straggler`           a rank that is slow on purpose
-`messages`            messages between two ranks, for gossip and the server
+`messages`            messages between two ranks
 `flat`                the parameters of a module as a flat tensor
 ====================  ==========================================================
 

@@ -38,8 +38,9 @@ from torch import Tensor, nn
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError
+from ringcoll.training.messages import tie
 from ringcoll.training.pipeline_agreement import agree_on_batch, agree_on_schedule
-from ringcoll.training.pipeline_messages import Mailbox, tie
+from ringcoll.training.pipeline_messages import Mailbox
 from ringcoll.training.pipeline_schedule import Action, Kind, PipelineSchedule, consumed, produced
 
 __all__ = ["Pipeline", "PipelineReport", "tie"]
