@@ -39,12 +39,10 @@ Training", VLDB 2020 (buckets, their order, unused parameters).
 
 # Annotations stay objects in this file: torch looks at those of a hook.
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -53,10 +51,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ringcoll.collectives import functions as api
+from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, BackwardError
 from ringcoll.reduction import premul_sum
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.ir import Schedule
+from ringcoll.training.checks import check_dense, check_same_kinds
+from ringcoll.training.flat import begin_alike
 
 __all__ = [
     "BucketedDataParallel",
@@ -71,23 +72,9 @@ _BUCKET_BYTES = 25 << 20
 _FIRST_BUCKET_BYTES = 1 << 20  # both as in torch: a small first bucket starts the network early
 
 
-def _world_size(group: Any) -> int:
-    return dist.get_world_size() if group is None else int(group.size())
-
-
 def _average(wire_dtype: torch.dtype | None, world_size: int) -> object:
     """Operator for an average; it divides before the sends if float16 could overflow."""
     return premul_sum(1 / world_size) if wire_dtype is torch.float16 else dist.ReduceOp.AVG
-
-
-def _check_dense(grad: Tensor, name: str) -> None:
-    if grad.layout is not torch.strided:
-        raise ArgumentError(
-            f"the gradient of parameter {name} is not dense",
-            argument="module",
-            expected=torch.strided,
-            got=grad.layout,
-        )
 
 
 # --- an all-reduce for each parameter -------------------------------------------------
@@ -127,8 +114,8 @@ def average_gradients(
     params = [(str(name), param) for name, param in named if param.requires_grad]
     for name, param in params:
         if param.grad is not None:
-            _check_dense(param.grad, name)
-    op = _average(wire_dtype, _world_size(group))
+            check_dense(param.grad, name)
+    op = _average(wire_dtype, as_group(group).size())
     for _, param in params:
         if param.grad is None:
             param.grad = torch.zeros_like(param)
@@ -323,14 +310,13 @@ class BucketedDataParallel(nn.Module):
             raise ArgumentError(
                 "must be positive", argument="bucket_bytes", expected="> 0", got=bucket_bytes
             )
-        _check_same(module, group)
+        check_same_kinds(module, group)
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
         if not named:
             raise ArgumentError("no parameter needs a gradient", argument="module")
-        for tensor in (*module.parameters(), *module.buffers()):
-            api.broadcast(tensor.detach(), group=group, group_src=0)
+        begin_alike(module, group)
         self.module, self.group = module, group
-        self._op = _average(wire_dtype, _world_size(group))
+        self._op = _average(wire_dtype, as_group(group).size())
         self._options: dict[str, Any] = {"algorithm": algorithm, "wire_dtype": wire_dtype}
         params = [param for _, param in named]
         buckets = assign_buckets(params, bucket_bytes, min(bucket_bytes, _FIRST_BUCKET_BYTES))
@@ -404,7 +390,7 @@ class BucketedDataParallel(nn.Module):
             if not (self._syncing and self._expecting):
                 return
             assert param.grad is not None
-            _check_dense(param.grad, name)
+            check_dense(param.grad, name)
             if index not in bucket.missing:
                 raise BackwardError(
                     f"a second gradient of {name} arrived; "
@@ -426,31 +412,6 @@ class BucketedDataParallel(nn.Module):
 
     def _all_reduce(self, flat: Tensor) -> Work | None:
         return api.all_reduce(flat, self._op, self.group, True, **self._options)
-
-
-def _check_same(module: nn.Module, group: Any) -> None:
-    """Raise, on all ranks, if some rank has other parameters than rank 0."""
-    kinds = {"parameter": module.named_parameters(), "buffer": module.named_buffers()}
-    own = [
-        f"{name}: {kind} {tuple(item.shape)} {item.dtype} requires_grad={item.requires_grad}"
-        for kind, items in kinds.items()
-        for name, item in items
-    ]
-    text = torch.frombuffer(bytearray(json.dumps(own), "utf-8"), dtype=torch.uint8)
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(_world_size(group))]
-    api.all_gather(lengths, torch.tensor([text.numel()]), group)
-    texts = [torch.empty(int(length), dtype=torch.uint8) for length in lengths]
-    api.all_gather(texts, text, group)
-    first, *others = (json.loads(bytes(item.tolist())) for item in texts)
-    for rank, theirs in enumerate(others, start=1):
-        for expected, got in zip_longest(first, theirs, fillvalue="nothing"):
-            if expected != got:
-                raise ArgumentError(
-                    f"rank {rank} has another module than rank 0",
-                    argument="module",
-                    expected=expected,
-                    got=got,
-                )
 
 
 # --- torch's own DistributedDataParallel ----------------------------------------------
@@ -501,7 +462,7 @@ def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.future
     """
     work = api.all_reduce(
         bucket.buffer(),
-        _average(state.wire_dtype, _world_size(state.group)),
+        _average(state.wire_dtype, as_group(state.group).size()),
         state.group,
         True,
         algorithm=state.algorithm,

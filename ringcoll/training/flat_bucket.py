@@ -36,7 +36,7 @@ class FlatBucket:
     Parameters
     ----------
     named
-        Names and parameters; they become views of the flat tensor, with rank 0's values.
+        Names and parameters; they become views of the flat tensor.
     group, stage, mixed
         As for `ShardedAdamW`.
     """
@@ -58,7 +58,6 @@ class FlatBucket:
         self.own = slice(member.rank() * self.shard_numel, (member.rank() + 1) * self.shard_numel)
         values = [param.detach() for param in self.params]
         whole = self.laid_out(values, values[0].dtype)
-        api.broadcast(whole, group=group, group_src=0)
         self.flat = whole if mixed is None else whole.to(mixed)
         own = self.flat[self.own]
         self.shard = own.clone() if stage == 3 else own  # of the parameters

@@ -73,7 +73,9 @@ from torch.utils._pytree import tree_leaves
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, BackwardError
-from ringcoll.training.data_parallel import _check_dense, _check_same, assign_buckets
+from ringcoll.training.checks import check_dense, check_same_kinds
+from ringcoll.training.data_parallel import assign_buckets
+from ringcoll.training.flat import begin_alike
 from ringcoll.training.flat_bucket import FlatBucket
 from ringcoll.training.state_bytes import ModelStates, storage_nbytes
 
@@ -180,12 +182,10 @@ class ShardedAdamW:
         for name, param in named:
             wanted = f"a floating-point dtype of parameter {name}"
             self._require("module", param.is_floating_point(), wanted, param.dtype)
-        _check_same(module, group)
-        frozen = [param for param in module.parameters() if not param.requires_grad]
-        for tensor in (*frozen, *module.buffers()):
-            api.broadcast(tensor.detach(), group=group, group_src=0)
-        for param in frozen if mixed is not None else ():
-            if param.is_floating_point():
+        check_same_kinds(module, group)
+        begin_alike(module, group)
+        for param in module.parameters() if mixed is not None else ():
+            if param.is_floating_point() and not param.requires_grad:
                 param.data = param.data.to(mixed)
         self.group, self.stage, self.max_norm = group, stage, max_norm
         self.last_norm: float | None = None
@@ -429,7 +429,7 @@ class ShardedAdamW:
 
         def arrived(param: Tensor) -> None:
             assert param.grad is not None
-            _check_dense(param.grad, bucket.names[index])
+            check_dense(param.grad, bucket.names[index])
             if self._syncing:
                 if index not in bucket.missing:
                     raise BackwardError(
