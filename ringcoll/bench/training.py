@@ -41,7 +41,7 @@ from ringcoll.training.data_parallel import (
 )
 from ringcoll.training.models import mlp, stages
 from ringcoll.training.pipeline import Pipeline
-from ringcoll.training.pipeline_schedule import SCHEDULES
+from ringcoll.training.pipeline_orders import SCHEDULES
 from ringcoll.training.tensor_parallel import tensor_parallel
 from ringcoll.training.whole import whole_parameters
 

@@ -9,7 +9,9 @@
 `tensor_parallel`     layers, and tokens between them, split over the ranks
 `ring_attention`      attention over sequences that are split over the ranks
 `pipeline`            pipeline-parallel training: runs a schedule
-`pipeline_schedule`   schedules of a pipeline as data; pure: no torch
+`pipeline_schedule`   the schedule of a pipeline as data; pure: no torch
+`pipeline_orders`     GPipe, 1F1B, interleaved 1F1B and zero-bubble; pure
+`pipeline_check`      what is read from a schedule: a proof, a drawing; pure
 `pipeline_messages`   the messages that a schedule asks for
 `pipeline_agreement`  what the ranks compare before they send
 `sharded`             AdamW whose state, gradients and parameters are sharded (ZeRO)
