@@ -7,6 +7,8 @@
 `whole`               parameters of a whole model, put together
 `data_parallel`       data-parallel training, to read and to use
 `tensor_parallel`     layers, and tokens between them, split over the ranks
+`split_layers`        layers of which each rank holds a piece
+`conjugate`           collectives forward, and their transposes backward
 `ring_attention`      attention over sequences that are split over the ranks
 `pipeline`            pipeline-parallel training: runs a schedule
 `pipeline_schedule`   the schedule of a pipeline as data; pure: no torch
