@@ -6,6 +6,9 @@
 `checks`              what all ranks look at together before and during training
 `whole`               parameters of a whole model, put together
 `data_parallel`       data-parallel training, to read and to use
+`average`             averages of gradients, parameter by parameter
+`gradient_buckets`    gradients that are averaged together
+`ddp_hook`            gradients of torch's DistributedDataParallel
 `tensor_parallel`     layers, and tokens between them, split over the ranks
 `split_layers`        layers of which each rank holds a piece
 `conjugate`           collectives forward, and their transposes backward

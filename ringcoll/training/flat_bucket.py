@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.runtime.work import Work
+from ringcoll.training.gradient_buckets import move_gradient
 
 __all__ = ["FlatBucket"]
 
@@ -156,12 +157,7 @@ class FlatBucket:
         if self.grad is None:
             self.grad = torch.zeros_like(self.flat)
             self.grad_views = self.views(self.grad)
-        param, view = self.params[index], self.grad_views[index]
-        if param.grad is None:
-            view.zero_()
-        elif param.grad.data_ptr() != view.data_ptr():
-            view.copy_(param.grad)
-        param.grad = view
+        move_gradient(self.params[index], self.grad_views[index])
         self.missing.discard(index)
 
     def launch(self) -> None:

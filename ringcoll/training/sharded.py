@@ -74,9 +74,9 @@ from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, BackwardError
 from ringcoll.training.checks import check_dense, check_same_kinds
-from ringcoll.training.data_parallel import assign_buckets
 from ringcoll.training.flat import begin_alike
 from ringcoll.training.flat_bucket import FlatBucket
+from ringcoll.training.gradient_buckets import assign_buckets
 from ringcoll.training.state_bytes import ModelStates, storage_nbytes
 
 __all__ = ["ShardedAdamW"]
