@@ -20,6 +20,7 @@
 `pipeline_messages`   the messages that a schedule asks for
 `pipeline_agreement`  what the ranks compare before they send
 `sharded`             AdamW whose state, gradients and parameters are sharded (ZeRO)
+`gather_ahead`        parameters are whole when a module needs them
 `flat_bucket`         buckets of parameters, of which each rank owns a shard
 `state_bytes`         bytes of parameters, gradients and optimizer state
 `mesh`                data, pipeline and tensor parallel at once
