@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import gc
+import inspect
 import sys
 import threading
 import time
