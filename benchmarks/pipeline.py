@@ -26,7 +26,8 @@ from ringcoll.bench import Meeting, alternate, summarize
 from ringcoll.launch.processes import Ranks
 from ringcoll.training.models import mlp, stages
 from ringcoll.training.pipeline import Pipeline
-from ringcoll.training.pipeline_schedule import SCHEDULES, bubble, peak_activations
+from ringcoll.training.pipeline_check import bubble, peak_activations
+from ringcoll.training.pipeline_orders import SCHEDULES
 
 TORCH = "torch 1F1B"
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import weakref
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,11 @@ from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system import streams
 from ringcoll.transport import catalogue
+from ringcoll.transport.base import Handle, Message
 
 __all__ = [
+    "OWN_TAG",
+    "MessageWork",
     "OwnGroup",
     "abort",
     "as_group",
@@ -27,12 +30,16 @@ __all__ = [
     "communicator",
     "group_rank",
     "known",
+    "time_limit_s",
     "use",
 ]
 
 _log = logging.getLogger("ringcoll")
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 _ANY_GPU = torch.device("cuda")
+OWN_TAG = 1 << 31
+"""Mixed into tags of messages from rank to rank, apart from operations' tags of 31 bits."""
+
 # By group, without keeping it alive. A plain dictionary, because a look-up has to be quick.
 _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
 _making = threading.Lock()
@@ -41,10 +48,32 @@ _asked: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictiona
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
+class MessageWork(NamedTuple):
+    """A message of an `OwnGroup` that is on its way."""
+
+    member: Communicator
+    handle: Handle
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the message is complete, at most the group's time limit by default.
+
+        Raises
+        ------
+        CollectiveTimeoutError, PeerLostError
+            The peer did not come, or has left.
+        """
+        limit_s = self.member.timeout_s if timeout is None else timeout.total_seconds()
+        self.member.transport.wait(self.handle, limit_s)
+        return True
+
+
 class OwnGroup:
     """One rank of a group that torch does not know: the group brings its communicator.
 
-    ``members`` are all communicators of the rank; `on` may add communicators.
+    ``members`` are all communicators of the rank; `on` may add communicators. `isend` and `irecv`
+    are as those of ``torch.distributed``, in which a process group of torch has them. Over MPI they
+    follow the group's first collective, in which the ranks meet, and no operation runs meanwhile;
+    MPI may have fewer than 32 bits for a tag, so that tags are apart as those of two operations are.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -62,6 +91,38 @@ class OwnGroup:
     def on(self, device: torch.device) -> Communicator:
         """The communicator for tensors on a device."""
         return self.communicator
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> MessageWork:
+        """Start to send a contiguous tensor, which stays as it is until the message is complete."""
+        return self._start(tensor.device, [], [Message(dst, tensor.view(-1), tag | OWN_TAG)])
+
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> MessageWork:
+        """Start to receive into a contiguous tensor; messages of a tag arrive in order."""
+        return self._start(tensor.device, [Message(src, tensor.view(-1), tag | OWN_TAG)], [])
+
+    def _start(
+        self, device: torch.device, receives: list[Message], sends: list[Message]
+    ) -> MessageWork:
+        member = self.on(device)
+        return MessageWork(member, *member.transport.post(receives, sends))
+
+    def first_sender(self, tag: int, timeout_s: float) -> int:
+        """Wait for a message of a tag that is not received yet; return the rank that has sent it.
+
+        Raises
+        ------
+        ArgumentError
+            The group cannot look for messages of any rank.
+        CollectiveTimeoutError, PeerLostError
+            No rank has sent within ``timeout_s`` seconds, or a rank has left.
+        """
+        raise ArgumentError(
+            "the group cannot receive from any rank",
+            rank=self.rank(),
+            argument="group",
+            expected="a process group of torch, or a LocalGroup",
+            got=type(self).__name__,
+        )
 
     def close(self, drain_s: float = 0.0) -> None:
         """Release the group's resources, on all its ranks; the group cannot be used any more.
@@ -223,7 +284,7 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
 
 def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     rank, world_size = group.rank(), group.size()
-    timeout_s = _timeout_s(group)
+    timeout_s = time_limit_s(group)
     if device.type not in ("cpu", "cuda"):
         raise ArgumentError(
             "tensors on this device cannot be sent",
@@ -252,7 +313,10 @@ def _private(store: dist.Store) -> dist.Store:
     return store
 
 
-def _timeout_s(group: dist.ProcessGroup) -> float:
+def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:
+    """Time limit, in seconds, of the group's operations that have no time limit of their own."""
+    if isinstance(group, OwnGroup):
+        return group.communicator.timeout_s
     for device in group._device_types:
         options = getattr(group._get_backend(device), "options", None)
         if options is not None and options._timeout > timedelta(0):

@@ -6,13 +6,21 @@
 `checks`              what all ranks look at together before and during training
 `whole`               parameters of a whole model, put together
 `data_parallel`       data-parallel training, to read and to use
+`average`             averages of gradients, parameter by parameter
+`gradient_buckets`    gradients that are averaged together
+`ddp_hook`            gradients of torch's DistributedDataParallel
 `tensor_parallel`     layers, and tokens between them, split over the ranks
+`split_layers`        layers of which each rank holds a piece
+`conjugate`           collectives forward, and their transposes backward
 `ring_attention`      attention over sequences that are split over the ranks
 `pipeline`            pipeline-parallel training: runs a schedule
-`pipeline_schedule`   schedules of a pipeline as data; pure: no torch
-`pipeline_messages`   point-to-point messages, and what a schedule sends
+`pipeline_schedule`   the schedule of a pipeline as data; pure: no torch
+`pipeline_orders`     GPipe, 1F1B, interleaved 1F1B and zero-bubble; pure
+`pipeline_check`      what is read from a schedule: a proof, a drawing; pure
+`pipeline_messages`   the messages that a schedule asks for
 `pipeline_agreement`  what the ranks compare before they send
 `sharded`             AdamW whose state, gradients and parameters are sharded (ZeRO)
+`gather_ahead`        parameters are whole when a module needs them
 `flat_bucket`         buckets of parameters, of which each rank owns a shard
 `state_bytes`         bytes of parameters, gradients and optimizer state
 `mesh`                data, pipeline and tensor parallel at once
@@ -23,7 +31,7 @@
 `compressors`         the largest elements, numbers of 8 bits, low rank
 `straggler`           a rank that is slow on purpose
 `phases`              phases of a step, and waits between two ranks, for `ringcoll.trace`
-`messages`            messages between two ranks, for gossip and the server
+`messages`            messages between two ranks
 `flat`                the parameters of a module as a flat tensor
 `task`                what is trained: a model, its data, and how it learns
 `trainer`             one shape for all of these systems

@@ -1,8 +1,10 @@
-"""What all ranks look at together before and during training."""
+"""What ranks look at before and during training, most of it together."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -11,9 +13,9 @@ from torch import Tensor, nn
 
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
-from ringcoll.errors import MismatchError, TrainingError
+from ringcoll.errors import ArgumentError, MismatchError, TrainingError
 
-__all__ = ["check_finite", "check_same"]
+__all__ = ["check_dense", "check_finite", "check_same", "check_same_kinds"]
 
 
 def _hash(module: nn.Module) -> str:
@@ -60,6 +62,45 @@ def check_same(module: nn.Module, group: Any = None) -> None:
         )
 
 
+def check_same_kinds(module: nn.Module, group: Any = None) -> None:
+    """Make sure that parameters and buffers are of one kind on all ranks; values may differ.
+
+    Parameters
+    ----------
+    module
+        The model of this rank.
+    group
+        Group of the ranks that train together; ``None`` for the default group.
+
+    Raises
+    ------
+    ArgumentError
+        Some rank has another name, shape or dtype than rank 0, or needs a gradient where rank 0
+        does not; all ranks raise it.
+    """
+    kinds = {"parameter": module.named_parameters(), "buffer": module.named_buffers()}
+    own = [
+        f"{name}: {kind} {tuple(item.shape)} {item.dtype} requires_grad={item.requires_grad}"
+        for kind, items in kinds.items()
+        for name, item in items
+    ]
+    text = torch.frombuffer(bytearray(json.dumps(own), "utf-8"), dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(as_group(group).size())]
+    api.all_gather(lengths, torch.tensor([text.numel()]), group)
+    texts = [torch.empty(int(length), dtype=torch.uint8) for length in lengths]
+    api.all_gather(texts, text, group)
+    first, *others = (json.loads(bytes(item.tolist())) for item in texts)
+    for rank, theirs in enumerate(others, start=1):
+        for expected, got in zip_longest(first, theirs, fillvalue="nothing"):
+            if expected != got:
+                raise ArgumentError(
+                    f"rank {rank} has another module than rank 0",
+                    argument="module",
+                    expected=expected,
+                    got=got,
+                )
+
+
 def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
     """Make sure that the loss is finite on all ranks; they stop at the same step.
 
@@ -85,4 +126,15 @@ def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
     if int(bad) < member.size():
         raise TrainingError(
             f"rank {member.rank()}: the loss of rank {int(bad)} is not finite in step {step}"
+        )
+
+
+def check_dense(grad: Tensor, name: str) -> None:
+    """Raise `ArgumentError` if the gradient of a parameter is sparse; ``name`` is the parameter's."""
+    if grad.layout is not torch.strided:
+        raise ArgumentError(
+            f"the gradient of parameter {name} is not dense",
+            argument="module",
+            expected=torch.strided,
+            got=grad.layout,
         )

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.runtime.work import Work
+from ringcoll.training.gradient_buckets import move_gradient
 
 __all__ = ["FlatBucket"]
 
@@ -36,7 +37,7 @@ class FlatBucket:
     Parameters
     ----------
     named
-        Names and parameters; they become views of the flat tensor, with rank 0's values.
+        Names and parameters; they become views of the flat tensor.
     group, stage, mixed
         As for `ShardedAdamW`.
     """
@@ -58,7 +59,6 @@ class FlatBucket:
         self.own = slice(member.rank() * self.shard_numel, (member.rank() + 1) * self.shard_numel)
         values = [param.detach() for param in self.params]
         whole = self.laid_out(values, values[0].dtype)
-        api.broadcast(whole, group=group, group_src=0)
         self.flat = whole if mixed is None else whole.to(mixed)
         own = self.flat[self.own]
         self.shard = own.clone() if stage == 3 else own  # of the parameters
@@ -157,12 +157,7 @@ class FlatBucket:
         if self.grad is None:
             self.grad = torch.zeros_like(self.flat)
             self.grad_views = self.views(self.grad)
-        param, view = self.params[index], self.grad_views[index]
-        if param.grad is None:
-            view.zero_()
-        elif param.grad.data_ptr() != view.data_ptr():
-            view.copy_(param.grad)
-        param.grad = view
+        move_gradient(self.params[index], self.grad_views[index])
         self.missing.discard(index)
 
     def launch(self) -> None:

@@ -48,7 +48,7 @@ from torch import nn
 
 from ringcoll.errors import ArgumentError
 from ringcoll.training.flat import FlatParameters, begin_alike
-from ringcoll.training.messages import messages_of
+from ringcoll.training.messages import Messages
 
 __all__ = [
     "GRAPHS",
@@ -215,7 +215,7 @@ class Gossip:
         *,
         timeout_s: float = 300.0,
     ) -> None:
-        self._messages = messages_of(group, timeout_s)
+        self._messages = Messages(group, timeout_s)
         k = self._messages.world_size
         self._matrices = [mixing_matrix(graph, k, step) for step in range(period(graph, k))]
         for matrix in self._matrices:

@@ -31,10 +31,11 @@ from torch import Tensor
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError
 from ringcoll.training.data_parallel import average_gradients
+from ringcoll.training.messages import tie
 from ringcoll.training.models import Transformer, stages
 from ringcoll.training.phases import phase
-from ringcoll.training.pipeline import Pipeline, tie
-from ringcoll.training.pipeline_schedule import SCHEDULES
+from ringcoll.training.pipeline import Pipeline
+from ringcoll.training.pipeline_orders import SCHEDULES
 from ringcoll.training.tensor_parallel import tensor_parallel, vocabulary_loss
 
 __all__ = ["AXES", "Mesh", "ParallelTransformer"]

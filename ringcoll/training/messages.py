@@ -1,19 +1,19 @@
-"""Messages between two ranks, for training that is out of lock-step.
+"""Messages between two ranks, for training in which not all ranks meet.
 
-Problem: a collective makes all ranks meet. In gossip a rank meets its neighbours only, and a
-parameter server talks to the worker that is ready. Both need a message between two ranks, and the
-server needs a receive from whichever rank sends first.
+Problem: a collective makes all ranks meet. In a pipeline and in gossip a rank meets its neighbours
+only, and a parameter server talks to the worker that is ready. They need a message between two
+ranks, and the server needs a receive from whichever rank sends first.
 
-============================ ===========================================================
-group                        messages
-============================ ===========================================================
-process group of torch       ``torch.distributed.isend`` and ``irecv``, with a tag of
-                             their own; on the backend ``ringcoll``, or on gloo
-`LocalGroup` (`run_threads`) a mailbox for each rank, in memory
-============================ ===========================================================
+===================================  =========================================================
+group                                messages
+===================================  =========================================================
+process group of torch               ``torch.distributed.isend`` and ``irecv``; on the backend
+                                     ``ringcoll``, or on gloo
+`LocalGroup`, `ringcoll.mpi_group`   ``isend`` and ``irecv`` of the group
+===================================  =========================================================
 
-The receiver knows the length of a message, and messages from one rank to another arrive in the order
-in which they were sent. Every wait has a time limit. A rank that waits for a peer that has left gets
+The receiver knows the length of a message, and messages with the same tag arrive in the order in
+which they were sent. Every wait has a time limit. A rank that waits for a peer that has left gets
 `PeerLostError` at once, or `CollectiveTimeoutError` at the time limit: gloo notices the end of a
 connection, but not in a receive from any rank. After an error the group's messages are over.
 
@@ -24,38 +24,61 @@ messages too, so that each rank would wait for all others, which is what gossip 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from functools import partial, reduce
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives.groups import as_group
-from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
+from ringcoll.collectives.groups import OwnGroup, as_group, time_limit_s
+from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.training.phases import waiting
-from ringcoll.transport.local import Hub, LocalTransport
 
-__all__ = ["LocalMessages", "Messages", "TorchMessages", "messages_of"]
+__all__ = ["Messages", "tie"]
 
-_TAG = 0x6F55  # any number that the user's own messages are unlikely to have
+_TAG = 0x6F55  # the first tag; any number that the user's own messages are unlikely to have
 
 
-class Messages(Protocol):
+class Messages:
     """Point-to-point messages of one rank.
+
+    Parameters
+    ----------
+    group
+        A process group of torch, a `LocalGroup`, a group of `ringcoll.mpi_group` that has run a
+        collective, or ``None`` for the default group.
+    timeout_s
+        Time limit of each wait, in seconds; by default the group's.
 
     Attributes
     ----------
     rank, world_size
         This rank, and the number of ranks.
+
+    Raises
+    ------
+    ArgumentError
+        The time limit is not positive, or there is no such group.
     """
 
-    rank: int
-    world_size: int
+    def __init__(self, group: Any = None, timeout_s: float | None = None) -> None:
+        self._group = member = as_group(group)
+        self.rank, self.world_size = member.rank(), member.size()
+        self._timeout_s = time_limit_s(member) if timeout_s is None else timeout_s
+        if self._timeout_s <= 0:
+            raise ArgumentError(
+                "must be positive",
+                rank=self.rank,
+                argument="timeout_s",
+                expected="> 0 s",
+                got=timeout_s,
+            )
 
-    def send(self, tensor: Tensor, dst: int) -> Callable[[], None]:
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> Callable[[], None]:
         """Start to send a tensor; the tensor stays as it is until the returned function was called.
 
         Parameters
@@ -64,15 +87,39 @@ class Messages(Protocol):
             Any shape, contiguous.
         dst
             Rank in the group that receives the tensor.
+        tag
+            Number of the message.
 
         Returns
         -------
         callable
             Waits until the tensor was sent; raises as `recv`.
         """
-        ...
+        group, tag = self._group, _TAG + tag
+        start: Callable[[], Any] = (
+            partial(group.isend, tensor, dst, tag)
+            if isinstance(group, OwnGroup)
+            else partial(dist.isend, tensor, group=group, group_dst=dst, tag=tag)
+        )
+        return self._started(start, f"send to rank {dst}", dst)
 
-    def recv(self, tensor: Tensor, src: int | None = None) -> int:
+    def receive(self, tensor: Tensor, src: int, tag: int = 0) -> Callable[[], None]:
+        """Start to receive into a tensor; parameters as for `recv`.
+
+        Returns
+        -------
+        callable
+            Waits until the tensor was received; raises as `recv`.
+        """
+        group, tag = self._group, _TAG + tag
+        start: Callable[[], Any] = (
+            partial(group.irecv, tensor, src, tag)
+            if isinstance(group, OwnGroup)
+            else partial(dist.irecv, tensor, group=group, group_src=src, tag=tag)
+        )
+        return self._started(start, f"receive from rank {src}", src)
+
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
         """Receive into a tensor; return the rank in the group that has sent it.
 
         Parameters
@@ -80,7 +127,10 @@ class Messages(Protocol):
         tensor
             As many elements as were sent, of the same dtype; contiguous.
         src
-            Rank in the group that sends; ``None`` for the rank whose message comes first.
+            Rank in the group that sends; ``None`` for the rank whose message comes first, which
+            a group of `ringcoll.mpi_group` cannot do.
+        tag
+            Number of the message.
 
         Raises
         ------
@@ -89,136 +139,85 @@ class Messages(Protocol):
         PeerLostError
             A rank has left.
         """
-        ...
+        group = self._group
+        if src is None:
+            with waiting(None, group) as awaited, self._typed_errors("receive from any rank", None):
+                if isinstance(group, OwnGroup):
+                    awaited.peer = src = group.first_sender(_TAG + tag, self._timeout_s)
+                else:
+                    work: Any = dist.irecv(tensor, group=group, tag=_TAG + tag)
+                    work.wait(timedelta(seconds=self._timeout_s))
+                    awaited.peer = src = int(work._source_rank())
+                    return src
+        self.receive(tensor, src, tag)()
+        return src
 
-
-def messages_of(group: Any, timeout_s: float) -> Messages:
-    """The messages of this rank in a group.
-
-    Parameters
-    ----------
-    group
-        A process group of torch, a `LocalGroup`, or ``None`` for the default group.
-    timeout_s
-        Time limit of each wait, in seconds.
-
-    Raises
-    ------
-    ArgumentError
-        The time limit is not positive, or the group has no messages between two ranks.
-    """
-    member = as_group(group)
-    if timeout_s <= 0:
-        raise ArgumentError(
-            "must be positive",
-            rank=member.rank(),
-            argument="timeout_s",
-            expected="> 0 s",
-            got=timeout_s,
-        )
-    if isinstance(member, dist.ProcessGroup):
-        return TorchMessages(member, timeout_s)
-    transport = member.communicator.transport
-    if isinstance(transport, LocalTransport):
-        return LocalMessages(transport, timeout_s)
-    raise ArgumentError(
-        "the group has no messages between two ranks",
-        rank=member.rank(),
-        argument="group",
-        expected="a process group of torch, or a LocalGroup",
-        got=type(group).__name__,
-    )
-
-
-class TorchMessages:
-    """Messages over a process group of torch; see `Messages` and `messages_of`."""
-
-    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
-        self._group, self._timeout_s = group, timeout_s
-        self.rank, self.world_size = group.rank(), group.size()
-
-    def send(self, tensor: Tensor, dst: int) -> Callable[[], None]:
-        """Start to send; see `Messages.send`."""
-        with self._typed_errors(f"send to rank {dst}", dst):
-            work = dist.isend(tensor, group=self._group, group_dst=dst, tag=_TAG)
+    def _started(self, start: Callable[[], Any], purpose: str, peer: int) -> Callable[[], None]:
+        """Start a message; return the function that waits for it."""
+        with self._typed_errors(purpose, peer):
+            work = start()
 
         def wait() -> None:
-            self._wait(work, f"send to rank {dst}", dst)
+            with waiting(peer, self._group), self._typed_errors(purpose, peer):
+                work.wait(timedelta(seconds=self._timeout_s))
 
         return wait
 
-    def recv(self, tensor: Tensor, src: int | None = None) -> int:
-        """Receive; see `Messages.recv`."""
-        what = "receive from " + ("any rank" if src is None else f"rank {src}")
-        with self._typed_errors(what, src):
-            work: Any = dist.irecv(tensor, group=self._group, group_src=src, tag=_TAG)
-        return self._wait(work, what, src)
-
-    def _wait(self, work: Any, what: str, peer: int | None) -> int:
-        """Wait for a message; return the rank at its other end."""
-        with waiting(peer, self._group) as awaited, self._typed_errors(what, peer):
-            work.wait(timedelta(seconds=self._timeout_s))
-            awaited.peer = other = int(work._source_rank()) if peer is None else peer
-        return other
-
     @contextmanager
-    def _typed_errors(self, what: str, peer: int | None) -> Iterator[None]:
+    def _typed_errors(self, purpose: str, peer: int | None) -> Iterator[None]:
         """Raise the library's errors in place of gloo's: a rank is late, or has left."""
         begin_s = time.monotonic()
         try:
             yield
         except RuntimeError as error:
-            is_late = time.monotonic() - begin_s >= self._timeout_s
-            kind = CollectiveTimeoutError if is_late else PeerLostError
+            kind = type(error) if isinstance(error, TransportError) else PeerLostError
+            if time.monotonic() - begin_s >= self._timeout_s:
+                kind = CollectiveTimeoutError
             raise kind(
-                f"rank {self.rank} waited to {what}, at most {self._timeout_s:g} s: {error}",
+                f"rank {self.rank} waited to {purpose}, at most {self._timeout_s:g} s: {error}",
                 peer=peer,
             ) from error
 
 
-_mailboxes: WeakKeyDictionary[Hub, list[list[tuple[int, Tensor]]]] = WeakKeyDictionary()
+def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> None:
+    """Sum the gradients of a parameter that several ranks hold, such as a tied embedding.
 
+    Call it on those ranks, after the step of the pipeline. With equal copies at first and the same
+    optimizer, the copies stay equal to the last bit: each rank adds the gradients in the order of
+    the ranks.
 
-class LocalMessages:
-    """Messages between threads of a process; see `Messages` and `messages_of`."""
+    Parameters
+    ----------
+    param
+        This rank's copy, of the same shape and dtype on all ranks that hold a copy. Its ``.grad``
+        is overwritten; ``None`` counts as zeros.
+    ranks
+        The ranks of the group that hold a copy; a single rank needs no messages.
+    group
+        As for `Messages`.
 
-    def __init__(self, transport: LocalTransport, timeout_s: float) -> None:
-        self._hub, self._timeout_s = transport.hub, timeout_s
-        self.rank, self.world_size = transport.rank, transport.world_size
-        with self._hub.condition:
-            empty: list[list[tuple[int, Tensor]]] = [[] for _ in range(self.world_size)]
-            self._boxes = _mailboxes.setdefault(self._hub, empty)
-
-    def send(self, tensor: Tensor, dst: int) -> Callable[[], None]:
-        """Put a copy into the mailbox of a rank; see `Messages.send`."""
-        with self._hub.condition:
-            self._boxes[dst].append((self.rank, tensor.detach().clone()))
-            self._hub.condition.notify_all()
-        return lambda: None
-
-    def recv(self, tensor: Tensor, src: int | None = None) -> int:
-        """Take the first message that fits out of the own mailbox; see `Messages.recv`."""
-        box, hub = self._boxes[self.rank], self._hub
-
-        def first() -> int | None:
-            fits = (i for i, (sender, _) in enumerate(box) if src in (None, sender))
-            return next(fits, None)
-
-        with waiting(src) as awaited, hub.condition:
-            hub.condition.wait_for(
-                lambda: first() is not None or bool(hub.aborted), self._timeout_s
-            )
-            index = first()
-            if index is not None:
-                sender, message = box.pop(index)
-                awaited.peer = sender
-        if index is None:
-            peer = "any rank" if src is None else f"rank {src}"
-            if hub.aborted:
-                raise PeerLostError(hub.aborted, peer=src)
-            raise CollectiveTimeoutError(
-                f"rank {self.rank} received nothing from {peer} within {self._timeout_s:g} s",
-                peer=src,
-            )
-        tensor.copy_(message)
-        return sender
+    Raises
+    ------
+    ArgumentError
+        This rank is not among the ranks, or a rank is repeated or not in the group.
+    """
+    messages = Messages(group)
+    rank, world_size, peers = messages.rank, messages.world_size, sorted(set(ranks))
+    is_among = rank in peers and len(peers) == len(ranks)
+    if not is_among or not 0 <= peers[0] <= peers[-1] < world_size:
+        raise ArgumentError(
+            "the ranks cannot share a parameter",
+            rank=rank,
+            argument="ranks",
+            expected=f"different ranks below {world_size}, among them {rank}",
+            got=list(ranks),
+        )
+    grads = {peer: torch.zeros_like(param, memory_format=torch.contiguous_format) for peer in peers}
+    if param.grad is not None:
+        grads[rank].copy_(param.grad)
+    others = [peer for peer in peers if peer != rank]
+    waits = [messages.receive(grads[peer], peer) for peer in others]
+    waits += [messages.send(grads[rank], peer) for peer in others]
+    for wait in waits:
+        wait()
+    param.grad = reduce(torch.add, grads.values())

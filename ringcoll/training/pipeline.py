@@ -22,7 +22,7 @@ Assumptions: a stage takes one tensor and returns one tensor of floating-point n
 shape for each micro-batch. The loss is a mean over the samples; a batch norm sees micro-batches.
 The transport moves all posted messages, in any order: gloo, threads and MPI do, NCCL does not.
 
-Source: the papers of `ringcoll.training.pipeline_schedule`.
+Source: the papers of `ringcoll.training.pipeline_orders`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError
 from ringcoll.training.phases import phase
 from ringcoll.training.pipeline_agreement import agree_on_batch, agree_on_schedule
-from ringcoll.training.pipeline_messages import Mailbox, tie
+from ringcoll.training.pipeline_messages import Mailbox
 from ringcoll.training.pipeline_schedule import Action, Kind, PipelineSchedule, consumed, produced
 
-__all__ = ["Pipeline", "PipelineReport", "tie"]
+__all__ = ["Pipeline", "PipelineReport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Pipeline:
     --------
     >>> import torch, ringcoll
     >>> from ringcoll.training.pipeline import Pipeline
-    >>> from ringcoll.training.pipeline_schedule import one_f_one_b
+    >>> from ringcoll.training.pipeline_orders import one_f_one_b
     >>> def rank_main(group):
     ...     stage = torch.nn.Linear(1, 1, bias=False)
     ...     torch.nn.init.constant_(stage.weight, group.rank() + 2.0)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.training.pipeline_schedule import PipelineSchedule, check
+from ringcoll.training.pipeline_check import check
+from ringcoll.training.pipeline_schedule import PipelineSchedule
 
 __all__ = ["agree_on_batch", "agree_on_schedule"]
 

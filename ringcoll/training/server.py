@@ -40,7 +40,7 @@ from torch.optim import Optimizer
 
 from ringcoll.errors import ArgumentError
 from ringcoll.training.flat import FlatParameters, begin_alike
-from ringcoll.training.messages import Messages, messages_of
+from ringcoll.training.messages import Messages
 from ringcoll.training.phases import phase
 
 __all__ = ["SERVER", "ParameterServer", "ServerWorker"]
@@ -112,7 +112,7 @@ class ParameterServer:
         staleness: int | None = None,
         timeout_s: float = 300.0,
     ) -> None:
-        self._messages = messages_of(group, timeout_s)
+        self._messages = Messages(group, timeout_s)
         _check_role(self._messages, is_server=True)
         if staleness is not None and staleness < 0:
             raise ArgumentError(
@@ -203,7 +203,7 @@ class ServerWorker:
     """
 
     def __init__(self, module: nn.Module, group: Any = None, *, timeout_s: float = 300.0) -> None:
-        self._messages = messages_of(group, timeout_s)
+        self._messages = Messages(group, timeout_s)
         _check_role(self._messages, is_server=False)
         self._params = FlatParameters(module)
         self._incoming = self._params.read()

@@ -61,20 +61,22 @@ Parallel", VLDB 2023 (flat parameters, freed storage, gathering ahead); Loshchil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, BackwardError
-from ringcoll.training.data_parallel import _check_dense, _check_same, assign_buckets
+from ringcoll.training.checks import check_dense, check_same_kinds
+from ringcoll.training.flat import begin_alike
 from ringcoll.training.flat_bucket import FlatBucket
+from ringcoll.training.gather_ahead import gather_for_modules
+from ringcoll.training.gradient_buckets import assign_buckets
 from ringcoll.training.state_bytes import ModelStates, storage_nbytes
 
 __all__ = ["ShardedAdamW"]
@@ -82,9 +84,6 @@ __all__ = ["ShardedAdamW"]
 _BUCKET_BYTES = 25 << 20  # as in torch's DistributedDataParallel
 _MOST_REDUCING = 2  # buckets on their way while the gradients of the next are computed
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of AdamW's averages
-
-_Recent = tuple[FlatBucket | None, FlatBucket | None]
-"""The last two buckets that were used; ``None`` before the first."""
 
 
 class ShardedAdamW:
@@ -180,12 +179,10 @@ class ShardedAdamW:
         for name, param in named:
             wanted = f"a floating-point dtype of parameter {name}"
             self._require("module", param.is_floating_point(), wanted, param.dtype)
-        _check_same(module, group)
-        frozen = [param for param in module.parameters() if not param.requires_grad]
-        for tensor in (*frozen, *module.buffers()):
-            api.broadcast(tensor.detach(), group=group, group_src=0)
-        for param in frozen if mixed is not None else ():
-            if param.is_floating_point():
+        check_same_kinds(module, group)
+        begin_alike(module, group)
+        for param in module.parameters() if mixed is not None else ():
+            if param.is_floating_point() and not param.requires_grad:
                 param.data = param.data.to(mixed)
         self.group, self.stage, self.max_norm = group, stage, max_norm
         self.last_norm: float | None = None
@@ -200,10 +197,7 @@ class ShardedAdamW:
         )
         self._launched = 0  # number of buckets of this step that are reduced, or on their way
         self._syncing = True
-        self._recent: _Recent = (None, None)
-        self._followers: dict[_Recent, FlatBucket] = {}  # the bucket that came next, last time
-        module.register_forward_pre_hook(lambda *_: self._begin_forward())
-        self._watch_modules(module)
+        gather_for_modules(module, self._buckets, stage)
         for bucket in self._buckets:
             for index in range(len(bucket.params)):
                 self._watch_gradient(bucket, index)
@@ -364,72 +358,12 @@ class ShardedAdamW:
 
     # --- hooks
 
-    def _begin_forward(self) -> None:
-        """Forget the calls of an earlier forward, which may have failed."""
-        self._recent = (None, None)
-        for bucket in self._buckets:
-            bucket.num_calls, bucket.is_in_backward = 0, False
-
-    def _watch_modules(self, root: nn.Module) -> None:
-        """Let each module that has parameters get them before its forward and its backward."""
-        for module in root.modules():
-            if any(param.requires_grad for param in module.parameters(recurse=False)):
-                read = {id(param) for param in module.parameters()}
-                buckets = [
-                    bucket
-                    for bucket in reversed(self._buckets)
-                    if any(id(param) in read for param in bucket.params)
-                ]
-                self._watch_module(module, buckets)
-
-    def _watch_module(self, module: nn.Module, buckets: Sequence[FlatBucket]) -> None:
-        module.register_forward_pre_hook(lambda *_: self._enter(buckets))
-        if self.stage == 3:
-            module.register_forward_hook(
-                lambda _module, _inputs, outputs: self._leave(buckets, outputs)
-            )
-
-    def _enter(self, buckets: Sequence[FlatBucket], *, backward: bool = False) -> None:
-        """Make the parameters of some buckets whole, and gather the next bucket ahead."""
-        ahead = None
-        for bucket in buckets:
-            bucket.num_calls += not backward
-            bucket.is_in_backward |= backward
-            ahead = self._follower(bucket)
-        if self.stage == 3:
-            for bucket in self._buckets:
-                is_used = bucket.num_calls or bucket.is_in_backward or bucket is ahead
-                if bucket.is_whole and not is_used:
-                    bucket.free()
-        for bucket in buckets:
-            bucket.gather()
-        if ahead is not None:
-            ahead.gather()
-        for bucket in buckets:
-            bucket.wait_for_gather()
-
-    def _follower(self, bucket: FlatBucket) -> FlatBucket | None:
-        """The bucket that was used next when these two were used last, forward or backward."""
-        if bucket is not self._recent[-1]:
-            self._followers[self._recent] = bucket
-            self._recent = (self._recent[-1], bucket)
-        return self._followers.get(self._recent)
-
-    def _leave(self, buckets: Sequence[FlatBucket], outputs: object) -> None:
-        """After a module's forward: its parameters may be freed until its backward begins."""
-        for bucket in buckets:
-            bucket.num_calls -= 1
-        tensors: list[Any] = [item for item in tree_leaves(outputs) if isinstance(item, Tensor)]
-        for tensor in tensors:  # torch has no types for this method
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _: self._enter(buckets, backward=True))
-
     def _watch_gradient(self, bucket: FlatBucket, index: int) -> None:
         """Let a bucket take a parameter's gradient when backward has computed it."""
 
         def arrived(param: Tensor) -> None:
             assert param.grad is not None
-            _check_dense(param.grad, bucket.names[index])
+            check_dense(param.grad, bucket.names[index])
             if self._syncing:
                 if index not in bucket.missing:
                     raise BackwardError(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ringcoll.training.mesh import Mesh, ParallelTransformer
+from ringcoll.training.messages import tie
 from ringcoll.training.models import Transformer, next_token_loss, stages
 from ringcoll.training.phases import phase
-from ringcoll.training.pipeline import Pipeline, tie
-from ringcoll.training.pipeline_schedule import SCHEDULES
+from ringcoll.training.pipeline import Pipeline
+from ringcoll.training.pipeline_orders import SCHEDULES
 from ringcoll.training.task import Task
 from ringcoll.training.tensor_parallel import tensor_parallel, vocabulary_loss
 from ringcoll.training.trainer import Setup, Trainer, require

@@ -13,25 +13,8 @@ row    columns r of W       ``y = sum_r x_r W_r^T``:      ``dx_r = dy W_r``
 
 A column layer followed by a row layer needs no collective between them, as what one leaves split
 the other one takes split. So a perceptron, and attention by heads, cost one all-reduce forward
-and one backward, each of the layer's activations: batch x tokens x width numbers.
-
-Where a rank only copies its input forward, gradients are added up backward, and the other way
-round; a gather forward is a reduce-scatter backward. Each such pair is one function here:
-
-====================  ==================================  ==================================
-function              forward                             backward
-====================  ==================================  ==================================
-`copied`              identity                            all-reduce
-`reduced`             all-reduce                          identity
-`gathered`            all-gather along a dimension        this rank's slice
-`split`               this rank's slice                   all-gather
-`gathered_to_add`     all-gather along a dimension        reduce-scatter
-`reduced_and_split`   reduce-scatter along a dimension    all-gather
-====================  ==================================  ==================================
-
-They are pairs because a collective is a linear map of all ranks' inputs together, and backward
-applies its transpose: the transpose of "each rank gets a copy" is "the copies' gradients are
-added up".
+and one backward, each of the layer's activations: batch x tokens x width numbers. The layers are in
+`ringcoll.training.split_layers`, the collectives between them in `ringcoll.training.conjugate`.
 
 *Sequence parallel*: between the split layers (layer norms, the ways around) every rank would do
 the same work on the same activations. Instead each rank keeps the activations of its share of the
@@ -53,291 +36,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn import functional
 
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError
+from ringcoll.training.conjugate import (
+    copied,
+    gathered_to_add,
+    reduced,
+    reduced_and_split,
+    split,
+)
 from ringcoll.training.models import Attention, Perceptron, Transformer
-
-__all__ = [
-    "ColumnLinear",
-    "RowLinear",
-    "VocabularyEmbedding",
-    "copied",
-    "gathered",
-    "gathered_to_add",
-    "reduced",
-    "reduced_and_split",
-    "shard_of",
-    "split",
-    "tensor_parallel",
-    "vocabulary_loss",
-]
-
-
-# --- collectives, and slices, along a dimension ---------------------------------------
-
-
-def _all_reduce(tensor: Tensor, group: Any) -> Tensor:
-    total = tensor.clone(memory_format=torch.contiguous_format)
-    api.all_reduce(total, group=group)
-    return total
-
-
-def _all_gather(tensor: Tensor, group: Any, dim: int) -> Tensor:
-    piece = tensor.movedim(dim, 0).contiguous()
-    whole = piece.new_empty(as_group(group).size() * piece.shape[0], *piece.shape[1:])
-    api.all_gather_single(whole, piece, group)
-    return whole.movedim(0, dim)
-
-
-def _reduce_scatter(tensor: Tensor, group: Any, dim: int) -> Tensor:
-    whole = tensor.movedim(dim, 0).contiguous()
-    piece = whole.new_empty(whole.shape[0] // as_group(group).size(), *whole.shape[1:])
-    api.reduce_scatter_single(piece, whole, group=group)
-    return piece.movedim(0, dim)
-
-
-def _slice(tensor: Tensor, group: Any, dim: int) -> Tensor:
-    member = as_group(group)
-    return tensor.chunk(member.size(), dim)[member.rank()]
-
-
-def shard_of(tensor: Tensor, group: Any, dim: int, what: str) -> Tensor:
-    """Copy of this rank's piece of a tensor.
-
-    Parameters
-    ----------
-    tensor
-        The whole tensor.
-    group
-        Group of the ranks that share it.
-    dim
-        The dimension that is split evenly.
-    what
-        Name of that dimension, for the error.
-
-    Raises
-    ------
-    ArgumentError
-        The ranks do not divide it.
-    """
-    member = as_group(group)
-    if tensor.shape[dim] % member.size():
-        raise ArgumentError(
-            f"the {what} does not divide evenly among the ranks",
-            rank=member.rank(),
-            argument="model",
-            expected=f"a multiple of {member.size()}",
-            got=tensor.shape[dim],
-        )
-    return _slice(tensor.detach(), group, dim).clone(memory_format=torch.contiguous_format)
-
-
-# --- conjugate pairs ------------------------------------------------------------------
-
-
-class _Pair(Function):
-    """Applies one linear map forward, and its transpose backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: Tensor,
-        ahead: Callable[[Tensor], Tensor],
-        back: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        ctx.back = back
-        return ahead(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.back(grads[0]), None, None
-
-
-def _view(tensor: Tensor) -> Tensor:
-    return tensor.view_as(tensor)
-
-
-def _apply(
-    tensor: Tensor, ahead: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
-) -> Tensor:
-    output: Tensor = _Pair.apply(tensor, ahead, back)  # type: ignore[no-untyped-call]
-    return output
-
-
-def copied(tensor: Tensor, group: Any = None) -> Tensor:
-    """Use a tensor that all ranks have; ``y_r = x``, so ``dx = sum_r dy_r``."""
-    return _apply(tensor, _view, partial(_all_reduce, group=group))
-
-
-def reduced(tensor: Tensor, group: Any = None) -> Tensor:
-    """Add up over the ranks; ``y = sum_r x_r`` on each rank, which all go on alike: ``dx_r = dy``."""
-    return _apply(tensor, partial(_all_reduce, group=group), _view)
-
-
-def gathered(tensor: Tensor, group: Any = None, dim: int = -1) -> Tensor:
-    """Put slices together for ranks that go on alike; ``dx_r`` is slice r of ``dy``."""
-    return _apply(
-        tensor, partial(_all_gather, group=group, dim=dim), partial(_slice, group=group, dim=dim)
-    )
-
-
-def split(tensor: Tensor, group: Any = None, dim: int = -1) -> Tensor:
-    """Take this rank's slice of a tensor that all ranks have; ``dx`` are all ``dy_r`` in a row."""
-    return _apply(
-        tensor, partial(_slice, group=group, dim=dim), partial(_all_gather, group=group, dim=dim)
-    )
-
-
-def gathered_to_add(tensor: Tensor, group: Any = None, dim: int = 1) -> Tensor:
-    """Put slices together for ranks that go on differently; ``dx_r`` is slice r of ``sum dy``."""
-    return _apply(
-        tensor,
-        partial(_all_gather, group=group, dim=dim),
-        partial(_reduce_scatter, group=group, dim=dim),
-    )
-
-
-def reduced_and_split(tensor: Tensor, group: Any = None, dim: int = 1) -> Tensor:
-    """Add up over the ranks, and keep this rank's slice; ``dx_r`` are all ``dy`` in a row."""
-    return _apply(
-        tensor,
-        partial(_reduce_scatter, group=group, dim=dim),
-        partial(_all_gather, group=group, dim=dim),
-    )
-
-
-# --- split layers ---------------------------------------------------------------------
-
-
-class ColumnLinear(nn.Module):
-    """Rows r of a linear layer's matrix; the output is split. Its input has been `copied`."""
-
-    def __init__(self, whole: nn.Linear, group: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(shard_of(whole.weight, group, 0, "width of the layer's output"))
-        self.bias = None
-        if whole.bias is not None:
-            self.bias = nn.Parameter(shard_of(whole.bias, group, 0, "width of the layer's output"))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(..., inputs) to (..., outputs / k)."""
-        return functional.linear(inputs, self.weight, self.bias)
-
-
-class RowLinear(nn.Module):
-    """Columns r of a linear layer's matrix; the input is split, and outputs are added up.
-
-    Parameters
-    ----------
-    whole
-        The layer.
-    group
-        Group of the ranks that share it.
-    leave
-        What adds up: `reduced`, or `reduced_and_split`.
-    share
-        Whether the ranks add the bias to different tokens, so that its gradients are added up.
-    """
-
-    def __init__(
-        self,
-        whole: nn.Linear,
-        group: Any,
-        leave: Callable[[Tensor], Tensor],
-        *,
-        share: bool = False,
-    ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(shard_of(whole.weight, group, 1, "width of the layer's input"))
-        self.bias = nn.Parameter(whole.bias.detach().clone())
-        self._leave, self._group, self._share = leave, group, share
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(..., inputs / k) to (..., outputs)."""
-        bias = copied(self.bias, self._group) if self._share else self.bias
-        return self._leave(functional.linear(inputs, self.weight)) + bias
-
-
-class SharedNorm(nn.Module):
-    """A layer norm of which each rank applies a copy to its own tokens."""
-
-    def __init__(self, whole: nn.LayerNorm, group: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(whole.weight.detach().clone())
-        self.bias = nn.Parameter(whole.bias.detach().clone())
-        self._eps, self._group = whole.eps, group
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(batch, tokens / k, width) to the same."""
-        weight, bias = copied(self.weight, self._group), copied(self.bias, self._group)
-        return functional.layer_norm(inputs, weight.shape, weight, bias, self._eps)
-
-
-class VocabularyEmbedding(nn.Module):
-    """An embedding of which each rank holds the vectors of a part of the vocabulary."""
-
-    def __init__(self, whole: nn.Embedding, group: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(shard_of(whole.weight, group, 0, "vocabulary"))
-        self._first = as_group(group).rank() * len(self.weight)
-        self._group = group
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(...) to (..., width): this rank's vectors, zeros for the other ranks' tokens, added up."""
-        local = tokens - self._first
-        is_mine = (local >= 0) & (local < len(self.weight))
-        vectors = functional.embedding(local.where(is_mine, 0), self.weight)
-        return reduced(vectors * is_mine[..., None], self._group)
-
-
-class _VocabularyLoss(Function):
-    """Cross-entropy of scores that are split by vocabulary, (rows, vocabulary / k)."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, targets: Tensor, group: Any) -> Tensor:
-        largest = scores.amax(-1)
-        api.all_reduce(largest, dist.ReduceOp.MAX, group)
-        powers = (scores - largest[:, None]).exp()
-        local = targets - as_group(group).rank() * scores.shape[-1]
-        is_mine = (local >= 0) & (local < scores.shape[-1])
-        local = local.where(is_mine, 0)
-        target_scores = scores.gather(1, local[:, None])[:, 0] * is_mine
-        sums = torch.stack([powers.sum(-1), target_scores])
-        api.all_reduce(sums, group=group)
-        ctx.save_for_backward(powers / sums[0][:, None], local, is_mine)
-        return (sums[0].log() + largest - sums[1]).mean()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        shares, local, is_mine = ctx.saved_tensors
-        grad = shares.clone()  # softmax, minus one at the target
-        grad[torch.arange(len(local)), local] -= is_mine.to(grad.dtype)
-        return grad * (grads[0] / len(local)), None, None
-
-
-def vocabulary_loss(scores: Tensor, targets: Tensor, group: Any = None) -> Tensor:
-    """Mean cross-entropy; no rank ever holds all scores.
-
-    Two all-reduces: of the largest score of each token, and of two sums a token.
-
-    Parameters
-    ----------
-    scores
-        (..., vocabulary / k), this rank's part.
-    targets
-        (...), tokens of the whole vocabulary.
-    group
-        Group of the ranks that share the vocabulary.
-    """
-    flat = scores.flatten(0, -2)
-    loss: Tensor = _VocabularyLoss.apply(flat, targets.flatten(), group)  # type: ignore[no-untyped-call]
-    return loss
-
-
-# --- models ---------------------------------------------------------------------------
+from ringcoll.training.split_layers import (
+    ColumnLinear,
+    RowLinear,
+    SharedNorm,
+    VocabularyEmbedding,
+)
+
+__all__ = ["tensor_parallel", "vocabulary_loss"]
 
 
 def _before(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
@@ -427,3 +145,47 @@ def _split_embedding(model: Transformer, group: Any, enter: Callable[[Tensor], T
     scores.weight = tokens.weight  # tied, as before
     model.embedding.tokens, model.head.scores = tokens, scores  # type: ignore[assignment]
     _before(scores, enter)
+
+
+class _VocabularyLoss(Function):
+    """Cross-entropy of scores that are split by vocabulary, (rows, vocabulary / k)."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, targets: Tensor, group: Any) -> Tensor:
+        largest = scores.amax(-1)
+        api.all_reduce(largest, dist.ReduceOp.MAX, group)
+        powers = (scores - largest[:, None]).exp()
+        local = targets - as_group(group).rank() * scores.shape[-1]
+        is_mine = (local >= 0) & (local < scores.shape[-1])
+        local = local.where(is_mine, 0)
+        target_scores = scores.gather(1, local[:, None])[:, 0] * is_mine
+        sums = torch.stack([powers.sum(-1), target_scores])
+        api.all_reduce(sums, group=group)
+        ctx.save_for_backward(powers / sums[0][:, None], local, is_mine)
+        return (sums[0].log() + largest - sums[1]).mean()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        shares, local, is_mine = ctx.saved_tensors
+        grad = shares.clone()  # softmax, minus one at the target
+        grad[torch.arange(len(local)), local] -= is_mine.to(grad.dtype)
+        return grad * (grads[0] / len(local)), None, None
+
+
+def vocabulary_loss(scores: Tensor, targets: Tensor, group: Any = None) -> Tensor:
+    """Mean cross-entropy; no rank ever holds all scores.
+
+    Two all-reduces: of the largest score of each token, and of two sums a token.
+
+    Parameters
+    ----------
+    scores
+        (..., vocabulary / k), this rank's part.
+    targets
+        (...), tokens of the whole vocabulary.
+    group
+        Group of the ranks that share the vocabulary.
+    """
+    flat = scores.flatten(0, -2)
+    loss: Tensor = _VocabularyLoss.apply(flat, targets.flatten(), group)  # type: ignore[no-untyped-call]
+    return loss

@@ -30,7 +30,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.training import replicated_trainers as replicated
 from ringcoll.training import split_trainers as split
 from ringcoll.training.gossip import GRAPHS
-from ringcoll.training.pipeline_schedule import SCHEDULES
+from ringcoll.training.pipeline_orders import SCHEDULES
 from ringcoll.training.task import Task
 from ringcoll.training.trainer import Gradients, Trainer
 

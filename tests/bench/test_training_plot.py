@@ -16,13 +16,9 @@ from ringcoll.bench.training_plot import (
     timeline,
 )
 from ringcoll.errors import ArgumentError, VerificationError
-from ringcoll.training.pipeline_schedule import (
-    SCHEDULES,
-    UNIT_COSTS,
-    PipelineSchedule,
-    bubble,
-    grid,
-)
+from ringcoll.training.pipeline_check import bubble, grid
+from ringcoll.training.pipeline_orders import SCHEDULES
+from ringcoll.training.pipeline_schedule import UNIT_COSTS, PipelineSchedule
 from ringcoll.training.state_bytes import ModelStates
 
 CURVES = {

@@ -17,10 +17,12 @@ from ringcoll.bench.training import (
     TrainingResult,
 )
 from ringcoll.cli import measuring
+from ringcoll.training.state_bytes import ModelStates
 from tests.programs.started import run_program
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--epochs", "1", "--layers", "2", "--width", "16", "--bucket-bytes", "1K")
+NUMEL = 64 * 16 + 16 + 16 * 10 + 10  # parameters of that model
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ class TestOnRanks:
         assert result.exit_code == 0
         lines = result.stdout.splitlines()
         assert lines[0].startswith("64-16-10 perceptron on 1438 pictures of digits, 22 steps")
-        table = [line for line in lines if " KiB " in line]
+        table = [line for line in lines if " KiB  " in line]
         contenders = [
             f"{trainer}, {algorithm}"
             for trainer in names.split(",")
@@ -54,14 +56,48 @@ class TestOnRanks:
         assert "Every contender ends with the parameters of native, to the last bit." in lines
         assert set(oversubscribed(2)) <= set(lines)
 
-    def test_trainers_that_split_the_model(self, run):
-        names = ("tensor", "pipeline:gpipe", "pipeline:1f1b", "pipeline:zero_bubble")
+    def test_systems_that_end_where_native_does(self, run):
+        names = ("one-process", "tensor", "pipeline:gpipe", "pipeline:zero_bubble")
         result = run("train", "--trainer", ",".join(names), *SMALL)
         assert result.exit_code == 0, result.output
         rows = [line for line in result.stdout.splitlines() if line.startswith(names)]
         assert [row.split()[0] for row in rows] == list(names)
         assert {row.split()[-2] for row in rows} == {"0"}, "between ranks"
         assert max(float(row.split()[-1]) for row in rows) < 1e-5, "from native"
+
+    def test_systems_that_end_elsewhere_have_learned(self, run, tmp_path):
+        names = ["compressed:int8", "gossip:ring", "diloco", "server:async"]
+        picture = tmp_path / "loss.svg"
+        words = ("--trainer", ",".join(names), "--picture", str(picture))
+        result = run("train", *words, *SMALL, "--json")
+        assert result.exit_code == 0, result.output
+        results = json.loads(result.stdout)["results"]
+        assert [result["trainer"] for result in results] == [*names, "torch-ddp"]
+        sent = {result["trainer"]: result["nbytes_sent_per_step"] for result in results}
+        assert sent["diloco"] < sent["compressed:int8"] < sent["torch-ddp"] == 4 * NUMEL
+        assert picture.read_text().startswith("<?xml")
+
+    def test_a_sharded_optimizer_brings_adamw_and_holds_less(self, run):
+        words = ("--trainer", "sharded:3", "--bucket-bytes", "256K")
+        result = run("train", *words, *SMALL[:-2], "--json")
+        assert result.exit_code == 0, result.output
+        document = json.loads(result.stdout)
+        assert document["settings"]["optimizer"] == "adamw"
+        sharded, native = (sum(each["memory_nbytes"].values()) for each in document["results"])
+        assert native == 16 * NUMEL
+        assert sharded == pytest.approx(native / 2, rel=0.02)  # AdamW counts steps, 4 bytes
+
+    def test_a_transformer_where_a_trainer_needs_it(self, run):
+        words = ("--trainer", "3d:1x1x2,context", "--epochs", "1", "--layers", "1", "--width", "16")
+        result = run("train", *words, "--batch", "64")
+        assert result.exit_code == 0, result.output
+        lines = result.stdout.splitlines()
+        assert lines[0].startswith("transformer of 1 blocks, 16 wide on 1024 pieces of text")
+
+    def test_a_loss_that_is_not_finite_ends_all_ranks(self, run):
+        result = run("train", "--trainer", "tensor", "--lr", "1e30", *SMALL)
+        assert result.exit_code == 2
+        assert "is not finite in step " in result.output
 
     def test_an_algorithm_of_the_user(self, run, star):
         result = run("train", "--trainer", "torch-ddp", "--algorithm", f"{star}:star", *SMALL)
@@ -83,12 +119,10 @@ class TestOnRanks:
             ("torch-ddp", "native"),
         ]
         bucketed, hook, native = found["results"]
-        numel = 64 * 16 + 16 + 16 * 10 + 10
-        assert [one["nbytes_per_step"] for one in found["results"]] == [
-            2 * numel,
-            2 * numel,
-            4 * numel,
-        ]
+        numel = NUMEL
+        sent = [one["nbytes_sent_per_step"] for one in found["results"]]
+        assert sent[-1] == 4 * numel
+        assert sent[:-1] == pytest.approx([2 * numel] * 2, rel=0.02)  # and a barrier an epoch
         assert [one["between_ranks"] for one in found["results"]] == [0, 0, 0]
         assert 0 < bucketed["from_native"] < bucketed["moved"]
         assert 0 <= bucketed["overlap"] <= 1
@@ -101,7 +135,17 @@ class TestOnRanks:
 @pytest.mark.parametrize(
     "words,said",
     [
-        ("--trainer nonsense", "'nonsense' is none of per-parameter, bucketed"),
+        ("--trainer nonsense", "'nonsense' is none of one-process, per-parameter, bucketed"),
+        ("--trainer gossip:star", "'gossip:star' is none of "),
+        ("--trainer 3d:2x2", "'3d:2x2' is none of "),
+        ("--trainer tensor:2", "'tensor:2' is none of "),
+        ("-k 4 --trainer 3d:2x2x2", "the mesh has other places (expected 8, got 4)"),
+        ("--trainer context --model perceptron", "context needs another (expected transformer,"),
+        ("--trainer sharded:1 --optimizer sgd", "sharded:1 needs another (expected adamw,"),
+        ("-k 1 --trainer server:sync", "a server needs workers (expected at least 2, got 1)"),
+        ("-k 3 --trainer sequence", "they do not divide the heads (expected a divisor of 4"),
+        ("-k 5 --trainer context", "they do not share the sequences evenly"),
+        ("--picture nowhere.nothing", "'nowhere.nothing' has the ending '.nothing'"),
         ("--trainer ,", "name at least one"),
         ("--algorithm nonsense", "unknown algorithm 'nonsense'"),
         ("--algorithm ring,native", "native takes part in any case"),
@@ -112,7 +156,7 @@ class TestOnRanks:
         ("-k 4 --trainer pipeline:gpipe --layers 3", "'layers': a stage would have no layer"),
         (
             "-k 2 --trainer pipeline:1f1b --batch 3",
-            "'batch': the 4 micro-batches do not divide it for 2",
+            "'batch': the 4 micro-batches do not divide it",
         ),
         ("-k 3 --batch 480", "more samples than there are (expected at most 479, got 480)"),
     ],
@@ -135,9 +179,12 @@ def test_without_scikit_learn(run, monkeypatch):
 GOOD = TrainingResult(
     contender=Contender("bucketed", "ring"),
     epochs=(Epoch(Contender("bucketed", "ring"), 1, 0.5, 0.9),),
+    start_loss=2.0,
     steps_s=(1.0, 2.0),
-    nbytes=8,
+    nbytes_sent=8,
+    memory=ModelStates(4, 4, 0),
     overlap=0.5,
+    bubble=None,
     between_ranks=0.0,
     first=Comparison(0.0, 0.1, 1.0),
     end=Comparison(0.0, 0.5, 1.0),
@@ -149,6 +196,7 @@ BAD = {
     "at the end 0.2 from native": replace(GOOD, end=Comparison(0.2, 0.5, 1.0)),
     "at the end nan from native": replace(GOOD, end=Comparison(float("nan"), 0.5, 1.0)),
 }
+IDLE = replace(GOOD, contender=Contender("gossip:ring", "auto"), start_loss=0.5, first=None)
 
 
 @pytest.mark.parametrize("said", BAD)
@@ -158,6 +206,14 @@ def test_what_is_wrong_ends_in_status_1(run, monkeypatch, said):
     assert result.exit_code == 1
     assert f"WRONG: bucketed, ring: {said}" in result.stdout
     assert json.loads(run("train", "--json").stdout)["wrong"]
+
+
+def test_a_contender_that_has_learned_nothing_is_wrong(run, monkeypatch):
+    monkeypatch.setattr(measuring, "on_ranks", lambda *args, **options: [IDLE])
+    result = run("train")
+    assert result.exit_code == 1
+    said = "WRONG: gossip:ring: it has learned nothing: loss 0.5000, at first 0.5000"
+    assert said in result.stdout
 
 
 def test_differences_within_the_tolerance(run, monkeypatch):

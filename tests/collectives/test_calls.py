@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 import threading
@@ -59,11 +60,13 @@ def frames_before(call: Callable[[], object], posts: set[Any]) -> int:
             else:
                 entered.append(frame.f_code.co_qualname)
 
+    gc.disable()  # what it finalizes is not on the way of the call
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     assert is_posted, entered
     return len(entered) - 1
 

@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from ringcoll.collectives.groups import as_group
 from ringcoll.training.gossip import Gossip, mixing_matrix
 from ringcoll.training.local_sgd import LocalSGD, diloco
-from ringcoll.training.messages import messages_of
+from ringcoll.training.messages import Messages
 from ringcoll.training.server import ParameterServer, ServerWorker
 from tests.programs.faults import Caught, catch
 
@@ -210,7 +210,7 @@ REFERENCES: dict[str, Callable[[int, int], list[Tensor]]] = {
 
 def around(group: Any) -> list[list[float]]:
     """Each rank sends to all others, twice; received in another order, then from any rank."""
-    messages = messages_of(group, 30.0)
+    messages = Messages(group, 30.0)
     rank, others = messages.rank, [r for r in range(messages.world_size) if r != messages.rank]
     first, second = torch.full((3,), 10.0 * rank), torch.full((5,), 10.0 * rank + 1)
     waits = [messages.send(tensor, dst) for tensor in (first, second) for dst in others]
@@ -230,7 +230,7 @@ def around(group: Any) -> list[list[float]]:
 
 def late(group: Any, src: int | None) -> Caught:
     """Wait for a message that does not come."""
-    return catch(lambda: messages_of(group, 0.05).recv(torch.zeros(1), src))
+    return catch(lambda: Messages(group, 0.05).recv(torch.zeros(1), src))
 
 
 def late_on_rank_0() -> list[Caught]:
@@ -241,7 +241,7 @@ def late_on_rank_0() -> list[Caught]:
 
 def leave_alone(src: int | None, timeout_s: float) -> None:
     """Rank 1 ends its process while rank 0 waits for a message."""
-    messages = messages_of(None, timeout_s)
+    messages = Messages(None, timeout_s)
     around(None)  # the ranks are connected
     if messages.rank == 1:
         time.sleep(0.2)

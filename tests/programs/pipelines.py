@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ringcoll.training.messages import tie
 from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss, stages
-from ringcoll.training.pipeline import Pipeline, PipelineReport, tie
+from ringcoll.training.pipeline import Pipeline, PipelineReport
 from ringcoll.training.pipeline_schedule import PipelineSchedule
 
 __all__ = ["MODELS", "Trained", "in_pipeline", "in_process", "on_processes"]

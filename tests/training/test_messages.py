@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from ringcoll import run_threads
+from ringcoll import all_reduce, run_threads
 from ringcoll.collectives.groups import OwnGroup
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
 from ringcoll.launch.processes import RankError
-from ringcoll.training.messages import messages_of
+from ringcoll.training.messages import Messages
 from tests.programs import out_of_step
 from tests.programs.out_of_step import (
     REFERENCES,
@@ -46,7 +47,7 @@ def test_messages_of_processes(pool, backend: str):
 
 def test_the_sender_may_go_on_with_its_tensor():
     def rank_main(group):
-        messages = messages_of(group, 30.0)
+        messages = Messages(group, 30.0)
         if group.rank() == 0:
             tensor = torch.ones(2)
             messages.send(tensor, 1)()
@@ -65,7 +66,8 @@ def test_the_sender_may_go_on_with_its_tensor():
 def test_a_message_that_does_not_come(src: int | None):
     caught = run_threads(lambda group: late(group, src) if group.rank() == 0 else None, 2)[0]
     assert caught.kind == CollectiveTimeoutError.__name__
-    assert f"from {'any rank' if src is None else 'rank 1'} within 0.05 s" in caught.text
+    peer = "any rank" if src is None else "rank 1"
+    assert f"rank 0 waited to receive from {peer}, at most 0.05 s: no message" in caught.text
     assert caught.peer == src
 
 
@@ -86,7 +88,7 @@ def test_a_rank_that_fails_wakes_up_those_that_wait():
         if group.rank() == 1:
             raise KeyError("gone")
         try:
-            messages_of(group, 30.0).recv(torch.zeros(1))
+            Messages(group, 30.0).recv(torch.zeros(1))
         except PeerLostError as error:
             caught.append(error)
 
@@ -108,19 +110,71 @@ def test_a_process_that_ends(pool, src: int | None, timeout_s: float, kind: type
     assert kinds == {0: kind.__name__, 1: "ProcessDied"}
 
 
+def test_tags_match_in_any_order_and_within_a_tag_in_order():
+    def rank_main(group):
+        messages, peer = Messages(group), 1 - group.rank()
+        sent = [torch.tensor([10.0 * group.rank() + n]) for n in range(3)]
+        got = [torch.zeros(1) for _ in sent]
+        waits = [messages.send(sent[n], peer, tag) for n, tag in enumerate((5, 6, 5))]
+        waits += [messages.receive(got[n], peer, tag) for n, tag in enumerate((6, 5, 5))]
+        for wait in waits:
+            wait()
+        return [tensor.item() for tensor in got]
+
+    assert run_threads(rank_main, 2) == [[11.0, 10.0, 12.0], [1.0, 0.0, 2.0]]
+
+
+def test_any_rank_is_the_rank_whose_message_waits_longest():
+    def rank_main(group):
+        messages, number = Messages(group), torch.tensor([float(group.rank())])
+        for turn in (3, 1, 2):  # they send one after the other; then rank 0 receives
+            if group.rank() == turn:
+                wait = messages.send(number, 0)
+            all_reduce(torch.zeros(1), group=group)
+        if group.rank():
+            return wait()
+        return [(messages.recv(number), number.item()) for _ in range(3)]
+
+    assert run_threads(rank_main, 4)[0] == [(3, 3.0), (1, 1.0), (2, 2.0)]
+
+
+def test_messages_do_not_meet_the_operations_of_the_group():
+    """Rank 1 sends a message with the tag under which rank 0 waits for it in an all-reduce."""
+
+    def rank_main(group):
+        tensor, message = torch.tensor([1.0, 2.0]) + group.rank(), torch.tensor([100.0])
+        all_reduce(torch.zeros(1), group=group)  # the ranks have met
+        if group.rank() == 0:
+            all_reduce(tensor, group=group, algorithm="ring")
+            group.irecv(message.zero_(), 1, all_tags.pop()).wait()
+        else:
+            receives = group.communicator.transport.hub._receives
+            while not (tags := [tag for (*_, tag), queue in tuple(receives.items()) if queue]):
+                time.sleep(0.001)
+            all_tags.append(tags[0])
+            sent = group.isend(message, 0, tags[0])
+            all_reduce(tensor, group=group, algorithm="ring")
+            sent.wait()
+        return [*tensor.tolist(), message.item()]
+
+    all_tags: list[int] = []
+    assert run_threads(rank_main, 2) == [[3.0, 5.0, 100.0]] * 2
+
+
 def test_groups_without_messages():
     with pytest.raises(ArgumentError, match="there is no default group"):
-        messages_of(None, 1.0)
+        Messages(None, 1.0)
 
     class Other:
         pass
 
     with pytest.raises(ArgumentError, match="not a process group"):
-        messages_of(Other(), 1.0)
+        Messages(Other(), 1.0)
 
     over_mpi: Any = SimpleNamespace(rank=1, world_size=2, transport="mpi")
-    with pytest.raises(ArgumentError, match=r"rank 1: .*no messages between.*got OwnGroup"):
-        messages_of(OwnGroup(over_mpi), 1.0)
+    messages = Messages(OwnGroup(over_mpi), 1.0)
+    with pytest.raises(ArgumentError, match=r"rank 1: .*cannot receive from any.*got OwnGroup"):
+        messages.recv(torch.zeros(1))
 
 
 @pytest.mark.processes

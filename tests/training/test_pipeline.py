@@ -14,19 +14,18 @@ from torch import Tensor, nn
 
 from ringcoll import LocalGroup, all_reduce, run_threads
 from ringcoll.errors import ArgumentError, RingcollError, VerificationError
+from ringcoll.training.messages import tie
 from ringcoll.training.models import mlp, stages
-from ringcoll.training.pipeline import Pipeline, tie
-from ringcoll.training.pipeline_messages import receive, send
-from ringcoll.training.pipeline_schedule import (
+from ringcoll.training.pipeline import Pipeline
+from ringcoll.training.pipeline_check import check, peak_activations
+from ringcoll.training.pipeline_orders import (
     SCHEDULES,
-    PipelineSchedule,
-    check,
     gpipe,
     interleaved,
     one_f_one_b,
-    peak_activations,
     zero_bubble,
 )
+from ringcoll.training.pipeline_schedule import PipelineSchedule
 from tests.programs import pipelines
 from tests.programs.pipelines import MODELS, Trained, in_pipeline, in_process
 
@@ -396,20 +395,6 @@ class TestTie:
 
 
 class TestMessages:
-    def test_tags_match_in_any_order_and_within_a_tag_in_order(self):
-        def rank_main(group):
-            all_reduce(torch.zeros(1), group=group)  # the ranks have met
-            peer = 1 - group.rank()
-            sent = [torch.tensor([10.0 * group.rank() + n]) for n in range(3)]
-            got = [torch.zeros(1) for _ in sent]
-            waits = [send(sent[n], peer, group, tag=tag) for n, tag in enumerate((5, 6, 5))]
-            waits += [receive(got[n], peer, group, tag=tag) for n, tag in enumerate((6, 5, 5))]
-            for wait in waits:
-                wait()
-            return [tensor.item() for tensor in got]
-
-        assert run_threads(rank_main, 2) == [[11.0, 10.0, 12.0], [1.0, 0.0, 2.0]]
-
     def test_sends_are_released_while_the_step_runs(self):
         """At most p activations before the first gradient, and p gradients after the last forward."""
         most: dict[int, int] = {}

@@ -14,6 +14,7 @@ from torch.nn import functional
 from ringcoll import LocalGroup, run_threads
 from ringcoll.collectives import functions
 from ringcoll.errors import ArgumentError
+from ringcoll.training import conjugate
 from ringcoll.training import tensor_parallel as tp
 from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss
 from tests.training.reference import SHAPE, far, perceptron, samples, tokens, train, transformer
@@ -68,10 +69,10 @@ def as_one(
 @pytest.mark.parametrize(
     "function, is_whole, dim",
     [
-        (partial(tp.gathered_to_add, dim=0), False, 0),
-        (partial(tp.gathered_to_add, dim=1), False, 1),
-        (partial(tp.reduced_and_split, dim=0), True, 0),
-        (partial(tp.reduced_and_split, dim=1), True, 1),
+        (partial(conjugate.gathered_to_add, dim=0), False, 0),
+        (partial(conjugate.gathered_to_add, dim=1), False, 1),
+        (partial(conjugate.reduced_and_split, dim=0), True, 0),
+        (partial(conjugate.reduced_and_split, dim=1), True, 1),
     ],
 )
 def test_backward_is_the_transpose_of_forward(
@@ -88,7 +89,8 @@ def test_pairs_by_hand(world_size: int):
         rank = group.rank()
         results = []
         for function, shape in (
-            (tp.copied, (2,)), (tp.reduced, (2,)), (tp.gathered, (2,)), (tp.split, (2 * world_size,)),
+            (conjugate.copied, (2,)), (conjugate.reduced, (2,)),
+            (conjugate.gathered, (2,)), (conjugate.split, (2 * world_size,)),
         ):  # fmt: skip
             inputs = (torch.arange(float(shape[0])) + 10 * rank).requires_grad_()
             output = function(inputs, group)
@@ -193,7 +195,7 @@ def test_a_block_sends_what_the_formula_says(sequence: bool, monkeypatch: pytest
     found = []
     for layers in (1, 2):
         counts: dict[str, int] = {}
-        monkeypatch.setattr(tp, "api", Counting(functions, counts))
+        monkeypatch.setattr(conjugate, "api", Counting(functions, counts))
         shape = TransformerShape(vocabulary=16, context=16, width=32, heads=8, layers=layers)
 
         def main(group: LocalGroup, shape: TransformerShape = shape) -> None:

@@ -1,0 +1,143 @@
+"""Conjugate pairs: a collective forward, and its transpose backward.
+
+Where a rank only copies its input forward, gradients are added up backward, and the other way
+round; a gather forward is a reduce-scatter backward. Each such pair is one function here:
+
+====================  ==================================  ==================================
+function              forward                             backward
+====================  ==================================  ==================================
+`copied`              identity                            all-reduce
+`reduced`             all-reduce                          identity
+`gathered`            all-gather along a dimension        this rank's slice
+`split`               this rank's slice                   all-gather
+`gathered_to_add`     all-gather along a dimension        reduce-scatter
+`reduced_and_split`   reduce-scatter along a dimension    all-gather
+====================  ==================================  ==================================
+
+They are pairs because a collective is a linear map of all ranks' inputs together, and backward
+applies its transpose: the transpose of "each rank gets a copy" is "the copies' gradients are
+added up".
+
+Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ringcoll.collectives import functions as api
+from ringcoll.collectives.groups import as_group
+
+__all__ = [
+    "copied",
+    "gathered",
+    "gathered_to_add",
+    "reduced",
+    "reduced_and_split",
+    "slice_of",
+    "split",
+]
+
+
+def _all_reduce(tensor: Tensor, group: Any) -> Tensor:
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    api.all_reduce(total, group=group)
+    return total
+
+
+def _all_gather(tensor: Tensor, group: Any, dim: int) -> Tensor:
+    piece = tensor.movedim(dim, 0).contiguous()
+    whole = piece.new_empty(as_group(group).size() * piece.shape[0], *piece.shape[1:])
+    api.all_gather_single(whole, piece, group)
+    return whole.movedim(0, dim)
+
+
+def _reduce_scatter(tensor: Tensor, group: Any, dim: int) -> Tensor:
+    whole = tensor.movedim(dim, 0).contiguous()
+    piece = whole.new_empty(whole.shape[0] // as_group(group).size(), *whole.shape[1:])
+    api.reduce_scatter_single(piece, whole, group=group)
+    return piece.movedim(0, dim)
+
+
+def slice_of(tensor: Tensor, group: Any, dim: int) -> Tensor:
+    """The slice of this rank along a dimension of a tensor, a view."""
+    member = as_group(group)
+    return tensor.chunk(member.size(), dim)[member.rank()]
+
+
+class _Pair(Function):
+    """Applies one linear map forward, and its transpose backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: Tensor,
+        ahead: Callable[[Tensor], Tensor],
+        back: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        ctx.back = back
+        return ahead(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grads[0]), None, None
+
+
+def _view(tensor: Tensor) -> Tensor:
+    return tensor.view_as(tensor)
+
+
+def _apply(
+    tensor: Tensor, ahead: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+) -> Tensor:
+    output: Tensor = _Pair.apply(tensor, ahead, back)  # type: ignore[no-untyped-call]
+    return output
+
+
+def copied(tensor: Tensor, group: Any = None) -> Tensor:
+    """Use a tensor that all ranks have; ``y_r = x``, so ``dx = sum_r dy_r``."""
+    return _apply(tensor, _view, partial(_all_reduce, group=group))
+
+
+def reduced(tensor: Tensor, group: Any = None) -> Tensor:
+    """Add up over the ranks; ``y = sum_r x_r`` on each rank, which all go on alike: ``dx_r = dy``."""
+    return _apply(tensor, partial(_all_reduce, group=group), _view)
+
+
+def gathered(tensor: Tensor, group: Any = None, dim: int = -1) -> Tensor:
+    """Put slices together for ranks that go on alike; ``dx_r`` is slice r of ``dy``."""
+    return _apply(
+        tensor, partial(_all_gather, group=group, dim=dim), partial(slice_of, group=group, dim=dim)
+    )
+
+
+def split(tensor: Tensor, group: Any = None, dim: int = -1) -> Tensor:
+    """Take this rank's slice of a tensor that all ranks have; ``dx`` are all ``dy_r`` in a row."""
+    return _apply(
+        tensor, partial(slice_of, group=group, dim=dim), partial(_all_gather, group=group, dim=dim)
+    )
+
+
+def gathered_to_add(tensor: Tensor, group: Any = None, dim: int = 1) -> Tensor:
+    """Put slices together for ranks that go on differently; ``dx_r`` is slice r of ``sum dy``."""
+    return _apply(
+        tensor,
+        partial(_all_gather, group=group, dim=dim),
+        partial(_reduce_scatter, group=group, dim=dim),
+    )
+
+
+def reduced_and_split(tensor: Tensor, group: Any = None, dim: int = 1) -> Tensor:
+    """Add up over the ranks, and keep this rank's slice; ``dx_r`` are all ``dy`` in a row."""
+    return _apply(
+        tensor,
+        partial(_reduce_scatter, group=group, dim=dim),
+        partial(_all_gather, group=group, dim=dim),
+    )
