@@ -14,7 +14,7 @@
 `plot`            curves; needs matplotlib
 `training_plot`   losses, time, schedules, memory of training; needs matplotlib
 `training`        trainers side by side, for ``ringcoll train``
-`traced`          one collective under `ringcoll.trace`
+`traced`          a collective, or a trainer, under `ringcoll.trace`
 `tune`            costs and fastest algorithms, for `ringcoll.system.tuning`
 `units`           how sizes and times are written and read
 ================  =============================================================

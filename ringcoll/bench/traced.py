@@ -1,17 +1,24 @@
-"""One collective under `ringcoll.trace`: what runs on every rank of ``ringcoll trace``."""
+"""A collective, or a trainer, under `ringcoll.trace`: what runs on every rank of ``ringcoll trace``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 import ringcoll
 from ringcoll.bench.contenders import Buffers, Workload, caller
 from ringcoll.system.user_modules import UserModule
+from ringcoll.tracing import Recording
+from ringcoll.training.data import batches
+from ringcoll.training.task import Task
+from ringcoll.training.trainer import Gradients
+from ringcoll.training.trainers import make_trainer
 
-__all__ = ["TraceRequest", "on_rank"]
+__all__ = ["TraceRequest", "TrainerTraceRequest", "on_rank", "train_on_rank"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +42,10 @@ class TraceRequest:
     workload: Workload
     algorithm: str
     path: str
-    segment_bytes: int | None = None
-    transport: str | None = None
     warmup: int = 2
     times: int = 5
+    segment_bytes: int | None = None
+    transport: str | None = None
     modules: tuple[UserModule, ...] = ()
 
 
@@ -48,8 +55,8 @@ def on_rank(request: TraceRequest) -> dict[str, Any]:
     Returns
     -------
     dict
-        On rank 0 ``ranks``, the summary of each rank as JSON has it, ``clocks`` and
-        ``transport``; empty on the others.
+        On rank 0 ``ranks`` and ``phases``, the summary of each rank as JSON has it, ``findings``,
+        ``clocks`` and ``transport``; empty on the others.
     """
     for module in request.modules:
         module.load()
@@ -65,7 +72,57 @@ def on_rank(request: TraceRequest) -> dict[str, Any]:
     with ringcoll.trace(request.path) as recording:
         for _ in range(request.times):
             run(False)
-    if rank:
+    return _summary(recording)
+
+
+@dataclass(frozen=True)
+class TrainerTraceRequest:
+    """Which trainer to trace.
+
+    Parameters
+    ----------
+    trainer, task, gradients
+        As for `make_trainer`.
+    path, warmup, times, modules
+        As for `TraceRequest`, in steps.
+    """
+
+    trainer: str
+    task: Task
+    gradients: Gradients
+    path: str
+    warmup: int = 2
+    times: int = 5
+    modules: tuple[UserModule, ...] = ()
+
+
+def train_on_rank(request: TrainerTraceRequest) -> dict[str, Any]:
+    """Train on the default group, and trace all groups of the trainer; returns as `on_rank`."""
+    for module in request.modules:
+        module.load()
+    task, k = request.task, dist.get_world_size()
+    num_samples = len(task.examples.train_inputs)
+    trainer = make_trainer(request.trainer, task, request.gradients)
+    every = (
+        batch
+        for epoch in count()
+        for batch in torch.cat(
+            [batches(num_samples, task.batch, task.seed + epoch, rank, k) for rank in range(k)], 1
+        )
+    )
+    for _ in trainer.steps(islice(every, request.warmup)):
+        pass
+    further = [group for group in trainer.groups if group is not None]
+    with ringcoll.trace(request.path, also=further) as recording:
+        for _ in trainer.steps(islice(every, request.times)):
+            pass
+    trainer.close()
+    return _summary(recording)
+
+
+def _summary(recording: Recording) -> dict[str, Any]:
+    """What the command prints, on rank 0; empty on the others."""
+    if not recording.summary:
         return {}
     return {
         "ranks": [
@@ -74,4 +131,8 @@ def on_rank(request: TraceRequest) -> dict[str, Any]:
         ],
         "clocks": recording.clocks,
         "transport": recording.transport,
+        "phases": [
+            {name: times.as_json() for name, times in phases.items()} for phases in recording.phases
+        ],
+        "findings": recording.findings,
     }

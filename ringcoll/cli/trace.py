@@ -1,38 +1,73 @@
-"""``ringcoll trace``: where the time of a collective goes."""
+"""``ringcoll trace``: where the time of a collective, or of a trainer, goes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from ringcoll.bench import DTYPES, OPS
 from ringcoll.bench.contenders import Workload
 from ringcoll.bench.environment import environment, oversubscribed
-from ringcoll.bench.traced import TraceRequest, on_rank
+from ringcoll.bench.traced import TraceRequest, TrainerTraceRequest, on_rank, train_on_rank
+from ringcoll.bench.training import Contender, TrainingRequest, check_fit
 from ringcoll.bench.units import as_size, time_in_words
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text
 from ringcoll.cli.parameters import collective_name, json_option, new_file
+from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.schedule.contracts import contract
+from ringcoll.system.user_modules import UserModule
+from ringcoll.training.trainer import Gradients
+from ringcoll.training.trainers import TRAINERS, find_trainer, trainer_names, usual_task
 
 __all__ = ["trace"]
 
 _SHARES = ("waiting", "moving", "reducing", "python")
+_PARTS = ("computing", "communicating", "waiting")
 
 _EXAMPLES = """
   ringcoll trace all_reduce -k 4 -b 1M --algorithm ring
   ringcoll trace all_reduce -k 2 -b 4 --transport ucx -o short.json
   ringcoll trace broadcast --algorithm chain --segment-bytes 64K
+  ringcoll trace pipeline:1f1b
+  ringcoll trace 3d:2x2x2 -k 8 -n 3
   torchrun --nproc-per-node 4 -m ringcoll.cli trace all_gather
 """
 
+# Options of a collective, which a trainer cannot use.
+_OF_COLLECTIVES = {
+    "nbytes": "--bytes",
+    "op": "--op",
+    "dtype": "--datatype",
+    "root": "--root",
+    "segment_bytes": "--segment-bytes",
+}
+
+
+class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
+    """The name of a collective, or of a trainer."""
+
+    name = "what"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            if value.partition(":")[0] in TRAINERS:
+                find_trainer(value)
+                return value
+            return collective_name.convert(value, param, ctx)
+        except ArgumentError as error:
+            self.fail(f"{value!r} is none of {error.expected}", param, ctx)
+        except ScheduleError as error:
+            raise ScheduleError(f"{error}; or a trainer: {', '.join(trainer_names())}") from None
+
 
 @command(examples=_EXAMPLES)
-@click.argument("collective", type=collective_name)
+@click.argument("what", type=_TracedName())
 @measuring.ranks_option(4)
 @click.option("-b", "--bytes", "nbytes", type=measuring.nbytes_of, default="1M", show_default=True,
               help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
@@ -44,9 +79,9 @@ _EXAMPLES = """
               default="trace.json", show_default=True, callback=new_file(),
               help="The file to write.")  # fmt: skip
 @click.option("-n", "--iters", type=click.IntRange(min=1), default=5, show_default=True,
-              help="Times that the operation runs in the trace.")  # fmt: skip
+              help="Times that the operation runs, or steps, in the trace.")  # fmt: skip
 @click.option("-w", "--warmup_iters", type=click.IntRange(min=0), default=2, show_default=True,
-              help="Times that it runs before.")  # fmt: skip
+              help="Times that it runs, or steps, before.")  # fmt: skip
 @click.option("--op", type=click.Choice(list(OPS)), default="sum", show_default=True,
               metavar="OP", help=f"One of {', '.join(OPS)}.")  # fmt: skip
 @click.option("-d", "--datatype", "dtype", type=click.Choice(list(DTYPES)), default="float",
@@ -55,8 +90,11 @@ _EXAMPLES = """
 @click.option("--segment-bytes", type=measuring.nbytes_of,
               help="Size of the pieces in which chunks are pipelined.")  # fmt: skip
 @json_option
+@click.pass_context
 def trace(
-    collective: str,
+    ctx: click.Context,
+    /,
+    what: str,
     ranks: int | None,
     nbytes: int,
     algorithm: str,
@@ -70,7 +108,7 @@ def trace(
     segment_bytes: int | None,
     as_json: bool,
 ) -> None:
-    """Draw where the time of COLLECTIVE goes, on real processes.
+    """Draw where the time of WHAT goes, on real processes: of a collective, or of a trainer.
 
     The file has every send, receive, wait, reduction and copy of all ranks on one clock,
     with an arrow for each message; https://ui.perfetto.dev and chrome://tracing open it.
@@ -78,16 +116,24 @@ def trace(
     The table has, for each rank, the time from the beginning to the end of the
     operations, and its shares: waiting for messages, moving (posting messages, and
     copies), reducing, and Python, which is all the rest.
+
+    WHAT may be a trainer of `ringcoll train`, such as pipeline:1f1b. It trains the model that
+    it needs, or the perceptron. The file then has the phases of each step, too. The table
+    has the time of each phase, without the phases in it: computing, communicating, and
+    waiting for other ranks; and the peak of memory. Sentences say who waits for whom.
     """
     world_size = measuring.ranks_to_use(ranks, 4)
+    target = _Target(str(file.absolute()), warmup_iters, iters)
+    if what.partition(":")[0] in TRAINERS:
+        _trace_trainer(ctx, what, algorithm, world_size, target, as_json=as_json)
+        return
+    collective = what
     rules = contract(collective)
     if root is not None and not rules.rooted:
         raise click.UsageError(f"{collective} has no root")
     if (root or 0) >= world_size:
         raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
-    names, modules = measuring.contenders(collective, algorithm, world_size)
-    if len(names) != 1 or names[0] == measuring.NATIVE:
-        raise click.BadParameter("one algorithm of ringcoll's, or auto", param_hint="--algorithm")
+    name, modules = _algorithm(collective, algorithm, world_size)
     workload = Workload(
         collective,
         nbytes,
@@ -97,17 +143,79 @@ def trace(
     )
     request = TraceRequest(
         workload,
-        names[0],
-        str(file.absolute()),
+        name,
+        *target,
         segment_bytes=segment_bytes,
         transport=transport,
-        warmup=warmup_iters,
-        times=iters,
         modules=modules,
     )
     summary = measuring.on_ranks(on_rank, request, world_size=world_size, backend="gloo")
     if summary:  # under torchrun rank 0 has it, and prints
         _print(request, summary, world_size, as_json=as_json)
+
+
+class _Target(NamedTuple):
+    """The file, and the numbers of runs before the trace and in it."""
+
+    path: str
+    warmup: int
+    times: int
+
+
+def _algorithm(collective: str, text: str, world_size: int) -> tuple[str, tuple[UserModule, ...]]:
+    names, modules = measuring.contenders(collective, text, world_size)
+    if len(names) != 1 or names[0] == measuring.NATIVE:
+        raise click.BadParameter("one algorithm of ringcoll's, or auto", param_hint="--algorithm")
+    return names[0], modules
+
+
+def _trace_trainer(
+    ctx: click.Context, name: str, text: str, world_size: int, target: _Target, *, as_json: bool
+) -> None:
+    refused = dict(_OF_COLLECTIVES)
+    if not find_trainer(name)[0].takes_algorithm:
+        refused["algorithm"] = "--algorithm"
+    for param, option in refused.items():
+        if ctx.get_parameter_source(param) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"the trainer {name} cannot use {option}")
+    algorithm, modules = _algorithm("all_reduce", text, world_size)
+    task = usual_task([name])
+    check_fit(TrainingRequest((Contender(name, algorithm),), task), world_size)
+    request = TrainerTraceRequest(name, task, Gradients(algorithm), *target, modules=modules)
+    summary = measuring.on_ranks(train_on_rank, request, world_size=world_size, backend="ringcoll")
+    if not summary:
+        return
+    if as_json:
+        print_json({"environment": environment(world_size), "file": target.path, **summary})
+        return
+    click.echo(
+        f"{name} trains a {task.model} with {task.optimizer} on {world_size} ranks over "
+        f"{summary['transport']}, {target.times} steps after {target.warmup}"
+    )
+    print_text(*oversubscribed(world_size), "")
+    columns = ("rank", "phase", "times", "total", *_PARTS, "beside", "peak memory")
+    print_table(columns, _phase_rows(summary["phases"]), left=2)
+    print_text("", *summary["findings"], "", *_notes(target.path, summary))
+
+
+def _phase_rows(ranks: list[dict[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
+    """A line for each rank and phase."""
+    for rank, phases in enumerate(ranks):
+        for name, times in phases.items():
+            total, peak = times["total_s"], times["peak_nbytes"]
+            yield (
+                str(rank),
+                name,
+                str(times["times"]),
+                time_in_words(total),
+                *(
+                    f"{time_in_words(times[f'{part}_s'])} "
+                    f"{100 * times[f'{part}_s'] / total if total else 0:3.0f}%"
+                    for part in _PARTS
+                ),
+                time_in_words(times["beside_s"]),
+                "?" if peak is None else f"{peak / (1 << 20):.1f} MiB",
+            )
 
 
 def _print(
@@ -121,13 +229,11 @@ def _print(
         f"{request.workload.collective} of {size} on {world_size} ranks over "
         f"{summary['transport']}, {request.times} times after {request.warmup}"
     )
-    if warning := oversubscribed(world_size):
-        click.echo(warning)
-    click.echo()
+    print_text(*oversubscribed(world_size), "")
     columns = ("rank", "operations", "total", *_SHARES, "sent", "received", "messages")
     print_table(columns, _rows(summary["ranks"]), left=2)
     click.echo()
-    print_text(*_notes(request, summary))
+    print_text(*_notes(request.path, summary))
 
 
 def _rows(ranks: list[dict[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
@@ -150,10 +256,10 @@ def _rows(ranks: list[dict[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
             )
 
 
-def _notes(request: TraceRequest, summary: dict[str, Any]) -> Iterator[str]:
+def _notes(path: str, summary: dict[str, Any]) -> Iterator[str]:
     worst = max(summary["clocks"], key=lambda clock: float(clock["uncertainty_us"]))
     yield (
         f"Clocks of the ranks are known to {worst['uncertainty_us']:.3g} us or better"
         f" (rank {worst['rank']})."
     )
-    yield f"Wrote {request.path}: open it in https://ui.perfetto.dev or chrome://tracing."
+    yield f"Wrote {path}: open it in https://ui.perfetto.dev or chrome://tracing."

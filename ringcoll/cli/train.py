@@ -33,7 +33,7 @@ from ringcoll.cli.parameters import json_option
 from ringcoll.errors import ArgumentError
 from ringcoll.training.task import LEARNING_RATES, MODELS, Task
 from ringcoll.training.trainer import Trainer
-from ringcoll.training.trainers import find_trainer, trainer_names
+from ringcoll.training.trainers import find_trainer, trainer_names, usual_task
 
 __all__ = ["train"]
 
@@ -48,8 +48,6 @@ _EXAMPLES = """
   ringcoll train -k 8 --trainer 3d:2x2x2,sharded:2
   torchrun --nproc-per-node 2 -m ringcoll.cli train
 """
-
-_SIZES = {"perceptron": (256, 32), "transformer": (64, 8)}  # width and batch, if none are given
 
 
 def _trainers(
@@ -166,18 +164,15 @@ def train(
     algorithms, modules = measuring.contenders("all_reduce", names, world_size)
     if NATIVE_ALGORITHM in algorithms and names.strip() != "all":
         raise click.BadParameter("native takes part in any case", param_hint="--algorithm")
-    model = model or _needed(trainers, "model") or MODELS[0]
-    optimizer = optimizer or _needed(trainers, "optimizer") or next(iter(LEARNING_RATES))
-    usual_width, usual_batch = _SIZES[model]
-    task = Task(
-        model,
-        Task.load(model),
-        layers,
-        width or usual_width,
-        batch or usual_batch,
-        optimizer,
-        lr or LEARNING_RATES[optimizer],
-        seed,
+    task = usual_task(
+        trainers,
+        model=model,
+        optimizer=optimizer,
+        layers=layers,
+        width=width,
+        batch=batch,
+        lr=lr,
+        seed=seed,
     )
     contenders = tuple(_contenders(trainers, algorithms, backend))
     request = TrainingRequest(contenders, task, backend, modules=modules, **settings)
@@ -203,12 +198,6 @@ def train(
         draw_losses(curves, picture)
     if wrong:
         ctx.exit(1)
-
-
-def _needed(trainers: dict[str, type[Trainer]], what: str) -> str | None:
-    """The model, or the optimizer, that some trainer needs."""
-    needs = (getattr(system, f"needs_{what}") for system in trainers.values())
-    return next(filter(None, needs), None)
 
 
 def _contenders(

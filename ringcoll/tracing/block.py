@@ -210,9 +210,10 @@ def _take(log: PhaseLog, records: Records, ranks: list[int]) -> None:
     """Take the phases, and the waits for other ranks, into the notes of a rank."""
     records.phases, records.phases_left_out = log.phases, log.left_out
     for wait in log.waits:
-        peer = ranks.index(wait.peer) if wait.peer in ranks else -1
-        if peer != records.rank:
-            records.waits.append(wait._replace(peer=peer))
+        if wait.peer < 0:
+            records.waits.append(wait)
+        elif wait.peer in ranks and wait.peer != ranks[records.rank]:
+            records.waits.append(wait._replace(peer=ranks.index(wait.peer)))
 
 
 def _meet(

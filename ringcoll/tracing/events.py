@@ -145,7 +145,7 @@ class _Writer:
 
     def thread_wait(self, rank: int, wait: ThreadWait) -> _Event:
         """A wait in a phase, for a message or an operation."""
-        name = f"wait for rank {wait.peer}" if wait.group < 0 else "wait for an operation"
+        name = f"wait for rank {wait.peer}" if wait.peer >= 0 else "wait for operations"
         args = {"peer": wait.peer, "group": wait.group}
         return self.slice(rank, _PHASES, wait.begin, wait.end, "idle", name, args)
 

@@ -9,7 +9,7 @@ It is the time of the thread that has entered the trace. Each moment of a phase 
 
 Asynchronous operations run in a thread of their own. The time in which they run while this thread
 computes is ``beside``: a part of computing, and counted nowhere else. A wait that Python does not
-see, such as that of torch's ``DistributedDataParallel`` at the end of backward, looks like that too.
+see, as C++ code may wait for a future, looks like that too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PhaseTimes:
     beside_s
         Time, of computing, in which asynchronous operations ran.
     waiting_for_s
-        Parts of ``waiting_s`` by the rank that was waited for; -1 is a rank outside the group.
+        Parts of ``waiting_s`` by the rank that was waited for.
     peak_nbytes
         Peak of memory in bytes, with the phases in it; ``None`` if it was not measured.
     """
@@ -150,10 +150,11 @@ def _timeline(records: Records) -> _Timeline:
     joins: dict[int, list[_Interval]] = defaultdict(list)  # waits for operations, by group
     for own in records.waits:
         busy.append(_Interval(own.begin, own.end))
-        if own.group < 0:
+        if own.peer >= 0:
             waits.append(_Interval(own.begin, own.end, own.peer))
-        else:
-            joins[own.group].append(_Interval(own.begin, own.end))
+            continue
+        for group in waits_of if own.group < 0 else (own.group,):
+            joins[group].append(_Interval(own.begin, own.end))
     for group, joined in joins.items():
         waits += [both for _, both in _common(_disjoint(joined), _disjoint(waits_of[group]))]
     in_order = _disjoint(busy)
@@ -234,12 +235,12 @@ def findings(ranks: Sequence[Records]) -> list[str]:
                 if name != "total"
             }
             worst = max(by_phase, key=lambda name: by_phase[name])
-            who = f"rank {peer}" if peer >= 0 else "ranks outside the group"
             where = ""
             if len(by_phase) > 1:
-                where = f", {100 * by_phase[worst] / seconds:.0f} % of that in {worst}"
+                place = "outside the phases in it" if worst in outermost else f"in {worst}"
+                where = f", {100 * by_phase[worst] / seconds:.0f} % of that {place}"
             waits.append(
-                (share, f"rank {rank} waits {100 * share:.0f} % of {unit} for {who}{where}")
+                (share, f"rank {rank} waits {100 * share:.0f} % of {unit} for rank {peer}{where}")
             )
     waits.sort(reverse=True)
     sentences = [

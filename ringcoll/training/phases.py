@@ -56,8 +56,8 @@ class PhaseSpan:
 class ThreadWait(NamedTuple):
     """A wait of the thread from ``begin`` to ``end``, in ns.
 
-    It is for a message of the rank ``peer``; or, if ``peer`` is -1, for an asynchronous operation
-    of the traced group with the number ``group``.
+    It is for a message of the rank ``peer``. If ``peer`` is -1, it is for asynchronous operations
+    of the traced group with the number ``group``, or of any traced group if that is -1, too.
     """
 
     begin: int
@@ -147,7 +147,7 @@ class PhaseLog:
                 peer = dist.get_global_rank(group, peer)
             if len(self.waits) >= self._most:
                 self.left_out += 1
-            elif peer >= 0 or number >= 0:
+            else:
                 self.waits.append(ThreadWait(begin, self._clock(), peer, number))
 
     def _note_peak(self) -> None:
@@ -200,7 +200,8 @@ def waiting(peer: int | None, group: Any = None) -> AbstractContextManager[Await
     ----------
     peer
         Rank in the group; ``None`` if the message may come from any rank: the block then sets
-        ``.peer`` of the context's value when it knows the rank.
+        ``.peer`` of the context's value when it knows the rank. If it does not, the block waits for
+        asynchronous operations, by other ways than their works.
     group
         A process group of torch; for other groups ``None``.
     """

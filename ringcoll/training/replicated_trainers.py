@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +23,7 @@ from ringcoll.training.data_parallel import (
 from ringcoll.training.gossip import Gossip
 from ringcoll.training.local_sgd import LocalSGD, diloco
 from ringcoll.training.models import Transformer
-from ringcoll.training.phases import phase
+from ringcoll.training.phases import phase, waiting
 from ringcoll.training.ring_attention import context_parallel
 from ringcoll.training.server import SERVER, ParameterServer, ServerWorker
 from ringcoll.training.sharded import ShardedAdamW
@@ -130,6 +131,18 @@ class DDPTrainer(Trainer):
             process_group=group,
             bucket_cap_mb=self.gradients.bucket_bytes / (1 << 20),
         )
+
+    def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the gradients; torch averages them."""
+        with phase("forward"):
+            loss = self.loss(self.model(inputs), targets)
+        with phase("backward"), ExitStack() as ends:
+            # torch waits for the all-reduces in a callback of backward; this callback precedes it.
+            engine: Any = torch.autograd.Variable._execution_engine
+            wait = lambda: ends.enter_context(waiting(None))  # noqa: E731
+            loss.register_hook(lambda _: engine.queue_callback(wait))  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
+        return loss.detach()
 
     def nbytes_sent(self) -> int:
         """Counted on ringcoll's group; on gloo, what a ring sends."""

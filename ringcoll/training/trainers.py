@@ -24,6 +24,7 @@ server:sync, server:async a parameter server on rank 0, and workers on all other
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError
@@ -31,10 +32,19 @@ from ringcoll.training import replicated_trainers as replicated
 from ringcoll.training import split_trainers as split
 from ringcoll.training.gossip import GRAPHS
 from ringcoll.training.pipeline_orders import SCHEDULES
-from ringcoll.training.task import Task
+from ringcoll.training.task import LEARNING_RATES, MODELS, Task
 from ringcoll.training.trainer import Gradients, Trainer
 
-__all__ = ["TRAINERS", "TrainerEntry", "find_trainer", "make_trainer", "trainer_names"]
+__all__ = [
+    "TRAINERS",
+    "TrainerEntry",
+    "find_trainer",
+    "make_trainer",
+    "trainer_names",
+    "usual_task",
+]
+
+_SIZES = {"perceptron": (256, 32), "transformer": (64, 8)}  # width and batch, if none are given
 
 
 class TrainerEntry(NamedTuple):
@@ -119,3 +129,49 @@ def make_trainer(name: str, task: Task, gradients: Gradients | None = None) -> T
     """
     system, option = find_trainer(name)
     return system(task, option, gradients or Gradients())
+
+
+def usual_task(
+    names: Iterable[str],
+    *,
+    model: str | None = None,
+    optimizer: str | None = None,
+    layers: int = Task.layers,
+    width: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    seed: int = Task.seed,
+) -> Task:
+    """A task for some trainers, with the usual value in place of each ``None``.
+
+    Parameters
+    ----------
+    names
+        Names of trainers: model and optimizer are those that a trainer needs, or a perceptron
+        and SGD.
+    model, optimizer, layers, width, batch, lr, seed
+        As for `Task`.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such trainer.
+    MissingExtraError
+        What the data come with is not installed.
+    """
+    systems = [find_trainer(name)[0] for name in names]
+    model = model or next(filter(None, (each.needs_model for each in systems)), MODELS[0])
+    if optimizer is None:
+        needs = (each.needs_optimizer for each in systems)
+        optimizer = next(filter(None, needs), next(iter(LEARNING_RATES)))
+    usual_width, usual_batch = _SIZES[model]
+    return Task(
+        model,
+        Task.load(model),
+        layers,
+        width or usual_width,
+        batch or usual_batch,
+        optimizer,
+        lr or LEARNING_RATES[optimizer],
+        seed,
+    )
