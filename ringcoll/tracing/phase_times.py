@@ -158,20 +158,22 @@ def _timeline(records: Records) -> _Timeline:
     for group, joined in joins.items():
         waits += [both for _, both in _common(_disjoint(joined), _disjoint(waits_of[group]))]
     in_order = _disjoint(busy)
-    hidden = [_Interval(begin, end) for begin, end, _ in _gaps(_disjoint(beside), in_order)]
-    return _Timeline(in_order, _disjoint(waits), hidden)
+    return _Timeline(in_order, _disjoint(waits), list(_gaps(_disjoint(beside), in_order)))
 
 
 def _gaps(some: Sequence[_Interval], others: Sequence[_Interval]) -> Iterator[_Interval]:
-    """The time of a sequence that is not in another."""
-    for each in some:
-        since = each.begin
-        for _, both in _common([each], others):
-            if both.begin > since:
-                yield _Interval(since, both.begin)
-            since = both.end
-        if each.end > since:
-            yield _Interval(since, each.end)
+    """The time of a disjoint sequence that is not in another."""
+    first = 0
+    for begin, end, _ in some:
+        while first < len(others) and others[first].end <= begin:
+            first += 1
+        since, index = begin, first
+        while since < end and index < len(others) and others[index].begin < end:
+            if since < others[index].begin:
+                yield _Interval(since, others[index].begin)
+            since, index = others[index].end, index + 1
+        if since < end:
+            yield _Interval(since, end)
 
 
 def phase_times(records: Records) -> list[PhaseTimes]:
@@ -221,10 +223,10 @@ def findings(ranks: Sequence[Records]) -> list[str]:
     summaries = [summarize_phases(records) for records in ranks]
     if not any(summaries):
         return []
-    outermost = {span.name for records in ranks for span in records.phases if not span.depth}
-    unit = "a step" if outermost == {"step"} else "its time"
     waits: list[tuple[float, str]] = []
-    for rank, summary in enumerate(summaries):
+    for rank, (records, summary) in enumerate(zip(ranks, summaries, strict=True)):
+        outermost = {span.name for span in records.phases if not span.depth}
+        unit = "a step" if outermost == {"step"} else "its time"
         for peer, seconds in summary["total"].waiting_for_s.items() if summary else ():
             share = seconds / summary["total"].total_s
             if share < LEAST_SHARE:
@@ -253,7 +255,7 @@ def findings(ranks: Sequence[Records]) -> list[str]:
     if len(waits) > _MOST_SENTENCES:
         sentences.append(f"and {len(waits) - _MOST_SENTENCES} waits that are shorter")
     if not waits:
-        sentences.append(f"no rank waits {100 * LEAST_SHARE:.0f} % of {unit} for another")
+        sentences.append(f"no rank waits {100 * LEAST_SHARE:.0f} % of its time for another")
     return sentences + _peaks(summaries)
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from ringcoll.cli import measuring
 from ringcoll.transport import catalogue
 from tests.cases.pictures import check
 
@@ -56,6 +57,95 @@ class TestOnRanks:
         check(json.loads(path.read_text()))
 
 
+# By trainer: ranks, the phases of rank 0, and a phase in which a rank waits for another.
+ALWAYS = {"step", "forward", "backward", "update", "total"}
+TRAINERS = {
+    "one-process": (2, ALWAYS | {"average"}, None),
+    "bucketed": (2, ALWAYS | {"average"}, "average"),
+    "torch-ddp": (2, ALWAYS, "backward"),
+    "torch-ddp-hook": (2, ALWAYS, "backward"),
+    "compressed:int8": (2, ALWAYS | {"average"}, "average"),
+    "tensor": (2, ALWAYS | {"average"}, "forward"),
+    "context": (2, ALWAYS | {"average"}, "forward"),
+    "pipeline:1f1b": (2, ALWAYS, "backward"),
+    "pipeline:zero_bubble": (
+        2,
+        {"step", "forward", "backward_inputs", "backward_weights", "update", "total"},
+        "forward",
+    ),
+    "sharded:3": (2, ALWAYS | {"average"}, "forward"),
+    "gossip:ring": (2, ALWAYS | {"average"}, "average"),
+    "diloco": (2, ALWAYS | {"average"}, "average"),
+    "server:sync": (2, {"serve", "update", "total"}, "serve"),
+    "3d:1x2x2": (4, ALWAYS | {"average"}, "forward"),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_trainers(run, pool, monkeypatch, tmp_path, trainer):
+    def on_ranks(function, *args, world_size, backend):
+        return pool(world_size, backend).run(function, *args)[0]
+
+    monkeypatch.setattr(measuring, "on_ranks", on_ranks)
+    world_size, names, waiting = TRAINERS[trainer]
+    path = tmp_path / "picture.json"
+    num_steps = 8 if trainer == "diloco" else 2
+    words = ("-k", str(world_size), "-n", str(num_steps), "-w", "1", "-o", str(path), "--json")
+    result = run("trace", trainer, *words)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    document = json.loads(path.read_text())
+    check(document)
+    assert found["phases"] == document["otherData"]["phases"]
+    assert found["findings"] == document["otherData"]["findings"]
+    first, *others = found["phases"]
+    assert len(others) == world_size - 1
+    assert set(first) == names
+    outermost = "serve" if "serve" in names else "step"
+    assert first[outermost]["times"] == (1 if outermost == "serve" else num_steps)
+    assert others[0]["step"]["times"] == num_steps
+    waited = {
+        name
+        for phases in found["phases"]
+        for name, times in phases.items()
+        if times["waiting_for_s"]
+    }
+    assert waiting in waited if waiting else not waited
+    peaks = [times["peak_nbytes"] for phases in found["phases"] for times in phases.values()]
+    assert set(map(type, peaks)) in ({int}, {type(None)})
+    assert found["findings"][-1].startswith("peak memory: ") == (peaks[0] is not None)
+
+
+@pytest.mark.processes
+def test_phases_in_words(run, pool, monkeypatch, tmp_path):
+    def on_ranks(function, *args, world_size, backend):
+        assert backend == "ringcoll"
+        return pool(world_size, backend).run(function, *args)[0]
+
+    monkeypatch.setattr(measuring, "on_ranks", on_ranks)
+    path = tmp_path / "picture.json"
+    words = ("-k", "2", "-n", "3", "-w", "0", "--algorithm", "ring", "-o", str(path))
+    result = run("trace", "per-parameter", *words)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("per-parameter trains a perceptron with sgd on 2 ranks over ")
+    assert lines[0].endswith(", 3 steps after 0")
+    (header,) = [line for line in lines if line.startswith("rank  ")]
+    assert header.split()[:4] == ["rank", "phase", "times", "total"]
+    rows = [line.split()[:3] for line in lines if line[:2] in ("0 ", "1 ")]
+    phases = ["step", "forward", "backward", "average", "update", "total"]
+    assert [row[:2] for row in rows] == [[rank, name] for rank in "01" for name in phases]
+    assert [row[2] for row in rows] == ["3", "3", "3", "3", "3", "15"] * 2
+    assert f"Wrote {path}" in result.stdout
+    algorithms = {
+        event["args"]["algorithm"]
+        for event in json.loads(path.read_text())["traceEvents"]
+        if event.get("cat") == "operation"
+    }
+    assert algorithms == {"ring"}
+
+
 @pytest.mark.parametrize(
     "words, complaint",
     [
@@ -65,6 +155,17 @@ class TestOnRanks:
         (("all_reduce", "--algorithm", "ring,tree"), "one algorithm of ringcoll's"),
         (("all_reduce", "--algorithm", "ding"), "unknown algorithm 'ding'"),
         (("all_deduce",), "all_deduce"),
+        (("nonsense",), "or a trainer: one-process, per-parameter, "),
+        (("pipeline:nonsense",), "'pipeline:nonsense' is none of one-process, "),
+        (("tensor", "-b", "4K"), "the trainer tensor cannot use --bytes"),
+        (("bucketed", "--op", "sum"), "the trainer bucketed cannot use --op"),
+        (("gossip:ring", "-d", "half"), "the trainer gossip:ring cannot use --datatype"),
+        (("diloco", "--root", "0"), "the trainer diloco cannot use --root"),
+        (("3d:1x1x1", "--segment-bytes", "4"), "the trainer 3d:1x1x1 cannot use --segment-bytes"),
+        (("tensor", "--algorithm", "ring"), "the trainer tensor cannot use --algorithm"),
+        (("bucketed", "--algorithm", "native"), "one algorithm of ringcoll's"),
+        (("3d:2x2x2", "-k", "4"), "the mesh has other places"),
+        (("pipeline:gpipe", "-k", "5"), "a stage would have no layer"),
         (("all_reduce", "-b", "lots"), "not a size"),
         (("all_reduce", "-o", "no/such/folder/trace.json"), "there is no folder"),
     ],

@@ -1,0 +1,29 @@
+"""Peaks of memory between two moments."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ringcoll.system import peaks
+
+CPU = torch.device("cpu")
+NBYTES = 64 << 20
+
+
+def test_a_peak_is_that_since_the_call_before():
+    measure = peaks.peaks_of(CPU)
+    if measure is None:
+        pytest.skip("this kernel does not let a process measure its peak again")
+    measure()
+    before = measure()
+    torch.ones(NBYTES, dtype=torch.uint8)  # is freed at once
+    assert measure() - before > 0.9 * NBYTES
+    assert measure() - before < 0.1 * NBYTES
+
+
+def test_where_it_cannot_be_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(peaks, "_PROCESS", tmp_path)
+    assert peaks.peaks_of(CPU) is None
+    (tmp_path / "status").write_text("Name: other")  # a system without this number
+    assert peaks.peaks_of(CPU) is None
