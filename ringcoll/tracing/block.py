@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def trace(
     path: str | os.PathLike[str],
     group: Any = None,
     *,
-    also: Sequence[Any] = (),
+    also: Iterable[Any] = (),
     device: torch.device | str = "cpu",
     max_operations: int = _MOST,
     clock: Clocks = time.perf_counter_ns,
@@ -94,7 +94,7 @@ def trace(
         As for `ringcoll.all_reduce`.
     also
         Further groups of this rank, such as those of a mesh, whose ranks are all in ``group``. Each
-        has the same place in the sequence on all its ranks, and all ranks have equally many.
+        has the same place on all its ranks, and all ranks have equally many.
     device
         Device of the tensors whose operations are traced.
     max_operations
@@ -144,13 +144,14 @@ def trace(
     recording = Recording(Path(path))
     meeting = communicator(group, torch.device("cpu"))
     device = torch.device(device)
-    traced = [communicator(each, device) for each in (group, *also)]
+    groups = [group, *also]
+    traced = [communicator(each, device) for each in groups]
     for place, member in enumerate(traced):
         if member.tracer is not None or member in traced[:place]:
             raise ArgumentError("is being traced already", rank=meeting.rank, argument="group")
     transport = traced[0].transport
     records = Records(meeting.rank, meeting.world_size, transport.name)
-    records.groups = _ranks_of([group, *also])
+    records.groups = _ranks_of(groups)
     peaks = None if isinstance(transport, LocalTransport) else peaks_of(device)
     log = PhaseLog(clock, max_operations, peaks)
     tracers = [
@@ -159,30 +160,27 @@ def trace(
     ]
     recording.transport = records.transport
     begin, end = records.sightings
-    for member, tracer in zip(traced[1:], tracers[1:], strict=True):
-        member.in_turn(tracer.attach, "trace")
-    _meet(meeting, clock, begin, tracers[0].attach)
-    # The number of the next operation is the same on all ranks, and never comes again.
-    store, key = meeting.store, f"trace/{meeting.num_issued}"
-    try:
-        with log.recording():
-            yield recording
-    except BaseException as error:
+    with ExitStack() as ends:
         for tracer in tracers:
-            tracer.detach()
-        with suppress(RuntimeError):  # the store may be gone
-            if not store.check([f"{key}/failed"]):  # the first failure is the cause of others
-                text = f"rank {meeting.rank} raised {type(error).__name__}: {error}"
-                store.set(f"{key}/failed", text)
-        raise
-    try:
+            ends.callback(tracer.detach)
+        for member, tracer in zip(traced[1:], tracers[1:], strict=True):
+            member.in_turn(tracer.attach, "trace")
+        _meet(meeting, clock, begin, tracers[0].attach)
+        # The number of the next operation is the same on all ranks, and never comes again.
+        store, key = meeting.store, f"trace/{meeting.num_issued}"
+        try:
+            with log.recording():
+                yield recording
+        except BaseException as error:
+            with suppress(RuntimeError):  # the store may be gone
+                if not store.check([f"{key}/failed"]):  # the first failure is the cause of others
+                    text = f"rank {meeting.rank} raised {type(error).__name__}: {error}"
+                    store.set(f"{key}/failed", text)
+            raise
         _all_have_left(meeting, key)
         for member, tracer in zip(traced[1:], tracers[1:], strict=True):
             member.in_turn(tracer.detach, "trace")
         _meet(meeting, clock, end, tracers[0].detach)
-    finally:
-        for tracer in tracers:
-            tracer.detach()
     _take(log, records, _global_ranks(group))
     _write(records, recording, group)
 
