@@ -23,7 +23,7 @@ def test_a_peak_is_that_since_the_call_before():
 
 
 def test_where_it_cannot_be_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(peaks, "_PROCESS", tmp_path)
+    monkeypatch.setattr(peaks, "_PROCESS", str(tmp_path))
     assert peaks.peaks_of(CPU) is None
     (tmp_path / "status").write_text("Name: other")  # a system without this number
     assert peaks.peaks_of(CPU) is None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ringcoll.errors import ArgumentError
 from ringcoll.training import trainers
-from ringcoll.training.trainers import TRAINERS, find_trainer, trainer_names
+from ringcoll.training.trainers import TRAINERS, find_trainer, trainer_names, usual_task
 
 
 def test_every_name_is_found_and_explained():
@@ -26,3 +28,20 @@ def test_other_names_are_refused_with_a_list(name: str):
     with pytest.raises(ArgumentError, match=r"server:sync\|async, got ") as caught:
         find_trainer(name)
     assert caught.value.got == name
+
+
+@pytest.mark.parametrize(
+    "names, options, expected",
+    [
+        (["bucketed"], {}, ("perceptron", 256, 32, "sgd", 0.02)),
+        (["bucketed", "3d:2x2x2"], {}, ("transformer", 64, 8, "sgd", 0.02)),
+        (["sharded:2", "context"], {"batch": 3}, ("transformer", 64, 3, "adamw", 0.002)),
+        (["sharded:2"], {"optimizer": "sgd", "lr": 0.5}, ("perceptron", 256, 32, "sgd", 0.5)),
+        (["context"], {"model": "perceptron", "width": 9}, ("perceptron", 9, 32, "sgd", 0.02)),
+    ],
+)
+def test_a_task_is_what_the_trainers_need(
+    names: list[str], options: dict[str, Any], expected: tuple[object, ...]
+):
+    task = usual_task(names, **options)
+    assert (task.model, task.width, task.batch, task.optimizer, task.lr) == expected
