@@ -1,0 +1,135 @@
+"""What the pictures of training show: the data of their artists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ringcoll.bench.training_plot import (
+    TimeSpan,
+    draw_losses,
+    loss_curves,
+    memory_bars,
+    pipeline_grid,
+    timeline,
+)
+from ringcoll.errors import ArgumentError, VerificationError
+from ringcoll.training.pipeline_schedule import (
+    SCHEDULES,
+    UNIT_COSTS,
+    PipelineSchedule,
+    bubble,
+    grid,
+)
+from ringcoll.training.state_bytes import ModelStates
+
+CURVES = {
+    "lock-step": [(0.5, 1, 2.0), (1.5, 2, 1.0), (2.5, 3, 0.5)],
+    "gossip": [(0.25, 1, 2.25), (0.5, 2, 1.5)],
+}
+
+
+@pytest.fixture
+def panels() -> Iterator[Any]:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    return figure.subplots(1, 2)  # type: ignore[no-any-return]
+
+
+def boxes(axes) -> list[tuple[int, float, float]]:
+    """Row, begin and length of each horizontal bar."""
+    return [
+        (round(bar.get_y() + bar.get_height() / 2), bar.get_x(), bar.get_width())
+        for bar in axes.patches
+    ]
+
+
+def test_a_loss_is_drawn_over_steps_and_over_time(panels):
+    loss_curves(panels, CURVES)
+    for axes, column in zip(panels, (1, 0), strict=True):
+        for line, (name, points) in zip(axes.lines, CURVES.items(), strict=True):
+            assert line.get_label() == name
+            assert list(line.get_xdata()) == [point[column] for point in points]
+            assert list(line.get_ydata()) == [point[2] for point in points]
+    assert len({line.get_color() for line in panels[0].lines}) == len(CURVES)
+    assert panels[0].get_ylim() == panels[1].get_ylim()
+
+
+def test_losses_need_two_panels(panels):
+    with pytest.raises(ArgumentError, match=r"expected 2 axes, got 1"):
+        loss_curves(panels[:1], CURVES)
+
+
+def test_losses_are_written_to_a_file(tmp_path):
+    pytest.importorskip("matplotlib")
+    draw_losses(CURVES, tmp_path / "losses.svg", "runs")
+    text = (tmp_path / "losses.svg").read_text()
+    assert all(f"<!-- {words} -->" in text for words in (*CURVES, "runs", "step", "time (s)"))
+
+
+def test_a_timeline_has_a_row_for_each_lane(panels):
+    lanes = {
+        "rank 0": [TimeSpan("forward", 0.0, 0.25), TimeSpan("backward", 0.25, 0.75)],
+        "rank 0, network": [TimeSpan("all-reduce", 0.5, 1.0)],
+        "rank 1": [TimeSpan("backward", 0.5, 0.625)],
+    }
+    timeline(panels[0], lanes)
+    assert boxes(panels[0]) == [(0, 0, 250), (0, 250, 500), (1, 500, 500), (2, 500, 125)]
+    colours = [bar.get_facecolor() for bar in panels[0].patches]
+    assert colours[1] == colours[3]
+    assert len(set(colours)) == 3
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == list(lanes)
+    assert panels[0].get_legend_handles_labels()[1] == ["forward", "backward", "all-reduce"]
+
+
+def test_an_empty_timeline(panels):
+    timeline(panels[0], {"rank 0": []})
+    assert not panels[0].patches
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_grid_has_a_box_for_each_action_and_leaves_the_bubble_white(panels, name: str):
+    schedule = SCHEDULES[name](3, 6)
+    pipeline_grid(panels[0], schedule)
+    drawn, length = boxes(panels[0]), panels[0].get_xlim()[1]
+    for rank, program in enumerate(schedule.programs):
+        widths = [width for row, _, width in drawn if row == rank]
+        assert widths == [UNIT_COSTS[action.kind] for action in program]
+    assert 1 - sum(width for _, _, width in drawn) / (3 * length) == pytest.approx(bubble(schedule))
+    microbatches = [str(action.microbatch) for program in schedule.programs for action in program]
+    assert [text.get_text() for text in panels[0].texts] == microbatches
+
+
+def test_a_box_stands_where_the_text_form_has_it(panels):
+    schedule = SCHEDULES["1f1b"](2, 2)
+    pipeline_grid(panels[0], schedule)
+    assert grid(schedule).splitlines()[1] == "rank 1  .   1F0 1B0 -   1F1 1B1 -   .   ."
+    assert [box for box in boxes(panels[0]) if box[0] == 1] == [
+        (1, 1, 1), (1, 2, 2), (1, 4, 1), (1, 5, 2)
+    ]  # fmt: skip
+
+
+def test_later_stages_of_a_rank_are_paler(panels):
+    pipeline_grid(panels[0], SCHEDULES["interleaved"](2, 2))
+    assert {bar.get_alpha() for bar in panels[0].patches} == {1.0, 0.5}
+
+
+def test_a_schedule_that_blocks_is_not_drawn(panels):
+    blocked = "gpipe stages=2 microbatches=1 activations=1,1\n0B0 0F0\n1F0 1B0"
+    with pytest.raises(VerificationError):
+        pipeline_grid(panels[0], PipelineSchedule.parse(blocked))
+
+
+def test_bars_of_memory_are_stacked_and_the_formula_is_a_line(panels):
+    mib = 1 << 20
+    measured = {
+        "plain": ModelStates(4 * mib, 2 * mib, 8 * mib),
+        "stage 2": ModelStates(4 * mib, mib, 2.5 * mib),
+    }
+    memory_bars(panels[0], measured, {"stage 2": ModelStates(4 * mib, mib, 2 * mib)})
+    bars = [(bar.get_y(), bar.get_height()) for bar in panels[0].patches]
+    assert bars == [(0, 4), (0, 4), (4, 2), (4, 1), (6, 8), (5, 2.5)]
+    (lines,) = panels[0].collections
+    assert [segment[:, 1].tolist() for segment in lines.get_segments()] == [[7, 7]]
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == list(measured)
