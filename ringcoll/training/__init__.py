@@ -20,6 +20,7 @@
 `local_sgd`           averages every H steps, and DiLoCo
 `server`              a parameter server, synchronous or with bounded staleness
 `compression`         compressed averages of gradients, with error feedback
+`compression_hook`    the same inside torch's DistributedDataParallel
 `compressors`         the largest elements, numbers of 8 bits, low rank
 `straggler`           a rank that is slow on purpose
 `messages`            messages between two ranks, for gossip and the server
