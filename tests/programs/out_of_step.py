@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ringcoll.collectives.groups import as_group
+from ringcoll.launch.processes import report
 from ringcoll.training.gossip import Gossip, mixing_matrix
 from ringcoll.training.local_sgd import LocalSGD, diloco
 from ringcoll.training.messages import messages_of
@@ -181,12 +182,14 @@ def meeting(lr: float, momentum: float, world_size: int, steps: int) -> list[Ten
     return _alone(world_size, steps, together)
 
 
-def serving(world_size: int, steps: int) -> list[Tensor]:
+def serving(world_size: int, steps: int, steps_of_the_last: int | None = None) -> list[Tensor]:
+    """Data parallel; the last worker may leave earlier."""
     module = initial(0)
     optimizer = sgd(module)
     for step in range(steps):
         gradients = []
-        for rank in range(1, world_size):
+        is_gone = steps_of_the_last is not None and step >= steps_of_the_last
+        for rank in range(1, world_size - is_gone):
             backward(module, rank, step)
             gradients.append([param.grad for param in trainable(module)])
             module.zero_grad(set_to_none=True)
@@ -196,7 +199,7 @@ def serving(world_size: int, steps: int) -> list[Tensor]:
     return [flat(module)] * world_size
 
 
-REFERENCES: dict[str, Callable[[int, int], list[Tensor]]] = {
+REFERENCES: dict[str, Callable[..., list[Tensor]]] = {
     "ring": lambda k, steps: gossiping("ring", k, steps),
     "exponential": lambda k, steps: gossiping("exponential", k, steps),
     "local SGD": lambda k, steps: meeting(1.0, 0.0, k, steps),
@@ -247,3 +250,21 @@ def leave_alone(src: int | None, timeout_s: float) -> None:
         time.sleep(0.2)
         os._exit(3)
     messages.recv(torch.zeros(1), src)
+
+
+def lose_a_worker(staleness: int | None, steps: int) -> None:
+    """Rank 2 of 3 ends its process in the middle; the server reports what came of it."""
+    rank, module = dist.get_rank(), initial(0)
+    if rank == 0:
+        server = ParameterServer(
+            module, sgd(module), staleness=staleness, forgets_lost=True, timeout_s=30.0
+        )
+        caught = catch(server.serve)
+        report((caught.kind, server.lost, server.num_updates, flat(module)))
+        return
+    with ServerWorker(module, timeout_s=30.0) as worker:
+        for step in range(steps):
+            if rank == 2 and step == steps // 2:
+                os._exit(3)
+            backward(module, rank, step)
+            worker.step()
