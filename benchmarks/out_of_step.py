@@ -185,7 +185,8 @@ def train(
 
     All ranks ``begin`` together. ``leave(step, trainer)`` says whether this rank has left.
     """
-    rank, k, digits = dist.get_rank(), dist.get_world_size(), load_digits()
+    rank, k = dist.get_rank(), dist.get_world_size()
+    digits = Digits(*map(torch.from_numpy, options.digits))
     module = mlp(options.layers, options.width, seed=0)
     has_server, is_async = way.startswith("server"), way == "server async"
     workers = k - 1 if has_server else k
@@ -437,6 +438,8 @@ def main() -> None:
         conditions.append(Condition(mbit_per_s=options.throttle))
     facts = environment(options.ranks)
     introduce(facts)
+    # For the ranks: each would import scikit-learn, and torch sends a tensor as shared memory.
+    options.digits = [tensor.numpy() for tensor in load_digits()]
     runs = measure(options, ways, conditions)
     columns = {
         "way": "text",
