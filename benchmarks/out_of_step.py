@@ -45,6 +45,7 @@ from common import Table, environment, introduce, parser, write
 from torch import nn
 from torch.nn import functional
 
+import ringcoll
 from ringcoll.bench import Meeting, summarize
 from ringcoll.bench.plot import check_matplotlib, save, styles
 from ringcoll.errors import RingcollError
@@ -192,6 +193,7 @@ def train(
     workers = k - 1 if has_server else k
     lr = options.lr / workers if is_async else options.lr
     optimizer = torch.optim.SGD(module.parameters(), lr=lr)
+    ringcoll.all_reduce(torch.zeros(1))  # connects the ranks, and measures their links
     begin()
     look = Look(module, digits, options.look_every, workers if is_async else 1)
     if has_server and rank == 0:

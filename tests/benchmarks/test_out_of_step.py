@@ -25,7 +25,7 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, SCRIPT, *words],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
         env=os.environ | variables,
     )
@@ -55,14 +55,13 @@ def test_a_short_run(tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(reason_why_not_slow()), reason=reason_why_not_slow())
 def test_a_slow_link_and_a_rank_that_leaves(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    words = ("--throttle", "50", "--leaves", "2", "--ways", "lock-step,server async")
+    words = ("--throttle", "50", "--leaves", "2", "--ways", "server async")
     done = run("-k", "3", *SMALL, *words, "--json", str(path))
     assert done.returncode == 0, done.stderr
     trained, left = results.read(path).tables
-    assert [row[1] for row in trained.rows] == ["2 x slower"] * 2 + ["link of 50 Mbit/s"] * 2
+    assert [row[1] for row in trained.rows] == ["2 x slower", "link of 50 Mbit/s"]
     assert all(row[-1] == 1 for row in trained.rows), "all have reached the target"
     assert [row[:3] for row in left.rows] == [
-        ["lock-step", "dies", "PeerLostError: 0, 1"],
         ["server async", "dies", "PeerLostError: 0, 1"],
         ["server async", "dies, is forgotten", "goes on: 0, 1"],
         ["server async", "says so", "goes on: 0, 1"],
