@@ -27,7 +27,9 @@
 `gossip`              averages with neighbours, on a ring or an exponential graph
 `local_sgd`           averages every H steps, and DiLoCo
 `server`              a parameter server, synchronous or with bounded staleness
+`arrivals`            messages from several ranks, each as it comes
 `compression`         compressed averages of gradients, with error feedback
+`compression_hook`    the same inside torch's DistributedDataParallel
 `compressors`         the largest elements, numbers of 8 bits, low rank
 `straggler`           a rank that is slow on purpose
 `messages`            messages between two ranks

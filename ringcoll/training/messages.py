@@ -1,8 +1,7 @@
 """Messages between two ranks, for training in which not all ranks meet.
 
 Problem: a collective makes all ranks meet. In a pipeline and in gossip a rank meets its neighbours
-only, and a parameter server talks to the worker that is ready. They need a message between two
-ranks, and the server needs a receive from whichever rank sends first.
+only, and a parameter server talks to each worker by itself. They need a message between two ranks.
 
 ===================================  =========================================================
 group                                messages
@@ -14,8 +13,7 @@ process group of torch               ``torch.distributed.isend`` and ``irecv``; 
 
 The receiver knows the length of a message, and messages with the same tag arrive in the order in
 which they were sent. Every wait has a time limit. A rank that waits for a peer that has left gets
-`PeerLostError` at once, or `CollectiveTimeoutError` at the time limit: gloo notices the end of a
-connection, but not in a receive from any rank. After an error the group's messages are over.
+`PeerLostError` at once. After an error the group's messages are over.
 
 An all-to-all with empty blocks would be a public collective for gossip. But empty blocks are
 messages too, so that each rank would wait for all others, which is what gossip avoids.
@@ -118,16 +116,15 @@ class Messages:
         )
         return self._started(start, f"receive from rank {src}", src)
 
-    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
-        """Receive into a tensor; return the rank in the group that has sent it.
+    def recv(self, tensor: Tensor, src: int, tag: int = 0) -> None:
+        """Receive into a tensor.
 
         Parameters
         ----------
         tensor
             As many elements as were sent, of the same dtype; contiguous.
         src
-            Rank in the group that sends; ``None`` for the rank whose message comes first, which
-            a group of `ringcoll.mpi_group` cannot do.
+            Rank in the group that sends.
         tag
             Number of the message.
 
@@ -136,19 +133,9 @@ class Messages:
         CollectiveTimeoutError
             No message came within the time limit.
         PeerLostError
-            A rank has left.
+            The rank has left.
         """
-        group = self._group
-        if src is None:
-            with self._typed_errors("receive from any rank", None):
-                if isinstance(group, OwnGroup):
-                    src = group.first_sender(_TAG + tag, self._timeout_s)
-                else:
-                    work: Any = dist.irecv(tensor, group=group, tag=_TAG + tag)
-                    work.wait(timedelta(seconds=self._timeout_s))
-                    return int(work._source_rank())
         self.receive(tensor, src, tag)()
-        return src
 
     def _started(self, start: Callable[[], Any], purpose: str, peer: int) -> Callable[[], None]:
         """Start a message; return the function that waits for it."""
