@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import torch
@@ -92,13 +92,7 @@ class Messages:
         callable
             Waits until the tensor was sent; raises as `recv`.
         """
-        group, tag = self._group, _TAG + tag
-        start: Callable[[], Any] = (
-            partial(group.isend, tensor, dst, tag)
-            if isinstance(group, OwnGroup)
-            else partial(dist.isend, tensor, group=group, group_dst=dst, tag=tag)
-        )
-        return self._started(start, f"send to rank {dst}", dst)
+        return self._started("isend", "dst", dst, tensor, tag)
 
     def receive(self, tensor: Tensor, src: int, tag: int = 0) -> Callable[[], None]:
         """Start to receive into a tensor; parameters as for `recv`.
@@ -108,13 +102,7 @@ class Messages:
         callable
             Waits until the tensor was received; raises as `recv`.
         """
-        group, tag = self._group, _TAG + tag
-        start: Callable[[], Any] = (
-            partial(group.irecv, tensor, src, tag)
-            if isinstance(group, OwnGroup)
-            else partial(dist.irecv, tensor, group=group, group_src=src, tag=tag)
-        )
-        return self._started(start, f"receive from rank {src}", src)
+        return self._started("irecv", "src", src, tensor, tag)
 
     def recv(self, tensor: Tensor, src: int, tag: int = 0) -> None:
         """Receive into a tensor.
@@ -137,10 +125,17 @@ class Messages:
         """
         self.receive(tensor, src, tag)()
 
-    def _started(self, start: Callable[[], Any], purpose: str, peer: int) -> Callable[[], None]:
+    def _started(
+        self, call: str, role: str, peer: int, tensor: Tensor, tag: int
+    ) -> Callable[[], None]:
         """Start a message; return the function that waits for it."""
+        purpose = f"{'send to' if role == 'dst' else 'receive from'} rank {peer}"
         with self._typed_errors(purpose, peer):
-            work = start()
+            if isinstance(self._group, OwnGroup):
+                work = getattr(self._group, call)(tensor, peer, _TAG + tag)
+            else:
+                named = {"group": self._group, f"group_{role}": peer, "tag": _TAG + tag}
+                work = getattr(dist, call)(tensor, **named)
 
         def wait() -> None:
             with self._typed_errors(purpose, peer):
