@@ -15,7 +15,7 @@ GPU_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-gpu peers bench-peers results docs clean
+.PHONY: help demo test lint format bench bench-gpu peers bench-peers results docs notebooks clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ results: $(VENV)/.installed-dev ## Write benchmarks/RESULTS.md anew from the rec
 
 docs: $(VENV)/.installed-dev ## Write docs/algorithms.md anew from the docstrings
 	@$(BIN)/python docs/build_algorithms.py
+
+notebooks: $(VENV)/.installed-notebooks ## Run the notebooks in full, and write their outputs
+	@$(BIN)/python notebooks/execute.py
 
 clean: ## Remove the environment, caches and what commands have written
 	rm -rf $(VENV) .peers build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

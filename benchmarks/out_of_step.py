@@ -1,10 +1,11 @@
-"""Training out of lock-step: time to a target loss, without and with a slow rank.
+"""Training out of lock-step: time to a target loss with a slow rank, a slow link, a lost rank.
 
 A perceptron learns scikit-learn's digits on k ranks, of which the last one, or in each step another
 one (``--wandering``), may compute several times slower than the others. Ways to train: *lock-step*,
-an all-reduce of the gradients in each step; *gossip* with the neighbours on a ring, or with one peer
-on an exponential graph; *local SGD* and *DiLoCo*, which meet every H steps; and a *server* on rank 0
-with k - 1 workers, synchronous, or asynchronous with a bounded staleness.
+an all-reduce of the gradients in each step, plain or compressed (top-k, 8 bits, PowerSGD, with error
+feedback); *gossip* with the neighbours on a ring, or with one peer on an exponential graph; *local
+SGD* and *DiLoCo*, which meet every H steps; and a *server* on rank 0 with k - 1 workers,
+synchronous, or asynchronous with a bounded staleness.
 
 A step computes for at least ``--step-ms`` milliseconds, mostly asleep, so that ranks that share a
 core are as fast as ranks with a core each. The target is a loss on the pictures that are not
@@ -15,15 +16,28 @@ until the target is reached.
 
 Gossip and a bounded staleness hide a rank that is late for a few steps. A rank that stays slow
 holds up all ranks in the end, unless ``--staleness`` is the number of steps.
+
+``--throttle RATE`` also trains with each rank on a host of its own, a name space, where the link of
+the last one has RATE Mbit/s; this needs root, ``ip`` and ``tc``. ``--leaves STEP`` also lets the
+last rank leave in that step: its process ends, or, with a server, it says so before. A rank that
+gets an error ends its process, as a program would.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import time
+from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.fakes
 
 import torch
 import torch.distributed as dist
@@ -31,9 +45,13 @@ from common import Table, environment, introduce, parser, write
 from torch import nn
 from torch.nn import functional
 
+import ringcoll
 from ringcoll.bench import Meeting, summarize
 from ringcoll.bench.plot import check_matplotlib, save, styles
-from ringcoll.launch.processes import Ranks
+from ringcoll.errors import RingcollError
+from ringcoll.launch.processes import RankError, Ranks, report
+from ringcoll.training.compression import CompressedGradients, Compressor
+from ringcoll.training.compressors import Int8, PowerSGD, TopK
 from ringcoll.training.data import Examples, batches, load_digits
 from ringcoll.training.data_parallel import average_gradients
 from ringcoll.training.gossip import Gossip
@@ -41,7 +59,13 @@ from ringcoll.training.local_sgd import LocalSGD, diloco
 from ringcoll.training.models import mlp
 from ringcoll.training.server import ParameterServer, ServerWorker
 from ringcoll.training.straggler import slowed
+from tests.fakes.hosts import HostRanks, Hosts, reason_why_not_slow
 
+COMPRESSED: dict[str, Callable[[], Compressor]] = {
+    "lock-step top-k": partial(TopK, 0.05),
+    "lock-step int8": Int8,
+    "lock-step PowerSGD": partial(PowerSGD, 2),
+}
 WAYS = (
     "lock-step",
     "gossip ring",
@@ -50,7 +74,22 @@ WAYS = (
     "DiLoCo",
     "server sync",
     "server async",
+    *COMPRESSED,
 )
+LIMIT_S = 2.0  # of the waits for a rank that has left
+STEPS_AFTER = 100  # so many steps the others do after it, if they can
+
+
+class Condition(NamedTuple):
+    """What is slow: the computing of a rank, or the link of the last one, in Mbit/s."""
+
+    factor: float = 1.0
+    mbit_per_s: float | None = None
+
+    def __str__(self) -> str:
+        if self.mbit_per_s is not None:
+            return f"link of {self.mbit_per_s:g} Mbit/s"
+        return "as all" if self.factor == 1 else f"{self.factor:g} x slower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +129,20 @@ class Look:
 class LockStep:
     """Data-parallel training, with the members that the other ways have."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, way: str) -> None:
         self.module = module
         k, nbytes = dist.get_world_size(), sum(p.nbytes for p in module.parameters())
         self.nbytes_a_step, self.nbytes_sent = 2 * (k - 1) * nbytes // k, 0
+        compressor = COMPRESSED.get(way)
+        self.compressed = compressor and CompressedGradients(module, compressor)
 
     def average(self) -> None:
         """Average the gradients."""
-        average_gradients(self.module)
-        self.nbytes_sent += self.nbytes_a_step
+        if self.compressed is None:
+            average_gradients(self.module)
+            self.nbytes_sent += self.nbytes_a_step
+        else:
+            self.nbytes_sent += self.compressed.average().nbytes
 
 
 def nothing() -> None:
@@ -106,20 +150,21 @@ def nothing() -> None:
 
 
 def without_server(
-    way: str, module: nn.Module, optimizer: torch.optim.Optimizer, every: int
+    options: Namespace, way: str, module: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[Any, Callable[[], None]]:
     """Return what counts bytes, and what follows backward."""
     before: Callable[[], object] = nothing
     after: Callable[[], object] = nothing
     trainer: Any
-    if way == "lock-step":
-        trainer = LockStep(module)
+    if way.startswith("lock-step"):
+        trainer = LockStep(module, way)
         before = trainer.average
     elif way.startswith("gossip "):
-        trainer = Gossip(module, graph=way.removeprefix("gossip "))
+        graph = way.removeprefix("gossip ")
+        trainer = Gossip(module, graph=graph, timeout_s=options.limit_s)
         after = trainer.mix
     else:
-        trainer = (LocalSGD if way == "local SGD" else diloco)(module, every=every)
+        trainer = (LocalSGD if way == "local SGD" else diloco)(module, every=options.every)
         after = trainer.step
 
     def step() -> None:
@@ -130,50 +175,72 @@ def without_server(
     return trainer, step
 
 
-def on_rank(options: Any, way: str, factor: float) -> Run:
-    """Train once; called on each rank."""
-    meeting, digits = Meeting(), load_digits()
-    rank, k = meeting.rank, meeting.world_size
+def train(
+    options: Namespace,
+    way: str,
+    factor: float,
+    begin: Callable[[], object],
+    leave: Callable[[int, Any], bool] = lambda step, trainer: False,
+) -> tuple[int, Look]:
+    """Train this rank; return the bytes that it has sent, and the losses.
+
+    All ranks ``begin`` together. ``leave(step, trainer)`` says whether this rank has left.
+    """
+    rank, k = dist.get_rank(), dist.get_world_size()
+    digits = Examples(*map(torch.from_numpy, options.digits))
     module = mlp(options.layers, options.width, seed=0)
     has_server, is_async = way.startswith("server"), way == "server async"
     workers = k - 1 if has_server else k
     lr = options.lr / workers if is_async else options.lr
     optimizer = torch.optim.SGD(module.parameters(), lr=lr)
-    meeting.barrier()
+    ringcoll.all_reduce(torch.zeros(1))  # connects the ranks, and measures their links
+    begin()
     look = Look(module, digits, options.look_every, workers if is_async else 1)
     if has_server and rank == 0:
-        staleness = options.staleness if is_async else None
-        trainer: Any = ParameterServer(module, optimizer, staleness=staleness)
+        trainer: Any = ParameterServer(
+            module,
+            optimizer,
+            staleness=options.staleness if is_async else None,
+            forgets_lost=options.forgets_lost,
+            timeout_s=options.limit_s,
+        )
         look.begin_s = time.perf_counter()
         trainer.serve(look)
+        return trainer.nbytes_sent, look
+    if has_server:
+        trainer = ServerWorker(module, timeout_s=options.limit_s)
+        step: Callable[[], None] = trainer.step
     else:
-        if has_server:
-            trainer = ServerWorker(module)
-            step: Callable[[], None] = trainer.step
-        else:
-            trainer, step = without_server(way, module, optimizer, options.every)
-        look.begin_s = time.perf_counter()
-        slow = slow_ranks(options, k)
-        for indices, slow_rank in zip(
-            samples(options, rank - has_server, workers), slow, strict=True
-        ):
-            with slowed(factor if rank == slow_rank else 1.0, least_s=options.step_ms / 1e3):
-                module.zero_grad()
-                outputs = module(digits.train_inputs[indices])
-                loss = functional.cross_entropy(outputs, digits.train_targets[indices])
-                torch.autograd.backward(loss)
-            step()
-            if rank == 0:
-                look()
-        if has_server:
-            trainer.leave()
-    nbytes = max(meeting.gather(trainer.nbytes_sent))
+        trainer, step = without_server(options, way, module, optimizer)
+    look.begin_s = time.perf_counter()
+    indices, slow = samples(options, rank - has_server, workers), slow_ranks(options, k)
+    for number, (chosen, slow_rank) in enumerate(zip(indices, slow, strict=True)):
+        if leave(number, trainer):
+            return trainer.nbytes_sent, look
+        with slowed(factor if rank == slow_rank else 1.0, least_s=options.step_ms / 1e3):
+            module.zero_grad()
+            outputs = module(digits.train_inputs[chosen])
+            loss = functional.cross_entropy(outputs, digits.train_targets[chosen])
+            torch.autograd.backward(loss)
+        step()
+        if rank == 0:
+            look()
+    if has_server:
+        trainer.leave()
+    return trainer.nbytes_sent, look
+
+
+def on_rank(options: Namespace, way: str, factor: float) -> Run:
+    """Train once; called on each rank."""
+    meeting = Meeting()
+    nbytes_sent, look = train(options, way, factor, meeting.barrier)
+    nbytes = max(meeting.gather(nbytes_sent))
     curve: Sequence[tuple[float, int, float]] = meeting.gather(tuple(look.curve))[0]
     meeting.close()
     return Run(tuple(curve), options.steps, nbytes)
 
 
-def slow_ranks(options: Any, world_size: int) -> list[int]:
+def slow_ranks(options: Namespace, world_size: int) -> list[int]:
     """The slow rank of each step: the last rank, or another rank each time, but never rank 0."""
     if not options.wandering:
         return [world_size - 1] * options.steps
@@ -182,7 +249,7 @@ def slow_ranks(options: Any, world_size: int) -> list[int]:
     return ranks
 
 
-def samples(options: Any, worker: int, workers: int) -> torch.Tensor:
+def samples(options: Namespace, worker: int, workers: int) -> torch.Tensor:
     """The samples of a worker: indices, (steps, batch)."""
     epochs: list[torch.Tensor] = []
     while sum(map(len, epochs)) < options.steps:
@@ -190,38 +257,152 @@ def samples(options: Any, worker: int, workers: int) -> torch.Tensor:
     return torch.cat(epochs)[: options.steps]
 
 
-def row(way: str, factor: float, runs: Sequence[Run], target: float) -> tuple[object, ...]:
+# --- a rank that leaves -----------------------------------------------------------------
+
+
+def until_a_rank_leaves(options: Namespace, way: str, says_so: bool) -> None:
+    """Train while the last rank leaves; report what came of it, and when."""
+    rank = dist.get_rank()
+
+    def leave(step: int, trainer: Any) -> bool:
+        if rank != dist.get_world_size() - 1 or step < options.leaves:
+            return False
+        report((rank, "leaves", time.monotonic()))
+        if says_so:
+            trainer.leave()
+            return True
+        os._exit(3)
+
+    try:
+        train(options, way, 1.0, dist.barrier, leave)
+    except RingcollError as error:
+        report((rank, type(error).__name__, time.monotonic()))
+        os._exit(1)
+    report((rank, "goes on", time.monotonic()))
+
+
+def leaving(options: Namespace, way: str, says_so: bool, forgets_lost: bool) -> tuple[object, ...]:
+    """A row of the table: what the others do, and the times until the first and the last notice."""
+    changes = {
+        "steps": options.leaves + STEPS_AFTER,
+        "forgets_lost": forgets_lost,
+        "limit_s": LIMIT_S,
+    }
+    reports: list[tuple[int, str, float]] = []
+    pool = Ranks(options.ranks, backend="ringcoll", timeout_s=60.0, threads=1)
+    with contextlib.suppress(RankError), pool as ranks:  # the rank that has left
+        changed = Namespace(**vars(options) | changes)
+        ranks.run(until_a_rank_leaves, changed, way, says_so, on_report=reports.append)
+    kinds = dict.fromkeys(range(options.ranks - 1), "waits")
+    kinds.update((rank, kind) for rank, kind, _ in reports if rank < options.ranks - 1)
+    together: dict[str, list[str]] = defaultdict(list)
+    for rank, kind in kinds.items():
+        together[kind].append(str(rank))
+    others = "; ".join(f"{kind}: {', '.join(ranks)}" for kind, ranks in together.items())
+    (left_s,) = (when for _, kind, when in reports if kind == "leaves")
+    noticed = sorted(when - left_s for _, kind, when in reports if kind.endswith("Error"))
+    return (
+        way,
+        "says so" if says_so else "dies, is forgotten" if forgets_lost else "dies",
+        others,
+        noticed[0] if noticed else None,
+        noticed[-1] if noticed else None,
+    )
+
+
+def leaving_table(options: Namespace, ways: Sequence[str]) -> Table:
+    """What follows when the last rank leaves."""
+    rows = []
+    for way in ways:
+        if way not in COMPRESSED:
+            rows.append(leaving(options, way, says_so=False, forgets_lost=False))
+        if way.startswith("server"):
+            rows.append(leaving(options, way, says_so=False, forgets_lost=True))
+            rows.append(leaving(options, way, says_so=True, forgets_lost=False))
+    columns = {
+        "way": "text",
+        "last rank": "text",
+        "other ranks": "text",
+        "first notice": "seconds",
+        "last notice": "seconds",
+    }
+    caption = (
+        f"The last of {options.ranks} ranks leaves in step {options.leaves}; the others go on for "
+        f"{STEPS_AFTER} steps if they can. Waits of gossip and servers end after {LIMIT_S:g} s."
+    )
+    return Table(columns, rows, caption)
+
+
+# --- tables and pictures ----------------------------------------------------------------
+
+
+def row(way: str, condition: Condition, runs: Sequence[Run], target: float) -> tuple[object, ...]:
     """A row of the table: medians over the runs that have reached the target."""
     reached = [place for run in runs if (place := run.at_target(target)) is not None]
     lowest = min(loss for run in runs for _, _, loss in run.curve)
     if not reached:
-        return way, factor, None, None, None, None, lowest, 0
+        return way, str(condition), None, None, None, None, lowest, 0
     times, steps = (summarize(column) for column in zip(*reached, strict=True))
     nbytes = int(runs[0].nbytes * steps.p50_s / runs[0].num_steps)
-    return way, factor, times.p50_s, times.spread, int(steps.p50_s), nbytes, lowest, len(reached)
+    medians = times.p50_s, times.spread, int(steps.p50_s), nbytes
+    return way, str(condition), *medians, lowest, len(reached)
 
 
-def draw(path: Path, runs: dict[tuple[str, float], list[Run]], target: float) -> None:
-    """Draw the loss over time: a panel for each slowness, and the last run of each way."""
+def draw(path: Path, runs: dict[tuple[str, Condition], list[Run]], target: float) -> None:
+    """Draw the loss over time: a column for each condition, the last run of each way.
+
+    The compressed ways have a row of their own, beside lock-step.
+    """
     from matplotlib.figure import Figure
 
-    factors = sorted({factor for _, factor in runs})
-    figure = Figure(figsize=(5.5 * len(factors), 4.8), layout="constrained")
-    panels = figure.subplots(1, len(factors), sharey=True, squeeze=False)[0]
-    looks = styles(["native", *WAYS[1:]])
-    looks["lock-step"] = looks["native"]
-    for panel, factor in zip(panels, factors, strict=True):
-        for (way, other), repeated in runs.items():
-            if other == factor:
-                times, _, losses = zip(*repeated[-1].curve, strict=True)
-                panel.plot(times, losses, label=way, markevery=0.2, linewidth=1.5, **looks[way])
-        panel.axhline(target, color="grey", linewidth=0.8)
-        title = "all ranks alike" if factor == 1 else f"one rank {factor:g} times slower"
-        panel.set(xlabel="time (s)", title=title, yscale="log")
-        panel.grid(visible=True, alpha=0.3)
-    panels[0].set_ylabel("loss on the test set")
-    panels[-1].legend()
+    conditions = list(dict.fromkeys(condition for _, condition in runs))
+    families = [
+        [way for way in family if any(way == other for other, _ in runs)]
+        for family in (WAYS[: -len(COMPRESSED)], ("lock-step", *COMPRESSED))
+    ]
+    families = [family for family in families if set(family) - {"lock-step"}] or families[:1]
+    size = len(families), len(conditions)
+    figure = Figure(figsize=(4.8 * size[1], 4.2 * size[0]), layout="constrained")
+    panels = figure.subplots(*size, sharey=True, squeeze=False)
+    for family, line in zip(families, panels, strict=True):
+        looks = styles(["native", *family[1:]])
+        looks[family[0]] = looks["native"]
+        for panel, condition in zip(line, conditions, strict=True):
+            for way in family:
+                if (way, condition) in runs:
+                    times, _, losses = zip(*runs[way, condition][-1].curve, strict=True)
+                    panel.plot(times, losses, label=way, markevery=0.2, linewidth=1.5, **looks[way])
+            panel.axhline(target, color="grey", linewidth=0.8)
+            panel.set(xlabel="time (s)", title=f"slow rank: {condition}", yscale="log")
+            panel.grid(visible=True, alpha=0.3)
+        line[0].set_ylabel("loss on the test set")
+        line[-1].legend()
     save(figure, path)
+
+
+def measure(
+    options: Namespace, ways: Sequence[str], conditions: Sequence[Condition]
+) -> dict[tuple[str, Condition], list[Run]]:
+    """Train each way under each condition, in turns."""
+    runs: dict[tuple[str, Condition], list[Run]] = {}
+    last = options.ranks - 1
+    with contextlib.ExitStack() as stack:
+        pools: dict[float | None, Ranks] = {}
+        for rate in dict.fromkeys(condition.mbit_per_s for condition in conditions):
+            if rate is None:
+                ranks = Ranks(options.ranks, backend="ringcoll", timeout_s=600.0, threads=1)
+            else:
+                hosts = stack.enter_context(Hosts(options.ranks, mbit_per_s={last: rate}))
+                where = range(options.ranks)
+                ranks = HostRanks(hosts, where, backend="ringcoll", timeout_s=600.0)
+            pools[rate] = stack.enter_context(ranks)
+        for _ in range(options.runs):
+            for condition in conditions:
+                for way in ways:
+                    pool = pools[condition.mbit_per_s]
+                    run = pool.run(on_rank, options, way, condition.factor)[0]
+                    runs.setdefault((way, condition), []).append(run)
+    return runs
 
 
 def main() -> None:
@@ -243,25 +424,28 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=32)
     arguments.add_argument("--lr", type=float, default=0.1)
     arguments.add_argument("--picture", type=Path, metavar="FILE", help="draw the loss over time")
+    arguments.add_argument("--throttle", type=float, metavar="RATE", help="Mbit/s of a slow link")
+    arguments.add_argument("--leaves", type=int, metavar="STEP", help="step of a rank that leaves")
+    arguments.set_defaults(forgets_lost=False, limit_s=600.0)
     options = arguments.parse_args()
     ways = options.ways.split(",")
     if not set(ways) <= set(WAYS):
         arguments.error(f"--ways: expected some of {', '.join(WAYS)}, got {options.ways}")
     if options.picture is not None:
         check_matplotlib()
-    factors = [float(factor) for factor in options.slower.split(",")]
+    if options.throttle is not None and (reason := reason_why_not_slow()):
+        sys.exit(f"--throttle: {reason}")
+    conditions = [Condition(float(factor)) for factor in options.slower.split(",")]
+    if options.throttle is not None:
+        conditions.append(Condition(mbit_per_s=options.throttle))
     facts = environment(options.ranks)
     introduce(facts)
-    runs: dict[tuple[str, float], list[Run]] = {}
-    with Ranks(options.ranks, backend="ringcoll", timeout_s=600.0, threads=1) as ranks:
-        for _ in range(options.runs):
-            for factor in factors:
-                for way in ways:
-                    run = ranks.run(on_rank, options, way, factor)[0]
-                    runs.setdefault((way, factor), []).append(run)
+    # For the ranks: each would import scikit-learn, and torch sends a tensor as shared memory.
+    options.digits = [tensor.numpy() for tensor in load_digits()]
+    runs = measure(options, ways, conditions)
     columns = {
         "way": "text",
-        "slower": "number",
+        "slow rank": "text",
         "to the target": "seconds",
         "spread": "share",
         "steps": "count",
@@ -270,20 +454,23 @@ def main() -> None:
         "reached": "count",
     }
     rows = [row(*key, repeated, options.target) for key, repeated in runs.items()]
-    slow = "in each step another rank" if options.wandering else "the last one"
+    slow = "another one in each step" if options.wandering else "the last one"
     caption = (
-        f"Loss {options.target:g}, {options.ranks} ranks, {slow} so many times slower; "
+        f"Loss {options.target:g}, {options.ranks} ranks; the slow rank is {slow}; "
         f"{options.runs} runs of {options.steps} steps of {options.step_ms:g} ms, "
         f"batch {options.batch}, SGD with learning rate {options.lr:g}, H = {options.every}, "
         f"staleness {options.staleness}."
     )
-    table = Table(columns, rows, caption)
-    table.show()
+    tables = [Table(columns, rows, caption)]
+    tables[0].show()
+    if options.leaves is not None:
+        tables.append(leaving_table(options, ways))
+        tables[1].show()
     pictures = []
     if options.picture is not None:
         draw(options.picture, runs, options.target)
         pictures.append(options.picture.name)
-    write(options.json, __doc__, facts, [table], pictures=pictures)
+    write(options.json, __doc__, facts, tables, pictures=pictures)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def timeline(axes: Axes, lanes: Mapping[str, Sequence[TimeSpan]]) -> None:
     axes.set_xlabel("time (ms)")
     axes.grid(visible=True, axis="x", alpha=0.3)
     if kinds:
-        axes.legend(ncols=len(kinds), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 # --- pipelines ------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from ringcoll.transport import catalogue
 from ringcoll.transport.base import Handle, Message
 
 __all__ = [
-    "OWN_TAG",
     "MessageWork",
     "OwnGroup",
     "abort",
@@ -37,9 +36,7 @@ __all__ = [
 _log = logging.getLogger("ringcoll")
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 _ANY_GPU = torch.device("cuda")
-OWN_TAG = 1 << 31
-"""Mixed into tags of messages from rank to rank, apart from operations' tags of 31 bits."""
-
+_OWN_TAG = 1 << 31  # apart from the tags of operations, which have 31 bits
 # By group, without keeping it alive. A plain dictionary, because a look-up has to be quick.
 _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
 _making = threading.Lock()
@@ -94,35 +91,17 @@ class OwnGroup:
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> MessageWork:
         """Start to send a contiguous tensor, which stays as it is until the message is complete."""
-        return self._start(tensor.device, [], [Message(dst, tensor.view(-1), tag | OWN_TAG)])
+        return self._start(tensor.device, [], [Message(dst, tensor.view(-1), tag | _OWN_TAG)])
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> MessageWork:
         """Start to receive into a contiguous tensor; messages of a tag arrive in order."""
-        return self._start(tensor.device, [Message(src, tensor.view(-1), tag | OWN_TAG)], [])
+        return self._start(tensor.device, [Message(src, tensor.view(-1), tag | _OWN_TAG)], [])
 
     def _start(
         self, device: torch.device, receives: list[Message], sends: list[Message]
     ) -> MessageWork:
         member = self.on(device)
         return MessageWork(member, *member.transport.post(receives, sends))
-
-    def first_sender(self, tag: int, timeout_s: float) -> int:
-        """Wait for a message of a tag that is not received yet; return the rank that has sent it.
-
-        Raises
-        ------
-        ArgumentError
-            The group cannot look for messages of any rank.
-        CollectiveTimeoutError, PeerLostError
-            No rank has sent within ``timeout_s`` seconds, or a rank has left.
-        """
-        raise ArgumentError(
-            "the group cannot receive from any rank",
-            rank=self.rank(),
-            argument="group",
-            expected="a process group of torch, or a LocalGroup",
-            got=type(self).__name__,
-        )
 
     def close(self, drain_s: float = 0.0) -> None:
         """Release the group's resources, on all its ranks; the group cannot be used any more.

@@ -8,22 +8,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringcoll.collectives.groups import OWN_TAG, OwnGroup
+from ringcoll.collectives.groups import OwnGroup
 from ringcoll.errors import PeerLostError
 from ringcoll.runtime.communicator import Communicator
-from ringcoll.transport.local import Hub, LocalTransport
+from ringcoll.transport.local import Hub
 
 __all__ = ["LocalGroup", "run_threads"]
 
 
 class LocalGroup(OwnGroup):
     """A rank of a group whose ranks are threads of this process; see `run_threads`."""
-
-    def first_sender(self, tag: int, timeout_s: float) -> int:
-        """Wait for a message of any rank; see `OwnGroup.first_sender`."""
-        transport = self.communicator.transport
-        assert isinstance(transport, LocalTransport)
-        return transport.hub.first_sender(self.rank(), tag | OWN_TAG, timeout_s)
 
 
 def run_threads(

@@ -6,7 +6,8 @@ loses something. With *error feedback* the loss is not lost: rank i keeps a resi
 T steps the sum of what a rank has sent differs from the sum of its gradients by the last e alone.
 Where C loses at most a fraction q < 1 of the norm, e never grows beyond ``q / (1 - q) max |g|``.
 
-`ringcoll.training.compressors` has three of them, and says what each sends and loses. All ranks get
+`ringcoll.training.compressors` has three of them, and says what each sends and loses;
+`ringcoll.training.compression_hook` runs them inside torch's DistributedDataParallel. All ranks get
 the same average, to the last bit, if their processors multiply alike. Gradients have to be finite:
 an infinity would stay in the residual.
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +55,12 @@ class Sent(NamedTuple):
     def relative_error(self) -> float:
         """Share of the norm that was not sent; 0 if there was nothing to send."""
         return self.lost_norm / self.norm if self.norm else 0.0
+
+    @staticmethod
+    def total(reports: Sequence[Sent]) -> Sent:
+        """A report on several averages, at least one, together."""
+        sent, plain, norms, lost = zip(*reports, strict=True)
+        return Sent(sum(sent), sum(plain), math.hypot(*norms), math.hypot(*lost))
 
 
 class Compressor(ABC):
@@ -182,5 +189,4 @@ class CompressedGradients:
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
             reports.append(compressor.average(param.grad))
-        sent, plain, norms, lost = zip(*reports, strict=True)
-        return Sent(sum(sent), sum(plain), math.hypot(*norms), math.hypot(*lost))
+        return Sent.total(reports)

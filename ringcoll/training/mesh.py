@@ -126,14 +126,15 @@ class ParallelTransformer:
     num_microbatches
         Micro-batches of a step, on each place of the data axis.
     schedule
-        Name of the pipeline's schedule, with one stage a rank.
+        Name of the pipeline's schedule, one of `SCHEDULES`. With ``"interleaved"`` a rank has two
+        stages, so that the transformer has at least two blocks for each rank of the pipeline axis.
     sequence
         As for `tensor_parallel`.
 
     Raises
     ------
     ArgumentError
-        The model cannot be split like that.
+        The model cannot be split like that, or there is no such schedule.
 
     Examples
     --------
@@ -158,16 +159,25 @@ class ParallelTransformer:
         sequence: bool = False,
     ) -> None:
         self.model, self.mesh = model, mesh
+        if schedule not in SCHEDULES:
+            raise ArgumentError(
+                "there is no such schedule",
+                rank=dist.get_rank(),
+                argument="schedule",
+                expected=", ".join(SCHEDULES),
+                got=schedule,
+            )
+        size, place = mesh.sizes["pipeline"], mesh.place["pipeline"]
+        plan = SCHEDULES[schedule](size, num_microbatches)
         tensor_parallel(model, mesh.groups["tensor"], sequence=sequence)
-        num_stages, stage = mesh.sizes["pipeline"], mesh.place["pipeline"]
-        self.stage = stages(model, num_stages)[stage]
-        self.params = list(self.stage.parameters())
-        self._ends = [0, num_stages - 1] if num_stages > 1 and stage in (0, num_stages - 1) else []
+        self.stages = stages(model, plan.num_stages)[place::size]
+        self.params = [param for stage in self.stages for param in stage.parameters()]
+        self._ends = [0, size - 1] if size > 1 and place in (0, size - 1) else []
         self._tied = model.head.scores.weight
         self.pipeline = Pipeline(
-            [self.stage],
+            self.stages,
             partial(vocabulary_loss, group=mesh.groups["tensor"]),
-            SCHEDULES[schedule](num_stages, num_microbatches),
+            plan,
             mesh.groups["pipeline"],
         )
 

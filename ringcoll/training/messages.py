@@ -1,8 +1,7 @@
 """Messages between two ranks, for training in which not all ranks meet.
 
 Problem: a collective makes all ranks meet. In a pipeline and in gossip a rank meets its neighbours
-only, and a parameter server talks to the worker that is ready. They need a message between two
-ranks, and the server needs a receive from whichever rank sends first.
+only, and a parameter server talks to each worker by itself. They need a message between two ranks.
 
 ===================================  =========================================================
 group                                messages
@@ -14,8 +13,7 @@ process group of torch               ``torch.distributed.isend`` and ``irecv``; 
 
 The receiver knows the length of a message, and messages with the same tag arrive in the order in
 which they were sent. Every wait has a time limit. A rank that waits for a peer that has left gets
-`PeerLostError` at once, or `CollectiveTimeoutError` at the time limit: gloo notices the end of a
-connection, but not in a receive from any rank. After an error the group's messages are over.
+`PeerLostError` at once. After an error the group's messages are over.
 
 An all-to-all with empty blocks would be a public collective for gossip. But empty blocks are
 messages too, so that each rank would wait for all others, which is what gossip avoids.
@@ -27,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import torch
@@ -58,6 +56,8 @@ class Messages:
     ----------
     rank, world_size
         This rank, and the number of ranks.
+    group
+        The group; the default group in place of ``None``.
 
     Raises
     ------
@@ -66,7 +66,7 @@ class Messages:
     """
 
     def __init__(self, group: Any = None, timeout_s: float | None = None) -> None:
-        self._group = member = as_group(group)
+        self.group = member = as_group(group)
         self.rank, self.world_size = member.rank(), member.size()
         self._timeout_s = time_limit_s(member) if timeout_s is None else timeout_s
         if self._timeout_s <= 0:
@@ -95,13 +95,7 @@ class Messages:
         callable
             Waits until the tensor was sent; raises as `recv`.
         """
-        group, tag = self._group, _TAG + tag
-        start: Callable[[], Any] = (
-            partial(group.isend, tensor, dst, tag)
-            if isinstance(group, OwnGroup)
-            else partial(dist.isend, tensor, group=group, group_dst=dst, tag=tag)
-        )
-        return self._started(start, f"send to rank {dst}", dst)
+        return self._started("isend", "dst", dst, tensor, tag)
 
     def receive(self, tensor: Tensor, src: int, tag: int = 0) -> Callable[[], None]:
         """Start to receive into a tensor; parameters as for `recv`.
@@ -111,24 +105,17 @@ class Messages:
         callable
             Waits until the tensor was received; raises as `recv`.
         """
-        group, tag = self._group, _TAG + tag
-        start: Callable[[], Any] = (
-            partial(group.irecv, tensor, src, tag)
-            if isinstance(group, OwnGroup)
-            else partial(dist.irecv, tensor, group=group, group_src=src, tag=tag)
-        )
-        return self._started(start, f"receive from rank {src}", src)
+        return self._started("irecv", "src", src, tensor, tag)
 
-    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
-        """Receive into a tensor; return the rank in the group that has sent it.
+    def recv(self, tensor: Tensor, src: int, tag: int = 0) -> None:
+        """Receive into a tensor.
 
         Parameters
         ----------
         tensor
             As many elements as were sent, of the same dtype; contiguous.
         src
-            Rank in the group that sends; ``None`` for the rank whose message comes first, which
-            a group of `ringcoll.mpi_group` cannot do.
+            Rank in the group that sends.
         tag
             Number of the message.
 
@@ -137,28 +124,24 @@ class Messages:
         CollectiveTimeoutError
             No message came within the time limit.
         PeerLostError
-            A rank has left.
+            The rank has left.
         """
-        group = self._group
-        if src is None:
-            with waiting(None, group) as awaited, self._typed_errors("receive from any rank", None):
-                if isinstance(group, OwnGroup):
-                    awaited.peer = src = group.first_sender(_TAG + tag, self._timeout_s)
-                else:
-                    work: Any = dist.irecv(tensor, group=group, tag=_TAG + tag)
-                    work.wait(timedelta(seconds=self._timeout_s))
-                    awaited.peer = src = int(work._source_rank())
-                    return src
         self.receive(tensor, src, tag)()
-        return src
 
-    def _started(self, start: Callable[[], Any], purpose: str, peer: int) -> Callable[[], None]:
+    def _started(
+        self, call: str, role: str, peer: int, tensor: Tensor, tag: int
+    ) -> Callable[[], None]:
         """Start a message; return the function that waits for it."""
+        purpose = f"{'send to' if role == 'dst' else 'receive from'} rank {peer}"
         with self._typed_errors(purpose, peer):
-            work = start()
+            if isinstance(self.group, OwnGroup):
+                work = getattr(self.group, call)(tensor, peer, _TAG + tag)
+            else:
+                named = {"group": self.group, f"group_{role}": peer, "tag": _TAG + tag}
+                work = getattr(dist, call)(tensor, **named)
 
         def wait() -> None:
-            with waiting(peer, self._group), self._typed_errors(purpose, peer):
+            with waiting(peer, self.group), self._typed_errors(purpose, peer):
                 work.wait(timedelta(seconds=self._timeout_s))
 
         return wait

@@ -180,8 +180,7 @@ class Pipeline:
         self._mailbox.begin(has_new_shapes=layout != self._layout)
         self._layout = layout
         for action in self.schedule.programs[self.rank]:
-            name = action.kind.name.lower()
-            with phase(name, stage=action.stage, microbatch=action.microbatch):
+            with phase(action.kind.name.lower(), stage=action.stage, microbatch=action.microbatch):
                 self._run[action.kind](action)
             peak = max(peak, len(self._kept))
         done_s = time.perf_counter()

@@ -16,12 +16,11 @@ Bounded staleness
     most ``staleness`` ahead of the slowest worker's. With 0 all workers begin a step together;
     without a bound a gradient could be computed on parameters that are arbitrarily old.
 
-The server serves whichever worker comes first: it receives from any rank. A worker that has
-finished says so, and does not hold up the others any more. A worker that has died does, until the
-time limit ends the training with an error.
+The server serves whichever worker comes first (`ringcoll.training.arrivals`). A worker that has
+finished says so, and does not hold up the others any more. That a worker has died is noticed at
+once. Then the training ends with an error, or, with ``forgets_lost``, goes on with the others.
 
-Cost: a worker sends and receives the bytes of the parameters once a step; the server moves k - 1
-times as many, which is why large systems split the parameters over several servers.
+Cost: a worker sends and receives the parameters' bytes once a step, the server k - 1 times.
 
 Source: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
 Server", NeurIPS 2013; Li et al., "Scaling Distributed Machine Learning with the Parameter Server",
@@ -31,14 +30,15 @@ OSDI 2014.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.optim import Optimizer
 
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, PeerLostError
+from ringcoll.training.arrivals import Arrivals
 from ringcoll.training.flat import FlatParameters, begin_alike
 from ringcoll.training.messages import Messages
 from ringcoll.training.phases import phase
@@ -86,11 +86,15 @@ class ParameterServer:
     staleness
         Number of steps that a worker may be ahead of the slowest worker; ``None`` for synchronous
         training, with the average of all workers' gradients.
+    forgets_lost
+        Whether a worker that was lost counts as a worker that has left; otherwise `serve` raises.
     timeout_s
         Time limit of the wait for a worker, in seconds.
 
     Attributes
     ----------
+    lost : list of int
+        Ranks of the workers that were lost.
     num_updates
         Number of steps of the optimizer so far.
     nbytes_sent
@@ -110,6 +114,7 @@ class ParameterServer:
         group: Any = None,
         *,
         staleness: int | None = None,
+        forgets_lost: bool = False,
         timeout_s: float = 300.0,
     ) -> None:
         self._messages = Messages(group, timeout_s)
@@ -124,8 +129,9 @@ class ParameterServer:
             )
         self._params, self._optimizer = FlatParameters(module), optimizer
         self._staleness = staleness
-        flat = self._params.read()
-        self._incoming = flat.new_empty(len(flat) + 1)  # a gradient, and 1; or the end, and 0
+        self._ignored = (PeerLostError,) if forgets_lost else ()
+        self._arrivals = Arrivals(self._messages, pad(self._params.read(), (0, 1)))
+        self.lost: list[int] = []
         self.num_updates = self.nbytes_sent = 0
         begin_alike(module, group)
 
@@ -140,49 +146,50 @@ class ParameterServer:
         Raises
         ------
         PeerLostError, CollectiveTimeoutError
-            A worker was lost, or no worker came within the time limit.
+            A worker was lost, or did not come within the time limit.
         """
         clocks = dict.fromkeys(range(1, self._messages.world_size), 0)
         waiting: dict[int, Tensor] = {}  # gradients of the workers that wait for a reply
+        for worker in clocks:
+            self._arrivals.expect(worker)
         while clocks:
-            worker = self._messages.recv(self._incoming)
-            gradient, is_leaving = self._incoming[:-1], not self._incoming[-1]
-            if is_leaving:
+            worker, gradient = self._next()
+            if gradient is None:
                 del clocks[worker]
             else:
                 clocks[worker] += 1
-                waiting[worker] = gradient.clone()
-            if self._staleness is None:
-                if waiting and len(waiting) == len(clocks):
-                    in_order = [waiting[rank] for rank in sorted(waiting)]
-                    self._update(torch.stack(in_order).mean(0), on_update)
-            elif not is_leaving:
-                self._update(gradient, on_update)
+                waiting[worker] = gradient
+            if self._staleness is None:  # a step with the average, when all workers have come
+                come = [waiting[rank] for rank in sorted(waiting)]
+                gradient = torch.stack(come).mean(0) if len(come) == len(clocks) > 0 else None
+            if gradient is not None:
+                with phase("update"):
+                    self._params.set_grads(gradient)
+                    self._optimizer.step()
+                self.num_updates += 1
+                on_update()
             limit = min(clocks.values(), default=0) + (self._staleness or 0)
-            self._reply([rank for rank in waiting if clocks[rank] <= limit], waiting)
+            params = self._params.read()
+            for rank in [rank for rank in waiting if clocks[rank] <= limit]:
+                self._arrivals.expect(rank, params)
+                self.nbytes_sent += params.nbytes
+                del waiting[rank]
 
-    def _update(self, gradient: Tensor, on_update: Callable[[], object]) -> None:
-        with phase("update"):
-            self._params.set_grads(gradient)
-            self._optimizer.step()
-        self.num_updates += 1
-        on_update()
-
-    def _reply(self, workers: list[int], waiting: dict[int, Tensor]) -> None:
-        """Send the parameters to workers, which then do not wait any more."""
-        params = self._params.read()
-        sends = [self._messages.send(params, worker) for worker in workers]
-        for worker, wait in zip(workers, sends, strict=True):
-            wait()
-            del waiting[worker]
-            self.nbytes_sent += params.nbytes
+    def _next(self) -> tuple[int, Tensor | None]:
+        """The next worker, and its gradient, before a 1; ``None`` if it has left (0), or is lost."""
+        worker, message = self._arrivals.take()
+        if isinstance(message, self._ignored):
+            self.lost.append(worker)
+            return worker, None
+        if isinstance(message, Exception):
+            raise message
+        return worker, message[:-1] if message[-1] else None
 
 
 class ServerWorker:
     """A worker of a `ParameterServer`, on each rank but 0; a context manager that ends with `leave`.
 
-    A block that ends with an exception does not leave: the server then waits for this rank until
-    its time limit, or until the process has ended.
+    A block that ends with an exception does not leave: the server then waits for this rank.
 
     Parameters
     ----------
@@ -234,11 +241,6 @@ class ServerWorker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is None:
             self.leave()

@@ -61,32 +61,22 @@ Parallel", VLDB 2023 (flat parameters, freed storage, gathering ahead); Loshchil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
-from ringcoll.errors import ArgumentError, BackwardError
-from ringcoll.training.checks import check_dense, check_same_kinds
-from ringcoll.training.flat import begin_alike
-from ringcoll.training.flat_bucket import FlatBucket
-from ringcoll.training.gather_ahead import gather_for_modules
-from ringcoll.training.gradient_buckets import assign_buckets
+from ringcoll.training.sharded_buckets import BUCKET_BYTES, ShardedBuckets
 from ringcoll.training.state_bytes import ModelStates, storage_nbytes
 
 __all__ = ["ShardedAdamW"]
 
-_BUCKET_BYTES = 25 << 20  # as in torch's DistributedDataParallel
-_MOST_REDUCING = 2  # buckets on their way while the gradients of the next are computed
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of AdamW's averages
 
 
-class ShardedAdamW:
+class ShardedAdamW(ShardedBuckets):
     """AdamW that shards optimizer state, gradients and parameters over the ranks.
 
     After `step` all ranks have the same parameters to the last bit. They are those that
@@ -164,86 +154,18 @@ class ShardedAdamW:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
-        bucket_bytes: int = _BUCKET_BYTES,
+        bucket_bytes: int = BUCKET_BYTES,
         max_norm: float | None = None,
         mixed: torch.dtype | None = None,
     ) -> None:
-        self._require = partial(_require, as_group(group).rank())
-        self._require("stage", stage in (1, 2, 3), "1, 2 or 3", stage)
-        self._require("bucket_bytes", bucket_bytes > 0, "> 0", bucket_bytes)
+        self.group = group
         self._require("max_norm", max_norm is None or max_norm > 0, "> 0, or None", max_norm)
-        is_float = mixed is None or mixed.is_floating_point
-        self._require("mixed", is_float, "a floating-point dtype, or None", mixed)
-        named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
-        self._require("module", bool(named), "parameters that need a gradient", "none")
-        for name, param in named:
-            wanted = f"a floating-point dtype of parameter {name}"
-            self._require("module", param.is_floating_point(), wanted, param.dtype)
-        check_same_kinds(module, group)
-        begin_alike(module, group)
-        for param in module.parameters() if mixed is not None else ():
-            if param.is_floating_point() and not param.requires_grad:
-                param.data = param.data.to(mixed)
-        self.group, self.stage, self.max_norm = group, stage, max_norm
+        super().__init__(module, group, stage=stage, bucket_bytes=bucket_bytes, mixed=mixed)
+        self.max_norm = max_norm
         self.last_norm: float | None = None
-        # The last parameters are in the first bucket, as backward finds them.
-        buckets = assign_buckets([param for _, param in named], bucket_bytes, bucket_bytes)
-        self._buckets = [
-            FlatBucket([named[index] for index in indices], group, stage, mixed)
-            for indices in buckets
-        ]
         self.adamw = torch.optim.AdamW(
             [bucket.master for bucket in self._buckets], lr, betas, eps, weight_decay
         )
-        self._launched = 0  # number of buckets of this step that are reduced, or on their way
-        self._syncing = True
-        gather_for_modules(module, self._buckets, stage)
-        for bucket in self._buckets:
-            for index in range(len(bucket.params)):
-                self._watch_gradient(bucket, index)
-            if stage == 3:
-                bucket.free()
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let backward only add to this rank's own ``.grad``, whole in every stage.
-
-        For the accumulation of gradients over several batches: all batches but the last are
-        in such a block, on all ranks alike.
-
-        Raises
-        ------
-        BackwardError
-            Gradients of an earlier backward wait for `step`.
-        """
-        if any(len(bucket.missing) < len(bucket.params) for bucket in self._buckets):
-            raise BackwardError("call step() after each backward that is not in no_sync()")
-        self._syncing = False
-        try:
-            yield
-        finally:
-            self._syncing = True
-            for bucket in self._buckets:
-                bucket.expect_gradients()
-
-    def finish(self) -> None:
-        """Wait until this rank has its shards of the averaged gradients; `step` begins with it.
-
-        Raises
-        ------
-        RingcollError
-            A reduce-scatter or an all-gather failed.
-        """
-        for bucket in self._buckets[self._launched :]:
-            for index in tuple(bucket.missing):
-                bucket.take(index)
-        self._launch_full()
-        for bucket in self._buckets:
-            bucket.wait_for_gather()
-            bucket.settle()
-            bucket.num_calls, bucket.is_in_backward = 0, False
-            if self.stage == 3:
-                bucket.free()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -266,14 +188,7 @@ class ShardedAdamW:
             bucket.master.grad = None
             bucket.forget_gradients()
             bucket.publish()
-        self._launched = 0
-
-    def gather(self) -> None:
-        """Make all parameters of the module whole, for reading until the next forward or step."""
-        for bucket in reversed(self._buckets):
-            bucket.gather()
-        for bucket in self._buckets:
-            bucket.wait_for_gather()
+        self.begin()
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
@@ -355,50 +270,3 @@ class ShardedAdamW:
         norm = square.sqrt()
         self.last_norm = float(norm)
         return float((max_norm / (norm + 1e-6)).clamp(max=1.0))  # 1e-6 as in torch
-
-    # --- hooks
-
-    def _watch_gradient(self, bucket: FlatBucket, index: int) -> None:
-        """Let a bucket take a parameter's gradient when backward has computed it."""
-
-        def arrived(param: Tensor) -> None:
-            assert param.grad is not None
-            check_dense(param.grad, bucket.names[index])
-            if self._syncing:
-                if index not in bucket.missing:
-                    raise BackwardError(
-                        f"a second gradient of {bucket.names[index]} arrived; "
-                        "call step() after each backward, or use no_sync()"
-                    )
-                bucket.take(index)
-            bucket.missing.discard(index)
-            if bucket.missing:
-                return
-            bucket.is_in_backward = False
-            if self.stage == 3:
-                bucket.free()
-            if self._syncing:
-                self._launch_full()
-            else:
-                bucket.expect_gradients()
-
-        param: Any = bucket.params[index]  # torch has no types for this method
-        param.register_post_accumulate_grad_hook(arrived)
-
-    def _launch_full(self) -> None:
-        """Reduce full buckets, in their order, up to the first bucket that is not full."""
-        for bucket in self._buckets[self._launched :]:
-            if bucket.missing:
-                break
-            if self.stage > 1 and self._launched >= _MOST_REDUCING:
-                self._buckets[self._launched - _MOST_REDUCING].settle()
-            bucket.launch()
-            self._launched += 1
-
-
-def _require(rank: int, argument: str, holds: bool, expected: object, got: object) -> None:
-    """Raise unless an argument is as it has to be."""
-    if not holds:
-        raise ArgumentError(
-            "cannot be used", rank=rank, argument=argument, expected=expected, got=got
-        )

@@ -13,7 +13,7 @@ systems by name. A trainer is what a user would write around a system: make it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -101,6 +101,8 @@ class Trainer:
     needs_model: ClassVar[str | None] = None
     needs_optimizer: ClassVar[str | None] = None
     """The only model, and optimizer, that the system works with."""
+    params: Sequence[Tensor] = ()
+    """The parameters that this rank holds."""
 
     def __init__(self, task: Task, option: str, gradients: Gradients) -> None:
         self.task, self.option, self.gradients = task, option, gradients
@@ -110,7 +112,6 @@ class Trainer:
         self.shapes = dict(task.make().named_parameters())
         self.model: nn.Module = self.module
         self.groups: list[Any] = [None]
-        self.params: list[Tensor] = []
         self.num_steps = 0
         self.peak: ModelStates | None = None
         self.prepare()

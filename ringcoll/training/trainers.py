@@ -28,6 +28,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError
+from ringcoll.training import free_trainers as free
 from ringcoll.training import replicated_trainers as replicated
 from ringcoll.training import split_trainers as split
 from ringcoll.training.gossip import GRAPHS
@@ -67,10 +68,10 @@ TRAINERS = {
     "pipeline": TrainerEntry(split.PipelineTrainer, tuple(SCHEDULES)),
     "sharded": TrainerEntry(replicated.ShardedTrainer, ("1", "2", "3")),
     "3d": TrainerEntry(split.MeshTrainer, None),
-    "gossip": TrainerEntry(replicated.GossipTrainer, GRAPHS),
-    "local-sgd": TrainerEntry(replicated.LocalTrainer),
-    "diloco": TrainerEntry(replicated.DiLoCoTrainer),
-    "server": TrainerEntry(replicated.ServerTrainer, ("sync", "async")),
+    "gossip": TrainerEntry(free.GossipTrainer, GRAPHS),
+    "local-sgd": TrainerEntry(free.LocalTrainer),
+    "diloco": TrainerEntry(free.DiLoCoTrainer),
+    "server": TrainerEntry(free.ServerTrainer, ("sync", "async")),
 }
 """The systems by name, without what follows the colon."""
 

@@ -14,7 +14,6 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, late, settle
@@ -27,7 +26,6 @@ class Half:
     """One end of a message: a posted send or receive."""
 
     message: Message
-    number: int  # in the order in which the hub's messages were posted
     done: bool = False
 
 
@@ -44,7 +42,6 @@ class Hub:
         self.condition = threading.Condition()
         self.aborted = ""
         self.arrived: set[int] = set()  # ranks that have connected
-        self._numbers = count()
         self._sends: dict[tuple[int, int, int], deque[Half]] = defaultdict(deque)
         self._receives: dict[tuple[int, int, int], deque[Half]] = defaultdict(deque)
 
@@ -57,11 +54,11 @@ class Hub:
         halves = []
         with self.condition:
             for message in receives:
-                half = Half(message, next(self._numbers))
+                half = Half(message)
                 halves.append(half)
                 self._match(half, (message.peer, rank, message.tag), self._sends, self._receives)
             for message in sends:
-                half = Half(message, next(self._numbers))
+                half = Half(message)
                 halves.append(half)
                 self._match(half, (rank, message.peer, message.tag), self._receives, self._sends)
             self.condition.notify_all()
@@ -91,29 +88,6 @@ class Hub:
         receive.message.tensor.copy_(send.message.tensor)
         settle(devices_of((receive.message, send.message)))
         receive.done = send.done = True
-
-    def first_sender(self, rank: int, tag: int, timeout_s: float) -> int:
-        """Wait for a send to a rank; return the rank whose send has waited longest.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            No rank sent within ``timeout_s`` seconds.
-        PeerLostError
-            `abort` was called.
-        """
-
-        def waiting() -> list[tuple[int, int]]:
-            queues = ((src, self._sends.get((src, rank, tag))) for src in range(self.world_size))
-            return [(queue[0].number, src) for src, queue in queues if queue]
-
-        with self.condition:
-            self.condition.wait_for(lambda: waiting() or self.aborted, timeout_s)
-            if heads := waiting():
-                return min(heads)[1]
-        if self.aborted:
-            raise PeerLostError(self.aborted)
-        raise CollectiveTimeoutError(f"no message within {timeout_s:g} s")
 
     def abort(self, reason: str) -> None:
         """Wake all that wait, with an error."""

@@ -26,7 +26,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -158,7 +158,8 @@ class Hosts:
         The kinds of name spaces that each has for itself. Without ``"net"`` all of them
         have the network of the first, as containers may have that of their machine.
     mbit_per_s
-        Rate of each host's link, in each direction; by default as fast as the machine.
+        Rate of each host's link, in each direction; by default as fast as the machine. A mapping
+        has the rates of some hosts.
     """
 
     def __init__(
@@ -167,11 +168,16 @@ class Hosts:
         *,
         names: Sequence[str] | None = None,
         apart: Sequence[str] = APART,
-        mbit_per_s: float | None = None,
+        mbit_per_s: float | Mapping[int, float] | None = None,
     ) -> None:
         self.number = number
         self._spaces: list[_Space] = []
         names = ["host"] * number if names is None else names
+        rates = (
+            mbit_per_s
+            if isinstance(mbit_per_s, Mapping)
+            else dict.fromkeys(range(number), mbit_per_s)
+        )
         try:
             self.switch = self._add(_Space(["net"]))
             self.switch.ip("link", "add", "bridge", "type", "bridge")
@@ -182,7 +188,7 @@ class Hosts:
             for index, name in enumerate(names):
                 if "net" in apart or not index:
                     host = self._add(_Space(["net", *apart], _script(name, index, apart)))
-                    self._plug_in(index, host, mbit_per_s)
+                    self._plug_in(index, host, rates.get(index))
                 else:
                     first = self.hosts[0]
                     host = self._add(_Space(apart, _script(name, 0, apart), first))

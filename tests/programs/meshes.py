@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import ArgumentError
 from ringcoll.training.mesh import Mesh, ParallelTransformer
 from ringcoll.training.models import TransformerShape
 from ringcoll.training.whole import whole_parameters
+from tests.programs.faults import catch
 from tests.training.reference import tokens, transformer
 
-__all__ = ["SHAPE", "refused", "table", "trained"]
+__all__ = ["SHAPE", "refused", "shape", "table", "trained"]
 
 SHAPE = TransformerShape(vocabulary=16, context=8, width=16, heads=4, layers=2)
+
+
+def shape(options: dict[str, Any]) -> TransformerShape:
+    """A shape with a block for each stage of two ranks: two stages a rank, if interleaved."""
+    return replace(SHAPE, layers=4) if options.get("schedule") == "interleaved" else SHAPE
 
 
 def trained(
@@ -24,8 +30,8 @@ def trained(
 ) -> tuple[list[float], list[Tensor]]:
     """Train for 20 steps; the losses, and the parameters of the whole model."""
     mesh = Mesh(*sizes)
-    shapes = dict(transformer(SHAPE).named_parameters())
-    share = ParallelTransformer(transformer(SHAPE), mesh, num_microbatches=2, **options)
+    shapes = dict(transformer(shape(options)).named_parameters())
+    share = ParallelTransformer(transformer(shape(options)), mesh, num_microbatches=2, **options)
     optimizer = torch.optim.AdamW(share.params, lr=1e-2)
     losses = []
     for step in range(20):
@@ -48,19 +54,19 @@ def table(sizes: tuple[int, int, int]) -> str:
     return text
 
 
-def refused(sizes: tuple[int, int, int]) -> tuple[str, str]:
-    """The errors of a mesh of another size, and of a batch that does not divide."""
-    texts = []
-    try:
-        Mesh(sizes[0] + 1, *sizes[1:])
-    except ArgumentError as error:
-        texts.append(str(error))
+def refused(sizes: tuple[int, int, int]) -> list[str]:
+    """The errors of a mesh of another size, of a batch that does not divide, and of schedules."""
     mesh = Mesh(*sizes)
-    try:
-        ParallelTransformer(transformer(SHAPE), mesh).step(*tokens(0, 5, SHAPE))
-    except ArgumentError as error:
-        texts.append(str(error))
+
+    def share(**options: Any) -> ParallelTransformer:
+        return ParallelTransformer(transformer(SHAPE), mesh, **options)
+
+    caught = [
+        catch(lambda: Mesh(sizes[0] + 1, *sizes[1:])),
+        catch(lambda: share().step(*tokens(0, 5, SHAPE))),
+        catch(lambda: share(schedule="interleaved")),
+        catch(lambda: share(schedule="2f2b")),
+    ]
     mesh.close()
     dist.barrier()
-    first, second = texts
-    return first, second
+    return [f"{error.kind}: {error.text}" for error in caught]

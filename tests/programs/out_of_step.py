@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ringcoll.collectives.groups import as_group
+from ringcoll.launch.processes import report
 from ringcoll.training.gossip import Gossip, mixing_matrix
 from ringcoll.training.local_sgd import LocalSGD, diloco
 from ringcoll.training.messages import Messages
@@ -181,12 +182,14 @@ def meeting(lr: float, momentum: float, world_size: int, steps: int) -> list[Ten
     return _alone(world_size, steps, together)
 
 
-def serving(world_size: int, steps: int) -> list[Tensor]:
+def serving(world_size: int, steps: int, steps_of_the_last: int | None = None) -> list[Tensor]:
+    """Data parallel; the last worker may leave earlier."""
     module = initial(0)
     optimizer = sgd(module)
     for step in range(steps):
         gradients = []
-        for rank in range(1, world_size):
+        is_gone = steps_of_the_last is not None and step >= steps_of_the_last
+        for rank in range(1, world_size - is_gone):
             backward(module, rank, step)
             gradients.append([param.grad for param in trainable(module)])
             module.zero_grad(set_to_none=True)
@@ -196,7 +199,7 @@ def serving(world_size: int, steps: int) -> list[Tensor]:
     return [flat(module)] * world_size
 
 
-REFERENCES: dict[str, Callable[[int, int], list[Tensor]]] = {
+REFERENCES: dict[str, Callable[..., list[Tensor]]] = {
     "ring": lambda k, steps: gossiping("ring", k, steps),
     "exponential": lambda k, steps: gossiping("exponential", k, steps),
     "local SGD": lambda k, steps: meeting(1.0, 0.0, k, steps),
@@ -209,41 +212,56 @@ REFERENCES: dict[str, Callable[[int, int], list[Tensor]]] = {
 
 
 def around(group: Any) -> list[list[float]]:
-    """Each rank sends to all others, twice; received in another order, then from any rank."""
+    """Each rank sends to all others, twice; received in another order."""
     messages = Messages(group, 30.0)
     rank, others = messages.rank, [r for r in range(messages.world_size) if r != messages.rank]
     first, second = torch.full((3,), 10.0 * rank), torch.full((5,), 10.0 * rank + 1)
     waits = [messages.send(tensor, dst) for tensor in (first, second) for dst in others]
     numbers: list[list[float]] = []
-    for src in reversed(others):
-        tensor = torch.zeros(3)
-        assert messages.recv(tensor, src) == src
-        numbers.append(tensor.tolist())
-    for _ in others:
-        tensor = torch.zeros(5)
-        src = messages.recv(tensor)
-        numbers.append([src, *tensor.tolist()])
+    for sources, numel in ((reversed(others), 3), (others, 5)):
+        for src in sources:
+            tensor = torch.zeros(numel)
+            messages.recv(tensor, src)
+            numbers.append(tensor.tolist())
     for wait in waits:
         wait()
     return numbers
 
 
-def late(group: Any, src: int | None) -> Caught:
-    """Wait for a message that does not come."""
-    return catch(lambda: Messages(group, 0.05).recv(torch.zeros(1), src))
+def late(group: Any) -> Caught:
+    """Wait for a message of rank 1 that does not come."""
+    return catch(lambda: Messages(group, 0.05).recv(torch.zeros(1), 1))
 
 
-def late_on_rank_0() -> list[Caught]:
-    """Rank 0 waits for rank 1, and for any rank; none of them sends."""
-    groups = [dist.new_group() for _ in range(2)]  # an error is the end of a group's messages
-    return [] if dist.get_rank() else [late(groups[0], 1), late(groups[1], None)]
+def late_on_rank_0() -> Caught | None:
+    """Rank 0 waits for rank 1, which does not send."""
+    group = dist.new_group()  # an error is the end of a group's messages
+    return None if dist.get_rank() else late(group)
 
 
-def leave_alone(src: int | None, timeout_s: float) -> None:
+def leave_alone() -> None:
     """Rank 1 ends its process while rank 0 waits for a message."""
-    messages = Messages(None, timeout_s)
+    messages = Messages(None, 30.0)
     around(None)  # the ranks are connected
     if messages.rank == 1:
         time.sleep(0.2)
         os._exit(3)
-    messages.recv(torch.zeros(1), src)
+    messages.recv(torch.zeros(1), 1)
+
+
+def lose_a_worker(staleness: int | None, steps: int) -> None:
+    """Rank 2 of 3 ends its process in the middle; the server reports what came of it."""
+    rank, module = dist.get_rank(), initial(0)
+    if rank == 0:
+        server = ParameterServer(
+            module, sgd(module), staleness=staleness, forgets_lost=True, timeout_s=30.0
+        )
+        caught = catch(server.serve)
+        report((caught.kind, server.lost, server.num_updates, flat(module)))
+        return
+    with ServerWorker(module, timeout_s=30.0) as worker:
+        for step in range(steps):
+            if rank == 2 and step == steps // 2:
+                os._exit(3)
+            backward(module, rank, step)
+            worker.step()

@@ -19,13 +19,13 @@ pytestmark = pytest.mark.processes
         ((1, 2, 2), {"schedule": "zero_bubble"}),
         ((2, 1, 2), {"sequence": True}),
         ((1, 2, 2), {"sequence": True, "schedule": "gpipe"}),
-        ((2, 2, 1), {}),
+        ((2, 2, 1), {"schedule": "interleaved"}),
     ],
 )
 def test_a_transformer_on_a_mesh_is_that_of_one_process(
     pool, sizes: tuple[int, int, int], options: dict[str, Any]
 ):
-    whole = transformer(meshes.SHAPE)
+    whole = transformer(meshes.shape(options))
     expected = train(whole, lambda step: tokens(step, 8, meshes.SHAPE))
     world_size = sizes[0] * sizes[1] * sizes[2]
     for losses, params in pool(world_size, "ringcoll").run(meshes.trained, sizes, options):
@@ -43,7 +43,11 @@ def test_the_table_says_which_ranks_share_what(pool):
     assert text.splitlines()[2].startswith("tensor    0 1  2 3")
 
 
-def test_a_mesh_of_another_size_and_a_batch_that_does_not_divide(pool):
-    for size, batch in pool(4, "ringcoll").run(meshes.refused, (2, 1, 2)):
-        assert "expected a product of 4, got 3 x 1 x 2" in size
+def test_what_does_not_fit_the_mesh(pool):
+    for size, batch, interleaved, unknown in pool(4, "ringcoll").run(meshes.refused, (2, 2, 1)):
+        assert "expected a product of 4, got 3 x 2 x 1" in size
         assert "'inputs': the data axis does not divide the batch" in batch
+        assert "'num_stages': a stage would have no layers (expected 1 to 2, got 4)" in interleaved
+        assert "'schedule': there is no such schedule" in unknown
+        assert "gpipe, 1f1b, interleaved, zero_bubble, got 2f2b" in unknown
+        assert all(text.startswith("ArgumentError") for text in (size, batch, interleaved, unknown))

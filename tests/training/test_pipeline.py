@@ -62,6 +62,16 @@ def train(name: str, schedule: PipelineSchedule, steps: int = STEPS) -> list[Tra
 
 
 class TestAgainstOneProcess:
+    @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+    @pytest.mark.parametrize("schedule_name", SCHEDULES)
+    def test_after_twenty_steps(self, schedule_name, world_size):
+        schedule = SCHEDULES[schedule_name](world_size, 4)
+        assert_same(train("mlp", schedule, 20), schedule, "mlp")
+
+    def test_a_transformer_after_twenty_steps(self):
+        schedule = one_f_one_b(2, 4)
+        assert_same(train("transformer", schedule, 20), schedule, "transformer")
+
     @pytest.mark.parametrize("num_microbatches", [1, 2, 4, 7])
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
     @pytest.mark.parametrize("schedule_name", SCHEDULES)
