@@ -15,7 +15,8 @@ instruction; docs/trace.md has the microseconds.
 `clocks`       a common clock for all ranks
 `events`       the picture, for Perfetto
 `summary`      the numbers of the operations
-`phase_times`  the numbers of the phases, and sentences
+`phase_times`  the numbers of the phases
+`findings`     sentences on the phases
 =============  ==========================================================
 
 May be imported from outside: ``__all__``.

@@ -27,7 +27,8 @@ from ringcoll.system.peaks import peaks_of
 from ringcoll.system.stores import appears
 from ringcoll.tracing.clocks import Sighting
 from ringcoll.tracing.events import document
-from ringcoll.tracing.phase_times import PhaseTimes, findings, summarize_phases
+from ringcoll.tracing.findings import findings
+from ringcoll.tracing.phase_times import PhaseTimes, summarize_phases
 from ringcoll.tracing.recorder import Clocks, Tracer
 from ringcoll.tracing.records import Records
 from ringcoll.tracing.summary import Shares, summarize

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ringcoll.tracing.clocks import Clock, Sighting, agree
-from ringcoll.tracing.phase_times import PhaseTimes, findings, phase_times, summarize_phases
+from ringcoll.tracing.findings import findings
+from ringcoll.tracing.phase_times import PhaseTimes, phase_times, summarize_phases
 from ringcoll.tracing.records import (
     Delivery,
     MessageEnd,

@@ -180,7 +180,7 @@ def phase(name: str, **about: int) -> AbstractContextManager[object]:
     Parameters
     ----------
     name
-        Name of the phase; times of equal names are added up.
+        Name of the phase, other than ``"total"``; times of equal names are added up.
     about
         Numbers that the picture shows beside the name.
 

@@ -20,7 +20,8 @@ from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.tracing import Recording
-from ringcoll.tracing.phase_times import PhaseTimes, findings, phase_times, summarize_phases
+from ringcoll.tracing.findings import findings
+from ringcoll.tracing.phase_times import PhaseTimes, phase_times, summarize_phases
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
 from ringcoll.training.arrivals import Arrivals
 from ringcoll.training.messages import Messages
