@@ -33,8 +33,8 @@ from ringcoll.training.data import batches
 from ringcoll.training.models import next_token_loss
 from ringcoll.training.state_bytes import ModelStates
 from ringcoll.training.task import Task
-from ringcoll.training.trainer import Gradients, Setup, require
-from ringcoll.training.trainers import find_trainer, make_trainer
+from ringcoll.training.trainer import Gradients
+from ringcoll.training.trainers import check_trainer, find_trainer, make_trainer
 
 __all__ = [
     "NATIVE",
@@ -147,7 +147,8 @@ class TrainingResult:
     nbytes_sent
         Bytes that the rank that sends most has sent in a step, on average.
     memory
-        Bytes of parameters, gradients and optimizer state of the rank that holds most.
+        Bytes of parameters, gradients and optimizer state of the rank that holds most; ``None`` if
+        there were fewer than two steps.
     overlap
         Share of the communication that is hidden behind backward, median over rank 0's
         steps; ``None`` if it cannot be measured.
@@ -166,7 +167,7 @@ class TrainingResult:
     start_loss: float
     steps_s: tuple[float, ...]
     nbytes_sent: int
-    memory: ModelStates
+    memory: ModelStates | None
     overlap: float | None
     bubble: float | None
     between_ranks: float
@@ -207,7 +208,7 @@ class TrainingResult:
 #
 # AdamW's first step divides each gradient by its own size: the rounding of a gradient near 0 moves
 # its parameter by a part of the learning rate (5e-3 of it with float32 on 8 ranks), and a gradient
-# whose sign a narrow dtype turns around by twice the learning rate.
+# whose sign a narrow dtype turns around by twice the learning rate: there only the end is bounded.
 _FIRST_STEP: dict[str, dict[str | None, float]] = {
     "sgd": {None: 1e-5, "float16": 1e-2, "bfloat16": 5e-2},
     "adamw": {None: 5e-2, "float16": 2.0, "bfloat16": 2.0},
@@ -222,10 +223,12 @@ def tolerances(request: TrainingRequest, result: TrainingResult) -> tuple[float,
     """
     assert result.first is not None
     rounding = torch.finfo(torch.float32).eps
+    system, _ = find_trainer(result.contender.trainer)
+    wire = request.wire if system.takes_wire else None
+    first = _FIRST_STEP[request.task.optimizer][wire]
     return (
-        _FIRST_STEP[request.task.optimizer][request.wire] * result.first.moved
-        + rounding * result.first.largest,
-        _AT_THE_END[request.wire] * result.end.moved + rounding * result.end.largest,
+        first * result.first.moved + rounding * result.first.largest,
+        _AT_THE_END[wire] * result.end.moved + rounding * result.end.largest,
     )
 
 
@@ -247,12 +250,8 @@ def check_fit(request: TrainingRequest, world_size: int) -> None:
     """
     task = request.task
     batches(len(task.examples.train_inputs), task.batch, 0, 0, world_size)
-    for name, _ in request.contenders:
-        system, option = find_trainer(name)
-        for what in ("model", "optimizer"):
-            needed, chosen = getattr(system, f"needs_{what}"), getattr(task, what)
-            require(needed in (None, chosen), what, f"{name} needs another", needed, chosen)
-        system.check(Setup(task, option, world_size))
+    for contender in request.contenders:
+        check_trainer(contender.trainer, task, world_size, request.gradients(contender))
 
 
 # --- contenders -----------------------------------------------------------------------
@@ -275,13 +274,20 @@ class _Runner:
         self.seconds, self.nbytes_sent = 0.0, 0
 
     def train(self, every_batch: Sequence[Tensor], group: object) -> None:
-        """Do the steps of an epoch; a loss that is not finite ends all ranks."""
-        trainer, losses = self.trainer, []
+        """Do the steps of an epoch; a loss that is not finite ends all ranks.
+
+        In lock-step the ranks look at every loss together, within the time of the step: what a
+        step has left on its way must not go on for free. Out of lock-step they do so at the end.
+        """
+        trainer, losses = self.trainer, list[Tensor]()
+        first_step = len(self.steps_s) + 1
         self.nbytes_sent -= trainer.nbytes_sent()
         steps = trainer.steps(every_batch)
         for _ in every_batch:
             begin = time.perf_counter()
             loss = next(steps, None)  # a server has no steps: it serves until the epoch is over
+            if loss is not None and trainer.meets:
+                check_finite(loss, first_step + len(losses), group)
             took = time.perf_counter() - begin
             self.seconds += took
             self.steps_s.append(0.0 if loss is None else took)
@@ -290,19 +296,20 @@ class _Runner:
             losses.append(loss)
             self.overlaps.append(trainer.overlap())
             self.bubbles.append(trainer.bubble())
-            if trainer.meets:
-                check_finite(loss, len(self.steps_s), group)
-                if self.first is None:
-                    before = trainer.nbytes_sent()  # what follows is not the system's
-                    self.first = _flat(trainer.whole())
-                    self.nbytes_sent -= trainer.nbytes_sent() - before
-        for _ in steps:  # what follows the last step
-            raise AssertionError
+            if trainer.meets and self.first is None:
+                before = self._all_sent()  # what follows is not the system's
+                self.first = _flat(trainer.whole())
+                self.nbytes_sent -= trainer.nbytes_sent() - before
+        next(steps, None)  # what follows the last step
         if not trainer.meets:
-            check_finite(torch.stack(losses or [torch.zeros(())]), len(self.steps_s), group)
-        for each in trainer.groups:
-            barrier(each)  # what the last step has started is over then
-        self.nbytes_sent += trainer.nbytes_sent()
+            check_finite(torch.stack(losses or [torch.zeros(())]), first_step, group)
+        self.nbytes_sent += self._all_sent()
+
+    def _all_sent(self) -> int:
+        """Bytes that the trainer has sent, when all that it has started is over."""
+        for group in self.trainer.groups:
+            barrier(group)
+        return self.trainer.nbytes_sent()
 
     def test(self) -> Epoch:
         """Loss and accuracy on what was not trained on; all ranks call it."""
@@ -388,7 +395,7 @@ def _compare(runners: Sequence[_Runner], meeting: Meeting) -> list[TrainingResul
             start_loss=runner.start_loss,
             steps_s=steps_s,
             nbytes_sent=max(meeting.gather(runner.nbytes_sent)) // len(steps_s),
-            memory=max(peaks, key=lambda peak: peak.total, default=ModelStates(0, 0, 0)),
+            memory=max(peaks, key=lambda peak: peak.total, default=None),
             overlap=_median(runner.overlaps),
             bubble=sum(bubbles) / len(bubbles) if bubbles else None,
             between_ranks=_largest_difference(end, meeting),

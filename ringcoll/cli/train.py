@@ -33,7 +33,7 @@ from ringcoll.cli.parameters import json_option
 from ringcoll.errors import ArgumentError
 from ringcoll.training.task import LEARNING_RATES, MODELS, Task
 from ringcoll.training.trainer import Trainer
-from ringcoll.training.trainers import find_trainer, trainer_names, usual_task
+from ringcoll.training.trainers import TRAINERS, find_trainer, trainer_names, usual_task
 
 __all__ = ["train"]
 
@@ -72,7 +72,7 @@ _TERMS = {
         "torch-ddp-hook": "DistributedDataParallel that calls ringcoll in a hook",
         "compressed:HOW": "topk, int8 or powersgd, with error feedback",
         "tensor": "each layer is split over the ranks; all see the samples of all",
-        "sequence": "and activations between layers are split by tokens; transformer",
+        "sequence": "tensor, and activations between layers are split by tokens; transformer",
         "context": "sequences are split over the ranks: ring attention; transformer",
         "pipeline:NAME": "the layers are shared out; a batch passes in 4 micro-batches",
         "sharded:STAGE": "AdamW: each rank has a share of its state, 2: of gradients, "
@@ -86,6 +86,13 @@ _TERMS = {
 }
 
 
+def _taking(what: str) -> str:
+    """The trainers that take an algorithm, or a wire dtype."""
+    return ", ".join(
+        name for name, entry in TRAINERS.items() if getattr(entry.system, f"takes_{what}")
+    )
+
+
 @command(examples=_EXAMPLES, terms=_TERMS)
 @click.option("--trainer", "trainers", multiple=True, default=["bucketed,torch-ddp"], show_default=True,
               callback=_trainers, metavar="NAMES",
@@ -93,7 +100,7 @@ _TERMS = {
 @click.option("--algorithm", "--algorithms", "names", metavar="NAMES", default="ring,tree",
               show_default=True,
               help="Names from `ringcoll list`, auto, or algorithms of your own, such as "
-              "star.py:star; for per-parameter, bucketed and torch-ddp.")  # fmt: skip
+              f"star.py:star; for {_taking('algorithm')}.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["gloo", "ringcoll"]), default="ringcoll",
               show_default=True, help="Backend of the process group.")  # fmt: skip
 @measuring.ranks_option(2)
@@ -102,7 +109,7 @@ _TERMS = {
               help="A perceptron reads digits, a transformer continues text; without it the model "
               "that the trainers need, or the perceptron.")  # fmt: skip
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)),
-              help="That of all contenders; without it the optimizer that the trainers need, or "
+              help="All contenders use it; without the option, the optimizer that the trainers need, or "
               "sgd, with momentum 0.9.")  # fmt: skip
 @click.option("--epochs", type=click.IntRange(min=1), default=TrainingRequest.epochs, show_default=True,
               help="Times that each sample is seen.")  # fmt: skip
@@ -115,7 +122,7 @@ _TERMS = {
 @click.option("--bucket-bytes", type=measuring.nbytes_of, default=as_size(TrainingRequest.bucket_bytes),
               show_default=True, help="Size of the buckets, for trainers that have buckets.")  # fmt: skip
 @click.option("--wire", type=click.Choice(list(WIRE_DTYPES)),
-              help="Send gradients in 16 bits; for per-parameter, bucketed and torch-ddp-hook.")  # fmt: skip
+              help=f"Send gradients in 16 bits; for {_taking('wire')}.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=Task.seed, show_default=True,
               help="Seed of the weights and of the order of the samples.")  # fmt: skip
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True),
@@ -157,8 +164,9 @@ def train(
 
     Exit status: 1 if ranks that train in lock-step ended with different parameters, if a
     contender that computes what native computes differs from it, or if another contender has
-    learned nothing. Allowed is, after the first step, rounding; at the end, a tenth of the way that
-    the parameters have gone, a quarter of it with --wire float16, half of it with bfloat16.
+    learned nothing. After the first step parameters may differ by rounding, with AdamW by a
+    twentieth of the way that they have gone; at the end by a tenth of the way, with --wire float16
+    by a quarter, with bfloat16 by half of it.
     """
     world_size = measuring.ranks_to_use(ranks, 2)
     algorithms, modules = measuring.contenders("all_reduce", names, world_size)
@@ -176,7 +184,7 @@ def train(
     )
     contenders = tuple(_contenders(trainers, algorithms, backend))
     request = TrainingRequest(contenders, task, backend, modules=modules, **settings)
-    check_fit(request, world_size)  # complains where it must
+    check_fit(request, world_size)  # before ranks are started
     facts = environment(world_size) | {"transport": transport}
     printing = measuring.is_first_rank()
     if printing and not as_json:
@@ -302,7 +310,7 @@ def _row(result: TrainingResult) -> tuple[str, ...]:
         f"{summary.p50_s * 1e3:.2f}",
         spread_in_words(summary),
         as_size(result.nbytes_sent) if result.nbytes_sent else "0",
-        as_size(int(result.memory.total)) if result.memory.total else "?",
+        as_size(int(result.memory.total)) if result.memory else "-",
         overlap,
         bubble,
         f"{result.between_ranks:.2g}",
@@ -374,7 +382,7 @@ def _record(result: TrainingResult) -> dict[str, Any]:
         "start_loss": result.start_loss,
         "step": asdict(result.summary) | {"spread": result.summary.spread},
         "nbytes_sent_per_step": result.nbytes_sent,
-        "memory_nbytes": asdict(result.memory),
+        "memory_nbytes": result.memory and asdict(result.memory),
         "overlap": result.overlap,
         "bubble": result.bubble,
         "between_ranks": result.between_ranks,

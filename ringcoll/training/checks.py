@@ -15,7 +15,7 @@ from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, MismatchError, TrainingError
 
-__all__ = ["check_dense", "check_finite", "check_same", "check_same_kinds"]
+__all__ = ["check_dense", "check_finite", "check_same", "check_same_kinds", "require"]
 
 
 def _hash(module: nn.Module) -> str:
@@ -107,25 +107,26 @@ def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
     Parameters
     ----------
     loss
-        The loss of this rank, one element.
+        The loss of this rank, or the losses of steps in a row; any number of elements.
     step
-        Number of the training step, for the error.
+        Number of the first of these steps, for the error; the same on all ranks.
     group
         Group of the ranks that train together; ``None`` for the default group.
 
     Raises
     ------
     TrainingError
-        The loss of some rank is infinite or NaN; all ranks raise it.
+        The loss of some rank is infinite or NaN; all ranks raise it, and name the first step.
     """
     member = as_group(group)
-    bad = torch.full((1,), member.size(), dtype=torch.int64)
-    if not bool(torch.isfinite(loss.detach()).all()):
-        bad[0] = member.rank()
-    api.all_reduce(bad, dist.ReduceOp.MIN, group)
-    if int(bad) < member.size():
+    rank, size, none = member.rank(), member.size(), torch.iinfo(torch.int64).max
+    bad = (~torch.isfinite(loss.detach().flatten())).nonzero().flatten().tolist()
+    first = torch.tensor([bad[0] * size + rank if bad else none])
+    api.all_reduce(first, dist.ReduceOp.MIN, group)
+    if int(first) != none:
+        index, other = divmod(int(first), size)
         raise TrainingError(
-            f"rank {member.rank()}: the loss of rank {int(bad)} is not finite in step {step}"
+            f"rank {rank}: the loss of rank {other} is not finite in step {step + index}"
         )
 
 
@@ -138,3 +139,9 @@ def check_dense(grad: Tensor, name: str) -> None:
             expected=torch.strided,
             got=grad.layout,
         )
+
+
+def require(holds: bool, argument: str, message: str, expected: object, got: object) -> None:
+    """Raise `ArgumentError` unless a value is as a system needs it."""
+    if not holds:
+        raise ArgumentError(message, argument=argument, expected=expected, got=got)

@@ -54,7 +54,7 @@ from ringcoll.errors import ArgumentError, BackwardError
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.ir import Schedule
 from ringcoll.training.average import average_gradients, average_op
-from ringcoll.training.checks import check_dense, check_same_kinds
+from ringcoll.training.checks import check_dense
 from ringcoll.training.ddp_hook import HookOptions, all_reduce_hook
 from ringcoll.training.flat import begin_alike
 from ringcoll.training.gradient_buckets import (
@@ -138,7 +138,6 @@ class BucketedDataParallel(nn.Module):
             raise ArgumentError(
                 "must be positive", argument="bucket_bytes", expected="> 0", got=bucket_bytes
             )
-        check_same_kinds(module, group)
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
         if not named:
             raise ArgumentError("no parameter needs a gradient", argument="module")

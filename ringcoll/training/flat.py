@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError
+from ringcoll.training.checks import check_same_kinds
 
 __all__ = ["FlatParameters", "begin_alike", "trained"]
 
@@ -28,7 +29,14 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 def begin_alike(module: nn.Module, group: Any) -> None:
-    """Replace parameters and buffers by those of rank 0; called by all ranks."""
+    """Replace parameters and buffers by those of rank 0; called by all ranks.
+
+    Raises
+    ------
+    ArgumentError
+        A rank has other parameters or buffers than rank 0; all ranks raise it.
+    """
+    check_same_kinds(module, group)
     for tensor in (*module.parameters(), *module.buffers()):
         api.broadcast(tensor.detach(), group=group, group_src=0)
 

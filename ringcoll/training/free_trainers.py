@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ringcoll.training.checks import require
 from ringcoll.training.gossip import Gossip
 from ringcoll.training.local_sgd import LocalSGD, diloco
 from ringcoll.training.phases import phase
 from ringcoll.training.server import SERVER, ParameterServer, ServerWorker
-from ringcoll.training.trainer import Setup, Trainer, require
+from ringcoll.training.state_bytes import ModelStates, storage_nbytes
+from ringcoll.training.trainer import Setup, Trainer
 
 __all__ = ["DiLoCoTrainer", "GossipTrainer", "LocalTrainer", "ServerTrainer"]
 
@@ -54,6 +57,12 @@ class LocalTrainer(Trainer):
         with phase("average"):
             self._averaging.step()
 
+    def memory(self) -> ModelStates:
+        """With the parameters of the last meeting, and the outer optimizer's state."""
+        states = super().memory()
+        outer = storage_nbytes(self._averaging.kept())
+        return replace(states, optimizer=states.optimizer + outer)
+
 
 class DiLoCoTrainer(LocalTrainer):
     """Averages every few steps, with an outer optimizer."""
@@ -81,11 +90,14 @@ class ServerTrainer(Trainer):
     def make_optimizer(self) -> torch.optim.Optimizer:
         """With bounded staleness, each worker's step counts for its share."""
         is_async = self.option == "async"
-        lr = self.task.lr / (self.world_size - 1) if is_async else self.task.lr
-        return self.task.make_optimizer(self.params, lr)
+        lr = self.task.learning_rate
+        return self.task.make_optimizer(self.params, lr / (self.world_size - 1) if is_async else lr)
 
     def share(self, batch: Tensor) -> Tensor:
         """The workers share the batch."""
+        workers = self.world_size - 1
+        fits, least = len(batch) >= workers, f"at least {workers}"
+        require(fits, "batches", "there is not a sample for each worker", least, len(batch))
         return batch.tensor_split(self.world_size - 1)[self.rank - 1]
 
     def steps(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -94,12 +106,20 @@ class ServerTrainer(Trainer):
             staleness = _STALENESS if self.option == "async" else None
             server = ParameterServer(self.module, self.optimizer, staleness=staleness)
             with phase("serve"):
-                server.serve()
+                server.serve(self._look)
             self._sent += server.nbytes_sent
             return
-        with ServerWorker(self.module) as self._worker:
-            yield from super().steps(batches)
-        self._sent += self._worker.nbytes_sent
+        try:
+            with ServerWorker(self.module) as self._worker:
+                yield from super().steps(batches)
+        finally:
+            self._sent += self._worker.nbytes_sent
+
+    def _look(self) -> None:
+        """Measure the server's memory, when the optimizer has its state."""
+        self.num_steps += 1
+        if self.num_steps == 2:
+            self.peak = self.memory()
 
     def update(self) -> None:
         """Send gradients, and get parameters."""

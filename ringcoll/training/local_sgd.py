@@ -103,6 +103,12 @@ class LocalSGD:
         self._nbytes = 2 * (k - 1) * sum(anchor.nbytes for anchor in self._anchors) // k
         self.nbytes_sent = 0
 
+    def kept(self) -> list[Tensor]:
+        """What this rank keeps from meeting to meeting: parameters, and the outer optimizer's state."""
+        states = [state.values() for state in self._outer.state.values()]
+        values = [value for state in states for value in state if isinstance(value, Tensor)]
+        return [*self._anchors, *values]
+
     @torch.no_grad()
     def step(self) -> bool:
         """Count a step of the inner optimizer; meet the other ranks in every H-th step.

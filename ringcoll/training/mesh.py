@@ -173,13 +173,18 @@ class ParallelTransformer:
         self.stages = stages(model, plan.num_stages)[place::size]
         self.params = [param for stage in self.stages for param in stage.parameters()]
         self._ends = [0, size - 1] if size > 1 and place in (0, size - 1) else []
-        self._tied = model.head.scores.weight
+        self._tied, self._tied_nbytes = model.head.scores.weight, 0
         self.pipeline = Pipeline(
             self.stages,
             partial(vocabulary_loss, group=mesh.groups["tensor"]),
             plan,
             mesh.groups["pipeline"],
         )
+
+    @property
+    def nbytes_sent(self) -> int:
+        """Bytes of all messages between stages that this rank has sent so far."""
+        return self.pipeline.nbytes_sent + self._tied_nbytes
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the gradients of a batch; an optimizer's step on ``params`` follows.
@@ -211,7 +216,7 @@ class ParallelTransformer:
         loss = self.pipeline.step(inputs.chunk(size)[place], targets.chunk(size)[place])
         with phase("average"):
             if self._ends:
-                tie(self._tied, self._ends, self.mesh.groups["pipeline"])
+                self._tied_nbytes += tie(self._tied, self._ends, self.mesh.groups["pipeline"])
             average_gradients(self.params, self.mesh.groups["data"])
             api.all_reduce(loss, dist.ReduceOp.AVG, self.mesh.groups["data"])
         return loss

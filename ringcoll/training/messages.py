@@ -12,8 +12,9 @@ process group of torch               ``torch.distributed.isend`` and ``irecv``; 
 ===================================  =========================================================
 
 The receiver knows the length of a message, and messages with the same tag arrive in the order in
-which they were sent. Every wait has a time limit. A rank that waits for a peer that has left gets
-`PeerLostError` at once. After an error the group's messages are over.
+which they were sent. Every wait has a time limit. A rank that waits for a process that has ended gets
+`PeerLostError` at once; a thread that has returned is missed at the time limit. After an error the
+group's messages should not be used any more: a late message may meet the next receive.
 
 An all-to-all with empty blocks would be a public collective for gossip. But empty blocks are
 messages too, so that each rank would wait for all others, which is what gossip avoids.
@@ -21,6 +22,7 @@ messages too, so that each rank would wait for all others, which is what gossip 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,14 +70,13 @@ class Messages:
     def __init__(self, group: Any = None, timeout_s: float | None = None) -> None:
         self.group = member = as_group(group)
         self.rank, self.world_size = member.rank(), member.size()
-        self._timeout_s = time_limit_s(member) if timeout_s is None else timeout_s
-        if self._timeout_s <= 0:
+        self._timeout_s = limit_s = time_limit_s(member) if timeout_s is None else timeout_s
+        self._require("timeout_s", 0 < limit_s < math.inf, "> 0 s, finite", timeout_s)
+
+    def _require(self, argument: str, holds: bool, expected: object, got: object) -> None:
+        if not holds:
             raise ArgumentError(
-                "must be positive",
-                rank=self.rank,
-                argument="timeout_s",
-                expected="> 0 s",
-                got=timeout_s,
+                "cannot be used", rank=self.rank, argument=argument, expected=expected, got=got
             )
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> Callable[[], None]:
@@ -121,10 +122,13 @@ class Messages:
 
         Raises
         ------
+        ArgumentError
+            The peer is no other rank of the group, or the tensor is not contiguous or needs a
+            gradient; nothing was started.
         CollectiveTimeoutError
             No message came within the time limit.
         PeerLostError
-            The rank has left.
+            The rank's process has ended, or the connection to it.
         """
         self.receive(tensor, src, tag)()
 
@@ -132,6 +136,11 @@ class Messages:
         self, call: str, role: str, peer: int, tensor: Tensor, tag: int
     ) -> Callable[[], None]:
         """Start a message; return the function that waits for it."""
+        is_peer = 0 <= peer < self.world_size and peer != self.rank
+        self._require(role, is_peer, f"another rank below {self.world_size}", peer)
+        is_plain = tensor.is_contiguous() and not (role == "src" and tensor.requires_grad)
+        state = f"strides {tensor.stride()}, requires_grad={tensor.requires_grad}"
+        self._require("tensor", is_plain, "a contiguous tensor without gradient", state)
         purpose = f"{'send to' if role == 'dst' else 'receive from'} rank {peer}"
         with self._typed_errors(purpose, peer):
             if isinstance(self.group, OwnGroup):
@@ -162,7 +171,7 @@ class Messages:
             ) from error
 
 
-def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> None:
+def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> int:
     """Sum the gradients of a parameter that several ranks hold, such as a tied embedding.
 
     Call it on those ranks, after the step of the pipeline. With equal copies at first and the same
@@ -178,6 +187,11 @@ def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> None:
         The ranks of the group that hold a copy; a single rank needs no messages.
     group
         As for `Messages`.
+
+    Returns
+    -------
+    int
+        Bytes that this rank has sent.
 
     Raises
     ------
@@ -204,3 +218,4 @@ def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> None:
     for wait in waits:
         wait()
     param.grad = reduce(torch.add, grads.values())
+    return len(others) * param.nbytes

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ringcoll.training.checks import require
 from ringcoll.training.compression import CompressedGradients, Compressor
 from ringcoll.training.compressors import Int8, PowerSGD, TopK
 from ringcoll.training.data_parallel import (
@@ -25,7 +26,7 @@ from ringcoll.training.phases import phase, waiting
 from ringcoll.training.ring_attention import context_parallel
 from ringcoll.training.sharded import ShardedAdamW
 from ringcoll.training.state_bytes import ModelStates
-from ringcoll.training.trainer import Setup, Trainer, require
+from ringcoll.training.trainer import Setup, Trainer
 
 __all__ = [
     "COMPRESSORS",
@@ -65,7 +66,7 @@ class OneProcessTrainer(Trainer):
 class PerParameterTrainer(Trainer):
     """An all-reduce for each parameter, after backward."""
 
-    takes_algorithm = True
+    takes_algorithm = takes_wire = True
 
     def average(self) -> None:
         """Average each gradient."""
@@ -79,7 +80,7 @@ class PerParameterTrainer(Trainer):
 class BucketedTrainer(Trainer):
     """An all-reduce for each bucket, while backward goes on."""
 
-    takes_algorithm = True
+    takes_algorithm = takes_wire = True
     model: BucketedDataParallel
 
     def prepare(self) -> None:
@@ -149,6 +150,8 @@ class DDPTrainer(Trainer):
 class HookedDDPTrainer(DDPTrainer):
     """``DistributedDataParallel`` on the default group, which calls ringcoll in a hook."""
 
+    takes_wire = True
+
     def prepare(self) -> None:
         """Wrap the module, and register the hook."""
         self.model = self.wrapped(None)
@@ -214,7 +217,7 @@ class ShardedTrainer(Trainer):
         return ShardedAdamW(
             self.module,
             stage=int(self.option),
-            lr=self.task.lr,
+            lr=self.task.learning_rate,
             bucket_bytes=self.gradients.bucket_bytes,
         )
 
@@ -230,6 +233,10 @@ class ShardedTrainer(Trainer):
         return self.optimizer.memory()
 
     def whole(self) -> dict[str, Tensor]:
-        """The parameters of the shards, gathered."""
-        parameters: dict[str, Tensor] = self.optimizer.state_dict()["parameters"]
-        return {name: parameters[name] for name in self.shapes}
+        """The parameters of this rank's module, gathered."""
+        self.optimizer.gather()
+        return {name: param.detach().clone() for name, param in self.module.named_parameters()}
+
+    def close(self) -> None:
+        """Wait for what is on its way."""
+        self.optimizer.gather()

@@ -160,8 +160,8 @@ class ParameterServer:
                 clocks[worker] += 1
                 waiting[worker] = gradient
             if self._staleness is None:  # a step with the average, when all workers have come
-                come = [waiting[rank] for rank in sorted(waiting)]
-                gradient = torch.stack(come).mean(0) if len(come) == len(clocks) > 0 else None
+                every = [waiting[rank] for rank in sorted(waiting)]
+                gradient = torch.stack(every).mean(0) if len(every) == len(clocks) > 0 else None
             if gradient is not None:
                 with phase("update"):
                     self._params.set_grads(gradient)
@@ -242,5 +242,5 @@ class ServerWorker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        if kind is None:
+        if kind is None or kind is GeneratorExit:  # a loop over a generator was left
             self.leave()

@@ -231,7 +231,10 @@ class ShardedAdamW(ShardedBuckets):
             for bucket in self._buckets
             for name, shape in zip(bucket.names, bucket.shapes, strict=True)
         }
-        for kind in ("parameters", *_MOMENTS):
+        kinds = ("parameters", *_MOMENTS)
+        expected_keys = {"step", *kinds}
+        self._require("state", expected_keys <= set(state), sorted(expected_keys), sorted(state))
+        for kind in kinds:
             shapes = {name: tuple(tensor.shape) for name, tensor in state[kind].items()}
             for name in wanted | shapes:
                 expected, got = wanted.get(name, "nothing"), shapes.get(name, "nothing")
@@ -248,7 +251,8 @@ class ShardedAdamW(ShardedBuckets):
 
         The gradients exist between the first backward and the end of `step`: call it after
         `finish`, when no bucket is on its way, to compare it with
-        `ringcoll.training.state_bytes.model_state_bytes`. It counts storages, and so the padding; not counted are buffers and frozen parameters.
+        `ringcoll.training.state_bytes.model_state_bytes`. It counts storages, and so the padding; not
+        counted are buffers and frozen parameters.
         """
         buckets = self._buckets
         masters = [bucket.master for bucket in buckets if bucket.master is not bucket.shard]

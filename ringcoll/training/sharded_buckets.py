@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, BackwardError
-from ringcoll.training.checks import check_dense, check_same_kinds
+from ringcoll.training.checks import check_dense
 from ringcoll.training.flat import begin_alike
 from ringcoll.training.flat_bucket import FlatBucket
 from ringcoll.training.gather_ahead import gather_for_modules
@@ -63,7 +63,6 @@ class ShardedBuckets:
         for name, param in named:
             wanted = f"a floating-point dtype of parameter {name}"
             self._require("module", param.is_floating_point(), wanted, param.dtype)
-        check_same_kinds(module, group)
         begin_alike(module, group)
         for param in module.parameters() if mixed is not None else ():
             if param.is_floating_point() and not param.requires_grad:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ringcoll.training.checks import require
 from ringcoll.training.mesh import Mesh, ParallelTransformer
 from ringcoll.training.messages import tie
 from ringcoll.training.models import Transformer, next_token_loss, stages
@@ -12,7 +13,7 @@ from ringcoll.training.pipeline import Pipeline
 from ringcoll.training.pipeline_orders import SCHEDULES
 from ringcoll.training.task import Task
 from ringcoll.training.tensor_parallel import tensor_parallel, vocabulary_loss
-from ringcoll.training.trainer import Setup, Trainer, require
+from ringcoll.training.trainer import Setup, Trainer
 from ringcoll.training.whole import whole_parameters
 
 __all__ = ["MeshTrainer", "PipelineTrainer", "SequenceTrainer", "SplitTrainer", "TensorTrainer"]
@@ -28,7 +29,7 @@ class SplitTrainer(Trainer):
         return batch
 
     def piece(self) -> int:
-        """Number of this rank's pieces among those of a parameter."""
+        """Place of this rank's pieces among the pieces of a parameter, from 0."""
         return self.rank
 
     def whole(self) -> dict[str, Tensor]:
@@ -82,8 +83,32 @@ class SequenceTrainer(TensorTrainer):
 
     sequence, needs_model = True, "transformer"
 
+    @classmethod
+    def check(cls, setup: Setup) -> None:
+        """The ranks have to divide the tokens, too."""
+        super().check(setup)
+        context, size = setup.task.shape.context, setup.world_size
+        require(context % size == 0, "ranks", "they do not divide the tokens",
+                f"a divisor of {context}", size)  # fmt: skip
 
-class PipelineTrainer(SplitTrainer):
+
+class StagesTrainer(SplitTrainer):
+    """The base of systems with a pipeline, which `prepare` makes."""
+
+    pipeline: Pipeline
+    message_nbytes = 0  # of messages that are not the pipeline's own
+
+    def nbytes_sent(self) -> int:
+        """Bytes of the collectives, and of the messages between the stages."""
+        return super().nbytes_sent() + self.pipeline.nbytes_sent + self.message_nbytes
+
+    def bubble(self) -> float:
+        """Share of the step in which this rank waited for other stages."""
+        report = self.pipeline.last_step
+        return report.waited_s / report.total_s
+
+
+class PipelineTrainer(StagesTrainer):
     """Layers in stages, and batches in micro-batches."""
 
     @classmethod
@@ -96,32 +121,23 @@ class PipelineTrainer(SplitTrainer):
     def prepare(self) -> None:
         """Keep this rank's stages."""
         schedule = SCHEDULES[self.option](self.world_size, _MICROBATCHES)
-        parts = stages(self.module, schedule.num_stages)[self.rank :: self.world_size]
-        self.params = [param for part in parts for param in part.parameters()]
-        self._pipeline = Pipeline(parts, next_token_loss, schedule)
+        own_stages = stages(self.module, schedule.num_stages)[self.rank :: self.world_size]
+        self.params = [param for stage in own_stages for param in stage.parameters()]
+        self.pipeline = Pipeline(own_stages, next_token_loss, schedule)
         # The first and the last stage of a transformer share a matrix.
         self._ends = {0, (schedule.num_stages - 1) % self.world_size}
 
     def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Run the schedule."""
-        loss = self._pipeline.step(inputs, targets)
+        loss = self.pipeline.step(inputs, targets)
         is_end = len(self._ends) > 1 and self.rank in self._ends
         if is_end and isinstance(self.module, Transformer):
             with phase("average"):
-                tie(self.module.head.scores.weight, sorted(self._ends))
+                self.message_nbytes += tie(self.module.head.scores.weight, sorted(self._ends))
         return loss
 
-    def nbytes_sent(self) -> int:
-        """Bytes of the collectives, and of the messages between the stages."""
-        return super().nbytes_sent() + self._pipeline.nbytes_sent
 
-    def bubble(self) -> float:
-        """Share of the step in which this rank waited."""
-        report = self._pipeline.last_step
-        return report.waited_s / report.total_s
-
-
-class MeshTrainer(SplitTrainer):
+class MeshTrainer(StagesTrainer):
     """Data x pipeline x tensor at once."""
 
     needs_model = "transformer"
@@ -141,7 +157,7 @@ class MeshTrainer(SplitTrainer):
         self.mesh = Mesh(*map(int, self.option.split("x")))
         assert isinstance(self.module, Transformer)
         self._parallel = ParallelTransformer(self.module, self.mesh, num_microbatches=_MICROBATCHES)
-        self.params = self._parallel.params
+        self.params, self.pipeline = self._parallel.params, self._parallel.pipeline
         self.groups = [*self.mesh.groups.values()]
 
     def piece(self) -> int:
@@ -151,16 +167,9 @@ class MeshTrainer(SplitTrainer):
 
     def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Let each axis do its work."""
-        return self._parallel.step(inputs, targets)
-
-    def nbytes_sent(self) -> int:
-        """Bytes of the collectives, and of the messages between the stages."""
-        return super().nbytes_sent() + self._parallel.pipeline.nbytes_sent
-
-    def bubble(self) -> float:
-        """Share of the step in which this rank waited for other stages."""
-        report = self._parallel.pipeline.last_step
-        return report.waited_s / report.total_s
+        loss = self._parallel.step(inputs, targets)
+        self.message_nbytes = self._parallel.nbytes_sent - self.pipeline.nbytes_sent
+        return loss
 
     def close(self) -> None:
         """Destroy the groups."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ringcoll.training.checks import require
 from ringcoll.training.data import Examples, load_digits, text_examples
 from ringcoll.training.models import Transformer, TransformerShape, mlp
 
@@ -38,9 +40,15 @@ class Task:
     batch
         Samples in a step, for each rank.
     optimizer, lr
-        A name in `LEARNING_RATES`, and the learning rate; SGD has momentum 0.9.
+        A name in `LEARNING_RATES`, and the learning rate, ``None`` for the rate given there. SGD has
+        momentum 0.9.
     seed
         Seed of the first weights and of the order of the samples.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such model or optimizer, or a number is not positive.
     """
 
     model: str
@@ -49,8 +57,23 @@ class Task:
     width: int = 256
     batch: int = 32
     optimizer: str = "sgd"
-    lr: float = LEARNING_RATES["sgd"]
+    lr: float | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for argument, known in (("model", MODELS), ("optimizer", LEARNING_RATES)):
+            value = getattr(self, argument)
+            require(value in known, argument, "not known", " or ".join(known), value)
+        for argument in ("layers", "width", "batch"):
+            value = getattr(self, argument)
+            require(value >= 1, argument, "must be positive", "at least 1", value)
+        rate = self.learning_rate
+        require(0 < rate < math.inf, "lr", "not a learning rate", "> 0, finite", rate)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate."""
+        return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
 
     @staticmethod
     def load(model: str, context: int = 32) -> Examples:
@@ -90,7 +113,7 @@ class Task:
         self, params: Iterable[Tensor], lr: float | None = None
     ) -> torch.optim.Optimizer:
         """The optimizer, of some parameters; ``lr`` replaces the task's learning rate."""
-        lr = self.lr if lr is None else lr
+        lr = self.learning_rate if lr is None else lr
         if self.optimizer == "sgd":
             return torch.optim.SGD(params, lr, momentum=_MOMENTUM)
         return torch.optim.AdamW(params, lr)

@@ -22,14 +22,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringcoll.collectives.groups import bytes_sent
-from ringcoll.errors import ArgumentError
-from ringcoll.training.checks import check_same
+from ringcoll.training.checks import check_same, require
 from ringcoll.training.models import next_token_loss
 from ringcoll.training.phases import phase
 from ringcoll.training.state_bytes import ModelStates, storage_nbytes
 from ringcoll.training.task import Task
 
-__all__ = ["Gradients", "Setup", "Trainer", "require"]
+__all__ = ["Gradients", "Setup", "Trainer"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,10 @@ class Gradients:
     wire_dtype: torch.dtype | None = None
     bucket_bytes: int = 1 << 18
 
+    def __post_init__(self) -> None:
+        nbytes = self.bucket_bytes
+        require(nbytes > 0, "bucket_bytes", "must be positive", "> 0", nbytes)
+
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `ringcoll.all_reduce`."""
@@ -60,12 +63,6 @@ class Setup(NamedTuple):
     task: Task
     option: str
     world_size: int
-
-
-def require(holds: bool, argument: str, message: str, expected: object, got: object) -> None:
-    """Raise `ArgumentError` unless a value is as a system needs it."""
-    if not holds:
-        raise ArgumentError(message, argument=argument, expected=expected, got=got)
 
 
 class Trainer:
@@ -97,7 +94,9 @@ class Trainer:
     is_exact: ClassVar[bool] = True
     """Whether the model is that of one process, up to rounding."""
     takes_algorithm: ClassVar[bool] = False
-    """Whether `Gradients` says how the system averages."""
+    """Whether the algorithm of `Gradients` is used."""
+    takes_wire: ClassVar[bool] = False
+    """Whether the wire dtype of `Gradients` is used."""
     needs_model: ClassVar[str | None] = None
     needs_optimizer: ClassVar[str | None] = None
     """The only model, and optimizer, that the system works with."""
@@ -133,6 +132,8 @@ class Trainer:
 
     def share(self, batch: Tensor) -> Tensor:
         """The samples of a batch that this rank computes."""
+        fits, size = len(batch) % self.world_size == 0, self.world_size
+        require(fits, "batches", "the ranks do not share it", f"a multiple of {size}", len(batch))
         return batch.chunk(self.world_size)[self.rank]
 
     def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -191,7 +192,15 @@ class Trainer:
     # --- the loop -------------------------------------------------------------------------
 
     def steps(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Train on batches of all ranks, indices of samples; yield this rank's loss of each step."""
+        """Train on batches of all ranks, indices of samples; yield this rank's loss of each step.
+
+        Raises
+        ------
+        ArgumentError
+            The ranks cannot share a batch; all ranks raise it, and the step was not begun.
+        RingcollError
+            A message or a collective failed.
+        """
         for batch in batches:
             with phase("step"):
                 share = self.share(batch)

@@ -27,18 +27,22 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import torch.distributed as dist
+
 from ringcoll.errors import ArgumentError
 from ringcoll.training import free_trainers as free
 from ringcoll.training import replicated_trainers as replicated
 from ringcoll.training import split_trainers as split
+from ringcoll.training.checks import require
 from ringcoll.training.gossip import GRAPHS
 from ringcoll.training.pipeline_orders import SCHEDULES
 from ringcoll.training.task import LEARNING_RATES, MODELS, Task
-from ringcoll.training.trainer import Gradients, Trainer
+from ringcoll.training.trainer import Gradients, Setup, Trainer
 
 __all__ = [
     "TRAINERS",
     "TrainerEntry",
+    "check_trainer",
     "find_trainer",
     "make_trainer",
     "trainer_names",
@@ -109,6 +113,25 @@ def find_trainer(name: str) -> tuple[type[Trainer], str]:
     )
 
 
+def check_trainer(name: str, task: Task, world_size: int, gradients: Gradients) -> None:
+    """Make sure that a trainer can train a task on so many ranks; parameters as for `make_trainer`.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such trainer, it needs another model or optimizer, it cannot split the model or
+        the batch, or it cannot average gradients natively.
+    """
+    system, option = find_trainer(name)
+    for what in ("model", "optimizer"):
+        needed, chosen = getattr(system, f"needs_{what}"), getattr(task, what)
+        require(needed in (None, chosen), what, f"{name} needs another", needed, chosen)
+    is_native = gradients.algorithm is None
+    can_run = not is_native or name == "torch-ddp"
+    require(can_run, "algorithm", f"{name} does not average natively", "an algorithm", None)
+    system.check(Setup(task, option, world_size))
+
+
 def make_trainer(name: str, task: Task, gradients: Gradients | None = None) -> Trainer:
     """Make this rank's trainer; all ranks of the default group call it.
 
@@ -124,12 +147,14 @@ def make_trainer(name: str, task: Task, gradients: Gradients | None = None) -> T
     Raises
     ------
     ArgumentError
-        There is no such trainer, or it cannot train this task.
+        As for `check_trainer`.
     MismatchError
         The ranks begin with different models.
     """
+    gradients = gradients or Gradients()
+    check_trainer(name, task, dist.get_world_size(), gradients)
     system, option = find_trainer(name)
-    return system(task, option, gradients or Gradients())
+    return system(task, option, gradients)
 
 
 def usual_task(

@@ -50,3 +50,14 @@ def test_all_ranks_stop_where_a_loss_is_not_finite(bad: float):
             check_finite(loss, 7, group)
 
     run_threads(main, 3)
+
+
+def test_of_several_steps_the_first_on_any_rank_is_named():
+    def main(group: LocalGroup) -> None:
+        losses = torch.ones(5)
+        if group.rank() > 0:
+            losses[[4, 2][group.rank() - 1] :] = float("nan")  # rank 2 is the first
+        with pytest.raises(TrainingError, match="the loss of rank 2 is not finite in step 12"):
+            check_finite(losses, 10, group)
+
+    run_threads(main, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -135,6 +136,29 @@ def test_messages_do_not_meet_the_operations_of_the_group():
 
     all_tags: list[int] = []
     assert run_threads(rank_main, 2) == [[3.0, 5.0, 100.0]] * 2
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (
+            lambda m: m.send(torch.zeros(1), 2),
+            "'dst': cannot be used .*another rank below 2, got 2",
+        ),
+        (lambda m: m.recv(torch.zeros(1), m.rank), "'src': cannot be used .*another rank below 2"),
+        (lambda m: m.send(torch.zeros(2, 3).t(), 1 - m.rank), "'tensor': .*contiguous"),
+        (lambda m: m.recv(torch.zeros(1, requires_grad=True), 1 - m.rank), "'tensor': .*gradient"),
+        (lambda m: Messages(m.group, float("nan")), "'timeout_s': .*finite, got nan"),
+        (lambda m: Messages(m.group, float("inf")), "'timeout_s': .*finite, got inf"),
+    ],
+)
+def test_messages_that_cannot_be_are_refused_before_they_start(call: Any, text: str):
+    def rank_main(group):
+        messages = Messages(group, 30.0)
+        with pytest.raises(ArgumentError, match=f"rank {group.rank()}: argument {text}"):
+            call(messages)
+
+    run_threads(rank_main, 2)
 
 
 def test_groups_without_messages():

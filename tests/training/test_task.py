@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -51,3 +53,25 @@ def test_optimizers_by_name(name: str):
     param.grad = torch.ones(2)
     optimizer.step()
     assert (param < 1).all()
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"model": "perceptrn"}, "'model': not known .*got perceptrn"),
+        ({"optimizer": "adam"}, "'optimizer': not known .*got adam"),
+        ({"width": 0}, "'width': must be positive"),
+        ({"lr": float("nan")}, "'lr': not a learning rate"),
+        ({"lr": float("inf")}, "'lr': not a learning rate"),
+    ],
+)
+def test_tasks_that_do_not_exist(options: dict[str, Any], text: str):
+    examples = Task.load("perceptron")
+    with pytest.raises(ArgumentError, match=text):
+        Task(**({"model": "perceptron", "examples": examples} | options))
+
+
+def test_without_a_learning_rate_it_is_that_of_the_optimizer():
+    examples = Task.load("perceptron")
+    for name, lr in LEARNING_RATES.items():
+        assert Task("perceptron", examples, optimizer=name).learning_rate == lr

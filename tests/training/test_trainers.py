@@ -8,7 +8,14 @@ import pytest
 
 from ringcoll.errors import ArgumentError
 from ringcoll.training import trainers
-from ringcoll.training.trainers import TRAINERS, find_trainer, trainer_names, usual_task
+from ringcoll.training.trainer import Gradients
+from ringcoll.training.trainers import (
+    TRAINERS,
+    check_trainer,
+    find_trainer,
+    trainer_names,
+    usual_task,
+)
 
 
 def test_every_name_is_found_and_explained():
@@ -45,3 +52,25 @@ def test_a_task_is_what_the_trainers_need(
 ):
     task = usual_task(names, **options)
     assert (task.model, task.width, task.batch, task.optimizer, task.lr) == expected
+
+
+@pytest.mark.parametrize(
+    "name, options, world_size, gradients, text",
+    [
+        ("sharded:1", {"optimizer": "sgd"}, 2, Gradients(), "sharded:1 needs another"),
+        ("context", {"model": "perceptron"}, 2, Gradients(), "context needs another"),
+        ("server:async", {}, 1, Gradients(), "a server needs workers"),
+        ("sequence", {}, 3, Gradients(), "they do not divide the heads"),
+        ("bucketed", {}, 2, Gradients(algorithm=None), "bucketed does not average natively"),
+    ],
+)
+def test_a_task_that_a_trainer_cannot_train_is_refused(
+    name: str, options: dict[str, Any], world_size: int, gradients: Gradients, text: str
+):
+    with pytest.raises(ArgumentError, match=text):
+        check_trainer(name, usual_task([name], **options), world_size, gradients)
+
+
+def test_buckets_have_bytes():
+    with pytest.raises(ArgumentError, match=r"'bucket_bytes': must be positive .*got 0"):
+        Gradients(bucket_bytes=0)
