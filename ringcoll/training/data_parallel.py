@@ -138,10 +138,10 @@ class BucketedDataParallel(nn.Module):
             raise ArgumentError(
                 "must be positive", argument="bucket_bytes", expected="> 0", got=bucket_bytes
             )
+        begin_alike(module, group)
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
         if not named:
             raise ArgumentError("no parameter needs a gradient", argument="module")
-        begin_alike(module, group)
         self.module, self.group = module, group
         self._op = average_op(wire_dtype, as_group(group).size())
         self._options: dict[str, Any] = {"algorithm": algorithm, "wire_dtype": wire_dtype}

@@ -286,8 +286,8 @@ def _calls(group: Any) -> dict[str, Callable[[], Pairs]]:
 
 
 NO_COLLECTIVES = {
-    "Explanation", "LocalGroup", "MpiGroup", "Options", "UserOp", "Work", "close", "explain",
-    "mpi_group", "premul_sum", "run_threads", "trace", "use",
+    "Explanation", "LocalGroup", "MpiGroup", "Options", "UserOp", "Work", "bytes_sent", "close",
+    "explain", "mpi_group", "premul_sum", "run_threads", "trace", "use",
 }  # fmt: skip
 
 
