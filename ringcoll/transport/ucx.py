@@ -240,36 +240,52 @@ class UcxTransport(Transport):
             store, self.rank, self.world_size, timeout_s, self.name, lambda: self._aborted
         )
         own_host = self.hosts[self.rank]
-        for peer in range(self.world_size):
-            if peer == self.rank:
-                continue
-            peer_about = json.loads(store.get(f"ucx/{peer}"))
-            far = self.hosts[peer] != own_host
-            if far:
-                self._far.add(peer)
-            else:
-                with contextlib.suppress(OSError):  # gone already: its messages will not come
-                    self._lives[peer] = os.pidfd_open(peer_about["pid"])
-                    self._sleeper.register(self._lives[peer], select.POLLIN)
-            self._endpoints[peer] = ucx.UCXEndpoint.create_from_worker_address(
-                self._worker,
-                ucx.UCXAddress.create_from_buffer(bytes.fromhex(peer_about["address"])),
-                endpoint_error_handling=far,
-            )
-        if self.hosts.count(own_host) > cores():
-            self._spins = 0
         memory = _array()(bytearray(1))
         self._keep.append(memory)
         self._heard = self._worker.tag_recv(memory, ucx.UCXXTag(_ABORT), ucx.UCXXTagMask(_ABORT))
-        # Every rank hears from every rank: so all are connected, and no rank leaves before.
+        if self.hosts.count(own_host) > cores():
+            self._spins = 0
+        # Every rank hears from every rank: so all are connected, and no rank leaves before. The
+        # lower rank of a pair connects, and the higher rank answers: if both connected at once,
+        # UCX would have to choose between two connections of TCP, and at times chose neither.
+        peers = [peer for peer in range(self.world_size) if peer != self.rank]
+        self._watch_peers(peers)
         token = torch.zeros(2 * self.world_size, 1, dtype=torch.uint8, device="cpu")
-        peers = list(self._endpoints)
-        handles = self.post(
-            [Message(peer, token[2 * peer], 0) for peer in peers],
-            [Message(peer, token[2 * peer + 1], 0) for peer in peers],
+        arriving = dict(
+            zip(peers, self.post([Message(p, token[2 * p], 0) for p in peers], []), strict=True)
         )
-        for handle in handles:
+        for higher in peers[self.rank :]:
+            self._connect_to(higher)
+        leaving = self.post([], [Message(p, token[2 * p + 1], 0) for p in peers[self.rank :]])
+        for lower in peers[: self.rank]:
+            self.wait(arriving.pop(lower), max(deadline - time.monotonic(), 0.001))
+            self._connect_to(lower)
+            leaving += self.post([], [Message(lower, token[2 * lower + 1], 0)])
+        for handle in (*leaving, *arriving.values()):
             self.wait(handle, max(deadline - time.monotonic(), 0.001))
+
+    def _watch_peers(self, peers: Sequence[int]) -> None:
+        """Begin to watch the processes on this host, and remember the peers on other hosts."""
+        for peer in peers:
+            if self.hosts[peer] != self.hosts[self.rank]:
+                self._far.add(peer)
+                continue
+            with contextlib.suppress(OSError):  # gone already: its messages will not come
+                self._lives[peer] = os.pidfd_open(self._about(peer)["pid"])
+                self._sleeper.register(self._lives[peer], select.POLLIN)
+
+    def _about(self, peer: int) -> dict[str, Any]:
+        about: dict[str, Any] = json.loads(self._store.get(f"ucx/{peer}"))
+        return about
+
+    def _connect_to(self, peer: int) -> None:
+        """Make the endpoint of a peer."""
+        address = bytes.fromhex(self._about(peer)["address"])
+        self._endpoints[peer] = self._ucx.UCXEndpoint.create_from_worker_address(
+            self._worker,
+            self._ucx.UCXAddress.create_from_buffer(address),
+            endpoint_error_handling=peer in self._far,
+        )
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
@@ -356,7 +372,8 @@ class UcxTransport(Transport):
             if not request.completed:
                 self._give_up()
                 raise PeerLostError(f"the process of rank {peer} has ended", peer=peer)
-        gone = peer in self._far and not self._endpoints[peer].alive
+        endpoint = self._endpoints.get(peer)  # not made yet while a lower rank connects
+        gone = peer in self._far and endpoint is not None and not endpoint.alive
         if gone and not request.completed:  # it may have come before the end
             self._give_up()
             raise PeerLostError(
