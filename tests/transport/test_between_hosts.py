@@ -39,7 +39,8 @@ def two_hosts() -> Iterator[Hosts]:
 @pytest.fixture(scope="module", params=TRANSPORTS)
 def ranks(request: Any, two_hosts: Hosts) -> Iterator[tuple[str, HostRanks]]:
     """Two ranks on each of two hosts with equal names."""
-    with HostRanks(two_hosts, (0, 0, 1, 1)) as pool:
+    # Beside other work on the machine, to connect has taken half a minute.
+    with HostRanks(two_hosts, (0, 0, 1, 1), timeout_s=180.0) as pool:
         pool.run(join, request.param)
         yield request.param, pool
 
