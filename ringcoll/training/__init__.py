@@ -24,6 +24,7 @@ Data parallel
 `compression_hook`     the same inside torch's DistributedDataParallel
 `sharded`              AdamW whose state, gradients and parameters are sharded (ZeRO)
 `sharded_buckets`      buckets of which gradients go in, and averaged shards come out
+`sharded_state`        its state put together, taken apart, and counted
 `flat_bucket`          a bucket of parameters, of which each rank owns a shard
 `gather_ahead`         parameters are whole when a module needs them
 `state_bytes`          bytes of parameters, gradients and optimizer state

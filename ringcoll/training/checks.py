@@ -141,7 +141,14 @@ def check_dense(grad: Tensor, name: str) -> None:
         )
 
 
-def require(holds: bool, argument: str, message: str, expected: object, got: object) -> None:
+def require(
+    holds: bool,
+    argument: str,
+    message: str,
+    expected: object,
+    got: object,
+    rank: int | None = None,
+) -> None:
     """Raise `ArgumentError` unless a value is as a system needs it."""
     if not holds:
-        raise ArgumentError(message, argument=argument, expected=expected, got=got)
+        raise ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)

@@ -104,14 +104,20 @@ class ServerTrainer(Trainer):
         """Serve, or work until the batches are over; only workers have steps."""
         if self.rank == SERVER:
             staleness = _STALENESS if self.option == "async" else None
-            server = ParameterServer(self.module, self.optimizer, staleness=staleness)
-            with phase("serve"):
-                server.serve(self._look)
-            self._sent += server.nbytes_sent
-            return
+            return self._serve(ParameterServer(self.module, self.optimizer, staleness=staleness))
+        self._worker = ServerWorker(self.module)
+        return self._work(super().steps(batches))
+
+    def _serve(self, server: ParameterServer) -> Iterator[Tensor]:
+        with phase("serve"):
+            server.serve(self._look)
+        self._sent += server.nbytes_sent
+        yield from ()
+
+    def _work(self, steps: Iterator[Tensor]) -> Iterator[Tensor]:
         try:
-            with ServerWorker(self.module) as self._worker:
-                yield from super().steps(batches)
+            with self._worker:
+                yield from steps
         finally:
             self._sent += self._worker.nbytes_sent
 

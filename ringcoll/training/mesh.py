@@ -31,7 +31,6 @@ from torch import Tensor
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError
 from ringcoll.training.data_parallel import average_gradients
-from ringcoll.training.messages import tie
 from ringcoll.training.models import Transformer, stages
 from ringcoll.training.phases import phase
 from ringcoll.training.pipeline import Pipeline
@@ -172,19 +171,13 @@ class ParallelTransformer:
         tensor_parallel(model, mesh.groups["tensor"], sequence=sequence)
         self.stages = stages(model, plan.num_stages)[place::size]
         self.params = [param for stage in self.stages for param in stage.parameters()]
-        self._ends = [0, size - 1] if size > 1 and place in (0, size - 1) else []
-        self._tied, self._tied_nbytes = model.head.scores.weight, 0
         self.pipeline = Pipeline(
             self.stages,
             partial(vocabulary_loss, group=mesh.groups["tensor"]),
             plan,
             mesh.groups["pipeline"],
+            tied=model.head.scores.weight,
         )
-
-    @property
-    def nbytes_sent(self) -> int:
-        """Bytes of all messages between stages that this rank has sent so far."""
-        return self.pipeline.nbytes_sent + self._tied_nbytes
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the gradients of a batch; an optimizer's step on ``params`` follows.
@@ -215,8 +208,6 @@ class ParallelTransformer:
             )
         loss = self.pipeline.step(inputs.chunk(size)[place], targets.chunk(size)[place])
         with phase("average"):
-            if self._ends:
-                self._tied_nbytes += tie(self._tied, self._ends, self.mesh.groups["pipeline"])
             average_gradients(self.params, self.mesh.groups["data"])
             api.all_reduce(loss, dist.ReduceOp.AVG, self.mesh.groups["data"])
         return loss

@@ -11,12 +11,12 @@ each rank holds some of the stages, and a batch passes through them in micro-bat
     for inputs, targets in batches:             # the same on all ranks
         optimizer.zero_grad()
         loss = pipeline.step(inputs, targets)   # .grad is that of the whole batch
-        tie(matrix, [0, world_size - 1])        # on the ranks that hold a tied matrix
         optimizer.step()
 
 Cost of a step: for each micro-batch and each pair of neighbouring stages, an activation and its
 gradient, sent while the ranks compute (`ringcoll.training.pipeline_messages`); an all-gather of 24
-bytes per rank at the beginning, by which the ranks agree on the shapes; a broadcast of the loss.
+bytes per rank at the beginning, by which the ranks agree on the shapes; a broadcast of the loss;
+where first and last stage share a matrix, its gradient once in each direction.
 
 Assumptions: a stage takes one tensor and returns one tensor of floating-point numbers, of the same
 shape for each micro-batch. The loss is a mean over the samples; a batch norm sees micro-batches.
@@ -38,10 +38,11 @@ from torch import Tensor, nn
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError
+from ringcoll.training.messages import tie
 from ringcoll.training.phases import phase
 from ringcoll.training.pipeline_agreement import agree_on_batch, agree_on_schedule
 from ringcoll.training.pipeline_messages import Mailbox
-from ringcoll.training.pipeline_schedule import Action, Kind, PipelineSchedule, consumed, produced
+from ringcoll.training.pipeline_schedule import Action, Kind, PipelineSchedule
 
 __all__ = ["Pipeline", "PipelineReport"]
 
@@ -66,11 +67,6 @@ class PipelineReport:
 class Pipeline:
     """The stages of one rank, and the steps that train them.
 
-    ============  =====================================================================
-    construction  the ranks compare their schedules and check their stages
-    `step`        forward and backward of a batch; ``.grad`` is that of the whole batch
-    ============  =====================================================================
-
     A W action computes the gradients inside the stage again, which the I action computed and
     dropped: autograd walks the graph twice. In a stage of n equal layers, I and W together do
     3n - 1 matrix products, and B does 2n.
@@ -87,6 +83,9 @@ class Pipeline:
     group
         Group of the ranks; ``None`` for the default group. It carries no other messages during a
         step.
+    tied
+        Parameter that the first and the last stage share, such as a transformer's matrix of the
+        embedding; it is read on the ranks of these stages only.
 
     Raises
     ------
@@ -117,6 +116,8 @@ class Pipeline:
         loss: Callable[[Tensor, Tensor], Tensor],
         schedule: PipelineSchedule,
         group: Any = None,
+        *,
+        tied: Tensor | None = None,
     ) -> None:
         self.group = as_group(group)
         self.rank = self.group.rank()
@@ -135,12 +136,16 @@ class Pipeline:
         # By stage and micro-batch: input, result, and between I and W the result's gradient.
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None]] = {}
         self._layout: int | None = None  # hash of the inputs' layout in the step before
+        self._last_rank = (schedule.num_stages - 1) % schedule.world_size
+        self._ends = sorted({0, self._last_rank})
+        self._tied = tied if self.rank in self._ends and len(self._ends) > 1 else None
+        self._tied_nbytes = 0
         self.last_step = PipelineReport(0.0, 0.0, 0)
 
     @property
     def nbytes_sent(self) -> int:
         """Bytes of activations and gradients that this rank has sent to other ranks so far."""
-        return self._mailbox.nbytes_sent
+        return self._mailbox.nbytes_sent + self._tied_nbytes
 
     def step(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """Do forward and backward of a batch; all ranks of the group call it.
@@ -170,10 +175,9 @@ class Pipeline:
         begin_s = time.perf_counter()
         layout = agree_on_batch(inputs, targets, self.schedule, self.group, self._device)
         peak, num_microbatches = 0, self.schedule.num_microbatches
-        last_rank = (self.schedule.num_stages - 1) % self.schedule.world_size
         if inputs is not None and self.rank == 0:
             self._inputs = inputs.chunk(num_microbatches)
-        if targets is not None and self.rank == last_rank:
+        if targets is not None and self.rank == self._last_rank:
             self._targets = targets.chunk(num_microbatches)
         self._losses: list[Tensor] = []
         agreed_s = time.perf_counter()
@@ -185,10 +189,11 @@ class Pipeline:
             peak = max(peak, len(self._kept))
         done_s = time.perf_counter()
         self._mailbox.finish()
-        loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        for item in self._losses:
-            loss += item
-        api.broadcast(loss, group=self.group, group_src=last_rank)
+        if self._tied is not None:
+            with phase("average"):
+                self._tied_nbytes += tie(self._tied, self._ends, self.group)
+        loss = sum(self._losses, torch.zeros((), dtype=torch.float64, device=self._device))
+        api.broadcast(loss, group=self.group, group_src=self._last_rank)
         end_s = time.perf_counter()
         waited_s = agreed_s - begin_s + self._mailbox.waited_s + end_s - done_s
         self.last_step = PipelineReport(end_s - begin_s, waited_s, peak)
@@ -197,14 +202,10 @@ class Pipeline:
     # --- actions ------------------------------------------------------------------------
 
     def _forward(self, action: Action) -> None:
-        arriving = consumed(action, self.schedule.num_stages)
-        leaving = produced(action, self.schedule.num_stages)
-        if arriving is None:
-            inputs = self._inputs[action.microbatch]
-        else:
-            inputs = self._mailbox.take(arriving).requires_grad_()
+        arriving = self._mailbox.take(action)
+        inputs = self._inputs[action.microbatch] if arriving is None else arriving.requires_grad_()
         result = self._modules[action.stage](inputs)
-        if leaving is None:
+        if action.stage == self.schedule.num_stages - 1:
             result = self.loss(result, self._targets[action.microbatch])
             result = result / self.schedule.num_microbatches
             self._losses.append(result.detach())
@@ -217,24 +218,17 @@ class Pipeline:
                 got=type(result).__name__,
             )
         else:
-            self._mailbox.send(leaving, result.detach())
+            self._mailbox.send(action, result.detach())
         self._kept[action.stage, action.microbatch] = inputs, result, None
-
-    def _gradient(self, action: Action) -> Tensor | None:
-        """The gradient of the result of a stage; ``None`` for the loss."""
-        arriving = consumed(action, self.schedule.num_stages)
-        return None if arriving is None else self._mailbox.take(arriving)
 
     def _send(self, action: Action, inputs: Tensor, gradient: Tensor | None) -> None:
         """Send the gradient of the input of a stage; zeros if the stage does not use its input."""
-        leaving = produced(action, self.schedule.num_stages)
-        if leaving is not None:
-            gradient = torch.zeros_like(inputs) if gradient is None else gradient
-            self._mailbox.send(leaving, gradient)
+        if action.stage > 0:
+            self._mailbox.send(action, torch.zeros_like(inputs) if gradient is None else gradient)
 
     def _backward(self, action: Action) -> None:
         inputs, result, _ = self._kept[action.stage, action.microbatch]
-        gradient = self._gradient(action)
+        gradient = self._mailbox.take(action)  # None of the loss
         if result.requires_grad:  # the first stage may be frozen
             torch.autograd.backward(result, gradient)
         self._send(action, inputs, inputs.grad if inputs.is_leaf else None)
@@ -242,7 +236,7 @@ class Pipeline:
 
     def _backward_inputs(self, action: Action) -> None:
         inputs, result, _ = self._kept[action.stage, action.microbatch]
-        gradient, of_inputs = self._gradient(action), None
+        gradient, of_inputs = self._mailbox.take(action), None
         if inputs.requires_grad:
             (of_inputs,) = torch.autograd.grad(
                 result, (inputs,), gradient, retain_graph=True, allow_unused=True

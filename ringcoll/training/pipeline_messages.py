@@ -21,7 +21,13 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError
 from ringcoll.training.messages import Messages
-from ringcoll.training.pipeline_schedule import PipelineSchedule, Transfer, consumed, produced
+from ringcoll.training.pipeline_schedule import (
+    Action,
+    PipelineSchedule,
+    Transfer,
+    consumed,
+    produced,
+)
 
 __all__ = ["Mailbox"]
 
@@ -55,7 +61,7 @@ class Mailbox:
     def __init__(self, schedule: PipelineSchedule, group: Any, device: torch.device) -> None:
         self._messages, self._device = Messages(group), device
         self._rank = self._messages.rank
-        self._num_microbatches = schedule.num_microbatches
+        self._num_stages, self._num_microbatches = schedule.num_stages, schedule.num_microbatches
         self._header_tags = 2 * schedule.num_stages * schedule.num_microbatches
         # The rank, and the place in its program, of the action that sends or receives.
         self._senders: dict[Transfer, tuple[int, int]] = {}
@@ -90,14 +96,16 @@ class Mailbox:
         for peer in self._incoming:
             self._post_early(peer)
 
-    def send(self, transfer: Transfer, tensor: Tensor) -> None:
-        """Start to send a tensor to the rank that needs it.
+    def send(self, action: Action, tensor: Tensor) -> None:
+        """Start to send what an action has produced to the rank that needs it.
 
         Raises
         ------
         ArgumentError
             The tensor cannot be described, or differs from the tensor of the micro-batch before.
         """
+        transfer = produced(action, self._num_stages)
+        assert transfer is not None, action
         tensor, boundary = tensor.contiguous(), transfer.boundary
         if tensor.dtype not in _DTYPES or tensor.ndim > _MOST_DIMENSIONS:
             raise ArgumentError(
@@ -130,8 +138,11 @@ class Mailbox:
         wait = self._messages.send(tensor, peer, self._tag(transfer))
         self._pending.append(_Pending(peer, place, wait))
 
-    def take(self, transfer: Transfer) -> Tensor:
-        """Wait for a tensor, and post the next receive from the same peer."""
+    def take(self, action: Action) -> Tensor | None:
+        """Wait for what an action needs, if anything, and post the next receive from that peer."""
+        transfer = consumed(action, self._num_stages)
+        if transfer is None:
+            return None
         begin_s = time.perf_counter()
         peer, place = self._senders[transfer]
         while transfer not in self._posted:

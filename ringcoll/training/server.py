@@ -138,6 +138,8 @@ class ParameterServer:
     def serve(self, on_update: Callable[[], object] = lambda: None) -> None:
         """Serve until all workers have left.
 
+        If it raises, the workers wait for this rank's process to end, or for their time limit.
+
         Parameters
         ----------
         on_update

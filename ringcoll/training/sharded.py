@@ -68,12 +68,12 @@ import torch
 from torch import nn
 
 from ringcoll.collectives import functions as api
+from ringcoll.collectives.groups import as_group
 from ringcoll.training.sharded_buckets import BUCKET_BYTES, ShardedBuckets
-from ringcoll.training.state_bytes import ModelStates, storage_nbytes
+from ringcoll.training.sharded_state import gathered_state, held_states, load_state
+from ringcoll.training.state_bytes import ModelStates
 
 __all__ = ["ShardedAdamW"]
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of AdamW's averages
 
 
 class ShardedAdamW(ShardedBuckets):
@@ -202,15 +202,7 @@ class ShardedAdamW(ShardedBuckets):
             same on all ranks, and can be loaded with other ranks, stages and buckets. Buffers and
             frozen parameters are the module's.
         """
-        state: dict[str, Any] = {"step": 0, "parameters": {}} | {name: {} for name in _MOMENTS}
-        for bucket in self._buckets:
-            own = self.adamw.state.get(bucket.master, {})
-            state["step"] = int(own.get("step", 0))
-            state["parameters"] |= bucket.gathered(bucket.master)
-            for moment in _MOMENTS:
-                shard = own.get(moment, torch.zeros_like(bucket.master))
-                state[moment] |= bucket.gathered(shard)
-        return state
+        return gathered_state(self._buckets, self.adamw)
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -226,25 +218,7 @@ class ShardedAdamW(ShardedBuckets):
         ArgumentError
             Names or shapes are not those of the module's parameters; nothing was changed.
         """
-        wanted = {
-            name: tuple(shape)
-            for bucket in self._buckets
-            for name, shape in zip(bucket.names, bucket.shapes, strict=True)
-        }
-        kinds = ("parameters", *_MOMENTS)
-        expected_keys = {"step", *kinds}
-        self._require("state", expected_keys <= set(state), sorted(expected_keys), sorted(state))
-        for kind in kinds:
-            shapes = {name: tuple(tensor.shape) for name, tensor in state[kind].items()}
-            for name in wanted | shapes:
-                expected, got = wanted.get(name, "nothing"), shapes.get(name, "nothing")
-                self._require("state", expected == got, f"{kind}, {name}: {expected}", got)
-        for bucket in self._buckets:
-            bucket.wait_for_gather()
-            bucket.master.copy_(bucket.own_shard(state["parameters"]))
-            own = {moment: bucket.own_shard(state[moment]) for moment in _MOMENTS}
-            self.adamw.state[bucket.master] = {"step": torch.tensor(float(state["step"])), **own}
-            bucket.publish()
+        load_state(self._buckets, self.adamw, state, as_group(self.group).rank())
 
     def memory(self) -> ModelStates:
         """Measure the memory that this rank holds, in bytes.
@@ -254,16 +228,7 @@ class ShardedAdamW(ShardedBuckets):
         `ringcoll.training.state_bytes.model_state_bytes`. It counts storages, and so the padding; not
         counted are buffers and frozen parameters.
         """
-        buckets = self._buckets
-        masters = [bucket.master for bucket in buckets if bucket.master is not bucket.shard]
-        states = [state.values() for state in self.adamw.state.values()]
-        grads = [(bucket.grad, bucket.grad_shard) for bucket in buckets]
-        own_grads = [param.grad for bucket in buckets for param in bucket.params]
-        return ModelStates(
-            storage_nbytes(tensor for bucket in buckets for tensor in (bucket.flat, bucket.shard)),
-            storage_nbytes([*own_grads, *(grad for pair in grads for grad in pair)]),
-            storage_nbytes([*masters, *(tensor for values in states for tensor in values)]),
-        )
+        return held_states(self._buckets, self.adamw)
 
     def _clip_factor(self, max_norm: float) -> float:
         """Factor that shortens the gradients to the largest norm, the same on all ranks."""
@@ -271,6 +236,5 @@ class ShardedAdamW(ShardedBuckets):
         norms = [torch.linalg.vector_norm(shard, dtype=torch.float64) for shard in shards]
         square = torch.stack(norms).square().sum()
         api.all_reduce(square, group=self.group)
-        norm = square.sqrt()
-        self.last_norm = float(norm)
-        return float((max_norm / (norm + 1e-6)).clamp(max=1.0))  # 1e-6 as in torch
+        self.last_norm = float(square.sqrt())
+        return min(max_norm / (self.last_norm + 1e-6), 1.0)  # 1e-6 as in torch

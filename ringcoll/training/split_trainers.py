@@ -6,9 +6,7 @@ from torch import Tensor
 
 from ringcoll.training.checks import require
 from ringcoll.training.mesh import Mesh, ParallelTransformer
-from ringcoll.training.messages import tie
 from ringcoll.training.models import Transformer, next_token_loss, stages
-from ringcoll.training.phases import phase
 from ringcoll.training.pipeline import Pipeline
 from ringcoll.training.pipeline_orders import SCHEDULES
 from ringcoll.training.task import Task
@@ -96,11 +94,10 @@ class StagesTrainer(SplitTrainer):
     """The base of systems with a pipeline, which `prepare` makes."""
 
     pipeline: Pipeline
-    message_nbytes = 0  # of messages that are not the pipeline's own
 
     def nbytes_sent(self) -> int:
         """Bytes of the collectives, and of the messages between the stages."""
-        return super().nbytes_sent() + self.pipeline.nbytes_sent + self.message_nbytes
+        return super().nbytes_sent() + self.pipeline.nbytes_sent
 
     def bubble(self) -> float:
         """Share of the step in which this rank waited for other stages."""
@@ -123,18 +120,13 @@ class PipelineTrainer(StagesTrainer):
         schedule = SCHEDULES[self.option](self.world_size, _MICROBATCHES)
         own_stages = stages(self.module, schedule.num_stages)[self.rank :: self.world_size]
         self.params = [param for stage in own_stages for param in stage.parameters()]
-        self.pipeline = Pipeline(own_stages, next_token_loss, schedule)
-        # The first and the last stage of a transformer share a matrix.
-        self._ends = {0, (schedule.num_stages - 1) % self.world_size}
+        model = self.module
+        tied = model.head.scores.weight if isinstance(model, Transformer) else None
+        self.pipeline = Pipeline(own_stages, next_token_loss, schedule, tied=tied)
 
     def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Run the schedule."""
-        loss = self.pipeline.step(inputs, targets)
-        is_end = len(self._ends) > 1 and self.rank in self._ends
-        if is_end and isinstance(self.module, Transformer):
-            with phase("average"):
-                self.message_nbytes += tie(self.module.head.scores.weight, sorted(self._ends))
-        return loss
+        return self.pipeline.step(inputs, targets)
 
 
 class MeshTrainer(StagesTrainer):
@@ -167,9 +159,7 @@ class MeshTrainer(StagesTrainer):
 
     def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Let each axis do its work."""
-        loss = self._parallel.step(inputs, targets)
-        self.message_nbytes = self._parallel.nbytes_sent - self.pipeline.nbytes_sent
-        return loss
+        return self._parallel.step(inputs, targets)
 
     def close(self) -> None:
         """Destroy the groups."""

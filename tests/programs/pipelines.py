@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringcoll.training.messages import tie
 from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss, stages
 from ringcoll.training.pipeline import Pipeline, PipelineReport
 from ringcoll.training.pipeline_schedule import PipelineSchedule
@@ -87,13 +86,16 @@ def in_pipeline(group: Any, name: str, schedule: PipelineSchedule, steps: int) -
     rank, last = group.rank(), (schedule.num_stages - 1) % schedule.world_size
     numbers = schedule.stages_of(rank)
     mine = stages(_model(name, schedule.num_stages), schedule.num_stages)[rank :: group.size()]
-    pipeline = Pipeline(mine, _loss(name), schedule, group)
+    tied: Any = None
+    if name == "transformer" and rank in (0, last):
+        table: Any = mine[0][0].tokens if rank == 0 else mine[-1][-1].scores
+        tied = table.weight
+    pipeline = Pipeline(mine, _loss(name), schedule, group, tied=tied)
     optimizer, losses, grads = (
         _optimizer(param for part in mine for param in part.parameters()),
         [],
         {},
     )
-    holders = sorted({0, last})
     for step in range(steps):
         optimizer.zero_grad()
         inputs, targets = _batch(name, schedule.num_microbatches, step)
@@ -103,9 +105,6 @@ def in_pipeline(group: Any, name: str, schedule: PipelineSchedule, steps: int) -
                 targets if rank == last or step == 0 else None,
             ).item()
         )
-        if name == "transformer" and rank in holders:
-            table: Any = mine[0][0].tokens if rank == 0 else mine[-1][-1].scores
-            tie(table.weight, holders, group)
         if step == 0:
             parts = zip(numbers, mine, strict=True)
             grads = {n: _copies(p.grad for p in part.parameters()) for n, part in parts}
