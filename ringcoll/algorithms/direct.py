@@ -92,6 +92,95 @@ def direct_reduce_scatter(rank: int, world_size: int) -> Program:
 
 
 @register(
+    "all_reduce",
+    "two_shot",
+    order=OperandOrder.LEFT_TO_RIGHT,
+    chunks=lambda k: k,
+    slots=lambda k: k,
+    cost=Cost(rounds=lambda k: 2, traffic=lambda k: 2 * _share(k), reduced=_share),
+)
+def two_shot_all_reduce(rank: int, world_size: int) -> Program:
+    """Two-shot all-reduce: a direct reduce-scatter, then a direct all-gather.
+
+    Two steps with messages for any number of ranks, 2(k - 1)/k of the vector sent by each rank, and
+    sums in rank order. Ranks that share memory read each other's vectors and totals in place, and
+    wait for each other twice.
+
+    Source: the two-shot kernel of DeepSpeed's and of TensorRT-LLM's all-reduce.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(two_shot_all_reduce, 3))
+    step  rank 0               rank 1               rank 2
+       0  >1:1 >2:2 <2:0 <1:0  >2:2 >0:0 <0:1 <2:1  >0:0 >1:1 <1:2 <0:2
+       1  S0!                  S1!                  S2!
+       2  >1:0 >2:0 <2:2 <1:1  >2:1 >0:1 <0:0 <2:2  >0:2 >1:2 <1:1 <0:0
+    """
+    others = _others(rank, world_size)
+    yield from direct_reduce_scatter(rank, world_size)
+    yield Step(
+        *(send(peer, out(rank)) for peer in others),
+        *(recv(peer, out(peer)) for peer in reversed(others)),
+    )
+
+
+@register("all_gather", "direct", chunks=lambda k: k, cost=Cost(rounds=lambda k: 1, traffic=_share))
+def direct_all_gather(rank: int, world_size: int) -> Program:
+    """Direct all-gather: everyone sends its block straight to everyone.
+
+    One step, (k - 1)/k of the output sent by each rank.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(direct_all_gather, 3))
+    step  rank 0                  rank 1                  rank 2
+       0  =0 >1:0 >2:0 <2:2 <1:1  =1 >2:1 >0:1 <0:0 <2:2  =2 >0:2 >1:2 <1:1 <0:0
+    """
+    others = _others(rank, world_size)
+    yield Step(
+        copy(out(rank), inp(rank)),
+        *(send(peer, inp(rank)) for peer in others),
+        *(recv(peer, out(peer)) for peer in reversed(others)),
+    )
+
+
+@register(
+    "all_to_all", "direct", chunks=lambda k: k * k, cost=Cost(rounds=lambda k: 1, traffic=_share)
+)
+def direct_all_to_all(rank: int, world_size: int) -> Program:
+    """Direct all-to-all: all blocks of a rank go straight to their destinations at once.
+
+    One step, (k - 1)/k of the input sent by each rank. Blocks may differ in length.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(direct_all_to_all, 3))
+    step  rank 0                  rank 1                  rank 2
+       0  =0 >1:1 >2:2 <2:6 <1:3  =4 >2:5 >0:3 <0:1 <2:7  =8 >0:6 >1:7 <1:5 <0:2
+    """
+    others, own = _others(rank, world_size), rank * world_size
+    yield Step(
+        copy(out(own + rank), inp(own + rank)),
+        *(send(peer, inp(own + peer)) for peer in others),
+        *(recv(peer, out(peer * world_size + rank)) for peer in reversed(others)),
+    )
+
+
+@register("broadcast", "linear", cost=Cost(rounds=lambda k: 1, traffic=lambda k: Fraction(k - 1)))
+def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
+    """Linear broadcast: the root sends to everyone.
+
+    One step; the root sends k - 1 times the vector. Ranks that share memory read it in place.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(linear_broadcast, 3))
+    step  rank 0        rank 1  rank 2
+       0  =0 >1:0 >2:0  <0:0    <0:0
+    """
+    if rank != root:
+        yield Step(recv(root, out(0)))
+        return
+    yield Step(copy(out(0), inp(0)), *(send(peer, inp(0)) for peer in _others(rank, world_size)))
+
+
+@register(
     "reduce",
     "direct",
     order=OperandOrder.LEFT_TO_RIGHT,

@@ -5,6 +5,7 @@ A program is a flat list: messages to start, messages to wait for, local work.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,8 +19,9 @@ from ringcoll.runtime.plan import Combine, Plan, Post, Wait
 from ringcoll.runtime.regions import ALIGNMENT, Region
 from ringcoll.transport.base import Handle, Message, Transport
 
-__all__ = ["Instruction", "Posting", "Watch", "bind", "drive"]
+__all__ = ["Instruction", "Posting", "Reading", "Watch", "bind", "drive"]
 
+_PIECE = 1 << 20  # bytes of a lent message that are read and reduced at a time
 _LEAST_S = 0.001  # a wait whose time is up still looks whether the message is there
 
 
@@ -31,7 +33,14 @@ class Posting(NamedTuple):
     sends: list[Message]
 
 
-Instruction = Wait | Posting | Callable[[], object]
+class Reading(NamedTuple):
+    """Local work on lent messages: ``run`` gets their handles."""
+
+    messages: Sequence[int]
+    run: Callable[[Sequence[Handle]], object]
+
+
+Instruction = Wait | Posting | Reading | Callable[[], object]
 """An instruction that is bound to memory: wait, start messages, or local work."""
 
 
@@ -91,6 +100,9 @@ def bind(
         salt = (numel * 2654435761) & 0x7FFFFFFF if tag_by_length else 0
         return Message(peer, view(number), salt)
 
+    lent = {} if reduction is None else _lent(plan, transport, reduction)
+    borrowed = {number for sources in lent.values() for number in sources.values()}
+    num_messages = 0
     program: list[Instruction] = []
     thin: dict[int, Tensor] = {}  # totals that are sent next, in the wire dtype
     for index, instruction in enumerate(plan.instructions):
@@ -104,6 +116,9 @@ def bind(
                 for send, (_, number, _) in zip(leaving, sends, strict=True)
             ]
             thin.clear()
+            for place, receive in enumerate(arriving):
+                arriving[place] = receive._replace(lent=num_messages + place in borrowed)
+            num_messages += len(arriving) + len(leaving)
             program.append(Posting(transport.bind(arriving, leaving), arriving, leaving))
         elif isinstance(instruction, Combine):
             sources = [*map(view, instruction.sources)]
@@ -113,12 +128,79 @@ def bind(
             if narrow is not work and index in plan.departing:
                 rounded = _thin(regions[instruction.into], wire, workspace.device)
                 thin[instruction.into] = rounded
-            program.append(
-                engine.bind(reduction, [view(instruction.into)], sources, finished, rounded)
-            )
+            into = view(instruction.into)
+            if index in lent:
+                positions, numbers = zip(*lent[index].items(), strict=True)
+                borrower = _Borrower(
+                    transport, positions, reduction, engine, into, sources, finished, rounded
+                )
+                program.append(Reading(numbers, borrower))
+            else:
+                program.append(engine.bind(reduction, [into], sources, finished, rounded))
         else:
             program.append(partial(view(instruction.into).copy_, view(instruction.source)))
     return program
+
+
+def _lent(plan: Plan, transport: Transport, reduction: Reduction) -> dict[int, dict[int, int]]:
+    """Those of `Plan.lent` that are long enough, and can be reduced piece by piece."""
+    if transport.lends_from == math.inf or reduction.operator.user is not None:
+        return {}  # nobody knows what the user's function does to a piece
+    lent = {}
+    for index, sources in plan.lent.items():
+        combine = plan.instructions[index]
+        assert isinstance(combine, Combine)
+        if plan.regions[combine.into].numel * reduction.wire_dtype.itemsize >= transport.lends_from:
+            lent[index] = sources
+    return lent
+
+
+class _Borrower:
+    """A reduction of which some sources are lent messages, piece by piece, as pieces stay in cache.
+
+    Parameters
+    ----------
+    transport
+        Transport that lends the messages.
+    positions
+        Positions of the lent sources; their memory is not used.
+    reduction, engine, into, sources, finished, rounded
+        As for `Engine.bind`.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        positions: Sequence[int],
+        reduction: Reduction,
+        engine: Engine,
+        into: Tensor,
+        sources: Sequence[Tensor],
+        finished: int | None,
+        rounded: Tensor | None,
+    ) -> None:
+        self._transport, self._positions = transport, positions
+        self._step = _PIECE // into.itemsize
+        self._scratch = [
+            torch.empty(self._step, dtype=sources[position].dtype) for position in positions
+        ]
+        self._sources = sources
+        self._bind = partial(engine.bind, reduction, world_size=finished)
+        self._into, self._rounded = into, rounded
+
+    def __call__(self, handles: Sequence[Handle]) -> None:
+        """Reduce; the handles are those of the lent sources."""
+        lend = self._transport.read
+        for start in range(0, self._into.numel(), self._step):
+            stop = min(start + self._step, self._into.numel())
+            pieces = [source[start:stop] for source in self._sources]
+            lent = zip(self._positions, handles, self._scratch, strict=True)
+            for position, handle, scratch in lent:
+                pieces[position] = lend(handle, start, stop, scratch[: stop - start])
+            rounded = None if self._rounded is None else self._rounded[start:stop]
+            self._bind([self._into[start:stop]], pieces, narrow=rounded)()
+        for handle in handles:
+            self._transport.release(handle)
 
 
 def _thin(region: Region, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -147,5 +229,7 @@ def drive(
             wait(handles[item.message], max(deadline - now(), _LEAST_S))
         elif isinstance(item, Posting):
             handles += item.post(tag)
+        elif isinstance(item, Reading):
+            item.run([handles[number] for number in item.messages])
         else:
             item()

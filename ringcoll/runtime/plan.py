@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -97,6 +98,8 @@ class Plan:
     departing
         Indices of each `Combine` whose total the next `Post` sends, before anything else reads
         or writes the total: it may be rounded to another dtype right away.
+    waves
+        Indices of the instructions with which waves begin.
     """
 
     schedule: Schedule
@@ -107,12 +110,22 @@ class Plan:
     workspace_numel: int
     arriving_numel: int
     departing: frozenset[int]
+    waves: tuple[int, ...]
 
     @property
     def sent_numel(self) -> int:
         """Elements that the rank sends in one run."""
         posts = (item for item in self.instructions if isinstance(item, Post))
         return sum(numel for post in posts for _, _, numel in post.sends)
+
+    @cached_property
+    def lent(self) -> dict[int, dict[int, int]]:
+        """Messages that may be read where they lie, on a transport that lends them.
+
+        By the index of a `Combine`: from the position of a source to the number of the message that
+        arrives there. Nothing else reads that region, so that nothing has to be written to it.
+        """
+        return _lent(self.instructions, self.regions, self.waves)
 
 
 # A wave waits for sends beyond this number before it posts new sends. So a transport has few
@@ -160,6 +173,83 @@ def _departing(instructions: Sequence[Instruction], regions: Sequence[Region]) -
     return frozenset(departing)
 
 
+def _lent(
+    instructions: Sequence[Instruction], regions: Sequence[Region], waves: Sequence[int]
+) -> dict[int, dict[int, int]]:
+    """Messages that are read by a single reduction, and by nothing else; see `Plan.lent`.
+
+    From the begin of the wave to the reduction a rank waits for no send of this wave or the next,
+    and for no message of the next; and it posts no sends of the next. So a loan ends when all ranks
+    have posted the wave, whatever becomes of the sends: nobody waits for a loan in a circle.
+    """
+    lent: dict[int, dict[int, int]] = {}
+    arriving: dict[int, int] = {}  # from a message to its view
+    posted = 0  # messages so far
+    for begin, end in pairwise([*waves, len(instructions)]):
+        first = posted  # of the messages that this wave posts
+        is_free = True  # whether the rank has waited for none of its own sends of this wave
+        for index in range(begin, end):
+            match instructions[index]:
+                case Post(receives=receives, sends=sends):
+                    for offset, (_, view, numel) in enumerate(receives):
+                        if numel and regions[view].space in _RECEIVED:
+                            arriving[posted + offset] = view
+                    posted += len(receives) + len(sends)
+                case Wait(message=message, is_receive=False) if message >= first:
+                    is_free = False
+                case Wait(message=message) if is_free and message in arriving:
+                    view = arriving[message]
+                    reader = _only_reader(instructions, regions, (index, end), view, first)
+                    if reader is not None:
+                        lent.setdefault(reader[0], {})[reader[1]] = message
+    return lent
+
+
+_RECEIVED = (Space.SCRATCH, Space.STAGING, Space.ARRIVING)  # where a message may be read just once
+
+
+def _only_reader(
+    instructions: Sequence[Instruction],
+    regions: Sequence[Region],
+    wait: tuple[int, int],
+    view: int,
+    first: int,
+) -> tuple[int, int] | None:
+    """The reduction that alone reads a view after a wait, and the view's position among its sources.
+
+    ``wait`` has the index of the wait, and the end of its wave; ``first`` is the first message that
+    the wave posts.
+    """
+    reader: tuple[int, int] | None = None
+    for index in range(wait[0] + 1, len(instructions)):
+        reads: tuple[int, ...]
+        match instructions[index]:
+            case Post(receives=receives, sends=sends):
+                if reader is None and sends:
+                    return None
+                reads, writes = tuple(v for _, v, _ in sends), [v for _, v, _ in receives]
+            case Wait(message=message, is_receive=is_receive):
+                is_late = index >= wait[1] if is_receive else message >= first
+                if reader is None and is_late:
+                    return None
+                continue
+            case Move(into=into, source=source):
+                reads, writes = (source,), [into]
+            case Combine(into=into, sources=sources):
+                reads, writes = sources, [into]
+                others = [v for v in sources if v != view]
+                if reader is None and len(others) == len(sources) - 1:
+                    if any(regions[v].overlaps(regions[view]) for v in (into, *others)):
+                        return None
+                    reader = index, sources.index(view)
+                    continue
+        if any(regions[v].overlaps(regions[view]) for v in reads):
+            return None
+        if any(regions[v].overlaps(regions[view]) for v in writes):
+            return reader if view in writes else None
+    return reader
+
+
 _Active = list[tuple[int, int, Step]]
 """The steps of a wave: (segment, number of the step, step)."""
 
@@ -190,6 +280,7 @@ class _Compiler:
         self.instructions: list[Instruction] = []
         self.sends: list[tuple[Wait, Region]] = []  # in flight
         self.messages = 0
+        self.wave_starts: list[int] = []
         self.staging = Supply(Space.STAGING)
         # For early messages: waves take turns, as one area may fill while the other is in use.
         self.early_areas = [Supply(Space.STAGING, 1), Supply(Space.STAGING, 2)]
@@ -200,6 +291,7 @@ class _Compiler:
         waves = self.waves(list(self.schedule.steps(self.rank)))
         ahead: dict[int, _Arrival] = {}
         for active, following in pairwise([*waves, []]):
+            self.wave_starts.append(len(self.instructions))
             ahead = self.wave(active, ahead, following)
         for wait, _ in self.sends:
             self.instructions.append(wait)
@@ -227,6 +319,7 @@ class _Compiler:
             workspace_numel=sum(sizes.values()),
             arriving_numel=max((area.offset + area.numel for area in arriving), default=0),
             departing=_departing(self.instructions, regions),
+            waves=tuple(self.wave_starts),
         )
 
     def waves(self, steps: list[Step]) -> list[_Active]:

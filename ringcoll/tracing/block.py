@@ -34,7 +34,6 @@ from ringcoll.tracing.records import Records
 from ringcoll.tracing.summary import Shares, summarize
 from ringcoll.training.phases import PhaseLog
 from ringcoll.transport.base import Message
-from ringcoll.transport.local import LocalTransport
 
 __all__ = ["Recording", "trace"]
 
@@ -153,7 +152,7 @@ def trace(
     transport = traced[0].transport
     records = Records(meeting.rank, meeting.world_size, transport.name)
     records.groups = _ranks_of(groups)
-    peaks = None if isinstance(transport, LocalTransport) else peaks_of(device)
+    peaks = None if transport.shares_process else peaks_of(device)
     log = PhaseLog(clock, max_operations, peaks)
     tracers = [
         Tracer(member, records, log, number, clock, max_operations)

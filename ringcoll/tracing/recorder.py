@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ringcoll.runtime.communicator import Communicator
-from ringcoll.runtime.executor import Instruction, Posting
+from ringcoll.runtime.executor import Instruction, Posting, Reading
 from ringcoll.runtime.operation import Binding, Operation, Turn
 from ringcoll.runtime.plan import Combine, Move, Plan, Post, Wait
 from ringcoll.runtime.regions import Space
@@ -193,7 +193,11 @@ class Tracer:
                 assert isinstance(instruction, Combine | Move)
                 kind = "copy" if isinstance(instruction, Move) else "reduce"
                 nbytes = plan.regions[instruction.into].numel * request.work_dtype.itemsize
-                program.append(self._local(record, bound, kind, step, nbytes))
+                if isinstance(bound, Reading):
+                    run = self._local(record, bound.run, kind, step, nbytes)
+                    program.append(bound._replace(run=run))
+                else:
+                    program.append(self._local(record, bound, kind, step, nbytes))
         last_step = max(steps.instructions, default=0)
         return Binding(
             [(self._copying(record, load, 0), number) for load, number in binding.loads],
@@ -213,11 +217,16 @@ class Tracer:
         return copy_and_note
 
     def _local(
-        self, record: TracedOperation, work: Callable[[], object], kind: str, step: int, nbytes: int
-    ) -> Callable[[], object]:
-        def work_and_note() -> None:
+        self,
+        record: TracedOperation,
+        work: Callable[..., object],
+        kind: str,
+        step: int,
+        nbytes: int,
+    ) -> Callable[..., object]:
+        def work_and_note(*handles: Sequence[Handle]) -> None:
             begin = self.clock()
-            work()
+            work(*handles)
             record.spans.append(Span(kind, begin, self.clock(), step, nbytes=nbytes))
 
         return work_and_note

@@ -14,7 +14,7 @@ class AroundTransport(Transport):
         self.below = below
         self.rank, self.world_size, self.name = below.rank, below.world_size, below.name
         self.ordered, self.waits_on_host = below.ordered, below.waits_on_host
-        self.hosts = below.hosts
+        self.shares_process, self.hosts = below.shares_process, below.hosts
 
     def connect(self, timeout_s: float) -> None:
         """Connect the transport below."""

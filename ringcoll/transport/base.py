@@ -20,6 +20,7 @@ of its own; NCCL enqueues the messages themselves.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -40,11 +41,15 @@ Handle = object
 
 
 class Message(NamedTuple):
-    """One message: a flat contiguous tensor to or from a peer, under a tag of 31 bits."""
+    """One message: a flat contiguous tensor to or from a peer, under a tag of 31 bits.
+
+    A receive that is ``lent`` is read by `Transport.read`, not in its tensor.
+    """
 
     peer: int
     tensor: Tensor
     tag: int
+    lent: bool = False
 
 
 class Transport(Protocol):
@@ -63,6 +68,12 @@ class Transport(Protocol):
 
     waits_on_host: bool = True
     """Whether `wait` returns only when the message is there; if not, it orders the stream."""
+
+    shares_process: bool = False
+    """Whether the ranks are threads of one process."""
+
+    lends_from: float = math.inf
+    """Bytes from which on a message can be lent: read where it lies, which saves a copy."""
 
     hosts: tuple[int, ...]
     """Host number of every rank, alike on all ranks; empty before `connect`."""
@@ -108,6 +119,34 @@ class Transport(Protocol):
             The connection to the peer is gone, or `abort` was called.
         """
         ...
+
+    def read(self, handle: Handle, start: int, stop: int, scratch: Tensor) -> Tensor:
+        """Read elements of a lent message that has come.
+
+        Parameters
+        ----------
+        handle
+            Handle of the receive, for which `wait` has returned.
+        start, stop
+            The elements.
+        scratch
+            Memory for so many elements, where the message does not lie in this process's reach.
+
+        Returns
+        -------
+        Tensor
+            The elements, in ``scratch`` or elsewhere; not to be written, and gone after `release`.
+
+        Raises
+        ------
+        PeerLostError
+            The peer is gone, or has given up: what was read before may be wrong.
+        """
+        raise TransportError(f"the transport {self.name} lends no messages")
+
+    def release(self, handle: Handle) -> None:
+        """End the loan of a message; the sender's wait ends. Raises as `read`."""
+        raise TransportError(f"the transport {self.name} lends no messages")
 
     def abort(self) -> None:
         """Wake everyone who waits, here and at the peers, with an error; for good."""

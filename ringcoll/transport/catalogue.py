@@ -20,7 +20,7 @@ from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
 
-__all__ = ["Entry", "add", "costs_of", "entries", "entry", "named", "names", "resolved"]
+__all__ = ["Entry", "add", "beside", "costs_of", "entries", "entry", "named", "names", "resolved"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class Entry:
         Costs of messages and bytes between two ranks of one host, unless they are measured.
     extra
         The extra of the package that installs the transport; ``None`` if torch brings it.
+    moves_by_itself
+        Whether messages move while their ranks wait for others.
     automatic
         Whether ``"auto"`` may stand for the transport. ``"auto"`` stands for the first of these
         that is installed.
@@ -50,6 +52,7 @@ class Entry:
     costs: LinkCosts
     stages: bool = False
     extra: str | None = None
+    moves_by_itself: bool = False
     automatic: bool = True
 
     def carries(self, kind: str) -> bool:
@@ -89,6 +92,12 @@ _ENTRIES = {
             costs=LinkCosts(10e-6, 0.02e-9, 0.001e-9, 2e-6),
         ),
         Entry(
+            name="shared",
+            module="ringcoll.transport.shared",
+            sends=("cpu",),
+            costs=LinkCosts(3e-6, 0.1e-9, 0.15e-9, 2e-6),
+        ),
+        Entry(
             name="ucx",
             module="ringcoll.transport.ucx",
             sends=("cpu", "cuda"),
@@ -101,6 +110,7 @@ _ENTRIES = {
             sends=("cpu",),
             stages=True,
             costs=LinkCosts(60e-6, 0.5e-9, 0.15e-9, 30e-6),
+            moves_by_itself=True,
         ),
         Entry(
             name="mpi",
@@ -200,9 +210,9 @@ def named(kind: str, asked: str | None, rank: int | None = None) -> str:
 
 
 @cache
-def _automatic(kind: str) -> str:
+def _automatic(kind: str, but: str = "") -> str:
     for entry in entries():
-        if entry.automatic and entry.carries(kind):
+        if entry.automatic and entry.carries(kind) and entry.name != but:
             try:
                 entry.check()
             except RingcollError as error:
@@ -210,6 +220,11 @@ def _automatic(kind: str) -> str:
                 continue
             return entry.name
     raise AssertionError("gloo is always there")
+
+
+def beside(name: str, kind: str) -> Entry:
+    """The transport that ``"auto"`` would stand for if the transport ``name`` were not there."""
+    return _ENTRIES[_automatic(kind, name)]
 
 
 def resolved(kind: str, asked: str | None = None, rank: int | None = None) -> str:

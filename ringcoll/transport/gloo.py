@@ -188,8 +188,8 @@ class GlooTransport(Transport):
     ) -> Callable[[int], list[Handle]]:
         """Make messages ready; see `Transport.bind`."""
         recv, send = self._group.recv, self._group.send
-        ready = [(recv, [tensor], peer, tag) for peer, tensor, tag in receives]
-        ready += [(send, [tensor], peer, tag) for peer, tensor, tag in sends]
+        ready = [(recv, [tensor], peer, tag) for peer, tensor, tag, _ in receives]
+        ready += [(send, [tensor], peer, tag) for peer, tensor, tag, _ in sends]
 
         def post(mixed: int) -> list[Handle]:
             handles: list[Handle] = []

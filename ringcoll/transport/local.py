@@ -101,6 +101,7 @@ class LocalTransport(Transport):
 
     name = "local"
     ordered = False
+    shares_process = True
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self.hub, self.rank, self.world_size = hub, rank, hub.world_size

@@ -236,7 +236,6 @@ class MpiTransport(Transport):
         self._largest_tag = 0
         self._spins = 0
         self._heard: Any = None  # the receive of the next message on the control communicator
-        self._about = self._mpi.Status()
         self._left: dict[int, float] = {}  # ranks that have left, and the time of that message
         self._flying: set[_Sent] = set()
 
@@ -291,7 +290,7 @@ class MpiTransport(Transport):
         comm, largest = self._messages, self._largest_tag
         ready = []
         for start, messages in ((comm.Irecv, receives), (comm.Isend, sends)):
-            for peer, tensor, tag in messages:
+            for peer, tensor, tag, _ in messages:
                 nbytes = tensor.numel() * tensor.itemsize
                 memory = [*self._memory(tensor, nbytes)]
                 ready.append((start, memory, peer, tag, messages is receives, tensor, nbytes))
@@ -322,7 +321,7 @@ class MpiTransport(Transport):
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
         assert isinstance(handle, _Sent)
-        about, spins = self._about, self._spins
+        about, spins = self._mpi.Status(), self._spins
         looks, deadline, arrived = 0, time.monotonic() + timeout_s, 0
         try:
             for request in handle.requests:

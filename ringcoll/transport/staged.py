@@ -168,7 +168,7 @@ class StagedTransport(AroundTransport):
 
     def _receive(self, message: Message, mixed: int) -> _Flight:
         """Post all pieces of a message, into host memory."""
-        peer, tensor, tag = message
+        peer, tensor, tag, _ = message
         pieces = self._pieces(tensor)
         hosts = [_pinned(piece.numel()) if self._stages(tensor) else piece for piece in pieces]
         flight = self._flight(tensor)
@@ -180,7 +180,7 @@ class StagedTransport(AroundTransport):
         self, message: Message, mixed: int, arriving: Iterator[tuple[Tensor, torch.cuda.Event]]
     ) -> _Flight:
         """Post each piece of a message when its copy is there."""
-        peer, tensor, tag = message
+        peer, tensor, tag, _ = message
         flight = self._flight(tensor)
         for piece in self._pieces(tensor):
             host = piece

@@ -246,8 +246,8 @@ class UcxTransport(Transport):
         if self.hosts.count(own_host) > cores():
             self._spins = 0
         # Every rank hears from every rank: so all are connected, and no rank leaves before. The
-        # lower rank of a pair connects, and the higher rank answers: if both connected at once,
-        # UCX would have to choose between two connections of TCP, and at times chose neither.
+        # lower rank of a pair connects, and the higher rank answers. So UCX does not get two
+        # connections of a pair at once, of which it drops one (`uct_tcp_cm_handle_simult_conn`).
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
         self._watch_peers(peers)
         token = torch.zeros(2 * self.world_size, 1, dtype=torch.uint8, device="cpu")
@@ -294,11 +294,11 @@ class UcxTransport(Transport):
         recv, of, everything = self._worker.tag_recv, self._ucx.UCXXTag, self._ucx.UCXXTagMaskFull
         own = self.rank << 31
         arriving = [
-            (_buffer(tensor), peer << 31 | tag, peer, tensor) for peer, tensor, tag in receives
+            (_buffer(tensor), peer << 31 | tag, peer, tensor) for peer, tensor, tag, _ in receives
         ]
         leaving = [
             (self._endpoints[peer].tag_send, _buffer(tensor), own | tag, peer, tensor)
-            for peer, tensor, tag in sends
+            for peer, tensor, tag, _ in sends
         ]
         devices = devices_of((*receives, *sends))
 

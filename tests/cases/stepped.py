@@ -1,25 +1,25 @@
 """The programs of all ranks in one thread, in an order that a random generator picks.
 
 That scheduler is *adversarial*: a message is read from the sender's memory, and written to the
-receiver's, as late as the generator likes, and until then the receiver's memory holds garbage. So
-a schedule or an executor that relies on luck fails. There is no thread: thousands of cases run
-in a second.
+receiver's, as late as the generator likes, and until then the receiver's memory holds garbage. Half
+of the hubs lend their messages, and a rank keeps a loan until nobody else can go on. So a schedule or
+an executor that relies on luck fails. There is no thread: thousands of cases run in a second.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
 import torch
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
-from ringcoll.runtime.executor import Instruction, Posting
+from ringcoll.runtime.executor import Instruction, Posting, Reading
 from ringcoll.runtime.plan import Wait
 from ringcoll.transport.base import Handle, Message
-from ringcoll.transport.local import Half, Hub
+from ringcoll.transport.local import Half, Hub, LocalTransport
 
 
 class RandomHub(Hub):
@@ -28,7 +28,16 @@ class RandomHub(Hub):
     def __init__(self, world_size: int, random: Random) -> None:
         super().__init__(world_size)
         self.random = random
+        self.lends = random.random() < 0.5
+        self.lenders: dict[Half, Half] = {}  # from a lent receive to its send
+        self.num_lent = 0
         self._matched: list[tuple[Half, Half]] = []
+
+    def transports(self) -> list[LocalTransport]:
+        return [
+            LendingTransport(self, rank) if self.lends else LocalTransport(self, rank)
+            for rank in range(self.world_size)
+        ]
 
     def post(self, rank: int, receives: Sequence[Message], sends: Sequence[Message]) -> list[Half]:
         for message in receives:
@@ -42,15 +51,36 @@ class RandomHub(Hub):
         """Move one matched message, if there is one."""
         if not self._matched:
             return False
-        super().transfer(*self._matched.pop(self.random.randrange(len(self._matched))))
+        receive, send = self._matched.pop(self.random.randrange(len(self._matched)))
+        if receive.message.lent:
+            self.lenders[receive] = send
+            receive.done = True
+        else:
+            super().transfer(receive, send)
         return True
 
 
+class LendingTransport(LocalTransport):
+    """Lent messages are read in the sender's memory, and the send ends with the loan."""
+
+    lends_from = 1
+    hub: RandomHub
+
+    def read(self, handle: Handle, start: int, stop: int, scratch: torch.Tensor) -> torch.Tensor:
+        assert isinstance(handle, Half)
+        return self.hub.lenders[handle].message.tensor[start:stop]
+
+    def release(self, handle: Handle) -> None:
+        assert isinstance(handle, Half)
+        self.hub.num_lent += 1
+        self.hub.lenders.pop(handle).done = True
+
+
 class Waiting(NamedTuple):
-    """A message that has to be waited for: its handle, and what it is."""
+    """A message that has to be waited for: its handle, and what it is; or work that can wait."""
 
     handle: Handle
-    wait: Wait
+    wait: Wait | None
 
 
 def steps(program: Sequence[Instruction], tag: int) -> Iterator[Waiting]:
@@ -61,6 +91,9 @@ def steps(program: Sequence[Instruction], tag: int) -> Iterator[Waiting]:
             yield Waiting(handles[item.message], item)
         elif isinstance(item, Posting):
             handles += item.post(tag)
+        elif isinstance(item, Reading):
+            yield Waiting(None, None)
+            item.run([handles[number] for number in item.messages])
         else:
             item()
 
@@ -89,16 +122,22 @@ def run_together(
             for rank, item in waiting.items()
             if item is None or (isinstance(item.handle, Half) and item.handle.done)
         ]
+        if not ready and not hub.move_one():  # nobody can go on who has no loan
+            ready = [rank for rank, item in waiting.items() if item is not None and not item.wait]
+            if not ready:
+                raise TransportError(f"deadlock: {_stuck(waiting)}")
         if ready and (hub.random.random() < 0.5 or not hub.move_one()):  # a coin
             rank = hub.random.choice(ready)
             try:
                 waiting[rank] = next(executions[rank])
             except StopIteration:
                 del waiting[rank]
-        elif not ready and not hub.move_one():
-            stuck = "; ".join(
-                f"rank {rank} waits for rank {item.wait.peer} in step {item.wait.step}"
-                for rank, item in waiting.items()
-                if item is not None
-            )
-            raise TransportError(f"deadlock: {stuck}")
+
+
+def _stuck(waiting: Mapping[int, Waiting | None]) -> str:
+    """What each rank waits for."""
+    return "; ".join(
+        f"rank {rank} waits for rank {item.wait.peer} in step {item.wait.step}"
+        for rank, item in waiting.items()
+        if item is not None and item.wait is not None
+    )

@@ -31,6 +31,7 @@ from ringcoll.errors import (
 from ringcoll.launch.processes import report
 from ringcoll.transport.base import Message, Transport
 from ringcoll.transport.gloo import GlooTransport
+from ringcoll.transport.shared import SharedTransport
 from ringcoll.transport.staged import StagedTransport
 from ringcoll.transport.ucx import UcxTransport
 from tests.cases.data import COMPLEX, FLOATS, INTEGERS, values
@@ -300,6 +301,7 @@ def _ucx_on_device(*group: Any) -> Transport:
 
 TRANSPORTS: dict[str, Callable[..., Transport]] = {
     "gloo": GlooTransport,
+    "shared": SharedTransport,
     "ucx": UcxTransport,
     "staged gloo": _staged,
     "ucx, CUDA tensors": _ucx_on_device,

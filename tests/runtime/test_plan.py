@@ -147,7 +147,8 @@ def outcome(
         workspace = torch.full((plan.workspace_numel,), -7)
         ends = [inputs[rank]], [outputs[rank]]
         reduction = replace(REDUCTION, wire_dtype=wire_dtype)
-        over = NarrowTransport(transport, wire_dtype)
+        narrows = wire_dtype is not torch.int64
+        over = NarrowTransport(transport, wire_dtype) if narrows else transport
         bound = bind(plan, *ends, workspace, over, reduction=reduction)
         executions.append(widened(steps(bound, 0)))
     run_together(hub, executions)

@@ -253,9 +253,9 @@ def test_the_environment_overrides_the_program_for_cpu_tensors(monkeypatch: pyte
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "ucx")
     assert catalogue.named("cpu", None) == catalogue.named("cpu", "gloo") == "ucx"
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "auto")
-    assert catalogue.resolved("cpu", "gloo") == "ucx"
+    assert catalogue.resolved("cpu", "gloo") == "shared"
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "pigeons")
     with pytest.raises(
-        ArgumentError, match=r"'RINGCOLL_TRANSPORT'.*expected one of auto, ucx, gloo, mpi"
+        ArgumentError, match=r"'RINGCOLL_TRANSPORT'.*expected one of auto, shared, ucx, gloo, mpi"
     ):
         catalogue.named("cpu", "gloo")

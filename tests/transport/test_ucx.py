@@ -98,10 +98,10 @@ def test_a_missing_ucx_names_what_to_install(
     ucx._ucx.cache_clear()
     with pytest.raises(MissingExtraError, match=r"pip install 'ringcoll\[ucx\]'"):
         ucx.check()
-    # With none asked for, there is gloo.
+    # Beside shared memory, there is gloo.
     catalogue._automatic.cache_clear()
     with caplog.at_level(logging.DEBUG, logger="ringcoll"):
-        assert catalogue.resolved("cpu") == "gloo"
+        assert catalogue.beside("shared", "cpu").name == "gloo"
     (line,) = caplog.messages
     assert "does not stand for ucx" in line
     assert "ringcoll[ucx]" in line
@@ -122,7 +122,7 @@ def test_a_ucx_that_cannot_be_loaded_is_as_if_missing(monkeypatch: pytest.Monkey
     try:
         with pytest.raises(MissingExtraError, match=r"cannot be loaded.*undefined symbol"):
             ucx.check()
-        assert catalogue.resolved("cpu") == "gloo"
+        assert catalogue.beside("shared", "cpu").name == "gloo"
     finally:
         ucx._ucx.cache_clear()
         catalogue._automatic.cache_clear()

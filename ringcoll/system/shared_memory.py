@@ -1,0 +1,150 @@
+"""Memory that processes of one host share, sleep on a word of it, and reads of another's memory.
+
+Linux only. The memory has no name (``memfd_create``), so that a process that is killed leaves
+nothing behind; processes of the same user open it by the number of its owner and descriptor.
+What processes tell each other by it rests on these facts:
+
+- A store of eight aligned bytes through a ``memoryview`` is one store. x86-64 keeps stores in
+  order, and loads in order; only a store followed by a load of another place may change places,
+  unless a `fence` is between them. Other machines promise less: `is_ordered`.
+- A futex is a word on which a process sleeps in the kernel until another process wakes it.
+- ``process_vm_readv`` copies from another process of the same user, where the kernel allows it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import threading
+from pathlib import Path
+
+__all__ = ["SharedMemory", "fence", "futex_wait", "futex_wake", "is_ordered", "read_process"]
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+_WAIT, _WAKE = 0, 1
+_EVERYONE = 0x7FFFFFFF
+_libc = ctypes.CDLL(None, use_errno=True)  # its functions let go of Python's lock
+_lock = threading.Lock()
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Bytes(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+def is_ordered() -> bool:
+    """Whether the machine keeps stores in order, and loads in order, without fences."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def fence() -> None:
+    """Let no later load come before an earlier store: to take a lock is an atomic instruction."""
+    with _lock:
+        pass
+
+
+def futex_wait(address: int, seen: int, limit_s: float) -> None:
+    """Sleep until another process wakes, while the 32-bit word at an address is what was seen."""
+    limit = _Time(int(limit_s), int(limit_s % 1 * 1e9))
+    number = _FUTEX[platform.machine()]
+    _libc.syscall(
+        number, ctypes.c_void_p(address), _WAIT, ctypes.c_uint32(seen), ctypes.byref(limit), None, 0
+    )
+
+
+def futex_wake(address: int) -> None:
+    """Wake all that sleep on a word."""
+    number = _FUTEX[platform.machine()]
+    _libc.syscall(number, ctypes.c_void_p(address), _WAKE, _EVERYONE, None, None, 0)
+
+
+def read_process(pid: int, source: int, into: int, nbytes: int) -> None:
+    """Copy from the memory of another process.
+
+    Parameters
+    ----------
+    pid
+        Number of the process.
+    source, into
+        Addresses there and here.
+    nbytes
+        Number of bytes.
+
+    Raises
+    ------
+    OSError
+        The process has ended, the kernel does not allow it, or there is no such memory.
+    """
+    while nbytes > 0:
+        here, there = _Bytes(into, nbytes), _Bytes(source, nbytes)
+        count = _libc.process_vm_readv(
+            ctypes.c_int(pid), ctypes.byref(here), 1, ctypes.byref(there), 1, 0
+        )
+        if count <= 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        source, into, nbytes = source + count, into + count, nbytes - count
+
+
+class SharedMemory:
+    """Memory that several processes map.
+
+    Attributes
+    ----------
+    data : memoryview of bytes
+        The memory.
+    words : memoryview of 8-byte numbers
+        The same memory.
+    address
+        Address of the memory in this process.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        mapped = mmap.mmap(descriptor, nbytes)  # lives as long as a view of it
+        self.data = memoryview(mapped)
+        self.words = self.data.cast("Q")
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+    @classmethod
+    def create(cls, nbytes: int, taken: int) -> tuple[SharedMemory, int]:
+        """Make memory, of which the first bytes ``taken`` are allocated at once.
+
+        Returns
+        -------
+        tuple
+            The memory, and a descriptor; the caller closes the descriptor when all have opened the
+            memory.
+
+        Raises
+        ------
+        OSError
+            There is not so much memory.
+        """
+        descriptor = os.memfd_create("ringcoll", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, nbytes)
+            os.posix_fallocate(descriptor, 0, taken)
+            return cls(descriptor, nbytes), descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def open(cls, pid: int, descriptor: int, nbytes: int) -> SharedMemory:
+        """Open memory of another process, by the process and its descriptor.
+
+        Raises
+        ------
+        OSError
+            The process has ended, belongs to another user, or the kernel does not allow it.
+        """
+        own = os.open(Path(f"/proc/{pid}/fd/{descriptor}"), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(own, nbytes)
+        finally:
+            os.close(own)

@@ -1,0 +1,127 @@
+"""Each pair of ranks has its own way: inside a host one transport, between hosts another.
+
+`PairsTransport` is made around the transport of a host, and makes the other one when the ranks have met
+and are on several hosts: the first that ``"auto"`` stands for beside it. On one host it is out of the way.
+
+A rank that waits for a message inside its host does not move those between hosts. So these have to move
+by themselves, as gloo's do, which has threads (`Entry.moves_by_itself`); otherwise ranks could wait for
+each other in a circle. A transport that does not, such as UCX, carries all messages of such a group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.transport import catalogue
+from ringcoll.transport.around import AroundTransport
+from ringcoll.transport.base import Handle, Message, Transport
+
+__all__ = ["PairsTransport"]
+
+
+class _Far(NamedTuple):
+    """A message between hosts: its handle, and its tensor."""
+
+    handle: Handle
+    tensor: Tensor
+
+
+class PairsTransport(AroundTransport):
+    """The transport ``below`` among the ranks of a host, another one between hosts.
+
+    Parameters
+    ----------
+    below
+        Transport of CPU tensors that only knows the ranks of its host when it has met all ranks.
+    store
+        Store that all ranks see, and that nobody else uses.
+    timeout_s
+        Time limit of the other transport's making, in seconds.
+    """
+
+    def __init__(self, below: Transport, store: dist.Store, timeout_s: float) -> None:
+        super().__init__(below)
+        self._store, self._timeout_s = dist.PrefixStore("far", store), timeout_s
+        self._far: Transport | None = None
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect inside the hosts, and then between them."""
+        deadline = time.monotonic() + timeout_s
+        super().connect(timeout_s)
+        if len(set(self.hosts)) > 1:
+            entry = catalogue.beside(self.name, "cpu")
+            device = torch.device("cpu")
+            far = entry.make(self._store, self.rank, self.world_size, device, self._timeout_s)
+            far.connect(max(deadline - time.monotonic(), 0.001))
+            if entry.moves_by_itself:
+                self._far = far
+            else:
+                self.below.close()
+                self.below = far
+        self.lends_from = self.below.lends_from
+        if self._far is None:  # every call goes straight to the transport below
+            for name in ("bind", "wait", "read", "release"):
+                setattr(self, name, getattr(self.below, name))
+
+    def bind(
+        self, receives: Sequence[Message], sends: Sequence[Message]
+    ) -> Callable[[int], list[Handle]]:
+        """Make messages ready; see `Transport.bind`."""
+        assert self._far is not None
+        hosts, own = self.hosts, self.hosts[self.rank]
+        both = [*receives, *sends]
+        is_far = [hosts[message.peer] != own for message in both]
+        post_near = self.below.bind(
+            [message for message in receives if hosts[message.peer] == own],
+            [message for message in sends if hosts[message.peer] == own],
+        )
+        post_far = self._far.bind(
+            [message._replace(lent=False) for message in receives if hosts[message.peer] != own],
+            [message for message in sends if hosts[message.peer] != own],
+        )
+
+        def post(mixed: int) -> list[Handle]:
+            near, far = iter(post_near(mixed)), iter(post_far(mixed))
+            return [
+                _Far(next(far), message.tensor) if travels else next(near)
+                for message, travels in zip(both, is_far, strict=True)
+            ]
+
+        return post
+
+    def wait(self, handle: Handle, timeout_s: float) -> None:
+        """Wait for one message; see `Transport.wait`."""
+        if isinstance(handle, _Far):
+            assert self._far is not None
+            self._far.wait(handle.handle, timeout_s)
+        else:
+            self.below.wait(handle, timeout_s)
+
+    def read(self, handle: Handle, start: int, stop: int, scratch: Tensor) -> Tensor:
+        """Read elements of a lent message; see `Transport.read`."""
+        if isinstance(handle, _Far):
+            return handle.tensor[start:stop]
+        return self.below.read(handle, start, stop, scratch)
+
+    def release(self, handle: Handle) -> None:
+        """End the loan of a message; see `Transport.release`."""
+        if not isinstance(handle, _Far):
+            self.below.release(handle)
+
+    def abort(self) -> None:
+        """Abort both transports."""
+        super().abort()
+        if self._far is not None:
+            self._far.abort()
+
+    def close(self) -> None:
+        """Close both transports."""
+        super().close()
+        if self._far is not None:
+            self._far.close()

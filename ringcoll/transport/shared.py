@@ -1,0 +1,365 @@
+"""Point-to-point messages through memory that the ranks of one host share; Linux, nothing to install.
+
+How a message travels between two ranks is in `ringcoll.transport.shared_channel`. Nothing moves by
+itself: a rank that waits takes what has come from all peers, and sends what had no place. It looks for a
+while, and then sleeps on its bell, a word on which the kernel lets it sleep (a futex). Ranks that share
+cores first give the processor away a few times: the rank that they wait for may then run at once.
+
+What a rank has read in another's memory is right if that rank still lives afterwards, and has not given
+up: until the read is acknowledged, it may not change what it sends.
+
+With ranks on several hosts, each pair has its own way: `PairsTransport` has another transport beside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.errors import (
+    ArgumentError,
+    CollectiveTimeoutError,
+    PeerLostError,
+    TransportError,
+)
+from ringcoll.system.machine import cores
+from ringcoll.system.shared_memory import (
+    SharedMemory,
+    fence,
+    futex_wait,
+    futex_wake,
+    is_ordered,
+    read_process,
+)
+from ringcoll.transport.base import Handle, Message, Transport, meet
+from ringcoll.transport.pairs import PairsTransport
+from ringcoll.transport.shared_channel import (
+    ASLEEP,
+    AWAKE,
+    BELL,
+    BROKEN,
+    CLOSED,
+    FOR_ROOM,
+    SECRET,
+    SHORT,
+    SLEEPS,
+    STATE,
+    WHOM,
+    WORD,
+    PeerChannel,
+    RingReceive,
+    RingSend,
+    SharedLayout,
+)
+
+__all__ = ["SharedTransport", "check", "make"]
+
+_SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: some 0.1 ms with a core for each rank
+_YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
+_KIND_S, _UNKIND = 0.001, 100  # where that took longer, so many waits do without
+_NAP_S = 0.2  # between two looks at the clock and at the processes of the peers
+
+
+def check() -> None:
+    """Make sure that the machine has what it takes.
+
+    Raises
+    ------
+    ArgumentError
+        It has not.
+    """
+    lacking = _lacking()
+    if lacking:
+        raise ArgumentError(f"the transport shared needs {lacking}")
+
+
+@functools.cache
+def _lacking() -> str:
+    """What the transport needs and this machine lacks; empty if there is nothing."""
+    if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+        return "Linux, with memfd_create and pidfd_open"
+    if not is_ordered():
+        return "a processor that keeps stores in order (x86-64)"
+    try:
+        _, descriptor = SharedMemory.create(4096, 4096)
+        try:
+            SharedMemory.open(os.getpid(), descriptor, 4096)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return f"memory that a process may open by /proc: {error}"
+    return ""
+
+
+def make(
+    store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float
+) -> Transport:
+    """Make the transport."""
+    return PairsTransport(SharedTransport(store, rank, world_size), store, timeout_s)
+
+
+class SharedTransport(Transport):
+    """Messages through shared memory, among the ranks of one host: to others there is no channel.
+
+    Parameters
+    ----------
+    store
+        Store that all ranks see, and that nobody else uses.
+    rank, world_size
+        This rank, and the number of ranks.
+    """
+
+    name = "shared"
+    ordered = False
+    lends_from = SHORT + 1
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.hosts: tuple[int, ...] = ()
+        self._store = store
+        self._aborted = False
+        self._channels: dict[int, PeerChannel] = {}
+        self._lives: dict[int, int] = {}  # pidfds of the peers
+        self._spins, self._is_crowded = _SPINS, False
+        self._num_unkind = 0  # waits that do not give the processor away before they sleep
+
+    def connect(self, timeout_s: float) -> None:
+        """Map the memory of all ranks; see `Transport.connect`."""
+        rank, size, store = self.rank, self.world_size, self._store
+        deadline = time.monotonic() + timeout_s
+        places = SharedLayout(size)
+        try:
+            self._memory, descriptor = SharedMemory.create(places.nbytes, places.pieces_begin)
+        except OSError as error:
+            raise TransportError(
+                f"rank {rank} cannot have {places.pieces_begin} bytes of shared memory: {error}"
+            ) from error
+        try:
+            self._memory.words[SECRET] = secret = int.from_bytes(os.urandom(7), "little")
+            about = {
+                "pid": os.getpid(),
+                "descriptor": descriptor,
+                "secret": secret,
+                "address": self._memory.address + SECRET * WORD,
+            }
+            store.set(f"shared/{rank}", json.dumps(about))
+            self.hosts = meet(store, rank, size, timeout_s, self.name, lambda: self._aborted)
+            own_host = self.hosts[rank]
+            if self.hosts.count(own_host) > cores():
+                self._spins, self._is_crowded = _CROWDED_SPINS, True
+            peers = [peer for peer in range(size) if self.hosts[peer] == own_host and peer != rank]
+            for peer in peers:
+                self._open(peer, json.loads(store.get(f"shared/{peer}")), places)
+            self._greet(peers, places, deadline)
+        finally:
+            os.close(descriptor)
+
+    def _open(self, peer: int, about: dict[str, int], places: SharedLayout) -> None:
+        """Map the memory of a peer, and find out whether its other memory can be read."""
+        pid = about["pid"]
+        try:
+            life = self._lives[peer] = os.pidfd_open(pid)
+            memory = SharedMemory.open(pid, about["descriptor"], places.nbytes)
+        except OSError as error:
+            raise TransportError(
+                f"rank {self.rank} cannot open the memory of rank {peer}: {error}; let tensors "
+                "travel over UCX or gloo: RINGCOLL_TRANSPORT=ucx"
+            ) from error
+        channel = PeerChannel(self.rank, peer, self._memory, memory, places, pid, life)
+        self._channels[peer] = channel
+        probe = ctypes.c_uint64()
+        with contextlib.suppress(OSError):  # not allowed here: messages go in pieces
+            read_process(pid, about["address"], ctypes.addressof(probe), WORD)
+        can_read = probe.value == about["secret"]
+        self._memory.words[places.can_read[peer] // WORD] = can_read
+
+    def _greet(self, peers: Sequence[int], places: SharedLayout, deadline: float) -> None:
+        """Exchange a message with every rank: all have mapped this rank's memory, then."""
+        token = torch.zeros(2 * self.world_size, 1, dtype=torch.uint8, device="cpu")
+        handles = self.post(
+            [Message(peer, token[2 * peer], 0) for peer in peers],
+            [Message(peer, token[2 * peer + 1], 0) for peer in peers],
+        )
+        for handle in handles:
+            self.wait(handle, max(deadline - time.monotonic(), 0.001))
+        for channel in self._channels.values():
+            word = places.can_read[self.rank] // WORD
+            channel.peer_reads = bool(channel.other.words[word])
+
+    def bind(
+        self, receives: Sequence[Message], sends: Sequence[Message]
+    ) -> Callable[[int], list[Handle]]:
+        """Make messages ready; see `Transport.bind`. Each is over before it is posted again."""
+        channels = self._channels
+        arriving = [
+            (RingReceive(channels[peer], tensor.nbytes, tag, tensor, lent), channels[peer].post)
+            for peer, tensor, tag, lent in receives
+        ]
+        leaving = [
+            (RingSend(channels[message.peer], message), channels[message.peer].start)
+            for message in sends
+        ]
+        told = [channels[peer].ring_if_needed for peer in {message.peer for message in sends}]
+
+        def post(mixed: int) -> list[Handle]:
+            handles: list[Handle] = []
+            for receive, begin in arriving:
+                receive.tag = receive.base ^ mixed
+                begin(receive)
+                handles.append(receive)
+            for send, start in leaving:
+                send.tag = send.base ^ mixed
+                handles.append(start(send))
+            if told:  # when all is written, as who wakes may take the processor
+                fence()
+                for tell in told:
+                    tell()
+            return handles
+
+        return post
+
+    def wait(self, handle: Handle, timeout_s: float) -> None:
+        """Wait for one message; see `Transport.wait`."""
+        message: Any = handle
+        if message is None or message.done:
+            return
+        is_here, receives = False, type(message) is RingReceive
+        if receives:
+            if message.number:
+                message.channel.fetch(message)
+                return
+            channel = message.channel
+            words, at, number = channel.other.words, channel.word_in, channel.next_in
+            for _ in repeat(None, self._spins):
+                if words[at] >> 31 == number:
+                    channel.take()
+                    if message.done:
+                        return
+                    at, number = channel.word_in, channel.next_in
+        else:
+            is_here = any(message.look() for _ in repeat(None, self._spins))
+        if not is_here:
+            self._sleep(message, timeout_s)
+
+    def read(self, handle: Handle, start: int, stop: int, scratch: Tensor) -> Tensor:
+        """Read elements of a lent message; see `Transport.read`."""
+        receive: Any = handle
+        if not receive.number:  # it came another way
+            piece: Tensor = receive.tensor[start:stop]
+            return piece
+        size = scratch.itemsize
+        receive.channel.read(receive, start * size, scratch.data_ptr(), (stop - start) * size)
+        return scratch
+
+    def release(self, handle: Handle) -> None:
+        """End the loan of a message; see `Transport.release`."""
+        receive: Any = handle
+        if receive.number:
+            receive.channel.release(receive)
+
+    def _sleep(self, message: RingSend | RingReceive, timeout_s: float) -> None:
+        """Wait for a message asleep, and serve all peers when something else happens."""
+        deadline, left_s = time.monotonic() + timeout_s, timeout_s
+        if self._is_crowded and self._yielded(message):
+            return
+        memory, channels, peer = self._memory, [*self._channels.values()], message.channel.peer
+        words = memory.words
+        while True:
+            is_for_room = type(message) is RingSend or any(channel.pending for channel in channels)
+            words[SLEEPS] = peer << WHOM | (FOR_ROOM if is_for_room else 0) | ASLEEP
+            fence()
+            seen = words[BELL]
+            for channel in channels:
+                while channel.unread:
+                    channel.fetch(channel.unread[0])
+                while channel.has_come():
+                    channel.take()
+                channel.flush()
+            if message.look():
+                words[SLEEPS] = AWAKE
+                return
+            self._look_around(message, timeout_s if left_s <= 0 else None)
+            futex_wait(memory.address + BELL * WORD, seen, min(left_s, _NAP_S))
+            left_s = deadline - time.monotonic()
+
+    def _yielded(self, message: RingSend | RingReceive) -> bool:
+        """Give the processor to the ranks that share it; return whether the message came.
+
+        It is quicker than to sleep, unless other programs are busy: these keep the processor for
+        milliseconds. Then the next waits do without.
+        """
+        if self._num_unkind > 0:
+            self._num_unkind -= 1
+            return False
+        begin_s = time.monotonic()
+        for _ in range(_YIELDS):
+            os.sched_yield()
+            if message.look():
+                break
+        if time.monotonic() - begin_s > _KIND_S:
+            self._num_unkind = _UNKIND
+        return message.done
+
+    def _look_around(self, message: RingSend | RingReceive, exceeded_s: float | None) -> None:
+        """Raise an error if there is a reason to stop waiting."""
+        peer = message.channel.peer
+        is_over = self._aborted
+        for channel in self._channels.values():
+            state = channel.other.words[STATE]
+            is_over = is_over or state == BROKEN or (state == CLOSED and channel.peer == peer)
+        if is_over and not message.look():
+            self._give_up()
+            raise PeerLostError("the connection was broken", peer=peer)
+        if message.channel.has_ended():
+            if message.look():  # it came before the end
+                return
+            self._give_up()
+            raise PeerLostError(f"the process of rank {peer} has ended", peer=peer)
+        if exceeded_s is not None:
+            self._give_up()
+            raise CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
+
+    def _give_up(self) -> None:
+        """Tell the peers that this rank's memory must not be trusted any more."""
+        self._aborted = True
+        if self._channels:
+            words = self._memory.words
+            words[SLEEPS] = AWAKE
+            words[STATE] = BROKEN
+            fence()
+
+    def abort(self) -> None:
+        """Wake all who wait, here and at the peers."""
+        self._give_up()
+        self._ring_all()
+
+    def _ring_all(self) -> None:
+        for channel in tuple(self._channels.values()):
+            channel.ring()
+        if self._channels:  # another thread may wait here
+            words = self._memory.words
+            words[BELL] = (words[BELL] + 1) & 0xFFFFFFFF
+            futex_wake(self._memory.address + BELL * WORD)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        was_broken, self._aborted = self._aborted, True
+        if self._channels:
+            self._memory.words[STATE] = BROKEN if was_broken else CLOSED
+            fence()
+            self._ring_all()
+        lives, self._lives = self._lives, {}
+        self._channels = {}
+        for life in lives.values():
+            os.close(life)

@@ -1,0 +1,411 @@
+"""The memory of two ranks of one host, as a channel for messages in both directions.
+
+Each rank makes memory, which all ranks of its host map (`ringcoll.system.shared_memory`). A rank
+writes to its own memory only, but for the bell that wakes a peer::
+
+    control    the bell, what the rank sleeps for, how its end of the group is
+    acks       for each peer, by entry: number of the last message that was taken from that entry
+    rings      for each peer, 16 entries: number and tag, length and kind, and a short message itself
+    pieces     for each peer, two places for pieces of long messages
+
+A message to a peer takes the next entry of the ring; the store of its number, which is the last, makes
+it visible. The receiver takes messages in order, and matches them by tag.
+
+==========  ==========  ==================================================  =====================
+message     kind        how it travels                                      its send is over
+==========  ==========  ==================================================  =====================
+to 36 KiB   inline      in the entry: copied in, copied out                 at once
+longer      remote      the receiver reads the sender's memory, if the      when it has been read
+                        kernel lets it (probed when the ranks connect)
+longer      in pieces   256 KiB at a time: copied in, copied out            when it is copied in
+==========  ==========  ==================================================  =====================
+
+Who writes for a peer that sleeps rings its bell: each ring is another number, so that none is missed
+that comes between a look and the sleep. Whoever sleeps says so before it looks for the last time, and
+whoever writes looks for sleepers after it has written, each with a fence between: one of the two
+always sees the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import select
+from collections import deque
+
+from torch import Tensor
+
+from ringcoll.errors import PeerLostError, TransportError
+from ringcoll.system.shared_memory import SharedMemory, fence, futex_wake, read_process
+from ringcoll.transport.base import Message
+
+__all__ = [
+    "ASLEEP",
+    "AWAKE",
+    "BELL",
+    "BROKEN",
+    "CLOSED",
+    "FOR_ROOM",
+    "OPEN",
+    "SECRET",
+    "SHORT",
+    "SLEEPS",
+    "STATE",
+    "WHOM",
+    "WORD",
+    "PeerChannel",
+    "RingReceive",
+    "RingSend",
+    "SharedLayout",
+]
+
+_DEPTH = 16  # entries of a ring, a power of two
+_ENTRY = 36 << 10  # bytes of an entry, whole pages
+_HEAD = 32  # of which words: number and tag, length and kind, address or length of a piece
+SHORT = _ENTRY - _HEAD
+"""Bytes of the longest message that travels in an entry."""
+_PIECE, _PIECES = 256 << 10, 2  # bytes of a piece of a long message, and places for pieces
+_INLINE, _REMOTE, _IN_PIECES = 0, 1, 2  # kinds of messages
+_TAGS = (1 << 31) - 1
+WORD = 8
+"""Bytes of a word."""
+BELL, SLEEPS, STATE, SECRET = 0, 8, 16, 24
+"""Numbers of the words of the control block, each on a cache line of its own."""
+_CONTROL = 256  # bytes
+AWAKE, ASLEEP, FOR_ROOM, WHOM = 0, 1, 2, 2
+"""What a rank sleeps for: nothing, or a message of the peer above ``WHOM`` bits; with ``FOR_ROOM`` also
+for room in a ring, or the end of a send."""
+OPEN, BROKEN, CLOSED = 0, 1, 2
+"""States of a rank's end of the group."""
+
+
+def _bytes_at(address: int, nbytes: int) -> memoryview:
+    """Some bytes of this process's memory; the result does not keep the memory alive."""
+    if not nbytes:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+class RingSend:
+    """A message to a peer."""
+
+    __slots__ = ("address", "base", "channel", "copied", "done", "nbytes", "number", "source",
+                 "tag", "tensor")  # fmt: skip
+
+    def __init__(self, channel: PeerChannel, message: Message) -> None:
+        _, self.tensor, self.base, _ = message
+        self.channel, self.nbytes = channel, self.tensor.nbytes
+        self.address = self.tensor.data_ptr()
+        self.source = _bytes_at(self.address, self.nbytes)
+        self.tag = self.number = self.copied = 0
+        self.done = False
+
+    def look(self) -> bool:
+        """Whether the message is complete."""
+        self.channel.flush()  # which may complete it
+        if self.number and not self.done:
+            self.done = self.channel.is_taken(self.number)
+        return self.done
+
+
+class RingReceive:
+    """A message from a peer: into a tensor, or, if it came early, into memory of its own."""
+
+    __slots__ = ("address", "base", "channel", "done", "filled", "into", "lent", "nbytes",
+                 "number", "sources", "tag", "tensor")  # fmt: skip
+
+    def __init__(
+        self, channel: PeerChannel, nbytes: int, tag: int, tensor: Tensor | None, lent: bool
+    ) -> None:
+        self.channel, self.nbytes, self.tensor, self.lent = channel, nbytes, tensor, lent
+        self.base = self.tag = tag
+        self.into = memoryview(b"") if tensor is None else _bytes_at(tensor.data_ptr(), nbytes)
+        self.sources = channel.incoming(nbytes) if nbytes <= SHORT else []
+        # Of a message that is to be read in the peer's memory: its place there, and its number.
+        self.address = self.number = 0
+        self.filled, self.done = 0, False
+
+    def look(self) -> bool:
+        """Whether the message has come."""
+        while not self.done and self.channel.has_come():
+            self.channel.take()
+        if not self.done and self.number:
+            self.channel.fetch(self)
+        return self.done
+
+
+class SharedLayout:
+    """Where things lie in a rank's memory, in bytes."""
+
+    def __init__(self, world_size: int) -> None:
+        self.acks = [_CONTROL + peer * _DEPTH * WORD for peer in range(world_size)]
+        end = _CONTROL + world_size * _DEPTH * WORD
+        self.can_read = [end + peer * WORD for peer in range(world_size)]
+        first = -(-(end + world_size * WORD) // _ENTRY) * _ENTRY
+        self.rings = [first + peer * _DEPTH * _ENTRY for peer in range(world_size)]
+        self.pieces_begin = first + world_size * _DEPTH * _ENTRY
+        self.pieces = [self.pieces_begin + peer * _PIECES * _PIECE for peer in range(world_size)]
+        self.nbytes = self.pieces_begin + world_size * _PIECES * _PIECE
+
+
+class PeerChannel:
+    """Both directions between this rank and a peer."""
+
+    def __init__(
+        self,
+        rank: int,
+        peer: int,
+        own: SharedMemory,
+        other: SharedMemory,
+        places: SharedLayout,
+        pid: int,
+        life: int,
+    ) -> None:
+        self.peer, self.pid = peer, pid
+        self._life = select.poll()
+        self._life.register(life, select.POLLIN)
+        self.own, self.other = own, other
+        self._rank, self._num_rings = rank, 0
+        # To the peer.
+        self.pending: deque[RingSend] = deque()
+        self._next_out = _DEPTH
+        self._ring_out = places.rings[peer]
+        self._acked = places.acks[rank] // WORD  # in the peer's memory
+        self._pieces_out = places.pieces[peer]
+        self._num_pieces_out = 0
+        self._piece_numbers = [0] * _PIECES  # the entry that last told of each place
+        self._outgoing: dict[int, list[memoryview]] = {}
+        # From the peer.
+        self.posted: deque[RingReceive] = deque()
+        self.early: dict[int, deque[RingReceive]] = {}
+        self.unread: deque[RingReceive] = deque()  # that lie in the peer's memory
+        self.next_in = _DEPTH
+        self._ring_in = places.rings[rank]  # in the peer's memory
+        self.word_in = self._ring_in // WORD  # of the next message
+        self._acks = places.acks[peer] // WORD
+        self._pieces_in = places.pieces[rank]
+        self._num_pieces_in = 0
+        self._partial: RingReceive | None = None  # whose pieces are coming
+        self._incoming: dict[int, list[memoryview]] = {}
+        self.peer_reads = False  # whether the peer can read this process's memory
+        for entry in range(_DEPTH):
+            own.words[self._acks + entry] = entry
+
+    # --- to the peer ----------------------------------------------------------------------
+
+    def start(self, send: RingSend) -> RingSend | None:
+        """Start a message; ``None`` if it is complete."""
+        send.number = send.copied = 0
+        send.done = False
+        if self.pending or not self._put(send):
+            self.pending.append(send)
+            return send
+        return None if send.done else send
+
+    def flush(self) -> None:
+        """Send what had no place before."""
+        before = self._next_out
+        while self.pending and self._put(self.pending[0]):
+            self.pending.popleft()
+        if self._next_out != before:
+            fence()
+            self.ring_if_needed()
+
+    def ring_if_needed(self) -> None:
+        """Wake the peer if it sleeps until a message of this rank comes, or if its ring is full.
+
+        A fence comes before it, after the stores of messages.
+        """
+        sleeps = self.other.words[SLEEPS]
+        if sleeps and (sleeps >> WHOM == self._rank or self.pending):
+            self.ring()
+
+    def is_taken(self, number: int) -> bool:
+        """Whether the peer has taken a message."""
+        return self.other.words[self._acked + (number & (_DEPTH - 1))] >= number
+
+    def _put(self, send: RingSend) -> bool:
+        """Write as much of a message as there is room for; return whether that is all."""
+        number, nbytes, words = self._next_out, send.nbytes, self.own.words
+        entry = number & (_DEPTH - 1)
+        if self.other.words[self._acked + entry] != number - _DEPTH:
+            return False
+        at = (self._ring_out + entry * _ENTRY) // WORD
+        if nbytes <= SHORT:
+            self._slices(self._outgoing, self.own, self._ring_out, nbytes)[entry][:] = send.source
+            words[at + 1] = nbytes << 2 | _INLINE
+            send.done = True
+        elif self.peer_reads:
+            words[at + 1], words[at + 2] = nbytes << 2 | _REMOTE, send.address
+            send.number = number
+        else:
+            place = self._num_pieces_out % _PIECES
+            if not self.is_taken(self._piece_numbers[place]):
+                return False
+            count = min(_PIECE, nbytes - send.copied)
+            start = self._pieces_out + place * _PIECE
+            self.own.data[start : start + count] = send.source[send.copied : send.copied + count]
+            words[at + 1], words[at + 2] = nbytes << 2 | _IN_PIECES, count
+            self._num_pieces_out += 1
+            self._piece_numbers[place] = number
+            send.copied += count
+            send.done = send.copied == nbytes
+        words[at] = number << 31 | send.tag
+        self._next_out = number + 1
+        return nbytes <= SHORT or self.peer_reads or send.done or self._put(send)
+
+    def ring(self) -> None:
+        """Wake the peer, if it sleeps."""
+        self._num_rings += 1
+        self.other.words[BELL] = (self._rank << 20 | self._num_rings & 0xFFFFF) & 0xFFFFFFFF
+        futex_wake(self.other.address + BELL * WORD)
+
+    # --- from the peer --------------------------------------------------------------------
+
+    def incoming(self, nbytes: int) -> list[memoryview]:
+        """The memory of short messages of a length in each entry of the peer's ring."""
+        return self._slices(self._incoming, self.other, self._ring_in, nbytes)
+
+    def post(self, receive: RingReceive) -> None:
+        """Begin to receive a message, which may have come already."""
+        receive.filled = receive.number = 0
+        receive.done = False
+        came = self.early.get(receive.tag) if self.early else None
+        if not came:
+            self.posted.append(receive)
+            return
+        first = came.popleft()
+        if not came:
+            del self.early[receive.tag]
+        self._check_length(receive, first.nbytes)
+        if first.number:
+            receive.address, receive.number, receive.done = (
+                first.address,
+                first.number,
+                receive.lent,
+            )
+            if not receive.lent:
+                self.unread.append(receive)  # read when it is waited for: to post takes no time
+            return
+        if first.done:
+            receive.into[:] = first.into
+            receive.done = True
+            return
+        receive.into[: first.filled] = first.into[: first.filled]
+        receive.filled = first.filled
+        self._partial = receive
+        self.posted.appendleft(receive)
+
+    def has_come(self) -> bool:
+        """Whether there is a message to take."""
+        return self.other.words[self.word_in] >> 31 == self.next_in
+
+    def take(self) -> None:
+        """Take the message that has come."""
+        number, at, words = self.next_in, self.word_in, self.other.words
+        tag, what = words[at] & _TAGS, words[at + 1]
+        nbytes, kind = what >> 2, what & 3
+        entry = number & (_DEPTH - 1)
+        receive = self._partial or self._matching(tag)
+        if receive is None:
+            receive = self._keep_early(tag, nbytes, kind)
+        if receive.nbytes != nbytes:
+            self._check_length(receive, nbytes)
+        self.next_in = number + 1
+        self.word_in = (self._ring_in + (self.next_in & (_DEPTH - 1)) * _ENTRY) // WORD
+        if kind == _INLINE:
+            receive.into[:] = receive.sources[entry]
+            receive.done = True
+        elif kind == _REMOTE:
+            receive.address, receive.number, receive.done = words[at + 2], number, receive.lent
+            if receive.tensor is not None:
+                self._finish(receive)
+                if not receive.lent:
+                    self.unread.append(receive)
+                    self.fetch(receive)
+            return
+        else:
+            count, start = words[at + 2], receive.filled
+            place = self._pieces_in + self._num_pieces_in % _PIECES * _PIECE
+            receive.into[start : start + count] = self.other.data[place : place + count]
+            self._num_pieces_in += 1
+            receive.filled += count
+            receive.done = receive.filled == nbytes
+            self._partial = None if receive.done else receive
+        if receive.done:
+            self._finish(receive)
+        self._acknowledge(number)
+
+    def _finish(self, receive: RingReceive) -> None:
+        if receive.tensor is None:
+            return
+        if self.posted[0] is receive:
+            self.posted.popleft()
+        else:
+            self.posted.remove(receive)
+
+    def _matching(self, tag: int) -> RingReceive | None:
+        """The first receive under a tag."""
+        for receive in self.posted:
+            if receive.tag == tag:
+                return receive
+        return None
+
+    def _keep_early(self, tag: int, nbytes: int, kind: int) -> RingReceive:
+        """Keep a message that nobody has asked for yet; what is read in place needs no memory."""
+        receive = RingReceive(self, nbytes, tag, None, lent=True)
+        if kind != _REMOTE:
+            receive.into = memoryview(bytearray(nbytes))
+        self.early.setdefault(tag, deque()).append(receive)
+        return receive
+
+    def fetch(self, receive: RingReceive) -> None:
+        """Read a whole message in the peer's memory."""
+        assert receive.tensor is not None
+        self.unread.remove(receive)
+        self.read(receive, 0, receive.tensor.data_ptr(), receive.nbytes)
+        self.release(receive)
+        receive.done = True
+
+    def read(self, receive: RingReceive, start: int, into: int, nbytes: int) -> None:
+        """Read bytes of a message in the peer's memory, to an address."""
+        try:
+            read_process(self.pid, receive.address + start, into, nbytes)
+        except OSError as error:
+            raise PeerLostError(
+                f"the memory of rank {self.peer} cannot be read: {error}", peer=self.peer
+            ) from error
+
+    def release(self, receive: RingReceive) -> None:
+        """Let go of a message in the peer's memory, which has held still so far."""
+        if self.other.words[STATE] != OPEN or self.has_ended():
+            raise PeerLostError("the connection was broken", peer=self.peer)
+        self._acknowledge(receive.number)
+        receive.number = 0
+
+    def has_ended(self) -> bool:
+        """Whether the peer's process has ended; its number may then be another's."""
+        return bool(self._life.poll(0))
+
+    def _acknowledge(self, number: int) -> None:
+        self.own.words[self._acks + (number & (_DEPTH - 1))] = number
+        fence()
+        if self.other.words[SLEEPS] & FOR_ROOM:
+            self.ring()
+
+    def _check_length(self, receive: RingReceive, nbytes: int) -> None:
+        if receive.nbytes != nbytes:
+            raise TransportError(
+                f"a message of {nbytes} bytes from rank {self.peer} met a receive of "
+                f"{receive.nbytes} bytes"
+            )
+
+    @staticmethod
+    def _slices(
+        known: dict[int, list[memoryview]], memory: SharedMemory, ring: int, nbytes: int
+    ) -> list[memoryview]:
+        """The memory of short messages of a length in each entry of a ring."""
+        slices = known.get(nbytes)
+        if slices is None:
+            starts = [ring + entry * _ENTRY + _HEAD for entry in range(_DEPTH)]
+            slices = known[nbytes] = [memory.data[start : start + nbytes] for start in starts]
+        return slices
