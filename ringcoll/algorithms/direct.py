@@ -142,27 +142,6 @@ def direct_all_gather(rank: int, world_size: int) -> Program:
     )
 
 
-@register(
-    "all_to_all", "direct", chunks=lambda k: k * k, cost=Cost(rounds=lambda k: 1, traffic=_share)
-)
-def direct_all_to_all(rank: int, world_size: int) -> Program:
-    """Direct all-to-all: all blocks of a rank go straight to their destinations at once.
-
-    One step, (k - 1)/k of the input sent by each rank. Blocks may differ in length.
-
-    >>> from ringcoll.schedule.drawing import grid
-    >>> print(grid(direct_all_to_all, 3))
-    step  rank 0                  rank 1                  rank 2
-       0  =0 >1:1 >2:2 <2:6 <1:3  =4 >2:5 >0:3 <0:1 <2:7  =8 >0:6 >1:7 <1:5 <0:2
-    """
-    others, own = _others(rank, world_size), rank * world_size
-    yield Step(
-        copy(out(own + rank), inp(own + rank)),
-        *(send(peer, inp(own + peer)) for peer in others),
-        *(recv(peer, out(peer * world_size + rank)) for peer in reversed(others)),
-    )
-
-
 @register("broadcast", "linear", cost=Cost(rounds=lambda k: 1, traffic=lambda k: Fraction(k - 1)))
 def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
     """Linear broadcast: the root sends to everyone.

@@ -314,12 +314,14 @@ def use(
         A process group of torch, by default the default group; all its ranks have to choose
         alike.
     transport
-        Transport of CPU tensors: ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), ``"mpi"`` (with
-        ``ringcoll[mpi]``, where ``mpiexec`` has started the ranks), or ``"auto"``: UCX where
-        it is installed, otherwise gloo. The environment's ``RINGCOLL_TRANSPORT`` overrides it.
+        Transport of CPU tensors: ``"shared"`` (memory that the ranks of a host share; UCX or gloo
+        between hosts), ``"gloo"``, ``"ucx"`` (with ``ringcoll[ucx]``), ``"mpi"`` (with
+        ``ringcoll[mpi]``, where ``mpiexec`` has started the ranks), or ``"auto"``: shared memory on
+        Linux and x86-64, otherwise UCX where it is installed, otherwise gloo. The environment's
+        ``RINGCOLL_TRANSPORT`` overrides it.
     cuda_transport
         Transport of CUDA tensors: ``"nccl"``, ``"ucx"``, ``"gloo"`` or ``"mpi"`` (both by way of host
-        memory), or ``"auto"``: NCCL where torch has it, otherwise as above. The
+        memory), or ``"auto"``: NCCL where torch has it, otherwise UCX or gloo. The
         environment's ``RINGCOLL_CUDA_TRANSPORT`` overrides it.
 
     Raises

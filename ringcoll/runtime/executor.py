@@ -6,6 +6,7 @@ A program is a flat list: messages to start, messages to wait for, local work.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -155,6 +156,18 @@ def _lent(plan: Plan, transport: Transport, reduction: Reduction) -> dict[int, d
     return lent
 
 
+_own = threading.local()
+
+
+def _scratch(place: int, dtype: torch.dtype) -> Tensor:
+    """Memory of this thread for a piece of a lent message; it is the same for all operations."""
+    pieces: list[Tensor] = _own.__dict__.setdefault("pieces", [])
+    while len(pieces) <= place:
+        with torch.inference_mode(False):  # later operations may be outside of that mode
+            pieces.append(torch.empty(_PIECE, dtype=torch.uint8, device="cpu"))
+    return pieces[place].view(dtype)
+
+
 class _Borrower:
     """A reduction of which some sources are lent messages, piece by piece, as pieces stay in cache.
 
@@ -181,9 +194,6 @@ class _Borrower:
     ) -> None:
         self._transport, self._positions = transport, positions
         self._step = _PIECE // into.itemsize
-        self._scratch = [
-            torch.empty(self._step, dtype=sources[position].dtype) for position in positions
-        ]
         self._sources = sources
         self._bind = partial(engine.bind, reduction, world_size=finished)
         self._into, self._rounded = into, rounded
@@ -191,12 +201,16 @@ class _Borrower:
     def __call__(self, handles: Sequence[Handle]) -> None:
         """Reduce; the handles are those of the lent sources."""
         lend = self._transport.read
+        scratch = [
+            _scratch(place, self._sources[position].dtype)
+            for place, position in enumerate(self._positions)
+        ]
         for start in range(0, self._into.numel(), self._step):
             stop = min(start + self._step, self._into.numel())
             pieces = [source[start:stop] for source in self._sources]
-            lent = zip(self._positions, handles, self._scratch, strict=True)
-            for position, handle, scratch in lent:
-                pieces[position] = lend(handle, start, stop, scratch[: stop - start])
+            lent = zip(self._positions, handles, scratch, strict=True)
+            for position, handle, memory in lent:
+                pieces[position] = lend(handle, start, stop, memory[: stop - start])
             rounded = None if self._rounded is None else self._rounded[start:stop]
             self._bind([self._into[start:stop]], pieces, narrow=rounded)()
         for handle in handles:

@@ -22,6 +22,7 @@ Two hazards are dealt with here, and nowhere else:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -187,7 +188,11 @@ def _lent(
     posted = 0  # messages so far
     for begin, end in pairwise([*waves, len(instructions)]):
         first = posted  # of the messages that this wave posts
-        is_free = True  # whether the rank has waited for none of its own sends of this wave
+        waits = (item for item in instructions[begin:end] if isinstance(item, Wait))
+        awaited = Counter(wait.peer for wait in waits if wait.is_receive)
+        # Whether the rank has waited for none of its own sends of this wave. A transport may hold back
+        # what follows a few messages that are lent, as they take its memory.
+        is_free = max(awaited.values(), default=0) <= _MOST_LENT
         for index in range(begin, end):
             match instructions[index]:
                 case Post(receives=receives, sends=sends):
@@ -205,6 +210,7 @@ def _lent(
     return lent
 
 
+_MOST_LENT = 8  # messages of one peer in a wave of which some may be lent
 _RECEIVED = (Space.SCRATCH, Space.STAGING, Space.ARRIVING)  # where a message may be read just once
 
 

@@ -14,18 +14,24 @@ What processes tell each other by it rests on these facts:
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import platform
 import threading
+import weakref
 from pathlib import Path
 
 __all__ = ["SharedMemory", "fence", "futex_wait", "futex_wake", "is_ordered", "read_process"]
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE = 0, 1
+_NAME = "ringcoll"  # of the memory, in /proc
 _EVERYONE = 0x7FFFFFFF
+_READ_AND_WRITE, _SHARED = 3, 1  # of mmap
+_FAILED = ctypes.c_size_t(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)  # its functions let go of Python's lock
+_libc.mmap.restype = ctypes.c_size_t
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _lock = threading.Lock()
 
 
@@ -63,6 +69,11 @@ def futex_wake(address: int) -> None:
     _libc.syscall(number, ctypes.c_void_p(address), _WAKE, _EVERYONE, None, None, 0)
 
 
+def _last_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
 def read_process(pid: int, source: int, into: int, nbytes: int) -> None:
     """Copy from the memory of another process.
 
@@ -86,8 +97,7 @@ def read_process(pid: int, source: int, into: int, nbytes: int) -> None:
             ctypes.c_int(pid), ctypes.byref(here), 1, ctypes.byref(there), 1, 0
         )
         if count <= 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+            raise _last_error()
         source, into, nbytes = source + count, into + count, nbytes - count
 
 
@@ -105,10 +115,16 @@ class SharedMemory:
     """
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
-        mapped = mmap.mmap(descriptor, nbytes)  # lives as long as a view of it
-        self.data = memoryview(mapped)
+        # Python's own mmap would keep a descriptor open for each mapping.
+        address = _libc.mmap(None, nbytes, _READ_AND_WRITE, _SHARED, descriptor, 0)
+        if address == _FAILED:
+            raise _last_error()
+        mapped = (ctypes.c_char * nbytes).from_address(address)
+        # It lives as long as a view of it. At the end of the process, the kernel unmaps it.
+        weakref.finalize(mapped, _libc.munmap, address, nbytes).atexit = False
+        self.data = memoryview(mapped).cast("B")
         self.words = self.data.cast("Q")
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        self.address: int = address
 
     @classmethod
     def create(cls, nbytes: int, taken: int) -> tuple[SharedMemory, int]:
@@ -125,7 +141,7 @@ class SharedMemory:
         OSError
             There is not so much memory.
         """
-        descriptor = os.memfd_create("ringcoll", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, nbytes)
             os.posix_fallocate(descriptor, 0, taken)
@@ -141,10 +157,15 @@ class SharedMemory:
         Raises
         ------
         OSError
-            The process has ended, belongs to another user, or the kernel does not allow it.
+            The process has ended, belongs to another user, or has closed the descriptor, or the kernel
+            does not allow it.
         """
-        own = os.open(Path(f"/proc/{pid}/fd/{descriptor}"), os.O_RDWR | os.O_CLOEXEC)
+        name = Path(f"/proc/{pid}/fd/{descriptor}")
+        own = os.open(name, os.O_RDWR | os.O_CLOEXEC)
         try:
+            opened = str(Path(f"/proc/self/fd/{own}").readlink())
+            if not opened.startswith(f"/memfd:{_NAME}") or os.fstat(own).st_size != nbytes:
+                raise OSError(f"{name} is not the memory of a group any more")
             return cls(own, nbytes)
         finally:
             os.close(own)

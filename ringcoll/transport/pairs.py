@@ -6,13 +6,15 @@ and are on several hosts: the first that ``"auto"`` stands for beside it. On one
 A rank that waits for a message inside its host does not move those between hosts. So these have to move
 by themselves, as gloo's do, which has threads (`Entry.moves_by_itself`); otherwise ranks could wait for
 each other in a circle. A transport that does not, such as UCX, carries all messages of such a group.
+Likewise messages inside the host have to be seen by their receivers before a rank waits for another host
+(`SharedTransport.push`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,7 @@ from ringcoll.transport import catalogue
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport
 
-__all__ = ["PairsTransport"]
+__all__ = ["NearTransport", "PairsTransport"]
 
 
 class _Far(NamedTuple):
@@ -30,6 +32,14 @@ class _Far(NamedTuple):
 
     handle: Handle
     tensor: Tensor
+
+
+class NearTransport(Transport, Protocol):
+    """A transport inside a host, which can be beside another one."""
+
+    def push(self, timeout_s: float) -> None:
+        """Let the messages that were posted be seen by their receivers, before a wait elsewhere."""
+        ...
 
 
 class PairsTransport(AroundTransport):
@@ -45,8 +55,9 @@ class PairsTransport(AroundTransport):
         Time limit of the other transport's making, in seconds.
     """
 
-    def __init__(self, below: Transport, store: dist.Store, timeout_s: float) -> None:
+    def __init__(self, below: NearTransport, store: dist.Store, timeout_s: float) -> None:
         super().__init__(below)
+        self._push = below.push
         self._store, self._timeout_s = dist.PrefixStore("far", store), timeout_s
         self._far: Transport | None = None
 
@@ -58,12 +69,11 @@ class PairsTransport(AroundTransport):
             entry = catalogue.beside(self.name, "cpu")
             device = torch.device("cpu")
             far = entry.make(self._store, self.rank, self.world_size, device, self._timeout_s)
+            self._far = far  # so that `abort` reaches it
             far.connect(max(deadline - time.monotonic(), 0.001))
-            if entry.moves_by_itself:
-                self._far = far
-            else:
-                self.below.close()
-                self.below = far
+            if not entry.moves_by_itself:
+                near, self.below, self._far = self.below, far, None
+                near.close()
         self.lends_from = self.below.lends_from
         if self._far is None:  # every call goes straight to the transport below
             for name in ("bind", "wait", "read", "release"):
@@ -99,6 +109,7 @@ class PairsTransport(AroundTransport):
         """Wait for one message; see `Transport.wait`."""
         if isinstance(handle, _Far):
             assert self._far is not None
+            self._push(timeout_s)
             self._far.wait(handle.handle, timeout_s)
         else:
             self.below.wait(handle, timeout_s)

@@ -42,7 +42,8 @@ from ringcoll.system.shared_memory import (
     is_ordered,
     read_process,
 )
-from ringcoll.transport.base import Handle, Message, Transport, meet
+from ringcoll.system.stores import appears
+from ringcoll.transport.base import Handle, Message, Transport, late, meet
 from ringcoll.transport.pairs import PairsTransport
 from ringcoll.transport.shared_channel import (
     ASLEEP,
@@ -58,6 +59,7 @@ from ringcoll.transport.shared_channel import (
     WHOM,
     WORD,
     PeerChannel,
+    PendingSends,
     RingReceive,
     RingSend,
     SharedLayout,
@@ -88,17 +90,18 @@ def check() -> None:
 def _lacking() -> str:
     """What the transport needs and this machine lacks; empty if there is nothing."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
-        return "Linux, with memfd_create and pidfd_open"
+        return "Linux 5.3 or later, with memfd_create and pidfd_open"
     if not is_ordered():
         return "a processor that keeps stores in order (x86-64)"
     try:
+        os.close(os.pidfd_open(os.getpid()))
         _, descriptor = SharedMemory.create(4096, 4096)
         try:
             SharedMemory.open(os.getpid(), descriptor, 4096)
         finally:
             os.close(descriptor)
     except OSError as error:
-        return f"memory that a process may open by /proc: {error}"
+        return f"a kernel that lets processes share memory and watch each other: {error}"
     return ""
 
 
@@ -122,70 +125,78 @@ class SharedTransport(Transport):
 
     name = "shared"
     ordered = False
-    lends_from = SHORT + 1
+    lends_from: float = SHORT + 1
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.hosts: tuple[int, ...] = ()
         self._store = store
         self._aborted = False
+        self._pid = os.getpid()  # a process that is forked off does not have the group
+        self._memory: SharedMemory | None = None
         self._channels: dict[int, PeerChannel] = {}
         self._lives: dict[int, int] = {}  # pidfds of the peers
         self._spins, self._is_crowded = _SPINS, False
         self._num_unkind = 0  # waits that do not give the processor away before they sleep
 
     def connect(self, timeout_s: float) -> None:
-        """Map the memory of all ranks; see `Transport.connect`."""
-        rank, size, store = self.rank, self.world_size, self._store
+        """Map the memory of the ranks of this host; see `Transport.connect`."""
+        rank, store = self.rank, self._store
         deadline = time.monotonic() + timeout_s
-        places = SharedLayout(size)
+        given_up = lambda: self._aborted  # noqa: E731
+        self.hosts = meet(store, rank, self.world_size, timeout_s, self.name, given_up)
+        here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
+        if len(here) > cores():
+            self._spins, self._is_crowded = _CROWDED_SPINS, True
+        places = SharedLayout(here)
+        peers = [peer for peer in here if peer != rank]
         try:
-            self._memory, descriptor = SharedMemory.create(places.nbytes, places.pieces_begin)
+            memory, descriptor = SharedMemory.create(places.nbytes, places.num_taken)
         except OSError as error:
             raise TransportError(
-                f"rank {rank} cannot have {places.pieces_begin} bytes of shared memory: {error}"
+                f"rank {rank} cannot have {places.num_taken} bytes of shared memory: {error}"
             ) from error
         try:
-            self._memory.words[SECRET] = secret = int.from_bytes(os.urandom(7), "little")
+            memory.words[SECRET] = secret = int.from_bytes(os.urandom(7), "little")
+            self._memory = memory
             about = {
                 "pid": os.getpid(),
                 "descriptor": descriptor,
                 "secret": secret,
-                "address": self._memory.address + SECRET * WORD,
+                "address": memory.address + SECRET * WORD,
             }
             store.set(f"shared/{rank}", json.dumps(about))
-            self.hosts = meet(store, rank, size, timeout_s, self.name, lambda: self._aborted)
-            own_host = self.hosts[rank]
-            if self.hosts.count(own_host) > cores():
-                self._spins, self._is_crowded = _CROWDED_SPINS, True
-            peers = [peer for peer in range(size) if self.hosts[peer] == own_host and peer != rank]
             for peer in peers:
+                if not appears(store, [f"shared/{peer}"], deadline, given_up):
+                    raise late(rank, [peer], timeout_s)
                 self._open(peer, json.loads(store.get(f"shared/{peer}")), places)
-            self._greet(peers, places, deadline)
+            self._greet(places, deadline)
         finally:
             os.close(descriptor)
 
     def _open(self, peer: int, about: dict[str, int], places: SharedLayout) -> None:
         """Map the memory of a peer, and find out whether its other memory can be read."""
-        pid = about["pid"]
+        pid, own = about["pid"], self._memory
+        assert own is not None
         try:
             life = self._lives[peer] = os.pidfd_open(pid)
             memory = SharedMemory.open(pid, about["descriptor"], places.nbytes)
+            if memory.words[SECRET] != about["secret"]:
+                raise OSError("it is the memory of another group")
         except OSError as error:
             raise TransportError(
                 f"rank {self.rank} cannot open the memory of rank {peer}: {error}; let tensors "
                 "travel over UCX or gloo: RINGCOLL_TRANSPORT=ucx"
             ) from error
-        channel = PeerChannel(self.rank, peer, self._memory, memory, places, pid, life)
-        self._channels[peer] = channel
+        self._channels[peer] = PeerChannel(self.rank, peer, own, memory, places, pid, life)
         probe = ctypes.c_uint64()
         with contextlib.suppress(OSError):  # not allowed here: messages go in pieces
             read_process(pid, about["address"], ctypes.addressof(probe), WORD)
-        can_read = probe.value == about["secret"]
-        self._memory.words[places.can_read[peer] // WORD] = can_read
+        own.words[places.can_read[peer] // WORD] = probe.value == about["secret"]
 
-    def _greet(self, peers: Sequence[int], places: SharedLayout, deadline: float) -> None:
-        """Exchange a message with every rank: all have mapped this rank's memory, then."""
+    def _greet(self, places: SharedLayout, deadline: float) -> None:
+        """Exchange a message with every rank of the host: all have mapped this rank's memory, then."""
+        peers = [*self._channels]
         token = torch.zeros(2 * self.world_size, 1, dtype=torch.uint8, device="cpu")
         handles = self.post(
             [Message(peer, token[2 * peer], 0) for peer in peers],
@@ -242,7 +253,7 @@ class SharedTransport(Transport):
             channel = message.channel
             words, at, number = channel.other.words, channel.word_in, channel.next_in
             for _ in repeat(None, self._spins):
-                if words[at] >> 31 == number:
+                if words[at] == number:
                     channel.take()
                     if message.done:
                         return
@@ -268,12 +279,24 @@ class SharedTransport(Transport):
         if receive.number:
             receive.channel.release(receive)
 
-    def _sleep(self, message: RingSend | RingReceive, timeout_s: float) -> None:
+    def push(self, timeout_s: float) -> None:
+        """Wait until all messages have found room, so that they reach ranks that this rank waits for.
+
+        Raises as `wait`.
+        """
+        deadline = time.monotonic() + timeout_s
+        for channel in self._channels.values():
+            if channel.pending:
+                self._sleep(PendingSends(channel), max(deadline - time.monotonic(), 0.001))
+
+    def _sleep(self, message: RingSend | RingReceive | PendingSends, timeout_s: float) -> None:
         """Wait for a message asleep, and serve all peers when something else happens."""
         deadline, left_s = time.monotonic() + timeout_s, timeout_s
         if self._is_crowded and self._yielded(message):
             return
         memory, channels, peer = self._memory, [*self._channels.values()], message.channel.peer
+        if memory is None:
+            raise PeerLostError("the connection was broken", peer=peer)
         words = memory.words
         while True:
             is_for_room = type(message) is RingSend or any(channel.pending for channel in channels)
@@ -293,7 +316,7 @@ class SharedTransport(Transport):
             futex_wait(memory.address + BELL * WORD, seen, min(left_s, _NAP_S))
             left_s = deadline - time.monotonic()
 
-    def _yielded(self, message: RingSend | RingReceive) -> bool:
+    def _yielded(self, message: RingSend | RingReceive | PendingSends) -> bool:
         """Give the processor to the ranks that share it; return whether the message came.
 
         It is quicker than to sleep, unless other programs are busy: these keep the processor for
@@ -311,7 +334,9 @@ class SharedTransport(Transport):
             self._num_unkind = _UNKIND
         return message.done
 
-    def _look_around(self, message: RingSend | RingReceive, exceeded_s: float | None) -> None:
+    def _look_around(
+        self, message: RingSend | RingReceive | PendingSends, exceeded_s: float | None
+    ) -> None:
         """Raise an error if there is a reason to stop waiting."""
         peer = message.channel.peer
         is_over = self._aborted
@@ -333,10 +358,10 @@ class SharedTransport(Transport):
     def _give_up(self) -> None:
         """Tell the peers that this rank's memory must not be trusted any more."""
         self._aborted = True
-        if self._channels:
-            words = self._memory.words
-            words[SLEEPS] = AWAKE
-            words[STATE] = BROKEN
+        memory = self._memory
+        if memory is not None and self._pid == os.getpid():
+            memory.words[SLEEPS] = AWAKE
+            memory.words[STATE] = BROKEN
             fence()
 
     def abort(self) -> None:
@@ -345,20 +370,23 @@ class SharedTransport(Transport):
         self._ring_all()
 
     def _ring_all(self) -> None:
+        memory = self._memory
+        if memory is None or self._pid != os.getpid():
+            return
         for channel in tuple(self._channels.values()):
             channel.ring()
-        if self._channels:  # another thread may wait here
-            words = self._memory.words
-            words[BELL] = (words[BELL] + 1) & 0xFFFFFFFF
-            futex_wake(self._memory.address + BELL * WORD)
+        memory.words[BELL] = (memory.words[BELL] + 1) & 0xFFFFFFFF  # another thread may wait here
+        futex_wake(memory.address + BELL * WORD)
 
     def close(self) -> None:
         """Let go of the memory."""
         was_broken, self._aborted = self._aborted, True
-        if self._channels:
-            self._memory.words[STATE] = BROKEN if was_broken else CLOSED
+        memory = self._memory
+        if memory is not None and self._pid == os.getpid():
+            memory.words[STATE] = BROKEN if was_broken else CLOSED
             fence()
             self._ring_all()
+        self._memory = None
         lives, self._lives = self._lives, {}
         self._channels = {}
         for life in lives.values():

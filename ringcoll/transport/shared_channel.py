@@ -31,6 +31,7 @@ from __future__ import annotations
 import ctypes
 import select
 from collections import deque
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -53,6 +54,7 @@ __all__ = [
     "WHOM",
     "WORD",
     "PeerChannel",
+    "PendingSends",
     "RingReceive",
     "RingSend",
     "SharedLayout",
@@ -60,12 +62,12 @@ __all__ = [
 
 _DEPTH = 16  # entries of a ring, a power of two
 _ENTRY = 36 << 10  # bytes of an entry, whole pages
-_HEAD = 32  # of which words: number and tag, length and kind, address or length of a piece
+_HEAD = 32  # of which words: number, length and kind, address or length of a piece, tag
 SHORT = _ENTRY - _HEAD
 """Bytes of the longest message that travels in an entry."""
 _PIECE, _PIECES = 256 << 10, 2  # bytes of a piece of a long message, and places for pieces
 _INLINE, _REMOTE, _IN_PIECES = 0, 1, 2  # kinds of messages
-_TAGS = (1 << 31) - 1
+_MOST_SLICES = 256  # lengths of short messages whose places are remembered
 WORD = 8
 """Bytes of a word."""
 BELL, SLEEPS, STATE, SECRET = 0, 8, 16, 24
@@ -133,18 +135,36 @@ class RingReceive:
         return self.done
 
 
-class SharedLayout:
-    """Where things lie in a rank's memory, in bytes."""
+class PendingSends:
+    """What waits for room on its way to a peer, as something to wait for."""
 
-    def __init__(self, world_size: int) -> None:
-        self.acks = [_CONTROL + peer * _DEPTH * WORD for peer in range(world_size)]
-        end = _CONTROL + world_size * _DEPTH * WORD
-        self.can_read = [end + peer * WORD for peer in range(world_size)]
-        first = -(-(end + world_size * WORD) // _ENTRY) * _ENTRY
-        self.rings = [first + peer * _DEPTH * _ENTRY for peer in range(world_size)]
-        self.pieces_begin = first + world_size * _DEPTH * _ENTRY
-        self.pieces = [self.pieces_begin + peer * _PIECES * _PIECE for peer in range(world_size)]
-        self.nbytes = self.pieces_begin + world_size * _PIECES * _PIECE
+    done, number = False, 0
+
+    def __init__(self, channel: PeerChannel) -> None:
+        self.channel = channel
+
+    def look(self) -> bool:
+        """Whether all is sent."""
+        self.channel.flush()
+        return not self.channel.pending
+
+
+class SharedLayout:
+    """Where things lie in a rank's memory, in bytes; ``ranks`` are those of the host.
+
+    The memory up to ``num_taken`` is needed, that of pieces perhaps never.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        end = _CONTROL + len(ranks) * _DEPTH * WORD
+        first = -(-(end + len(ranks) * WORD) // _ENTRY) * _ENTRY
+        self.num_taken = first + len(ranks) * _DEPTH * _ENTRY
+        self.nbytes = self.num_taken + len(ranks) * _PIECES * _PIECE
+        places = {rank: place for place, rank in enumerate(ranks)}
+        self.acks = {rank: _CONTROL + n * _DEPTH * WORD for rank, n in places.items()}
+        self.can_read = {rank: end + n * WORD for rank, n in places.items()}
+        self.rings = {rank: first + n * _DEPTH * _ENTRY for rank, n in places.items()}
+        self.pieces = {rank: self.num_taken + n * _PIECES * _PIECE for rank, n in places.items()}
 
 
 class PeerChannel:
@@ -225,33 +245,38 @@ class PeerChannel:
 
     def _put(self, send: RingSend) -> bool:
         """Write as much of a message as there is room for; return whether that is all."""
-        number, nbytes, words = self._next_out, send.nbytes, self.own.words
-        entry = number & (_DEPTH - 1)
-        if self.other.words[self._acked + entry] != number - _DEPTH:
-            return False
-        at = (self._ring_out + entry * _ENTRY) // WORD
-        if nbytes <= SHORT:
-            self._slices(self._outgoing, self.own, self._ring_out, nbytes)[entry][:] = send.source
-            words[at + 1] = nbytes << 2 | _INLINE
-            send.done = True
-        elif self.peer_reads:
-            words[at + 1], words[at + 2] = nbytes << 2 | _REMOTE, send.address
-            send.number = number
-        else:
-            place = self._num_pieces_out % _PIECES
-            if not self.is_taken(self._piece_numbers[place]):
+        nbytes, words = send.nbytes, self.own.words
+        is_all = False
+        while not is_all:
+            number = self._next_out
+            entry = number & (_DEPTH - 1)
+            if self.other.words[self._acked + entry] != number - _DEPTH:
                 return False
-            count = min(_PIECE, nbytes - send.copied)
-            start = self._pieces_out + place * _PIECE
-            self.own.data[start : start + count] = send.source[send.copied : send.copied + count]
-            words[at + 1], words[at + 2] = nbytes << 2 | _IN_PIECES, count
-            self._num_pieces_out += 1
-            self._piece_numbers[place] = number
-            send.copied += count
-            send.done = send.copied == nbytes
-        words[at] = number << 31 | send.tag
-        self._next_out = number + 1
-        return nbytes <= SHORT or self.peer_reads or send.done or self._put(send)
+            at = (self._ring_out + entry * _ENTRY) // WORD
+            if nbytes <= SHORT:
+                places = self._slices(self._outgoing, self.own, self._ring_out, nbytes)
+                places[entry][:] = send.source
+                words[at + 1] = nbytes << 2 | _INLINE
+                is_all = send.done = True
+            elif self.peer_reads:
+                words[at + 1], words[at + 2] = nbytes << 2 | _REMOTE, send.address
+                send.number, is_all = number, True
+            else:
+                place = self._num_pieces_out % _PIECES
+                if not self.is_taken(self._piece_numbers[place]):
+                    return False
+                begin, count = send.copied, min(_PIECE, nbytes - send.copied)
+                start = self._pieces_out + place * _PIECE
+                self.own.data[start : start + count] = send.source[begin : begin + count]
+                words[at + 1], words[at + 2] = nbytes << 2 | _IN_PIECES, count
+                self._num_pieces_out += 1
+                self._piece_numbers[place] = number
+                send.copied += count
+                is_all = send.done = send.copied == nbytes
+            words[at + 3] = send.tag
+            words[at] = number  # now the message can be seen
+            self._next_out = number + 1
+        return True
 
     def ring(self) -> None:
         """Wake the peer, if it sleeps."""
@@ -297,12 +322,12 @@ class PeerChannel:
 
     def has_come(self) -> bool:
         """Whether there is a message to take."""
-        return self.other.words[self.word_in] >> 31 == self.next_in
+        return self.other.words[self.word_in] == self.next_in
 
     def take(self) -> None:
         """Take the message that has come."""
         number, at, words = self.next_in, self.word_in, self.other.words
-        tag, what = words[at] & _TAGS, words[at + 1]
+        what, tag = words[at + 1], words[at + 3]
         nbytes, kind = what >> 2, what & 3
         entry = number & (_DEPTH - 1)
         receive = self._partial or self._matching(tag)
@@ -406,6 +431,8 @@ class PeerChannel:
         """The memory of short messages of a length in each entry of a ring."""
         slices = known.get(nbytes)
         if slices is None:
+            if len(known) >= _MOST_SLICES:
+                known.clear()
             starts = [ring + entry * _ENTRY + _HEAD for entry in range(_DEPTH)]
             slices = known[nbytes] = [memory.data[start : start + nbytes] for start in starts]
         return slices

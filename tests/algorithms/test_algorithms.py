@@ -108,6 +108,10 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
         lambda k, lg: amount(k - 1, 2 * share(k), 1),
     ),
     ("all_reduce", "direct"): (any_number, lambda k, lg: amount(k > 1, k - 1, k - 1)),
+    ("all_reduce", "two_shot"): (
+        any_number,
+        lambda k, lg: amount(2 * (k > 1), 2 * share(k), share(k)),
+    ),
     ("reduce_scatter", "ring"): (any_number, lambda k, lg: amount(k - 1, share(k), share(k))),
     ("reduce_scatter", "pairwise"): (any_number, lambda k, lg: amount(k - 1, share(k), share(k))),
     ("reduce_scatter", "recursive_halving"): (
@@ -116,10 +120,12 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
     ),
     ("reduce_scatter", "direct"): (any_number, lambda k, lg: amount(k > 1, share(k), share(k))),
     ("all_gather", "ring"): (any_number, lambda k, lg: amount(k - 1, share(k))),
+    ("all_gather", "direct"): (any_number, lambda k, lg: amount(k > 1, share(k))),
     ("all_gather", "bruck"): (any_number, lambda k, lg: amount(lg, share(k))),
     ("all_gather", "recursive_doubling"): (powers_of_two, lambda k, lg: amount(lg, share(k))),
     ("all_to_all", "pairwise"): (any_number, lambda k, lg: amount(k - 1, share(k))),
     ("all_to_all", "bruck"): (powers_of_two, lambda k, lg: amount(lg, Fraction(lg, 2))),
+    ("broadcast", "linear"): (any_number, lambda k, lg: amount(k > 1, k - 1)),
     ("broadcast", "binomial_tree"): (any_number, lambda k, lg: amount(lg, lg)),
     ("broadcast", "scatter_all_gather"): (
         any_number,
@@ -205,9 +211,11 @@ def test_rank_order_where_it_is_claimed(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "reduce"])
-def test_direct_is_a_left_fold(collective: str, world_size: int) -> None:
-    for proof in proofs(find(collective, "direct"), world_size):
+@pytest.mark.parametrize(
+    "name", ["all_reduce direct", "all_reduce two_shot", "reduce_scatter direct", "reduce direct"]
+)
+def test_what_goes_straight_is_a_left_fold(name: str, world_size: int) -> None:
+    for proof in proofs(find(*name.split()), world_size):
         assert proof.left_fold
 
 

@@ -497,7 +497,7 @@ def test_another_transport_than_was_asked_for_is_not_measured(monkeypatch: pytes
     requests = collectives._requests(REHEARSAL, {"all_reduce": ("ring",)}, (64,), 0.1)
     found: list[Row] = []
     collectives._Pool("table", 2, "gloo", "gloo", requests, 10.0).measure(found.append)
-    assert [row.cells[NOT_RUN] for row in found] == ["tensors travelled over {'ucx'}"]
+    assert [row.cells[NOT_RUN] for row in found] == ["tensors travelled over {'shared'}"]
 
 
 def test_ranks_on_one_gpu_see_one_and_gloo_waits_for_no_further_ucx(

@@ -35,7 +35,7 @@ def test_what_is_not_installed_is_the_reason(run, monkeypatch):
     result = run("doctor")
     assert result.exit_code == 0
     assert result.stdout.startswith(
-        "CPU tensors: gloo (the first that is installed of gloo; "
+        "CPU tensors: shared (the first that is installed of shared, gloo; "
         "ucx is not installed: pip install 'ringcoll[ucx]')\n"
     )
 

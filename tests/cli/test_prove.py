@@ -102,7 +102,7 @@ def test_a_wrong_algorithm_ends_with_status_1_and_the_marked_grid(run, short_rin
     assert remarks.startswith("short_ring all_reduce on 2 ranks is wrong: rank 0, step 0, chunk 1:")
     assert "\nstep  rank 0" in remarks
     assert remarks.count("**") == 2
-    assert "\n9 proved, 1 wrong, in " in remarks
+    assert "\n10 proved, 1 wrong, in " in remarks
 
 
 def test_a_wrong_algorithm_as_json(run, short_ring):

@@ -343,7 +343,8 @@ def threads_of_a_group_that_is_destroyed() -> list[int]:
     def count() -> int:
         return sum(thread.name.startswith("ringcoll") for thread in threading.enumerate())
 
-    group = fresh_group()
+    gc.collect()
+    group = over_gloo(dist.new_group())
     found = [count()]
     work = ringcoll.barrier(group, async_op=True)
     assert work is not None

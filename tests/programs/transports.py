@@ -299,9 +299,19 @@ def _ucx_on_device(*group: Any) -> Transport:
     return OnDevice(lambda: UcxTransport(*group))
 
 
+class InPieces(SharedTransport):
+    """As where the kernel lets no process read another's memory."""
+
+    def connect(self, timeout_s: float) -> None:
+        super().connect(timeout_s)
+        for channel in self._channels.values():
+            channel.peer_reads = False
+
+
 TRANSPORTS: dict[str, Callable[..., Transport]] = {
     "gloo": GlooTransport,
     "shared": SharedTransport,
+    "shared, in pieces": InPieces,
     "ucx": UcxTransport,
     "staged gloo": _staged,
     "ucx, CUDA tensors": _ucx_on_device,

@@ -17,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ringcoll.algorithms import find
+from ringcoll.errors import TransportError
 from ringcoll.reduction import Operator, Reduction, resolve
+from ringcoll.runtime import plan as plan_module
 from ringcoll.runtime.executor import bind
-from ringcoll.runtime.plan import Combine, Instruction, _Compiler, compile_plan
+from ringcoll.runtime.plan import Combine, Instruction, Wait, _Compiler, compile_plan
 from ringcoll.runtime.regions import Layout, Region
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Buffer, Schedule
@@ -338,3 +341,35 @@ def test_totals_that_are_rounded_too_early_fail(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("ringcoll.runtime.plan._departing", all_of_them)
     assert fails_somewhere(300, torch.int32)
+
+
+def test_lent_messages_are_read_in_place():
+    """Two-shot all-reduce: what arrives in its first step is read once, by the reduction."""
+    schedule = find("all_reduce", "two_shot").schedule(3)
+    plan = compile_plan(schedule, 1, Layout(((0, 300),)))
+    ((index, sources),) = plan.lent.items()
+    combine = plan.instructions[index]
+    assert isinstance(combine, Combine)
+    assert len(combine.sources) == 3
+    assert sorted(sources) == [0, 2]  # rank 1's own share is in between
+    assert not compile_plan(
+        find("all_gather", "ring").schedule(3), 0, Layout(((0, 5), (1, 5), (2, 5)))
+    ).lent
+
+
+def test_lending_without_its_rule_ends_in_a_deadlock(monkeypatch: pytest.MonkeyPatch):
+    """As if nobody ever waited for anything between a message's arrival and its reduction."""
+    rule = plan_module._lent
+
+    def careless(instructions, regions, waves):
+        free = [
+            item._replace(message=-1, is_receive=True)
+            if isinstance(item, Wait) and not item.is_receive
+            else item
+            for item in instructions
+        ]
+        return rule(free, regions, (0,))
+
+    monkeypatch.setattr(plan_module, "_lent", careless)
+    with pytest.raises(TransportError, match=r"deadlock: rank \d waits for rank \d in step \d"):
+        fails_somewhere(400)

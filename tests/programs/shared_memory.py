@@ -1,0 +1,231 @@
+"""Messages through shared memory, as functions that the ranks of a pool run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringcoll
+from ringcoll.errors import PeerLostError, TransportError
+from ringcoll.launch.processes import report
+from ringcoll.system.shared_memory import SharedMemory
+from ringcoll.transport.base import Message
+from ringcoll.transport.shared import SharedTransport
+from ringcoll.transport.shared_channel import SHORT
+from tests.programs.transports import LIMIT_S, transport_of_all
+
+# Around the ends of the ways in which messages travel.
+LENGTHS = (
+    0,
+    1,
+    7,
+    4096,
+    SHORT - 1,
+    SHORT,
+    SHORT + 1,
+    100_000,
+    256 << 10,
+    (512 << 10) + 13,
+    1 << 20,
+)
+
+
+def content(source: int, number: int, nbytes: int) -> torch.Tensor:
+    """Bytes that no other message has, as far as that goes."""
+    return (torch.arange(nbytes) * 31 + 1000 * source + number).to(torch.uint8)
+
+
+def random_messages(transport_name: str, seed: int, rounds: int) -> list[str]:
+    """Messages of all lengths to all peers, posted and waited for in random order."""
+    transport = transport_of_all(transport_name)
+    rank, size = transport.rank, transport.world_size
+    wrong: list[str] = []
+    for turn in range(rounds):
+        common, own = Random(seed + turn), Random(1000 * rank + turn)
+        # The same on all ranks: who sends what to whom; order is kept for each pair and tag.
+        plan = [
+            (source, target, common.randrange(3), number, common.choice(LENGTHS))
+            for number in range(40)
+            for source in range(size)
+            for target in [common.choice([peer for peer in range(size) if peer != source])]
+        ]
+        arriving = [item for item in plan if item[1] == rank]
+        leaving = [item for item in plan if item[0] == rank]
+        received = [torch.full((item[4],), 99, dtype=torch.uint8) for item in arriving]
+        receives = [
+            Message(source, tensor, tag)
+            for (source, _, tag, _, _), tensor in zip(arriving, received, strict=True)
+        ]
+        sends = [Message(target, content(rank, n, length), tag)
+                 for _, target, tag, n, length in leaving]  # fmt: skip
+        handles: list[Any] = []
+        while receives or sends:  # in posts of random sizes, so that some messages come early
+            first, last = own.randrange(6), own.randrange(6)
+            handles += transport.post(receives[:first], sends[:last])
+            receives, sends = receives[first:], sends[last:]
+        own.shuffle(handles)
+        for handle in handles:
+            transport.wait(handle, LIMIT_S)
+        for (source, _, _, number, length), tensor in zip(arriving, received, strict=True):
+            if not torch.equal(tensor, content(source, number, length)):
+                wrong.append(f"round {turn}: message {number} of {length} bytes from {source}")
+    transport.close()
+    return wrong
+
+
+def lent_messages(transport_name: str) -> list[object]:
+    """A send is over when its loan is; until then the receiver reads what it likes, in any order."""
+    transport = transport_of_all(transport_name)
+    rank, numel = transport.rank, 50_000
+    found: list[object] = [transport.lends_from == SHORT + 1]
+    if rank == 0:
+        (sending,) = transport.post([], [Message(1, torch.arange(numel), 0)])
+        begin = time.monotonic()
+        transport.wait(sending, LIMIT_S)
+        found.append(time.monotonic() - begin > 0.2)
+    else:
+        into = torch.full((numel,), -1)
+        (receiving,) = transport.post([Message(0, into, 0, lent=True)], [])
+        transport.wait(receiving, LIMIT_S)
+        time.sleep(0.3)
+        scratch = torch.empty(100, dtype=torch.int64)
+        for start in (900, 0, numel - 100):
+            piece = transport.read(receiving, start, start + 100, scratch)
+            found.append(piece.tolist() == list(range(start, start + 100)))
+        transport.release(receiving)
+    transport.close()
+    return found
+
+
+def lengths_that_differ() -> str:
+    """What a rank is told that asks for fewer bytes than are sent."""
+    transport = transport_of_all("shared")
+    if transport.rank == 0:
+        handles = transport.post([], [Message(1, torch.zeros(5), 0)])
+    else:
+        handles = transport.post([Message(0, torch.zeros(4), 0)], [])
+    found = "nothing"
+    try:
+        transport.wait(handles[0], LIMIT_S)
+    except TransportError as error:
+        found = str(error)
+    dist.barrier()
+    transport.close()
+    return found
+
+
+def dies_with_a_loan(when: str) -> None:
+    """Rank 1 is killed: before it reads what rank 0 sends, or while rank 0 reads what it sends."""
+    transport = transport_of_all("shared")
+    big = torch.zeros(1 << 20)
+    if transport.rank == 1:
+        if when == "reading":
+            (handle,) = transport.post([Message(0, big, 0, lent=True)], [])
+            transport.wait(handle, LIMIT_S)
+        else:
+            transport.post([], [Message(0, big, 0)])
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        if when == "reading":
+            (handle,) = transport.post([], [Message(1, big, 0)])
+            transport.wait(handle, LIMIT_S)
+        else:
+            (handle,) = transport.post([Message(1, big, 0, lent=True)], [])
+            transport.wait(handle, LIMIT_S)
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline:
+                transport.read(handle, 0, 1000, torch.empty(1000))
+                transport.release(handle)
+                (handle,) = transport.post([Message(1, big, 1, lent=True)], [])
+                transport.wait(handle, LIMIT_S)
+    except PeerLostError as error:
+        report((str(error), error.peer, time.monotonic() - begin))
+
+
+def gives_up_while_it_sends() -> str:
+    """Rank 0 does not trust what it reads when rank 1 has given up; in words, what it is told."""
+    transport = transport_of_all("shared")
+    big = torch.zeros(1 << 20)
+    if transport.rank == 1:
+        transport.post([], [Message(0, big, 0)])
+        time.sleep(0.3)
+        transport.abort()
+        big.fill_(7)  # as its owner may, then
+        dist.barrier()
+        return ""
+    (handle,) = transport.post([Message(1, torch.zeros(1 << 20), 0, lent=True)], [])
+    transport.wait(handle, LIMIT_S)
+    dist.barrier()
+    try:
+        transport.read(handle, 0, 1000, torch.empty(1000))
+        transport.release(handle)
+    except PeerLostError as error:
+        return str(error)
+    return "nothing"
+
+
+def mapped() -> int:
+    """Shared memory of groups that this process has mapped."""
+    return sum(
+        "memfd:ringcoll" in line for line in Path("/proc/self/maps").read_text().splitlines()
+    )
+
+
+def memory_comes_and_goes(num_groups: int) -> list[int]:
+    """Mappings after each of two rounds of groups."""
+    found = []
+    for _ in range(2):
+        for _ in range(num_groups):
+            group = dist.new_group()
+            ringcoll.use(group, transport="shared")
+            ringcoll.all_reduce(torch.ones(20_000), group=group, algorithm="two_shot")
+            dist.barrier()
+            ringcoll.close(group)
+            dist.destroy_process_group(group)
+        found.append(mapped())
+    return found
+
+
+def without(what: str) -> str:
+    """The error of a rank on a machine that refuses memory, or the memory of other processes."""
+
+    def refuse(*arguments: object) -> Any:
+        raise PermissionError(1, "Operation not permitted")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SharedMemory, what, refuse)
+        transport = SharedTransport(
+            dist.PrefixStore(f"without {what}", dist.distributed_c10d._get_default_store()),
+            dist.get_rank(),
+            dist.get_world_size(),
+        )
+        found = "nothing"
+        try:
+            transport.connect(5.0)
+        except TransportError as error:
+            found = str(error)
+        transport.close()
+    return found
+
+
+def closed_by_another_thread() -> str:
+    """A rank that sleeps is told when another of its threads closes the transport."""
+    transport = transport_of_all("shared")
+    (handle,) = transport.post([Message(1 - transport.rank, torch.zeros(1), 0)], [])
+    threading.Timer(0.3, transport.close).start()
+    try:
+        transport.wait(handle, LIMIT_S)
+    except PeerLostError as error:
+        return str(error)
+    return "nothing"

@@ -1,0 +1,110 @@
+"""Messages through shared memory: every way of travelling, loans, deaths, and what is left."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+
+import pytest
+
+from ringcoll.errors import ArgumentError
+from ringcoll.launch.processes import RankError, Ranks
+from ringcoll.system import shared_memory
+from ringcoll.system.shared_memory import SharedMemory, read_process
+from ringcoll.transport import shared
+from tests.programs import shared_memory as program
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shared", "shared, in pieces"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_random_messages(pool, transport: str, world_size: int):
+    wrong = pool(world_size).run(program.random_messages, transport, 11 * world_size, 4)
+    assert wrong == [[]] * world_size
+
+
+@pytest.mark.processes
+def test_a_loan_holds_up_the_sender(pool):
+    assert pool(2).run(program.lent_messages, "shared") == [[True] * 2, [True] * 4]
+
+
+@pytest.mark.processes
+def test_lengths_that_differ_are_refused(pool):
+    told = pool(2).run(program.lengths_that_differ)
+    assert "a message of 20 bytes from rank 0 met a receive of 16 bytes" in told[1]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("when", ["reading", "sending"])
+def test_a_death_with_a_loan_is_noticed(when: str):
+    reports: list[tuple[str, int, float]] = []
+    with Ranks(2, timeout_s=60.0) as ranks, pytest.raises(RankError):
+        ranks.run(program.dies_with_a_loan, when, on_report=reports.append)
+    ((text, peer, seconds),) = reports
+    assert "rank 1" in text or "connection was broken" in text
+    assert peer == 1
+    assert seconds < 2
+
+
+@pytest.mark.processes
+def test_nobody_trusts_who_has_given_up(pool):
+    assert pool(2).run(program.gives_up_while_it_sends) == ["the connection was broken", ""]
+
+
+@pytest.mark.processes
+def test_groups_unmap_their_memory(pool):
+    for first, second in pool(2).run(program.memory_comes_and_goes, 20):
+        assert second <= first < 20
+
+
+@pytest.mark.processes
+def test_what_the_machine_refuses_is_said(pool):
+    for told in pool(2).run(program.without, "create"):
+        assert "cannot have" in told
+        assert "bytes of shared memory" in told
+        assert "Operation not permitted" in told
+    for told in pool(2).run(program.without, "open"):
+        assert "cannot open the memory of rank" in told
+        assert "RINGCOLL_TRANSPORT=ucx" in told
+
+
+@pytest.mark.processes
+def test_closing_wakes_who_sleeps(pool):
+    for told in pool(2).run(program.closed_by_another_thread):
+        assert "broken" in told
+
+
+def test_other_processors_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    shared._lacking.cache_clear()
+    with pytest.raises(ArgumentError, match="keeps stores in order"):
+        shared.check()
+    shared._lacking.cache_clear()
+    monkeypatch.undo()
+    shared.check()
+
+
+def test_memory_is_shared_by_number():
+    memory, descriptor = SharedMemory.create(8192, 4096)
+    other = SharedMemory.open(os.getpid(), descriptor, 8192)
+    os.close(descriptor)
+    memory.words[3] = 7
+    assert other.words[3] == 7
+    assert other.data[24] == 7
+    memory.words[5] = 0
+    read_process(os.getpid(), memory.address + 24, other.address + 40, 8)
+    assert memory.words[5] == 7
+    with pytest.raises(OSError, match=r"Bad address"):
+        read_process(os.getpid(), 8, other.address, 8)
+
+
+def test_a_futex_sleeps_until_its_limit_and_not_if_the_word_has_changed():
+    memory, descriptor = SharedMemory.create(4096, 4096)
+    os.close(descriptor)
+    begin = time.monotonic()
+    shared_memory.futex_wait(memory.address, 1, 5.0)
+    assert time.monotonic() - begin < 2
+    begin = time.monotonic()
+    shared_memory.futex_wait(memory.address, 0, 0.1)
+    assert time.monotonic() - begin > 0.05
