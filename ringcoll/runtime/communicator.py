@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -328,7 +329,7 @@ class Communicator:
         transport.connect(timeout_s)
         # Whatever broke the group meanwhile met no connections to break.
         if self.monitor.error is not None:
-            raise self.monitor.error
+            raise _without_frames(self.monitor.error)
         if self._broken is not None:
             self._refuse()
         self._has_met = True
@@ -339,7 +340,7 @@ class Communicator:
     def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
         """Break the group after a failure, report the failure, and explain it."""
         if isinstance(error, TransportError):
-            error = self.monitor.explain(error, timeout_s)
+            error = _without_frames(self.monitor.explain(error, timeout_s))
         else:
             # Peers wait for messages that will not come; messages in flight use the memory.
             self.monitor.report(error)
@@ -348,7 +349,7 @@ class Communicator:
 
     def _break(self, error: BaseException) -> None:
         if self._broken is None:
-            self._broken = error
+            self._broken = _without_frames(error)
             if threading.current_thread() in self._queue.threads and not self._closed:
                 # Perhaps nobody waits for the work.
                 _log.error("%s: %s", type(error).__name__, error)
@@ -446,6 +447,18 @@ class Communicator:
     def abort(self) -> None:
         """Make all operations fail, here and at the peers that take part in them."""
         self._break(GroupBrokenError(f"rank {self.rank}: the group was aborted"))
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """A copy of an error, to be kept: a traceback refers to the user's frames.
+
+    In these frames is the group, which would live, with its threads and connections, as long as the
+    communicator, and the communicator as long as the group.
+    """
+    try:
+        return copy(error)
+    except Exception:  # noqa: BLE001  # a class of the user's that cannot be copied
+        return TransportError(f"{type(error).__name__}: {error}")
 
 
 @atexit.register

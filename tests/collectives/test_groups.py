@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.programs import ranks
@@ -50,6 +52,13 @@ def test_threads_end_with_their_group(pool):
     for before, during, after in pool(2).run(ranks.threads_of_a_group_that_is_destroyed):
         assert during == before + 2, "a worker and a monitor"
         assert after == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no list of threads")
+def test_a_broken_group_leaves_nothing(pool):
+    """The error that has broken it must not keep it alive."""
+    for found in pool(2).run(ranks.threads_of_broken_groups, 6):
+        assert max(found[3:]) <= max(found[:3])
 
 
 def test_a_group_may_be_closed_and_used_again(pool):

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,7 +88,9 @@ def fresh_group(timeout_s: float = 60.0, members: Sequence[int] | None = None) -
         return group
     _fresh.append(group)
     if len(_fresh) > _MOST_FRESH:
+        ringcoll.close(_fresh[0])
         dist.destroy_process_group(_fresh.popleft())
+        gc.collect()  # errors that were caught refer to the group
     return over_gloo(group)
 
 
@@ -355,6 +358,30 @@ def threads_of_a_group_that_is_destroyed() -> list[int]:
     del group, work
     gc.collect()
     found.append(count())
+    return found
+
+
+def threads_of_broken_groups(times: int) -> list[int]:
+    """Threads of this process after each of some groups on which the ranks have disagreed."""
+
+    def disagree() -> None:
+        group = dist.new_group()
+        try:
+            if dist.get_rank():
+                ringcoll.barrier(group)
+            else:
+                ringcoll.all_reduce(torch.ones(3), group=group)
+        except ringcoll.errors.RingcollError:
+            pass
+        dist.barrier()
+        ringcoll.close(group)
+        dist.destroy_process_group(group)
+
+    found = []
+    for _ in range(times):
+        disagree()
+        gc.collect()
+        found.append(len(list(Path("/proc/self/task").iterdir())))
     return found
 
 
