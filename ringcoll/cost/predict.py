@@ -317,7 +317,7 @@ def predictions(
     ...     best, second, *_ = predictions("all_reduce", nbytes, 8, costs)
     ...     print(best.algorithm, round(best.seconds * 1e6), "us, then", second.algorithm)
     recursive_doubling 36 us, then binomial_tree
-    rabenseifner 155093 us, then ring
+    rabenseifner 155093 us, then two_shot
     """
     unequal = not contract(collective).common_lengths
     rows = [

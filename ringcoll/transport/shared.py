@@ -168,6 +168,8 @@ class SharedTransport(Transport):
             store.set(f"shared/{rank}", json.dumps(about))
             for peer in peers:
                 if not appears(store, [f"shared/{peer}"], deadline, given_up):
+                    if self._aborted:
+                        raise PeerLostError(f"rank {rank} gave up meeting the others")
                     raise late(rank, [peer], timeout_s)
                 self._open(peer, json.loads(store.get(f"shared/{peer}")), places)
             self._greet(places, deadline)

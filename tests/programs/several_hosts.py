@@ -15,10 +15,11 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.collectives.groups import communicator
-from ringcoll.errors import RingcollError, TransportError
+from ringcoll.errors import MissingExtraError, RingcollError, TransportError
 from ringcoll.launch.processes import rendezvous, report
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system.machine import place
+from ringcoll.transport import catalogue, ucx
 from ringcoll.transport.base import Message
 from tests.programs.transports import TRANSPORTS
 
@@ -27,6 +28,7 @@ __all__ = [
     "last_words",
     "lose_a_rank",
     "meet_in_vain",
+    "named",
     "run_schedule",
     "time_all_reduce",
     "whereabouts",
@@ -42,6 +44,24 @@ def whereabouts() -> tuple[str, str, str]:
     dist.barrier()
     mine.unlink()
     return place(), socket.gethostname(), found
+
+
+def _hide_ucx() -> None:
+    """From now on, as if UCX were not installed."""
+
+    def missing() -> None:
+        raise MissingExtraError("hidden")
+
+    ucx.check = missing
+    catalogue._automatic.cache_clear()
+
+
+def named(pool: Any, name: str) -> str:
+    """The name of a transport on a pool, where ``"..., without ucx"`` hides UCX first."""
+    transport, _, _ = name.partition(", without ucx")
+    if name != transport:
+        pool.run(_hide_ucx)
+    return transport
 
 
 def _group(transport: str) -> Any:

@@ -109,12 +109,12 @@ def lent_messages(transport_name: str) -> list[object]:
 def lengths_that_differ() -> str:
     """What a rank is told that asks for fewer bytes than are sent."""
     transport = transport_of_all("shared")
-    if transport.rank == 0:
-        handles = transport.post([], [Message(1, torch.zeros(5), 0)])
-    else:
-        handles = transport.post([Message(0, torch.zeros(4), 0)], [])
     found = "nothing"
     try:
+        if transport.rank == 0:
+            handles = transport.post([], [Message(1, torch.zeros(5), 0)])
+        else:
+            handles = transport.post([Message(0, torch.zeros(4), 0)], [])
         transport.wait(handles[0], LIMIT_S)
     except TransportError as error:
         found = str(error)

@@ -29,6 +29,7 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.launch.processes import report
+from ringcoll.transport import shared
 from ringcoll.transport.base import Message, Transport
 from ringcoll.transport.gloo import GlooTransport
 from ringcoll.transport.shared import SharedTransport
@@ -308,9 +309,14 @@ class InPieces(SharedTransport):
             channel.peer_reads = False
 
 
+def _shared(store: dist.Store, rank: int, world_size: int) -> Transport:
+    """As programs get it: beside another transport if there are several hosts."""
+    return shared.make(store, rank, world_size, torch.device("cpu"), LIMIT_S)
+
+
 TRANSPORTS: dict[str, Callable[..., Transport]] = {
     "gloo": GlooTransport,
-    "shared": SharedTransport,
+    "shared": _shared,
     "shared, in pieces": InPieces,
     "ucx": UcxTransport,
     "staged gloo": _staged,

@@ -186,7 +186,7 @@ def runs(draw: st.DrawFn) -> tuple[Schedule, list[int], int, int, bool]:
 
 
 @pytest.mark.slow
-@effort(2500)
+@effort(1800)
 @given(runs())
 def test_executor_and_interpreter_agree(run):
     schedule, lengths, segments, seed, in_place = run

@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 TRANSPORTS = ["gloo", "ucx"]
+WITHOUT_UCX = "shared, without ucx"  # shared memory inside the hosts, gloo between them
 APART_IN_TURN = (0, 1, 0, 1)
 
 
@@ -36,13 +37,14 @@ def two_hosts() -> Iterator[Hosts]:
         yield hosts
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
+@pytest.fixture(scope="module", params=[*TRANSPORTS, "shared", WITHOUT_UCX])
 def ranks(request: Any, two_hosts: Hosts) -> Iterator[tuple[str, HostRanks]]:
     """Two ranks on each of two hosts with equal names."""
     # Beside other work on the machine, to connect has taken half a minute.
     with HostRanks(two_hosts, (0, 0, 1, 1), timeout_s=180.0) as pool:
-        pool.run(join, request.param)
-        yield request.param, pool
+        name = several_hosts.named(pool, request.param)
+        pool.run(join, name)
+        yield name, pool
 
 
 def test_the_hosts_share_nothing(two_hosts: Hosts):
@@ -76,9 +78,10 @@ def test_messages(ranks: tuple[str, HostRanks], name: str):
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [*TRANSPORTS, WITHOUT_UCX])
 def test_giving_up(two_hosts: Hosts, transport: str, name: str):
     with HostRanks(two_hosts, (0, 1, 1)) as pool:
+        transport = several_hosts.named(pool, transport)
         assert pool.run(conforms, transport, name) == [""] * 3
 
 
@@ -109,8 +112,9 @@ def test_hierarchical_all_reduce(two_hosts: Hosts, where: tuple[int, ...]):
     """Given as a schedule for just these hosts."""
     text = schedule_of("all_reduce", "hierarchical", 4, hosts=where).to_text()
     with HostRanks(two_hosts, where) as pool:
-        for transport in TRANSPORTS:
-            for numel in (1, 4001):
+        for name in (*TRANSPORTS, WITHOUT_UCX):
+            transport = several_hosts.named(pool, name)
+            for numel in (1, 4001, 50_000):
                 assert pool.run(several_hosts.run_schedule, transport, text, numel) == [[0.0]] * 4
 
 
@@ -140,11 +144,14 @@ def test_gloo_on_the_loopback_interface_is_refused(told: dict[str, str]):
 
 @pytest.mark.parametrize("numel", [1, 1 << 18])
 @pytest.mark.parametrize("dying", [0, 3])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [*TRANSPORTS, WITHOUT_UCX])
 def test_a_killed_rank_is_reported(two_hosts: Hosts, transport: str, dying: int, numel: int):
     reports: list[tuple[int, str, str, int, float]] = []
-    with HostRanks(two_hosts, (0, 0, 1, 1)) as pool, pytest.raises(RankError) as caught:
-        pool.run(several_hosts.lose_a_rank, transport, dying, numel, 30.0, on_report=reports.append)
+    with HostRanks(two_hosts, (0, 0, 1, 1)) as pool:
+        transport = several_hosts.named(pool, transport)
+        how = (transport, dying, numel, 30.0)
+        with pytest.raises(RankError) as caught:
+            pool.run(several_hosts.lose_a_rank, *how, on_report=reports.append)
     assert set(caught.value.failures) == {dying}
     assert {rank for rank, *_ in reports} == {0, 1, 2, 3} - {dying}
     for _, kind, text, peer, seconds in reports:
