@@ -10,7 +10,7 @@ TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)
 DEMO_FLAGS ?=
 TRAIN_FLAGS ?=
 WORKERS ?= 2
-PEERS_FLAGS ?= --json benchmarks/records/peers.json
+PEERS_FLAGS ?= --json benchmarks/records/peers-shared.json
 GPU_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 

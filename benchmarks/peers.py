@@ -123,7 +123,7 @@ def main() -> None:
     arguments.add_argument(
         "--algorithms", default="auto,persistent,ring,tree,recursive_doubling,rabenseifner"
     )
-    arguments.add_argument("--transport", default="ucx", choices=("gloo", "ucx"))
+    arguments.add_argument("--transport", default="shared", choices=("shared", "gloo", "ucx"))
     arguments.add_argument("--peers", type=peers.read, default=peers.PEERS)
     arguments.add_argument("--peer-dir", type=Path, default=peers.FOLDER)
     arguments.add_argument(
