@@ -15,8 +15,8 @@ each rank holds some of the stages, and a batch passes through them in micro-bat
 
 Cost of a step: for each micro-batch and each pair of neighbouring stages, an activation and its
 gradient, sent while the ranks compute (`ringcoll.training.pipeline_messages`); an all-gather of 24
-bytes per rank at the beginning, by which the ranks agree on the shapes; a broadcast of the loss;
-where first and last stage share a matrix, its gradient once in each direction.
+bytes per rank, by which the ranks agree on the shapes; a broadcast of the loss; the gradient of a tied
+matrix in each direction.
 
 Assumptions: a stage takes one tensor and returns one tensor of floating-point numbers, of the same
 shape for each micro-batch. The loss is a mean over the samples; a batch norm sees micro-batches.
@@ -84,8 +84,7 @@ class Pipeline:
         Group of the ranks; ``None`` for the default group. It carries no other messages during a
         step.
     tied
-        Parameter that the first and the last stage share, such as a transformer's matrix of the
-        embedding; it is read on the ranks of these stages only.
+        Parameter that first and last stage share; it is read on the ranks of these stages only.
 
     Raises
     ------
