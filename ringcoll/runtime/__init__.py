@@ -2,6 +2,8 @@
 
 ================  ==========================================================
 `regions`         where the data of a schedule lie: runs of elements
+`instructions`    what a plan is made of
+`loans`           messages that may be read where they lie
 `plan`            one rank's part of a schedule, as a flat list of instructions
 `stage`           the user's tensors as flat, contiguous ones, and back
 `executor`        instructions bound to memory and to a transport, and run

@@ -156,12 +156,12 @@ def _lent(plan: Plan, transport: Transport, reduction: Reduction) -> dict[int, d
     return lent
 
 
-_own = threading.local()
+_of_thread = threading.local()
 
 
 def _scratch(place: int, dtype: torch.dtype) -> Tensor:
     """Memory of this thread for a piece of a lent message; it is the same for all operations."""
-    pieces: list[Tensor] = _own.__dict__.setdefault("pieces", [])
+    pieces: list[Tensor] = _of_thread.__dict__.setdefault("pieces", [])
     while len(pieces) <= place:
         with torch.inference_mode(False):  # later operations may be outside of that mode
             pieces.append(torch.empty(_PIECE, dtype=torch.uint8, device="cpu"))

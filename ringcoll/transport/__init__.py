@@ -7,7 +7,8 @@
 `gloo`          a process group of torch's gloo, CPU tensors
 `nccl`          grouped batches on a process group of torch's NCCL
 `shared`        memory that the ranks of one host share, CPU tensors
-`shared_channel`  the memory of two ranks, as a channel for messages
+`shared_channel`
+                the memory of two ranks, as a channel for messages
 `pairs`         one transport inside each host, and another between hosts
 `ucx`           UCX: shared memory, CMA, TCP, CUDA IPC; CPU and CUDA tensors
 `mpi`           MPI, with the `mpiexec` and library of the user's; CPU tensors

@@ -5,7 +5,7 @@ writes to its own memory only, but for the bell that wakes a peer::
 
     control    the bell, what the rank sleeps for, how its end of the group is
     acks       for each peer, by entry: number of the last message that was taken from that entry
-    rings      for each peer, 16 entries: number and tag, length and kind, and a short message itself
+    rings      for each peer, 16 entries: number, length, kind, tag, and a short message itself
     pieces     for each peer, two places for pieces of long messages
 
 A message to a peer takes the next entry of the ring; the store of its number, which is the last, makes
@@ -138,7 +138,7 @@ class RingReceive:
 class PendingSends:
     """What waits for room on its way to a peer, as something to wait for."""
 
-    done, number = False, 0
+    done = False
 
     def __init__(self, channel: PeerChannel) -> None:
         self.channel = channel

@@ -324,7 +324,7 @@ TRANSPORTS: dict[str, Callable[..., Transport]] = {
 }
 
 
-def transport_of_all(name: str, limit_s: float = 4 * LIMIT_S) -> Transport:
+def transport_of_all(name: str, limit_s: float = LIMIT_S) -> Transport:
     """A transport among all ranks of the pool."""
     store = dist.distributed_c10d._get_default_store()
     transport = {**TRANSPORTS, **ON_GPU}[name](

@@ -220,7 +220,7 @@ def check(run: Run) -> None:
 
 
 @pytest.mark.slow
-@effort(1200)
+@effort(2000)
 @given(runs())
 def test_every_algorithm_is_right_under_a_hostile_scheduler(run: Run):
     check(run)

@@ -22,6 +22,7 @@ from ringcoll.errors import TransportError
 from ringcoll.reduction import Operator, Reduction, resolve
 from ringcoll.runtime import plan as plan_module
 from ringcoll.runtime.executor import bind
+from ringcoll.runtime.loans import loans
 from ringcoll.runtime.plan import Combine, Instruction, Wait, _Compiler, compile_plan
 from ringcoll.runtime.regions import Layout, Region
 from ringcoll.schedule.contracts import contract
@@ -186,7 +187,7 @@ def runs(draw: st.DrawFn) -> tuple[Schedule, list[int], int, int, bool]:
 
 
 @pytest.mark.slow
-@effort(1800)
+@effort(2500)
 @given(runs())
 def test_executor_and_interpreter_agree(run):
     schedule, lengths, segments, seed, in_place = run
@@ -359,7 +360,7 @@ def test_lent_messages_are_read_in_place():
 
 def test_lending_without_its_rule_ends_in_a_deadlock(monkeypatch: pytest.MonkeyPatch):
     """As if nobody ever waited for anything between a message's arrival and its reduction."""
-    rule = plan_module._lent
+    rule = loans
 
     def careless(instructions, regions, waves):
         free = [
@@ -370,6 +371,6 @@ def test_lending_without_its_rule_ends_in_a_deadlock(monkeypatch: pytest.MonkeyP
         ]
         return rule(free, regions, (0,))
 
-    monkeypatch.setattr(plan_module, "_lent", careless)
+    monkeypatch.setattr(plan_module, "loans", careless)
     with pytest.raises(TransportError, match=r"deadlock: rank \d waits for rank \d in step \d"):
         fails_somewhere(400)

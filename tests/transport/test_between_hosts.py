@@ -40,8 +40,7 @@ def two_hosts() -> Iterator[Hosts]:
 @pytest.fixture(scope="module", params=[*TRANSPORTS, "shared", WITHOUT_UCX])
 def ranks(request: Any, two_hosts: Hosts) -> Iterator[tuple[str, HostRanks]]:
     """Two ranks on each of two hosts with equal names."""
-    # Beside other work on the machine, to connect has taken half a minute.
-    with HostRanks(two_hosts, (0, 0, 1, 1), timeout_s=180.0) as pool:
+    with HostRanks(two_hosts, (0, 0, 1, 1)) as pool:
         name = several_hosts.named(pool, request.param)
         pool.run(join, name)
         yield name, pool
