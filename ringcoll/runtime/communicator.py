@@ -246,6 +246,7 @@ class Communicator:
         except BaseException as raised:  # noqa: BLE001  # see above
             error = raised
         self._queue.num_done += 1
+        del item, tensors, following  # who waits may count on the inputs' memory being free
         has_callbacks = work.complete(error, None if lane is None else lane.end)
         return work if has_callbacks else None
 
