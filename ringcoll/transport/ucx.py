@@ -250,6 +250,14 @@ class UcxTransport(Transport):
         # connections of a pair at once, of which it drops one (`uct_tcp_cm_handle_simult_conn`).
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
         self._watch_peers(peers)
+        # That happens twice: after the second time nothing that UCX says while it connects is on its
+        # way. The kernel resets a connection that is closed with something unread, and forgets what
+        # was sent on it.
+        for _ in range(2):
+            self._greet(peers, deadline)
+
+    def _greet(self, peers: Sequence[int], deadline: float) -> None:
+        """Send a message to every peer, and receive one; connect where that is to be done."""
         token = torch.zeros(2 * self.world_size, 1, dtype=torch.uint8, device="cpu")
         arriving = dict(
             zip(peers, self.post([Message(p, token[2 * p], 0) for p in peers], []), strict=True)
@@ -279,7 +287,9 @@ class UcxTransport(Transport):
         return about
 
     def _connect_to(self, peer: int) -> None:
-        """Make the endpoint of a peer."""
+        """Make the endpoint of a peer, unless there is one."""
+        if peer in self._endpoints:
+            return
         address = bytes.fromhex(self._about(peer)["address"])
         self._endpoints[peer] = self._ucx.UCXEndpoint.create_from_worker_address(
             self._worker,
