@@ -29,7 +29,7 @@ from ringcoll.launch.processes import Ranks
 from ringcoll.system.settings import TRANSPORT_VARIABLES
 
 SIZES = "4,16,64,256,1K,4K,16K,64K,256K,1M,4M,16M,64M"
-_DRAWN = ("auto", "persistent", NATIVE, *peers.MPI_PEERS, "exchange")
+_DRAWN = ("auto", "persistent", "shared_tensors", NATIVE, *peers.MPI_PEERS, "exchange")
 
 
 def pooled(cycles: Iterable[Sequence[Result]]) -> list[Result]:
@@ -121,7 +121,8 @@ def main() -> None:
     arguments.add_argument("-k", "--ranks", default="2,4")
     arguments.add_argument("--sizes", default=SIZES)
     arguments.add_argument(
-        "--algorithms", default="auto,persistent,ring,tree,recursive_doubling,rabenseifner"
+        "--algorithms",
+        default="auto,persistent,shared_tensors,ring,tree,recursive_doubling,rabenseifner",
     )
     arguments.add_argument("--transport", default="shared", choices=("shared", "gloo", "ucx"))
     arguments.add_argument("--peers", type=peers.read, default=peers.PEERS)

@@ -59,6 +59,7 @@ _HOME = {
     **dict.fromkeys(("LocalGroup", "run_threads"), "ringcoll.launch.threads"),
     **dict.fromkeys(("Explanation", "explain"), "ringcoll.collectives.explanation"),
     **dict.fromkeys(("MpiGroup", "mpi_group"), "ringcoll.launch.mpi"),
+    **dict.fromkeys(("empty_shared", "share"), "ringcoll.system.shared_tensors"),
     "Options": "ringcoll.backend.process_group",
     "Work": "ringcoll.runtime.work",
     "trace": "ringcoll.tracing",
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from ringcoll.launch.threads import LocalGroup, run_threads
     from ringcoll.reduction import UserOp, premul_sum
     from ringcoll.runtime.work import Work
+    from ringcoll.system.shared_tensors import empty_shared, share
     from ringcoll.tracing import trace
 
 __all__ = [
@@ -115,6 +117,7 @@ __all__ = [
     "broadcast",
     "bytes_sent",
     "close",
+    "empty_shared",
     "explain",
     "gather",
     "monitored_barrier",
@@ -127,6 +130,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "run_threads",
     "scatter",
+    "share",
     "trace",
     "use",
 ]

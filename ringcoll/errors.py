@@ -19,6 +19,7 @@ __all__ = [
     "RingcollError",
     "RulesError",
     "ScheduleError",
+    "SharingError",
     "TraceError",
     "TrainingError",
     "TransportError",
@@ -165,6 +166,10 @@ class TransportError(RingcollError, RuntimeError):
     def __init__(self, message: str, *, peer: int | None = None) -> None:
         self.peer = peer
         super().__init__(message)
+
+
+class SharingError(RingcollError, MemoryError):
+    """Memory cannot be shared with other processes: there is too little, or the kernel forbids it."""
 
 
 class PeerLostError(TransportError):

@@ -31,7 +31,7 @@
 May be imported from outside: ``__all__``, and each module's own.
 """
 
-from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, OPS, PERSISTENT, Workload
+from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, OPS, PERSISTENT, SHARED, Workload
 from ringcoll.bench.measure import (
     BenchRequest,
     Meeting,
@@ -50,6 +50,7 @@ __all__ = [
     "NATIVE",
     "OPS",
     "PERSISTENT",
+    "SHARED",
     "BenchRequest",
     "Meeting",
     "Result",

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll.bench.exact import FACTOR
+from ringcoll.errors import ArgumentError
 from ringcoll.reduction import premul_sum
 from ringcoll.schedule.contracts import contract
 
@@ -31,6 +32,7 @@ __all__ = [
     "NATIVE",
     "OPS",
     "PERSISTENT",
+    "SHARED",
     "Buffers",
     "Shape",
     "Workload",
@@ -44,6 +46,8 @@ AUTO = "auto"
 """Name of whatever algorithm the library chooses by itself."""
 PERSISTENT = "persistent"
 """Name of the same, as an operation that is prepared once: see `ringcoll.collectives.calls.Collective.plan`."""
+SHARED = "shared_tensors"
+"""Name of `PERSISTENT` on tensors in shared memory: see `ringcoll.empty_shared`."""
 
 DTYPES = {
     "int8": torch.int8,
@@ -182,13 +186,15 @@ class Buffers:
         *,
         in_place: bool,
         device: torch.device = _CPU,
+        shared: bool = False,
     ) -> Buffers:
         """Allocate them, and touch every page, so that none is a shared page of zeros."""
+        ones = _shared_ones if shared else _ones
         sizes, dtype = shape(workload, world_size), DTYPES[workload.dtype]
         send, recv, count = sizes.send_numel, sizes.recv_numel, sizes.count
         if not in_place:
-            return cls(_ones(send, dtype, device), _ones(recv, dtype, device), in_place)
-        whole = _ones(max(send, recv), dtype, device)
+            return cls(ones(send, dtype, device), ones(recv, dtype, device), in_place)
+        whole = ones(max(send, recv), dtype, device)
         rooted = contract(workload.collective).rooted
         block = rank if not rooted or rank == workload.root else 0
         part = whole[block * count : (block + 1) * count]
@@ -198,6 +204,12 @@ class Buffers:
 
 def _ones(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones(numel, dtype=torch.float32, device=device).to(dtype)
+
+
+def _shared_ones(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        raise ArgumentError("is on the CPU", argument="shared_tensors", expected="cpu", got=device)
+    return ringcoll.empty_shared(numel, dtype=dtype).fill_(1)
 
 
 Caller = Callable[[bool], Any]  # (async_op) -> a work, or None
@@ -216,7 +228,7 @@ def caller(
     Parameters
     ----------
     contender
-        Name of an algorithm, `AUTO`, `PERSISTENT` or `NATIVE`.
+        Name of an algorithm, `AUTO`, `PERSISTENT`, `SHARED` or `NATIVE`.
     workload, buffers
         What to run, on which tensors.
     rank, world_size
@@ -227,7 +239,7 @@ def caller(
     arguments = _Arguments(workload, buffers, rank, world_size)
     if contender == NATIVE:
         return getattr(_Native(arguments), workload.collective)  # type: ignore[no-any-return]
-    if contender == PERSISTENT:
+    if contender in (PERSISTENT, SHARED):
         own = _Ringcoll(arguments, AUTO, segment_bytes, _Persistent())
     else:
         own = _Ringcoll(arguments, contender, segment_bytes)

@@ -31,6 +31,7 @@ from ringcoll.bench.contenders import (
     DTYPES,
     NATIVE,
     OPS,
+    SHARED,
     Buffers,
     Workload,
     caller,
@@ -444,12 +445,7 @@ class _Bench:
         self.device = device_of(request.device, self.rank)
         possible = contract(workload.collective).in_place
         self.modes = [mode for mode in request.modes if possible or not mode]
-        self.buffers = {
-            mode: Buffers.make(
-                workload, self.world_size, self.rank, in_place=mode, device=self.device
-            )
-            for mode in self.modes
-        }
+        self._buffers: dict[tuple[bool, bool], Buffers] = {}
         self.oracle = Oracle(
             workload.collective,
             OPS.get(workload.op, "bor"),
@@ -484,6 +480,20 @@ class _Bench:
             results.append(self._result(entry, timings))
         return results
 
+    def _buffers_of(self, contender: str, mode: bool) -> Buffers:
+        """The tensors that a contender works on, in place or not."""
+        key = mode, contender == SHARED
+        if key not in self._buffers:
+            self._buffers[key] = Buffers.make(
+                self.workload,
+                self.world_size,
+                self.rank,
+                in_place=mode,
+                device=self.device,
+                shared=key[1],
+            )
+        return self._buffers[key]
+
     def _time(self, functions: list[Callable[[int], object]], seconds: float | None) -> Samples:
         request = self.request
         if not functions:
@@ -508,7 +518,7 @@ class _Bench:
             call = caller(
                 contender,
                 self.workload,
-                self.buffers[mode],
+                self._buffers_of(contender, mode),
                 self.rank,
                 self.world_size,
                 self.request.segment_bytes,
@@ -543,7 +553,7 @@ class _Bench:
         if entry.contender == NATIVE:
             refusals = (RuntimeError, ValueError, TypeError, NotImplementedError)
         check = check and self.oracle.exact
-        buffers, expected = self.buffers[mode], None
+        buffers, expected = self._buffers_of(entry.contender, mode), None
         if check:
             expected = self.oracle.output(self.rank, self.shape.count)
             if expected is not None:

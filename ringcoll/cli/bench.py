@@ -74,7 +74,8 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
     default="auto",
     show_default=True,
     metavar="NAMES",
-    help="Names from `ringcoll list`, auto, persistent (auto, prepared once), native for "
+    help="Names from `ringcoll list`, auto, persistent (auto, prepared once), "
+    "shared_tensors (the same, in shared memory), native for "
     "torch's own, algorithms of yours such as star.py:star; or all. "
     "One block is printed for each.",
 )

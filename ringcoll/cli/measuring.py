@@ -16,7 +16,7 @@ import click
 import torch.distributed as dist
 
 from ringcoll.algorithms import algorithms
-from ringcoll.bench import AUTO, NATIVE, PERSISTENT
+from ringcoll.bench import AUTO, NATIVE, PERSISTENT, SHARED
 from ringcoll.bench.environment import device
 from ringcoll.bench.plot import suffixes
 from ringcoll.bench.units import parse_size
@@ -145,7 +145,7 @@ def contenders(
                 entry for entry in algorithms(collective) if not entry.restriction(world_size)
             ]
             names += [*(entry.name for entry in entries), NATIVE]
-        elif word in (AUTO, NATIVE, PERSISTENT):
+        elif word in (AUTO, NATIVE, PERSISTENT, SHARED):
             names.append(word)
         else:
             entries, own = named_algorithms(word, collective)

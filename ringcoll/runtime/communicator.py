@@ -335,7 +335,8 @@ class Communicator:
             self._refuse()
         self._has_met = True
         ranks_here = transport.hosts.count(transport.hosts[self.rank])
-        self._is_crowded = torch.get_num_threads() * ranks_here > cores()
+        threads = torch.get_num_threads()
+        self._is_crowded = threads > 1 and threads * ranks_here > cores()
         self.table = agree(transport, dist.PrefixStore("choice", self.store), timeout_s)
 
     def _failed(self, error: BaseException, timeout_s: float) -> BaseException:

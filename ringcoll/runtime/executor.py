@@ -22,7 +22,8 @@ from ringcoll.transport.base import Handle, Message, Transport
 
 __all__ = ["Instruction", "Posting", "Reading", "Watch", "bind", "drive"]
 
-_PIECE = 1 << 20  # bytes of a lent message that are read and reduced at a time
+_PIECE = 1 << 20  # bytes of a lent message that are copied and reduced at a time
+_NEAR_PIECE = 1 << 18  # bytes that are reduced at a time, if nothing has to be copied
 _LEAST_S = 0.001  # a wait whose time is up still looks whether the message is there
 
 
@@ -160,11 +161,11 @@ _of_thread = threading.local()
 
 
 def _scratch(place: int, dtype: torch.dtype) -> Tensor:
-    """Memory of this thread for a piece of a lent message; it is the same for all operations."""
-    pieces: list[Tensor] = _of_thread.__dict__.setdefault("pieces", [])
-    while len(pieces) <= place:
+    """Memory of this thread for a piece of a lent message, in place 0 or 1, for all operations."""
+    pieces: Tensor | None = getattr(_of_thread, "pieces", None)
+    if pieces is None:
         with torch.inference_mode(False):  # later operations may be outside of that mode
-            pieces.append(torch.empty(_PIECE, dtype=torch.uint8, device="cpu"))
+            pieces = _of_thread.pieces = torch.empty(2, _PIECE, dtype=torch.uint8, device="cpu")
     return pieces[place].view(dtype)
 
 
@@ -193,28 +194,46 @@ class _Borrower:
         rounded: Tensor | None,
     ) -> None:
         self._transport, self._positions = transport, positions
-        self._step = _PIECE // into.itemsize
-        self._sources = sources
-        self._bind = partial(engine.bind, reduction, world_size=finished)
-        self._into, self._rounded = into, rounded
+        self._bind = partial(engine.bind, reduction)
+        self._into, self._sources = into, sources
+        self._finished, self._rounded = finished, rounded
 
     def __call__(self, handles: Sequence[Handle]) -> None:
         """Reduce; the handles are those of the lent sources."""
-        lend = self._transport.read
-        scratch = [
-            _scratch(place, self._sources[position].dtype)
-            for place, position in enumerate(self._positions)
-        ]
-        for start in range(0, self._into.numel(), self._step):
-            stop = min(start + self._step, self._into.numel())
-            pieces = [source[start:stop] for source in self._sources]
-            lent = zip(self._positions, handles, scratch, strict=True)
-            for position, handle, memory in lent:
-                pieces[position] = lend(handle, start, stop, memory[: stop - start])
-            rounded = None if self._rounded is None else self._rounded[start:stop]
-            self._bind([self._into[start:stop]], pieces, narrow=rounded)()
+        transport, numel = self._transport, self._into.numel()
+        remote: dict[int, Handle] = {}
+        sources = [*self._sources]
+        for position, handle in zip(self._positions, handles, strict=True):
+            near = transport.view(handle, sources[position].dtype)
+            if near is None:
+                remote[position] = handle
+            else:
+                sources[position] = near
+        passes = len(sources) - 1 + (self._finished is not None) + (self._rounded is not None)
+        step = (_PIECE if remote else _NEAR_PIECE) // self._into.itemsize
+        step = numel if passes == 1 and not remote else step
+        for start in range(0, numel, step):
+            piece = slice(start, min(start + step, numel))
+            self._reduce(piece, [source[piece] for source in sources], remote)
         for handle in handles:
-            self._transport.release(handle)
+            transport.release(handle)
+
+    def _reduce(self, piece: slice, sources: list[Tensor], remote: dict[int, Handle]) -> None:
+        """Reduce a piece; what is remote is added as soon as it is read, while it is in cache."""
+        into = self._into[piece]
+        chain: list[Tensor] = []  # to be added up
+        for position, source in enumerate(sources):
+            if position not in remote:
+                chain.append(source)
+                continue
+            if len(chain) > 1:
+                self._bind([into], chain, None)()
+                chain = [into]
+            copy = _scratch(len(chain), source.dtype)[: into.numel()]
+            self._transport.read(remote[position], piece.start, copy)
+            chain.append(copy)
+        rounded = None if self._rounded is None else self._rounded[piece]
+        self._bind([into], chain, self._finished, rounded)()
 
 
 def _thin(region: Region, dtype: torch.dtype, device: torch.device) -> Tensor:

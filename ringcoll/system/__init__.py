@@ -4,6 +4,7 @@
 `settings`        the environment's variables; nothing else reads them
 `machine`         cores and processor, and which processes share a host
 `shared_memory`   memory that processes share, sleep on a word of it, reads of another's memory
+`shared_tensors`  tensors in memory that processes share: `ringcoll.empty_shared` and `ringcoll.share`
 `stores`          waits for keys of a store
 `peaks`           peaks of memory between two moments
 `files`           files that are never seen incomplete

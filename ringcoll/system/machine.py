@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import os
 import platform
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["cores", "cpu", "hosts_of", "place"]
+__all__ = ["cores", "cpu", "free_bytes", "hosts_of", "place"]
 
 
 def cores() -> int:
@@ -27,6 +29,30 @@ def cpu() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def free_bytes() -> float:
+    """Memory in bytes that this process may still have, of the machine and of its control groups.
+
+    Infinite where nothing says how much that is.
+    """
+    free = [math.inf]
+    with contextlib.suppress(OSError, ValueError):
+        info = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free.append(1024 * int(info["MemAvailable"].split()[0]))
+    with contextlib.suppress(OSError, ValueError):
+        *_, own = Path("/proc/self/cgroup").read_text().strip().rpartition(":")
+        root = Path("/sys/fs/cgroup")
+        folder = root / own.lstrip("/")
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(root):
+                break
+            with contextlib.suppress(OSError, ValueError):  # a number is missing: no limit
+                limit = int((group / "memory.max").read_text())
+                stat = (group / "memory.stat").read_text().splitlines()
+                cached = dict(line.split() for line in stat)["inactive_file"]  # makes room
+                free.append(limit - int((group / "memory.current").read_text()) + int(cached))
+    return min(free)
 
 
 @functools.cache

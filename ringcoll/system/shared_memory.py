@@ -14,19 +14,35 @@ What processes tell each other by it rests on these facts:
 from __future__ import annotations
 
 import ctypes
+import errno
+import mmap
 import os
 import platform
 import threading
 import weakref
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["SharedMemory", "fence", "futex_wait", "futex_wake", "is_ordered", "read_process"]
+from ringcoll.system.machine import free_bytes
+
+__all__ = [
+    "Identity",
+    "SharedMemory",
+    "fence",
+    "futex_wait",
+    "futex_wake",
+    "identity",
+    "is_ordered",
+    "read_process",
+    "release_pages",
+]
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE = 0, 1
 _NAME = "ringcoll"  # of the memory, in /proc
 _EVERYONE = 0x7FFFFFFF
-_READ_AND_WRITE, _SHARED = 3, 1  # of mmap
+_READ, _WRITE, _SHARED = 1, 2, 1  # of mmap
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate
 _FAILED = ctypes.c_size_t(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)  # its functions let go of Python's lock
 _libc.mmap.restype = ctypes.c_size_t
@@ -101,6 +117,26 @@ def read_process(pid: int, source: int, into: int, nbytes: int) -> None:
         source, into, nbytes = source + count, into + count, nbytes - count
 
 
+class Identity(NamedTuple):
+    """What tells memory from all other files: ``device`` and ``inode``; and its length."""
+
+    device: int
+    inode: int
+    nbytes: int
+
+
+def identity(file: int | Path) -> Identity:
+    """The identity of a file, by its descriptor or path. Raises ``OSError`` if there is none."""
+    about = os.fstat(file) if isinstance(file, int) else file.stat()
+    return Identity(about.st_dev, about.st_ino, about.st_size)
+
+
+def release_pages(descriptor: int) -> None:
+    """Give back all of the memory behind a descriptor; who has mapped it reads zeros from now on."""
+    nbytes = os.fstat(descriptor).st_size + mmap.PAGESIZE  # of the last page only all of it goes
+    _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(nbytes))
+
+
 class SharedMemory:
     """Memory that several processes map.
 
@@ -114,16 +150,17 @@ class SharedMemory:
         Address of the memory in this process.
     """
 
-    def __init__(self, descriptor: int, nbytes: int) -> None:
+    def __init__(self, descriptor: int, nbytes: int, *, is_written: bool = True) -> None:
+        access = _READ | _WRITE if is_written else _READ
         # Python's own mmap would keep a descriptor open for each mapping.
-        address = _libc.mmap(None, nbytes, _READ_AND_WRITE, _SHARED, descriptor, 0)
+        address = _libc.mmap(None, nbytes, access, _SHARED, descriptor, 0)
         if address == _FAILED:
             raise _last_error()
         mapped = (ctypes.c_char * nbytes).from_address(address)
         # It lives as long as a view of it. At the end of the process, the kernel unmaps it.
         weakref.finalize(mapped, _libc.munmap, address, nbytes).atexit = False
         self.data = memoryview(mapped).cast("B")
-        self.words = self.data.cast("Q")
+        self.words = self.data[: nbytes // 8 * 8].cast("Q")
         self.address: int = address
 
     @classmethod
@@ -141,6 +178,9 @@ class SharedMemory:
         OSError
             There is not so much memory.
         """
+        free = free_bytes()
+        if taken > free:  # the kernel would end a process, perhaps this one
+            raise OSError(errno.ENOMEM, f"{taken} bytes of memory are needed, {free} are free")
         descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, nbytes)
@@ -151,7 +191,9 @@ class SharedMemory:
             raise
 
     @classmethod
-    def open(cls, pid: int, descriptor: int, nbytes: int) -> SharedMemory:
+    def open(
+        cls, pid: int, descriptor: int, expected: Identity, *, is_written: bool = True
+    ) -> SharedMemory:
         """Open memory of another process, by the process and its descriptor.
 
         Raises
@@ -161,11 +203,13 @@ class SharedMemory:
             does not allow it.
         """
         name = Path(f"/proc/{pid}/fd/{descriptor}")
-        own = os.open(name, os.O_RDWR | os.O_CLOEXEC)
+        # Whatever has that number by now is not opened unless it is memory: to open a device acts.
+        if identity(name) != expected:
+            raise OSError(f"{name} is other memory by now")
+        own = os.open(name, (os.O_RDWR if is_written else os.O_RDONLY) | os.O_CLOEXEC)
         try:
-            opened = str(Path(f"/proc/self/fd/{own}").readlink())
-            if not opened.startswith(f"/memfd:{_NAME}") or os.fstat(own).st_size != nbytes:
-                raise OSError(f"{name} is not the memory of a group any more")
-            return cls(own, nbytes)
+            if identity(own) != expected:
+                raise OSError(f"{name} is other memory by now")
+            return cls(own, expected.nbytes, is_written=is_written)
         finally:
             os.close(own)

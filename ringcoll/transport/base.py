@@ -43,7 +43,7 @@ Handle = object
 class Message(NamedTuple):
     """One message: a flat contiguous tensor to or from a peer, under a tag of 31 bits.
 
-    A receive that is ``lent`` is read by `Transport.read`, not in its tensor.
+    A receive that is ``lent`` is read by `Transport.view` or `Transport.read`, not in its tensor.
     """
 
     peer: int
@@ -120,22 +120,24 @@ class Transport(Protocol):
         """
         ...
 
-    def read(self, handle: Handle, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """Read elements of a lent message that has come.
+    def view(self, handle: Handle, dtype: torch.dtype) -> Tensor | None:
+        """The elements of a lent message that has come, if they lie in this process's reach.
+
+        They are not to be written, and not to be read after `release`.
+        """
+        raise TransportError(f"the transport {self.name} lends no messages")
+
+    def read(self, handle: Handle, start: int, into: Tensor) -> None:
+        """Copy elements of a lent message that is out of this process's reach.
 
         Parameters
         ----------
         handle
             Handle of the receive, for which `wait` has returned.
-        start, stop
-            The elements.
-        scratch
-            Memory for so many elements, where the message does not lie in this process's reach.
-
-        Returns
-        -------
-        Tensor
-            The elements, in ``scratch`` or elsewhere; not to be written, and gone after `release`.
+        start
+            The first of the elements.
+        into
+            Flat tensor for as many as are to be copied.
 
         Raises
         ------

@@ -76,7 +76,7 @@ class PairsTransport(AroundTransport):
                 near.close()
         self.lends_from = self.below.lends_from
         if self._far is None:  # every call goes straight to the transport below
-            for name in ("bind", "wait", "read", "release"):
+            for name in ("bind", "wait", "view", "read", "release"):
                 setattr(self, name, getattr(self.below, name))
 
     def bind(
@@ -114,11 +114,13 @@ class PairsTransport(AroundTransport):
         else:
             self.below.wait(handle, timeout_s)
 
-    def read(self, handle: Handle, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """Read elements of a lent message; see `Transport.read`."""
-        if isinstance(handle, _Far):
-            return handle.tensor[start:stop]
-        return self.below.read(handle, start, stop, scratch)
+    def view(self, handle: Handle, dtype: torch.dtype) -> Tensor | None:
+        """The elements of a lent message in reach; see `Transport.view`."""
+        return handle.tensor if isinstance(handle, _Far) else self.below.view(handle, dtype)
+
+    def read(self, handle: Handle, start: int, into: Tensor) -> None:
+        """Copy elements of a lent message; see `Transport.read`."""
+        self.below.read(handle, start, into)
 
     def release(self, handle: Handle) -> None:
         """End the loan of a message; see `Transport.release`."""

@@ -35,10 +35,12 @@ from ringcoll.errors import (
 )
 from ringcoll.system.machine import cores
 from ringcoll.system.shared_memory import (
+    Identity,
     SharedMemory,
     fence,
     futex_wait,
     futex_wake,
+    identity,
     is_ordered,
     read_process,
 )
@@ -97,7 +99,7 @@ def _lacking() -> str:
         os.close(os.pidfd_open(os.getpid()))
         _, descriptor = SharedMemory.create(4096, 4096)
         try:
-            SharedMemory.open(os.getpid(), descriptor, 4096)
+            SharedMemory.open(os.getpid(), descriptor, identity(descriptor))
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -162,6 +164,7 @@ class SharedTransport(Transport):
             about = {
                 "pid": os.getpid(),
                 "descriptor": descriptor,
+                "identity": identity(descriptor),
                 "secret": secret,
                 "address": memory.address + SECRET * WORD,
             }
@@ -176,25 +179,25 @@ class SharedTransport(Transport):
         finally:
             os.close(descriptor)
 
-    def _open(self, peer: int, about: dict[str, int], places: SharedLayout) -> None:
+    def _open(self, peer: int, about: dict[str, Any], places: SharedLayout) -> None:
         """Map the memory of a peer, and find out whether its other memory can be read."""
         pid, own = about["pid"], self._memory
         assert own is not None
         try:
             life = self._lives[peer] = os.pidfd_open(pid)
-            memory = SharedMemory.open(pid, about["descriptor"], places.nbytes)
-            if memory.words[SECRET] != about["secret"]:
-                raise OSError("it is the memory of another group")
+            memory = SharedMemory.open(pid, about["descriptor"], Identity(*about["identity"]))
         except OSError as error:
             raise TransportError(
                 f"rank {self.rank} cannot open the memory of rank {peer}: {error}; let tensors "
                 "travel over UCX or gloo: RINGCOLL_TRANSPORT=ucx"
             ) from error
-        self._channels[peer] = PeerChannel(self.rank, peer, own, memory, places, pid, life)
+        channel = PeerChannel(self.rank, peer, own, memory, places, pid, life)
+        self._channels[peer] = channel
         probe = ctypes.c_uint64()
         with contextlib.suppress(OSError):  # not allowed here: messages go in pieces
             read_process(pid, about["address"], ctypes.addressof(probe), WORD)
-        own.words[places.can_read[peer] // WORD] = probe.value == about["secret"]
+        channel.reads_peer = probe.value == about["secret"]
+        own.words[places.can_read[peer] // WORD] = channel.reads_peer
 
     def _greet(self, places: SharedLayout, deadline: float) -> None:
         """Exchange a message with every rank of the host: all have mapped this rank's memory, then."""
@@ -265,15 +268,23 @@ class SharedTransport(Transport):
         if not is_here:
             self._sleep(message, timeout_s)
 
-    def read(self, handle: Handle, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """Read elements of a lent message; see `Transport.read`."""
+    def view(self, handle: Handle, dtype: torch.dtype) -> Tensor | None:
+        """The elements of a lent message, if it is mapped here; see `Transport.view`."""
         receive: Any = handle
         if not receive.number:  # it came another way
-            piece: Tensor = receive.tensor[start:stop]
-            return piece
-        size = scratch.itemsize
-        receive.channel.read(receive, start * size, scratch.data_ptr(), (stop - start) * size)
-        return scratch
+            tensor: Tensor = receive.tensor
+            return tensor
+        if receive.memory is None:
+            return None
+        count = receive.nbytes // dtype.itemsize
+        return torch.frombuffer(
+            receive.memory.data, dtype=dtype, count=count, offset=receive.address
+        )
+
+    def read(self, handle: Handle, start: int, into: Tensor) -> None:
+        """Copy elements of a lent message; see `Transport.read`."""
+        receive: Any = handle
+        receive.channel.read(receive, start * into.itemsize, into.data_ptr(), into.nbytes)
 
     def release(self, handle: Handle) -> None:
         """End the loan of a message; see `Transport.release`."""

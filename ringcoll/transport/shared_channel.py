@@ -15,6 +15,8 @@ it visible. The receiver takes messages in order, and matches them by tag.
 message     kind        how it travels                                      its send is over
 ==========  ==========  ==================================================  =====================
 to 36 KiB   inline      in the entry: copied in, copied out                 at once
+longer      mapped      the receiver reads it where it lies, if that is a   when it has been read
+                        tensor in shared memory (`ringcoll.empty_shared`)
 longer      remote      the receiver reads the sender's memory, if the      when it has been read
                         kernel lets it (probed when the ranks connect)
 longer      in pieces   256 KiB at a time: copied in, copied out            when it is copied in
@@ -36,7 +38,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ringcoll.errors import PeerLostError, TransportError
-from ringcoll.system.shared_memory import SharedMemory, fence, futex_wake, read_process
+from ringcoll.system.shared_memory import (
+    Identity,
+    SharedMemory,
+    fence,
+    futex_wake,
+    read_process,
+)
+from ringcoll.system.shared_tensors import PeerRegions, SharedRegion, region_of, regions_now
 from ringcoll.transport.base import Message
 
 __all__ = [
@@ -63,10 +72,12 @@ __all__ = [
 _DEPTH = 16  # entries of a ring, a power of two
 _ENTRY = 36 << 10  # bytes of an entry, whole pages
 _HEAD = 32  # of which words: number, length and kind, address or length of a piece, tag
+# Behind them, of a mapped message: offset in its region, and the region's number, descriptor and identity.
 SHORT = _ENTRY - _HEAD
 """Bytes of the longest message that travels in an entry."""
 _PIECE, _PIECES = 256 << 10, 2  # bytes of a piece of a long message, and places for pieces
-_INLINE, _REMOTE, _IN_PIECES = 0, 1, 2  # kinds of messages
+_INLINE, _REMOTE, _IN_PIECES, _MAPPED = 0, 1, 2, 3  # kinds of messages
+_IN_PLACE = (_REMOTE, _MAPPED)  # kinds that are read where they lie
 _MOST_SLICES = 256  # lengths of short messages whose places are remembered
 WORD = 8
 """Bytes of a word."""
@@ -90,8 +101,8 @@ def _bytes_at(address: int, nbytes: int) -> memoryview:
 class RingSend:
     """A message to a peer."""
 
-    __slots__ = ("address", "base", "channel", "copied", "done", "nbytes", "number", "source",
-                 "tag", "tensor")  # fmt: skip
+    __slots__ = ("_region", "_regions", "address", "base", "channel", "copied", "done", "nbytes",
+                 "number", "source", "tag", "tensor")  # fmt: skip
 
     def __init__(self, channel: PeerChannel, message: Message) -> None:
         _, self.tensor, self.base, _ = message
@@ -100,6 +111,16 @@ class RingSend:
         self.source = _bytes_at(self.address, self.nbytes)
         self.tag = self.number = self.copied = 0
         self.done = False
+        self._region: SharedRegion | None = None
+        self._regions: object = None
+
+    def region(self) -> SharedRegion | None:
+        """The region of shared memory that the message lies in now."""
+        if self._regions is not regions_now():
+            self._regions = regions_now()
+            self._region = region_of(self.address, self.nbytes)
+        region = self._region
+        return region if region is not None and region.is_here() else None
 
     def look(self) -> bool:
         """Whether the message is complete."""
@@ -112,8 +133,8 @@ class RingSend:
 class RingReceive:
     """A message from a peer: into a tensor, or, if it came early, into memory of its own."""
 
-    __slots__ = ("address", "base", "channel", "done", "filled", "into", "lent", "nbytes",
-                 "number", "sources", "tag", "tensor")  # fmt: skip
+    __slots__ = ("address", "base", "channel", "done", "filled", "into", "lent", "memory",
+                 "nbytes", "number", "sources", "tag", "tensor")  # fmt: skip
 
     def __init__(
         self, channel: PeerChannel, nbytes: int, tag: int, tensor: Tensor | None, lent: bool
@@ -122,8 +143,10 @@ class RingReceive:
         self.base = self.tag = tag
         self.into = memoryview(b"") if tensor is None else _bytes_at(tensor.data_ptr(), nbytes)
         self.sources = channel.incoming(nbytes) if nbytes <= SHORT else []
-        # Of a message that is to be read in the peer's memory: its place there, and its number.
+        # Of a message that is to be read in the peer's memory: its place there, or in memory that
+        # is mapped here; and its number.
         self.address = self.number = 0
+        self.memory: SharedMemory | None = None
         self.filled, self.done = 0, False
 
     def look(self) -> bool:
@@ -206,7 +229,9 @@ class PeerChannel:
         self._num_pieces_in = 0
         self._partial: RingReceive | None = None  # whose pieces are coming
         self._incoming: dict[int, list[memoryview]] = {}
+        self._regions = PeerRegions(pid)
         self.peer_reads = False  # whether the peer can read this process's memory
+        self.reads_peer = False
         for entry in range(_DEPTH):
             own.words[self._acks + entry] = entry
 
@@ -258,6 +283,12 @@ class PeerChannel:
                 places[entry][:] = send.source
                 words[at + 1] = nbytes << 2 | _INLINE
                 is_all = send.done = True
+            elif (region := send.region()) is not None:
+                words[at + 1], words[at + 2] = nbytes << 2 | _MAPPED, send.address
+                words[at + 4], words[at + 5] = send.address - region.start, region.number
+                words[at + 6] = region.descriptor
+                words[at + 7], words[at + 8], words[at + 9] = region.identity
+                send.number, is_all = number, True
             elif self.peer_reads:
                 words[at + 1], words[at + 2] = nbytes << 2 | _REMOTE, send.address
                 send.number, is_all = number, True
@@ -303,11 +334,8 @@ class PeerChannel:
             del self.early[receive.tag]
         self._check_length(receive, first.nbytes)
         if first.number:
-            receive.address, receive.number, receive.done = (
-                first.address,
-                first.number,
-                receive.lent,
-            )
+            receive.address, receive.memory = first.address, first.memory
+            receive.number, receive.done = first.number, receive.lent
             if not receive.lent:
                 self.unread.append(receive)  # read when it is waited for: to post takes no time
             return
@@ -340,8 +368,11 @@ class PeerChannel:
         if kind == _INLINE:
             receive.into[:] = receive.sources[entry]
             receive.done = True
-        elif kind == _REMOTE:
-            receive.address, receive.number, receive.done = words[at + 2], number, receive.lent
+        elif kind in _IN_PLACE:
+            receive.address, receive.memory = words[at + 2], None
+            if kind == _MAPPED:
+                self._map(receive, at)
+            receive.number, receive.done = number, receive.lent
             if receive.tensor is not None:
                 self._finish(receive)
                 if not receive.lent:
@@ -359,6 +390,20 @@ class PeerChannel:
         if receive.done:
             self._finish(receive)
         self._acknowledge(number)
+
+    def _map(self, receive: RingReceive, at: int) -> None:
+        """Map the region that a message lies in, or leave the message to be read remotely."""
+        words = self.other.words
+        expected = Identity(words[at + 7], words[at + 8], words[at + 9])
+        try:
+            receive.memory = self._regions.map(words[at + 5], words[at + 6], expected)
+            receive.address = words[at + 4]
+        except OSError as error:
+            if not self.reads_peer:
+                raise TransportError(
+                    f"the shared tensor of rank {self.peer} cannot be mapped: {error}",
+                    peer=self.peer,
+                ) from error
 
     def _finish(self, receive: RingReceive) -> None:
         if receive.tensor is None:
@@ -378,7 +423,7 @@ class PeerChannel:
     def _keep_early(self, tag: int, nbytes: int, kind: int) -> RingReceive:
         """Keep a message that nobody has asked for yet; what is read in place needs no memory."""
         receive = RingReceive(self, nbytes, tag, None, lent=True)
-        if kind != _REMOTE:
+        if kind not in _IN_PLACE:
             receive.into = memoryview(bytearray(nbytes))
         self.early.setdefault(tag, deque()).append(receive)
         return receive
@@ -393,6 +438,9 @@ class PeerChannel:
 
     def read(self, receive: RingReceive, start: int, into: int, nbytes: int) -> None:
         """Read bytes of a message in the peer's memory, to an address."""
+        if receive.memory is not None:
+            ctypes.memmove(into, receive.memory.address + receive.address + start, nbytes)
+            return
         try:
             read_process(self.pid, receive.address + start, into, nbytes)
         except OSError as error:
@@ -405,7 +453,7 @@ class PeerChannel:
         if self.other.words[STATE] != OPEN or self.has_ended():
             raise PeerLostError("the connection was broken", peer=self.peer)
         self._acknowledge(receive.number)
-        receive.number = 0
+        receive.number, receive.memory = 0, None
 
     def has_ended(self) -> bool:
         """Whether the peer's process has ended; its number may then be another's."""

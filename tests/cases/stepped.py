@@ -66,9 +66,16 @@ class LendingTransport(LocalTransport):
     lends_from = 1
     hub: RandomHub
 
-    def read(self, handle: Handle, start: int, stop: int, scratch: torch.Tensor) -> torch.Tensor:
+    def view(self, handle: Handle, dtype: torch.dtype) -> torch.Tensor | None:
         assert isinstance(handle, Half)
-        return self.hub.lenders[handle].message.tensor[start:stop]
+        tensor = self.hub.lenders[handle].message.tensor
+        assert tensor.dtype is dtype
+        return tensor if self.hub.random.random() < 0.5 else None
+
+    def read(self, handle: Handle, start: int, into: torch.Tensor) -> None:
+        assert isinstance(handle, Half)
+        tensor = self.hub.lenders[handle].message.tensor
+        into.copy_(tensor[start : start + into.numel()])
 
     def release(self, handle: Handle) -> None:
         assert isinstance(handle, Half)

@@ -306,7 +306,7 @@ class InPieces(SharedTransport):
     def connect(self, timeout_s: float) -> None:
         super().connect(timeout_s)
         for channel in self._channels.values():
-            channel.peer_reads = False
+            channel.peer_reads = channel.reads_peer = False
 
 
 def _shared(store: dist.Store, rank: int, world_size: int) -> Transport:

@@ -11,7 +11,7 @@ import pytest
 from ringcoll.errors import ArgumentError
 from ringcoll.launch.processes import RankError, Ranks
 from ringcoll.system import shared_memory
-from ringcoll.system.shared_memory import SharedMemory, read_process
+from ringcoll.system.shared_memory import SharedMemory, identity, read_process
 from ringcoll.transport import shared
 from tests.programs import shared_memory as program
 
@@ -87,7 +87,7 @@ def test_other_processors_are_refused(monkeypatch: pytest.MonkeyPatch):
 
 def test_memory_is_shared_by_number():
     memory, descriptor = SharedMemory.create(8192, 4096)
-    other = SharedMemory.open(os.getpid(), descriptor, 8192)
+    other = SharedMemory.open(os.getpid(), descriptor, identity(descriptor))
     os.close(descriptor)
     memory.words[3] = 7
     assert other.words[3] == 7

@@ -1,0 +1,318 @@
+"""Tensors whose memory the other processes of the host can map: nobody has to copy them.
+
+::
+
+    gradients = ringcoll.empty_shared(1 << 20)  # new memory
+    ringcoll.share(model)                       # memory that is there moves, with all views of it
+
+A *region* is the memory of such tensors: it has a number that no other region on the host has, and a
+descriptor by which processes of the same user open it. A rank that sends from a region tells its peer
+the number, the descriptor and the place; the peer maps the region once, and reads there.
+
+- A region lives as long as a tensor of this process uses it. Its pages are given back then, also where
+  peers have mapped it; they let go of their mappings when they open others (`PeerRegions`).
+- What peers have mapped stays readable whatever its owner does: to read it never ends a process.
+- torch's ``share_memory_`` moves a storage under all of its views; it takes memory of ``/dev/shm``.
+  Regions of `empty_shared` have no name, and need none of ``/dev/shm``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ringcoll.errors import ArgumentError, SharingError
+from ringcoll.system.shared_memory import Identity, SharedMemory, identity, release_pages
+
+__all__ = ["PeerRegions", "SharedRegion", "empty_shared", "region_of", "regions_now", "share"]
+
+_LEAST = 32 << 10  # bytes of a storage of a module from which on it is worth a region
+_SHM = "/dev/shm"  # noqa: S108  # nothing is written there
+_FEW = 16  # mappings of a peer that nobody looks through
+
+What = TypeVar("What", Tensor, nn.Module)
+
+_numbers = itertools.count(random.SystemRandom().getrandbits(62))  # other processes count elsewhere
+_forks = itertools.count(1)
+_num_forks = 0
+
+
+def _count_fork() -> None:
+    global _num_forks  # noqa: PLW0603
+    _num_forks = next(_forks)
+
+
+os.register_at_fork(before=_count_fork)
+
+
+class SharedRegion:
+    """Memory of tensors of this process that peers can map.
+
+    Attributes
+    ----------
+    number
+        Number that no other region has.
+    start, nbytes
+        Address in this process, and length.
+    descriptor, identity
+        What a peer opens, and how it knows that it has opened the right memory.
+    """
+
+    __slots__ = ("descriptor", "identity", "nbytes", "number", "start", "storage")
+
+    def __init__(self, start: int, descriptor: int, storage: Any = None) -> None:
+        self.number, self.start, self.descriptor = next(_numbers), start, descriptor
+        self.identity = identity(descriptor)
+        self.nbytes = self.identity.nbytes
+        self.storage = None if storage is None else weakref.ref(storage)  # if it is torch's
+
+    def is_here(self) -> bool:
+        """Whether the memory still is at its address; torch may move what is torch's."""
+        if self.storage is None:
+            return True
+        storage = self.storage()
+        return storage is not None and storage.data_ptr() == self.start
+
+
+class _Regions:
+    """The regions of this process. Memory may end in any thread at any moment, so there is no lock."""
+
+    def __init__(self) -> None:
+        self.now = object()  # another one after each change
+        self._known: dict[int, SharedRegion] = {}
+        self._sorted: tuple[object, list[int], list[SharedRegion]] = (self.now, [], [])
+
+    def add(self, region: SharedRegion, owner: object) -> None:
+        """Take in a region, until its owner ends."""
+        self._known[region.number] = region
+        self.now = object()
+        is_own = region.storage is None
+        ending = weakref.finalize(owner, self._end, region, _num_forks, is_own=is_own)
+        ending.atexit = False  # the kernel knows better
+
+    def _end(self, region: SharedRegion, num_forks: int, *, is_own: bool) -> None:
+        self._known.pop(region.number, None)
+        self.now = object()
+        if not is_own:  # torch may have given it to further processes, and closes the descriptor
+            return
+        if num_forks == _num_forks:  # no process that was forked off uses it
+            release_pages(region.descriptor)
+        os.close(region.descriptor)
+
+    def find(self, address: int, nbytes: int) -> SharedRegion | None:
+        """The region that has all of some bytes."""
+        seen, starts, regions = self._sorted
+        now = self.now
+        if seen is not now:
+            regions = sorted(self._known.copy().values(), key=lambda region: region.start)
+            starts = [region.start for region in regions]
+            self._sorted = now, starts, regions
+        index = bisect_right(starts, address) - 1
+        if index < 0:
+            return None
+        region = regions[index]
+        is_inside = address + nbytes <= region.start + region.nbytes
+        return region if is_inside and region.is_here() else None
+
+
+_regions = _Regions()
+
+
+def regions_now() -> object:
+    """An object that is another one as soon as a region has come or gone."""
+    return _regions.now
+
+
+def region_of(address: int, nbytes: int) -> SharedRegion | None:
+    """The region that has all of some bytes of this process's memory, if one has."""
+    return _regions.find(address, nbytes)
+
+
+_mapped: weakref.WeakValueDictionary[int, SharedMemory] = weakref.WeakValueDictionary()
+
+
+class PeerRegions:
+    """Regions of another process, mapped here when first needed; groups share them."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._mapped: dict[int, tuple[int, Identity, SharedMemory]] = {}
+        self._enough = _FEW
+
+    def map(self, number: int, descriptor: int, expected: Identity) -> SharedMemory:
+        """Map a region, unless it is mapped.
+
+        Raises
+        ------
+        OSError
+            The kernel does not allow it, or there is no such memory.
+        """
+        known = self._mapped.get(number)
+        if known is not None:
+            return known[2]
+        if len(self._mapped) >= self._enough:
+            self._forget_ended()
+        memory = _mapped.get(number)
+        if memory is None:
+            memory = SharedMemory.open(self._pid, descriptor, expected, is_written=False)
+            _mapped[number] = memory
+        self._mapped[number] = descriptor, expected, memory
+        return memory
+
+    def _forget_ended(self) -> None:
+        """Let go of regions that their owner has let go of."""
+        for number, (descriptor, expected, _) in tuple(self._mapped.items()):
+            try:
+                is_there = identity(Path(f"/proc/{self._pid}/fd/{descriptor}")) == expected
+            except OSError:
+                is_there = False
+            if not is_there:
+                del self._mapped[number]
+        self._enough = max(_FEW, 2 * len(self._mapped))
+
+
+def empty_shared(*size: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """Make a tensor that the other ranks of the host can read in place; its values are zeros.
+
+    A collective on such tensors copies nothing from one rank to another before it is reduced, and
+    copies results once. It is an ordinary CPU tensor otherwise, but its storage cannot be resized.
+
+    Parameters
+    ----------
+    size
+        Shape: numbers, or one sequence of numbers, as for ``torch.empty``.
+    dtype
+        Dtype; ``None`` for torch's default.
+
+    Returns
+    -------
+    Tensor
+        Contiguous tensor, on the CPU.
+
+    Raises
+    ------
+    SharingError
+        The machine cannot share so much memory; nothing is allocated.
+
+    Examples
+    --------
+    >>> import ringcoll
+    >>> ringcoll.empty_shared(2, 3).shape
+    torch.Size([2, 3])
+    """
+    shape = torch.empty(*size, dtype=dtype, device="meta")  # torch checks the arguments
+    if not shape.nbytes:
+        return torch.empty(shape.shape, dtype=shape.dtype, device="cpu")
+    try:
+        memory, descriptor = SharedMemory.create(shape.nbytes, shape.nbytes)
+    except (OSError, AttributeError) as error:
+        raise SharingError(
+            f"{shape.nbytes} bytes of memory cannot be shared: {error}; use torch.empty"
+        ) from error
+    try:
+        _regions.add(SharedRegion(memory.address, descriptor), memory.data.obj)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    flat = torch.frombuffer(memory.data, dtype=shape.dtype, count=shape.numel())
+    return flat.view(shape.shape)
+
+
+def share(what: What) -> What:
+    """Move memory to where the other ranks of the host can read it in place.
+
+    All views of a tensor move with it: the values, and every tensor that shares its storage, stay as
+    they are, at another address. So no operation may be under way on them, and whoever holds an
+    address, such as a prepared call of another library, has to ask anew.
+
+    Parameters
+    ----------
+    what
+        CPU tensor, or module: its parameters, gradients and buffers move, but for storages of less
+        than 32 KiB, which are sent so quickly that they stay.
+
+    Returns
+    -------
+    Tensor or Module
+        The same object.
+
+    Raises
+    ------
+    ArgumentError
+        The memory cannot be moved: it is numpy's or another library's, or not on the CPU.
+    SharingError
+        ``/dev/shm`` has too little room, or there are too many open files.
+
+    In both cases nothing was moved.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> weight = torch.arange(3.0)
+    >>> view = weight[1:]
+    >>> ringcoll.share(weight).add_(1)
+    tensor([1., 2., 3.])
+    >>> view
+    tensor([2., 3.])
+    """
+    if isinstance(what, nn.Module):
+        tensors = [*what.parameters(), *what.buffers()]
+        tensors += [tensor.grad for tensor in tensors if tensor.grad is not None]
+        least = _LEAST
+    else:
+        tensors, least = [what], 1
+    storages = [_movable(tensor) for tensor in tensors]
+    moving = {
+        storage.data_ptr(): storage
+        for storage in storages
+        if storage.nbytes() >= least and region_of(storage.data_ptr(), storage.nbytes()) is None
+    }
+    _move(moving.values())
+    return what
+
+
+def _movable(tensor: object) -> torch.UntypedStorage:
+    """The storage of a tensor, which torch can move, or does not have to."""
+
+    def refuse(expected: str, got: object) -> ArgumentError:
+        return ArgumentError("cannot be shared", argument="what", expected=expected, got=got)
+
+    if not isinstance(tensor, Tensor):
+        raise refuse("a tensor or a module", type(tensor).__name__)
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise refuse("strided tensors on the CPU", f"{tensor.layout} on {tensor.device}")
+    storage = tensor.untyped_storage()
+    if not storage.resizable() and region_of(storage.data_ptr(), storage.nbytes()) is None:
+        if storage.is_shared():  # moved by torch before
+            return storage
+        raise refuse(
+            "memory that torch has allocated", "memory of numpy, or of another library: clone() it"
+        )
+    return storage
+
+
+def _move(storages: Iterable[torch.UntypedStorage]) -> None:
+    """Move storages to memory that other processes can map."""
+    storages = list(storages)
+    nbytes = sum(storage.nbytes() for storage in storages if not storage.is_shared())
+    try:
+        free = shutil.disk_usage(_SHM).free
+        if nbytes > free:  # torch would not notice, and writing there would end the process
+            raise OSError(f"{nbytes} bytes of {_SHM} are needed, {free} are free")
+        for storage in storages:
+            descriptor, _ = storage._share_fd_cpu_()
+            _regions.add(SharedRegion(storage.data_ptr(), descriptor, storage), storage)
+    except (OSError, RuntimeError) as error:
+        raise SharingError(
+            f"memory cannot be shared: {error}; ringcoll.empty_shared makes tensors without {_SHM}"
+        ) from error
