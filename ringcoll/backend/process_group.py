@@ -62,6 +62,11 @@ class Options:
         of floating-point tensors only.
     transport, cuda_transport
         As for `ringcoll.use`.
+    share
+        Whether long CPU tensors move to shared memory when they are first all-reduced: see
+        `ringcoll.share`. For programs whose tensors live long, as the buckets of
+        ``DistributedDataParallel`` do, with the ranks on one host. Memory that cannot move, such
+        as numpy's, is sent as it is.
 
     Examples
     --------
@@ -77,6 +82,7 @@ class Options:
     wire_dtype: torch.dtype | None = None
     transport: str = "auto"
     cuda_transport: str = "auto"
+    share: bool = False
 
     def __post_init__(self) -> None:
         catalogue.named("cpu", self.transport)
@@ -222,6 +228,9 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             getattr(tensor, "is_sparse", False) for tensor in call.results
         ):
             keywords |= {"wire_dtype": None, "segment_bytes": None}
+        if self.options.share and collective == "all_reduce":
+            for tensor in call.results:
+                groups.share_for(self, tensor)
         work: Work | None = getattr(api, function)(
             *call.tensors,
             group=self,

@@ -16,6 +16,7 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system import streams
+from ringcoll.system.shared_tensors import is_worth_sharing, share
 from ringcoll.transport import catalogue
 from ringcoll.transport.base import Handle, Message
 
@@ -29,6 +30,7 @@ __all__ = [
     "communicator",
     "group_rank",
     "known",
+    "share_for",
     "time_limit_s",
     "use",
 ]
@@ -290,6 +292,34 @@ def _private(store: dist.Store) -> dist.Store:
         clone: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
         return clone
     return store
+
+
+def share_for(group: Any, tensor: Tensor) -> None:
+    """Move a long CPU tensor to shared memory, unless it is there or cannot move.
+
+    All ranks call it alike: the first time they meet.
+
+    Raises
+    ------
+    ArgumentError
+        The ranks are on several hosts.
+    SharingError
+        There is too little memory, or there are too many open files.
+    """
+    if tensor.is_sparse or not is_worth_sharing(tensor):
+        return
+    member = communicator(group, tensor.device)
+    if not member.transport.hosts:
+        member.in_turn(lambda: None, "meeting")
+    if len(set(member.transport.hosts)) > 1:
+        raise ArgumentError(
+            "memory cannot be shared between hosts",
+            rank=member.rank,
+            argument="share",
+            expected="False, or ranks of one host",
+            got=f"True on {len(set(member.transport.hosts))} hosts",
+        )
+    share(tensor)
 
 
 def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:

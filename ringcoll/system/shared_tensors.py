@@ -18,6 +18,7 @@ the number, the descriptor and the place; the peer maps the region once, and rea
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -34,9 +35,18 @@ from torch import Tensor, nn
 from ringcoll.errors import ArgumentError, SharingError
 from ringcoll.system.shared_memory import Identity, SharedMemory, identity, release_pages
 
-__all__ = ["PeerRegions", "SharedRegion", "empty_shared", "region_of", "regions_now", "share"]
+__all__ = [
+    "PeerRegions",
+    "SharedRegion",
+    "empty_shared",
+    "is_worth_sharing",
+    "lasting_zeros",
+    "region_of",
+    "regions_now",
+    "share",
+]
 
-_LEAST = 32 << 10  # bytes of a storage of a module from which on it is worth a region
+_LEAST = 32 << 10  # bytes from which on a storage is worth a region: shorter messages are copied
 _SHM = "/dev/shm"  # noqa: S108  # nothing is written there
 _FEW = 16  # mappings of a peer that nobody looks through
 
@@ -226,6 +236,22 @@ def empty_shared(*size: Any, dtype: torch.dtype | None = None) -> Tensor:
         raise
     flat = torch.frombuffer(memory.data, dtype=shape.dtype, count=shape.numel())
     return flat.view(shape.shape)
+
+
+def lasting_zeros(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make a flat tensor that lives long and is sent often: in shared memory where that is possible."""
+    if device.type == "cpu" and numel * dtype.itemsize >= _LEAST:
+        with contextlib.suppress(SharingError):
+            return empty_shared(numel, dtype=dtype)
+    return torch.zeros(numel, dtype=dtype, device=device)
+
+
+def is_worth_sharing(tensor: Tensor) -> bool:
+    """Whether a tensor is long, is not in shared memory, and torch can move it there."""
+    if tensor.nbytes < _LEAST or tensor.device.type != "cpu":
+        return False
+    is_known = region_of(tensor.data_ptr(), tensor.nbytes) is not None
+    return not is_known and tensor.untyped_storage().resizable()
 
 
 def share(what: What) -> What:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
+from ringcoll.collectives.groups import as_group, share_for
 from ringcoll.schedule.ir import Schedule
 from ringcoll.training.average import average_op
 
@@ -28,12 +28,16 @@ class HookOptions:
         ``None`` for the default group.
     algorithm, segment_bytes, wire_dtype
         As for `ringcoll.all_reduce`.
+    share
+        Whether the buckets move to shared memory at their first use: see `ringcoll.share`. For the
+        ranks of one host.
     """
 
     group: Any = None
     algorithm: str | Schedule = "auto"
     segment_bytes: int | None = None
     wire_dtype: torch.dtype | None = None
+    share: bool = False
 
 
 def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -59,7 +63,14 @@ def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.future
     -------
     Future
         A future of the same tensor, averaged.
+
+    Raises
+    ------
+    ArgumentError, SharingError
+        Buckets are to be shared, and the ranks are on several hosts, or there is too little memory.
     """
+    if state.share:
+        share_for(as_group(state.group), bucket.buffer())
     work = api.all_reduce(
         bucket.buffer(),
         average_op(state.wire_dtype, as_group(state.group).size()),

@@ -26,9 +26,15 @@ from torch import Tensor, nn
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.runtime.work import Work
+from ringcoll.system.shared_tensors import lasting_zeros
 from ringcoll.training.gradient_buckets import move_gradient
 
 __all__ = ["FlatBucket"]
+
+
+def _lasting(tensor: Tensor) -> Tensor:
+    """A copy that lives long."""
+    return lasting_zeros(tensor.numel(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 class FlatBucket:
@@ -60,8 +66,11 @@ class FlatBucket:
         values = [param.detach() for param in self.params]
         whole = self.laid_out(values, values[0].dtype)
         self.flat = whole if mixed is None else whole.to(mixed)
-        own = self.flat[self.own]
-        self.shard = own.clone() if stage == 3 else own  # of the parameters
+        if stage == 3:  # of the parameters; memory that comes and goes is not worth sharing
+            self.shard = _lasting(self.flat[self.own])
+        else:
+            self.flat = _lasting(self.flat)
+            self.shard = self.flat[self.own]
         self.master = self.shard  # what AdamW works on
         if mixed is not None:
             self.master = whole[self.own].to(torch.float32, copy=True)
@@ -155,7 +164,8 @@ class FlatBucket:
     def take(self, index: int) -> None:
         """Put a gradient in its place, which from then on is the parameter's ``.grad``."""
         if self.grad is None:
-            self.grad = torch.zeros_like(self.flat)
+            zeros = torch.zeros if self.stage > 1 else lasting_zeros
+            self.grad = zeros(self.flat.numel(), dtype=self.flat.dtype, device=self.device)
             self.grad_views = self.views(self.grad)
         move_gradient(self.params[index], self.grad_views[index])
         self.missing.discard(index)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ringcoll.runtime.work import Work
+from ringcoll.system.shared_tensors import lasting_zeros
 
 __all__ = [
     "GradientBucket",
@@ -116,9 +117,8 @@ class GradientBucket:
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = params
-        self.flat = torch.zeros(
-            sum(param.numel() for param in params), dtype=params[0].dtype, device=params[0].device
-        )
+        numel = sum(param.numel() for param in params)
+        self.flat = lasting_zeros(numel, params[0].dtype, params[0].device)
         pieces = torch.split(self.flat, [param.numel() for param in params])
         self.views = [piece.view_as(param) for piece, param in zip(pieces, params, strict=True)]
         self.missing = set(range(len(params)))  # indices of gradients that have not arrived

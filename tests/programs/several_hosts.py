@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives.groups import communicator
-from ringcoll.errors import MissingExtraError, RingcollError, TransportError
+from ringcoll.collectives.groups import communicator, share_for
+from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError, TransportError
 from ringcoll.launch.processes import rendezvous, report
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system.machine import place
@@ -30,6 +30,7 @@ __all__ = [
     "meet_in_vain",
     "named",
     "run_schedule",
+    "share",
     "time_all_reduce",
     "whereabouts",
 ]
@@ -44,6 +45,16 @@ def whereabouts() -> tuple[str, str, str]:
     dist.barrier()
     mine.unlink()
     return place(), socket.gethostname(), found
+
+
+def share() -> str:
+    """What a rank is told that asks for shared memory in a group of several hosts."""
+    tensor = torch.ones(20_000)
+    try:
+        share_for(_group("gloo"), tensor)
+    except ArgumentError as error:
+        return f"{error}; {'moved' if tensor.is_shared() else 'not moved'}"
+    return "nothing"
 
 
 def _hide_ucx() -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.launch.processes import report
 from ringcoll.system.shared_memory import SharedMemory
 from ringcoll.system.shared_tensors import region_of
+from ringcoll.training.ddp_hook import HookOptions, all_reduce_hook
 from ringcoll.transport.base import Message
 from ringcoll.transport.shared_channel import SHORT
 from tests.programs.transports import LIMIT_S, transport_of_all
@@ -117,6 +119,42 @@ def collectives(world_size: int) -> list[str]:
             wrong.append(f"{who} broadcast: {mine.unique()}")
     ringcoll.close(group)
     return wrong
+
+
+def _gradients(group: dist.ProcessGroup, options: HookOptions | None) -> tuple[list[float], bool]:
+    """Gradients of torch's DDP after three steps, and whether its last buckets were shared."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(150, 150), torch.nn.Linear(150, 100, bias=False))
+    model = torch.nn.parallel.DistributedDataParallel(
+        net, process_group=group, gradient_as_bucket_view=True
+    )
+    if options is not None:
+        model.register_comm_hook(options, all_reduce_hook)
+    for step in range(3):
+        model.zero_grad()
+        model(torch.full((4, 150), 0.01 * (dist.get_rank() + 1) + step)).square().sum().backward()
+    grads = [param.grad for param in net.parameters()]
+    are_shared = all(region_of(g.data_ptr(), g.nbytes) is not None for g in grads if g is not None)
+    return [float(grad.double().abs().sum()) for grad in grads if grad is not None], are_shared
+
+
+def data_parallel() -> list[bool]:
+    """Whether gradients are those of gloo with shared buckets, and whether they are shared."""
+    gloo = dist.new_group(backend="gloo")
+    ours = dist.new_group(backend="ringcoll", pg_options=ringcoll.Options(share=True))
+    plain = dist.new_group(backend="ringcoll")
+    expected, _ = _gradients(gloo, None)
+    found = []
+    for group, options in ((ours, None), (gloo, HookOptions(gloo, share=True)), (plain, None)):
+        grads, are_shared = _gradients(group, options)
+        found += [grads == expected, are_shared]
+    array = np.ones(20_000)
+    dist.all_reduce(torch.from_numpy(array), group=ours)  # it stays where it is
+    found.append(set(array.tolist()) == {float(dist.get_world_size())})
+    ringcoll.close(gloo)
+    for group in (ours, plain, gloo):
+        dist.destroy_process_group(group)
+    return found
 
 
 def resources() -> tuple[int, int]:

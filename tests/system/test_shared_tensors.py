@@ -276,6 +276,11 @@ class TestMessages:
     def test_collectives(self, pool, world_size: int):
         assert pool(world_size).run(program.collectives, world_size) == [[]] * world_size
 
+    @pytest.mark.parametrize("world_size", [1, 2])
+    def test_buckets_of_torch(self, pool, world_size: int):
+        found = pool(world_size).run(program.data_parallel)
+        assert found == [[True, True, True, True, True, False, True]] * world_size
+
     def test_nothing_grows(self, pool):
         for (mapped, descriptors), later in pool(2).run(program.come_and_go, 60):
             assert mapped <= 40

@@ -211,6 +211,15 @@ def test_who_leaves_is_heard_to_the_end(two_hosts: Hosts, transport: str, numel:
         assert pool.run(several_hosts.last_words, transport, numel, count) == [count] * 2
 
 
+def test_memory_is_not_shared_between_hosts(two_hosts: Hosts):
+    with HostRanks(two_hosts, (0, 1)) as pool:
+        for rank, told in enumerate(pool.run(several_hosts.share)):
+            assert told == (
+                f"rank {rank}: argument 'share': memory cannot be shared between hosts "
+                "(expected False, or ranks of one host, got True on 2 hosts); not moved"
+            )
+
+
 # --- the hosts themselves ------------------------------------------------------------------
 
 
