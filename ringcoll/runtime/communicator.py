@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -357,6 +358,13 @@ class Communicator:
                 _log.error("%s: %s", type(error).__name__, error)
         self.transport.abort()
 
+    def disown(self) -> None:
+        """Let every call raise an error, in a process that was forked off."""
+        self._broken = GroupBrokenError(
+            "this process was forked off a rank; it needs its own group"
+        )
+        self._queue.turn = threading.Lock()  # a thread that is not here any more may hold the other
+
     def _refuse(self) -> None:
         """Raise the reason why nothing can run any more."""
         if self._closed:
@@ -464,6 +472,16 @@ def _without_frames(error: BaseException) -> BaseException:
 
 
 @atexit.register
+def _leave_to_parent() -> None:
+    """Refuse all groups in a process that was forked off: its parent has their threads and connections."""
+    for communicator in tuple(_open_communicators):
+        communicator.disown()
+    _open_communicators.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 def _close_all() -> None:
     # Of a program that an exception has ended, nobody waits for the operations that are pending.
     # Python keeps the exception for debuggers; at a prompt it may be an old exception.

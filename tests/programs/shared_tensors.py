@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.errors import PeerLostError, TransportError
+from ringcoll.errors import GroupBrokenError, PeerLostError, TransportError
 from ringcoll.launch.processes import report
 from ringcoll.system.shared_memory import SharedMemory
 from ringcoll.system.shared_tensors import region_of
@@ -247,3 +247,30 @@ def forked() -> tuple[bool, bool]:
     os.close(reading)
     os.close(writing)
     return is_known, status == 0
+
+
+def forked_rank() -> tuple[str, float]:
+    """What a process is told that was forked off a rank and uses its group; and the group's own sum."""
+    group = dist.new_group()
+    ringcoll.use(group, transport="shared")
+    ringcoll.all_reduce(torch.ones(20_000), group=group)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        text = "nothing"
+        try:
+            ringcoll.all_reduce(torch.ones(20_000), group=group)
+        except GroupBrokenError as error:
+            text = str(error)
+        os.write(writing, text.encode())
+        os._exit(0)
+    total = torch.ones(20_000)
+    ringcoll.all_reduce(total, group=group)
+    told = os.read(reading, 1000).decode()
+    os.waitpid(child, 0)
+    ringcoll.all_reduce(total, group=group)
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    ringcoll.close(group)
+    dist.destroy_process_group(group)
+    return told, float(total[-1])

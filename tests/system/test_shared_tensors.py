@@ -306,3 +306,8 @@ class TestMessages:
 
     def test_a_fork_keeps_the_memory(self, pool):
         assert pool(1).run(program.forked) == [(True, True)]
+
+    def test_a_process_that_is_forked_off_has_no_group(self, pool):
+        for told, total in pool(2).run(program.forked_rank):
+            assert "this process was forked off a rank; it needs its own group" in told
+            assert total == 4
