@@ -11,7 +11,10 @@ Efficiency is the time of exchange and additions over the time of the collective
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,21 @@ def pooled(cycles: Iterable[Sequence[Result]]) -> list[Result]:
     return list(joined.values())
 
 
+@contextmanager
+def busy(number: int) -> Iterator[None]:
+    """Other work beside what is measured: so many processes that never rest."""
+    loops = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])  # this Python
+        for _ in range(number)
+    ]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
 def measure(world_size: int, options: Any) -> list[Result]:
     """Measure all sizes on so many ranks, in place."""
     sizes = tuple(parse_size(text) for text in options.sizes.split(","))
@@ -74,7 +92,7 @@ def measure(world_size: int, options: Any) -> list[Result]:
     return pooled(cycles)
 
 
-def tables(world_size: int, results: Sequence[Result]) -> list[Table]:
+def tables(world_size: int, results: Sequence[Result], beside: str) -> list[Table]:
     """Tables with a row for each size: medians, spreads, speeds, wrong elements, efficiencies."""
     by_size: dict[int, dict[str, Result]] = {}
     for result in results:
@@ -88,7 +106,7 @@ def tables(world_size: int, results: Sequence[Result]) -> list[Table]:
             for nbytes, row in sorted(by_size.items())
         ]
         columns = {"size": "bytes", **dict.fromkeys(names, kind)}
-        return Table(columns, rows, f"{world_size} ranks: {caption}")
+        return Table(columns, rows, f"{world_size} ranks{beside}: {caption}")
 
     def median(row: dict[str, Result], result: Result) -> float | None:
         return None if result.timed is None else result.timed.summary.p50_s
@@ -131,6 +149,7 @@ def main() -> None:
         "--seconds", type=float, default=40.0, help="of each cycle, for ours and for each library"
     )
     arguments.add_argument("--cycles", type=int, default=2)
+    arguments.add_argument("--busy", type=int, default=0, help="busy loops beside the ranks")
     options = arguments.parse_args()
     if options.json:
         check_matplotlib()
@@ -141,11 +160,13 @@ def main() -> None:
     worlds = [int(number) for number in options.ranks.split(",")]
     facts = environment(max(worlds), options.transport)
     introduce(facts)
+    beside = f", {options.busy} busy loops beside them" if options.busy else ""
     shown: list[Table] = []
     pictures: list[str] = []
     for world_size in worlds:
-        results = measure(world_size, options)
-        for table in tables(world_size, results):
+        with busy(options.busy):
+            results = measure(world_size, options)
+        for table in tables(world_size, results, beside):
             table.show()
             shown.append(table)
         if options.json:
@@ -155,7 +176,7 @@ def main() -> None:
                     curves.setdefault(result.contender, []).append(result)
             title = (
                 f"all_reduce of float32, {world_size} processes on {facts['cores']} cores, "
-                f"ours over {options.transport}: medians, quartiles shaded"
+                f"ours over {options.transport}{beside}: medians, quartiles shaded"
             )
             pictures.append(f"{options.json.stem}-{world_size}.png")
             save(draw(curves, title), options.json.with_name(pictures[-1]))
