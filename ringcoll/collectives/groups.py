@@ -16,7 +16,7 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system import streams
-from ringcoll.system.shared_tensors import is_worth_sharing, share
+from ringcoll.system.shared_tensors import can_move, is_long, share
 from ringcoll.transport import catalogue
 from ringcoll.transport.base import Handle, Message
 
@@ -297,7 +297,7 @@ def _private(store: dist.Store) -> dist.Store:
 def share_for(group: Any, tensor: Tensor) -> None:
     """Move a long CPU tensor to shared memory, unless it is there or cannot move.
 
-    All ranks call it alike: the first time they meet.
+    All ranks call it with tensors of one length: the first time they meet.
 
     Raises
     ------
@@ -306,20 +306,21 @@ def share_for(group: Any, tensor: Tensor) -> None:
     SharingError
         There is too little memory, or there are too many open files.
     """
-    if tensor.is_sparse or not is_worth_sharing(tensor):
+    if not is_long(tensor):
         return
     member = communicator(group, tensor.device)
-    if not member.transport.hosts:
-        member.in_turn(lambda: None, "meeting")
-    if len(set(member.transport.hosts)) > 1:
+    hosts = set(member.meet())
+    if len(hosts) > 1:
         raise ArgumentError(
             "memory cannot be shared between hosts",
             rank=member.rank,
             argument="share",
             expected="False, or ranks of one host",
-            got=f"True on {len(set(member.transport.hosts))} hosts",
+            got=f"True on {len(hosts)} hosts",
         )
-    share(tensor)
+    if can_move(tensor):
+        with member.at_rest():  # an operation may use the same memory
+            share(tensor)
 
 
 def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:

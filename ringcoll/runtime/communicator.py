@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,6 +42,7 @@ __all__ = ["Call", "Communicator", "Part"]
 
 _log = logging.getLogger("ringcoll")
 _EXIT_S = 10.0  # for operations that are pending when the process ends
+_WHILE_S = 0.0005  # between looks whether the queue is empty
 _JOIN_S = 5.0  # for threads that have nothing to wait for any more
 _MOST_OPERATIONS = 512  # kinds of calls that a group remembers
 
@@ -148,7 +149,7 @@ class Communicator:
         self._streams: dict[torch.device, Streams] = {}
         self._lane: Lane | None = None  # of the operation that runs
         self._broken: BaseException | None = None
-        self._closed = False
+        self._closed = self._is_foreign = self._asked_to_meet = False
         _open_communicators[self] = None
 
     # --- calls ------------------------------------------------------------------------------
@@ -233,6 +234,25 @@ class Communicator:
     def in_turn(self, function: Callable[[], object], name: str) -> None:
         """Call a function when the operations before it are over, and none runs beside it."""
         self.run(Turn(name, function), (), self.timeout_s, False, [])
+
+    def meet(self) -> tuple[int, ...]:
+        """Host number of every rank; the first call, which all ranks make alike, meets the others."""
+        if not self._asked_to_meet:
+            self._asked_to_meet = True
+            self.in_turn(lambda: None, "meeting")
+        return self.transport.hosts
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Let no operation of this rank be under way, or begin, meanwhile."""
+        queue = self._queue
+        with queue.turn:
+            while True:
+                with queue.serving:
+                    if not queue.items:
+                        yield
+                        return
+                time.sleep(_WHILE_S)
 
     # --- running ----------------------------------------------------------------------------
 
@@ -351,6 +371,8 @@ class Communicator:
         return error
 
     def _break(self, error: BaseException) -> None:
+        if self._is_foreign:
+            return
         if self._broken is None:
             self._broken = _without_frames(error)
             if threading.current_thread() in self._queue.threads and not self._closed:
@@ -359,14 +381,17 @@ class Communicator:
         self.transport.abort()
 
     def disown(self) -> None:
-        """Let every call raise an error, in a process that was forked off."""
-        self._broken = GroupBrokenError(
-            "this process was forked off a rank; it needs its own group"
-        )
+        """Let every call raise an error, in a process that was forked off: its parent has the group."""
+        self._closed = True  # here; the parent's threads and connections stay as they are
+        self._is_foreign = True
         self._queue.turn = threading.Lock()  # a thread that is not here any more may hold the other
 
     def _refuse(self) -> None:
         """Raise the reason why nothing can run any more."""
+        if self._is_foreign:
+            raise GroupBrokenError(
+                "this process was forked off a rank; it needs a group of its own"
+            )
         if self._closed:
             raise GroupBrokenError(f"rank {self.rank}: the group was closed")
         raise GroupBrokenError(
@@ -471,7 +496,6 @@ def _without_frames(error: BaseException) -> BaseException:
         return TransportError(f"{type(error).__name__}: {error}")
 
 
-@atexit.register
 def _leave_to_parent() -> None:
     """Refuse all groups in a process that was forked off: its parent has their threads and connections."""
     for communicator in tuple(_open_communicators):
@@ -482,6 +506,7 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
+@atexit.register
 def _close_all() -> None:
     # Of a program that an exception has ended, nobody waits for the operations that are pending.
     # Python keeps the exception for debuggers; at a prompt it may be an old exception.

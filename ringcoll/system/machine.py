@@ -50,8 +50,10 @@ def free_bytes() -> float:
             with contextlib.suppress(OSError, ValueError):  # a number is missing: no limit
                 limit = int((group / "memory.max").read_text())
                 stat = (group / "memory.stat").read_text().splitlines()
-                cached = dict(line.split() for line in stat)["inactive_file"]  # makes room
-                free.append(limit - int((group / "memory.current").read_text()) + int(cached))
+                numbers = {name: int(number) for name, number in map(str.split, stat)}
+                names = ("active_file", "inactive_file", "slab_reclaimable")  # what makes room
+                room = sum(numbers[name] for name in names if name in numbers)
+                free.append(limit - int((group / "memory.current").read_text()) + room)
     return min(free)
 
 

@@ -14,7 +14,6 @@ What processes tell each other by it rests on these facts:
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
 import platform
@@ -22,8 +21,6 @@ import threading
 import weakref
 from pathlib import Path
 from typing import NamedTuple
-
-from ringcoll.system.machine import free_bytes
 
 __all__ = [
     "Identity",
@@ -178,9 +175,6 @@ class SharedMemory:
         OSError
             There is not so much memory.
         """
-        free = free_bytes()
-        if taken > free:  # the kernel would end a process, perhaps this one
-            raise OSError(errno.ENOMEM, f"{taken} bytes of memory are needed, {free} are free")
         descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, nbytes)

@@ -5,9 +5,9 @@
     gradients = ringcoll.empty_shared(1 << 20)  # new memory
     ringcoll.share(model)                       # memory that is there moves, with all views of it
 
-A *region* is the memory of such tensors: it has a number that no other region on the host has, and a
+A *region* is the memory of such tensors: it has an identity that no other memory on the host has, and a
 descriptor by which processes of the same user open it. A rank that sends from a region tells its peer
-the number, the descriptor and the place; the peer maps the region once, and reads there.
+both, and the place; the peer maps the region once, and reads there.
 
 - A region lives as long as a tensor of this process uses it. Its pages are given back then, also where
   peers have mapped it; they let go of their mappings when they open others (`PeerRegions`).
@@ -19,9 +19,8 @@ the number, the descriptor and the place; the peer maps the region once, and rea
 from __future__ import annotations
 
 import contextlib
-import itertools
+import errno
 import os
-import random
 import shutil
 import weakref
 from bisect import bisect_right
@@ -33,13 +32,15 @@ import torch
 from torch import Tensor, nn
 
 from ringcoll.errors import ArgumentError, SharingError
+from ringcoll.system.machine import free_bytes
 from ringcoll.system.shared_memory import Identity, SharedMemory, identity, release_pages
 
 __all__ = [
     "PeerRegions",
     "SharedRegion",
+    "can_move",
     "empty_shared",
-    "is_worth_sharing",
+    "is_long",
     "lasting_zeros",
     "region_of",
     "regions_now",
@@ -48,18 +49,16 @@ __all__ = [
 
 _LEAST = 32 << 10  # bytes from which on a storage is worth a region: shorter messages are copied
 _SHM = "/dev/shm"  # noqa: S108  # nothing is written there
-_FEW = 16  # mappings of a peer that nobody looks through
+_FEW, _MUCH = 16, 64 << 20  # mappings of a peer, and new bytes of them, that nobody looks through
 
 What = TypeVar("What", Tensor, nn.Module)
 
-_numbers = itertools.count(random.SystemRandom().getrandbits(62))  # other processes count elsewhere
-_forks = itertools.count(1)
 _num_forks = 0
 
 
 def _count_fork() -> None:
     global _num_forks  # noqa: PLW0603
-    _num_forks = next(_forks)
+    _num_forks += 1
 
 
 os.register_at_fork(before=_count_fork)
@@ -70,18 +69,16 @@ class SharedRegion:
 
     Attributes
     ----------
-    number
-        Number that no other region has.
     start, nbytes
         Address in this process, and length.
     descriptor, identity
         What a peer opens, and how it knows that it has opened the right memory.
     """
 
-    __slots__ = ("descriptor", "identity", "nbytes", "number", "start", "storage")
+    __slots__ = ("descriptor", "identity", "nbytes", "start", "storage")
 
     def __init__(self, start: int, descriptor: int, storage: Any = None) -> None:
-        self.number, self.start, self.descriptor = next(_numbers), start, descriptor
+        self.start, self.descriptor = start, descriptor
         self.identity = identity(descriptor)
         self.nbytes = self.identity.nbytes
         self.storage = None if storage is None else weakref.ref(storage)  # if it is torch's
@@ -99,19 +96,19 @@ class _Regions:
 
     def __init__(self) -> None:
         self.now = object()  # another one after each change
-        self._known: dict[int, SharedRegion] = {}
+        self._known: set[SharedRegion] = set()
         self._sorted: tuple[object, list[int], list[SharedRegion]] = (self.now, [], [])
 
     def add(self, region: SharedRegion, owner: object) -> None:
         """Take in a region, until its owner ends."""
-        self._known[region.number] = region
+        self._known.add(region)
         self.now = object()
         is_own = region.storage is None
         ending = weakref.finalize(owner, self._end, region, _num_forks, is_own=is_own)
         ending.atexit = False  # the kernel knows better
 
     def _end(self, region: SharedRegion, num_forks: int, *, is_own: bool) -> None:
-        self._known.pop(region.number, None)
+        self._known.discard(region)
         self.now = object()
         if not is_own:  # torch may have given it to further processes, and closes the descriptor
             return
@@ -124,7 +121,7 @@ class _Regions:
         seen, starts, regions = self._sorted
         now = self.now
         if seen is not now:
-            regions = sorted(self._known.copy().values(), key=lambda region: region.start)
+            regions = sorted(self._known.copy(), key=lambda region: region.start)
             starts = [region.start for region in regions]
             self._sorted = now, starts, regions
         index = bisect_right(starts, address) - 1
@@ -148,7 +145,8 @@ def region_of(address: int, nbytes: int) -> SharedRegion | None:
     return _regions.find(address, nbytes)
 
 
-_mapped: weakref.WeakValueDictionary[int, SharedMemory] = weakref.WeakValueDictionary()
+# What is mapped keeps its inode, so that no other memory gets the same identity.
+_mapped: weakref.WeakValueDictionary[Identity, SharedMemory] = weakref.WeakValueDictionary()
 
 
 class PeerRegions:
@@ -156,10 +154,10 @@ class PeerRegions:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._mapped: dict[int, tuple[int, Identity, SharedMemory]] = {}
-        self._enough = _FEW
+        self._mapped: dict[Identity, tuple[int, SharedMemory]] = {}
+        self._enough, self._new_nbytes = _FEW, 0
 
-    def map(self, number: int, descriptor: int, expected: Identity) -> SharedMemory:
+    def map(self, descriptor: int, expected: Identity) -> SharedMemory:
         """Map a region, unless it is mapped.
 
         Raises
@@ -167,28 +165,29 @@ class PeerRegions:
         OSError
             The kernel does not allow it, or there is no such memory.
         """
-        known = self._mapped.get(number)
+        known = self._mapped.get(expected)
         if known is not None:
-            return known[2]
-        if len(self._mapped) >= self._enough:
+            return known[1]
+        self._new_nbytes += expected.nbytes
+        if len(self._mapped) >= self._enough or self._new_nbytes > _MUCH:
             self._forget_ended()
-        memory = _mapped.get(number)
+        memory = _mapped.get(expected)
         if memory is None:
             memory = SharedMemory.open(self._pid, descriptor, expected, is_written=False)
-            _mapped[number] = memory
-        self._mapped[number] = descriptor, expected, memory
+            _mapped[expected] = memory
+        self._mapped[expected] = descriptor, memory
         return memory
 
     def _forget_ended(self) -> None:
         """Let go of regions that their owner has let go of."""
-        for number, (descriptor, expected, _) in tuple(self._mapped.items()):
+        for expected, (descriptor, _) in tuple(self._mapped.items()):
             try:
                 is_there = identity(Path(f"/proc/{self._pid}/fd/{descriptor}")) == expected
             except OSError:
                 is_there = False
             if not is_there:
-                del self._mapped[number]
-        self._enough = max(_FEW, 2 * len(self._mapped))
+                del self._mapped[expected]
+        self._enough, self._new_nbytes = max(_FEW, 2 * len(self._mapped)), 0
 
 
 def empty_shared(*size: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -224,6 +223,9 @@ def empty_shared(*size: Any, dtype: torch.dtype | None = None) -> Tensor:
     if not shape.nbytes:
         return torch.empty(shape.shape, dtype=shape.dtype, device="cpu")
     try:
+        free = free_bytes()
+        if shape.nbytes > free:  # the kernel would end a process, perhaps this one
+            raise OSError(errno.ENOMEM, f"only {free} bytes are free")
         memory, descriptor = SharedMemory.create(shape.nbytes, shape.nbytes)
     except (OSError, AttributeError) as error:
         raise SharingError(
@@ -246,12 +248,21 @@ def lasting_zeros(numel: int, dtype: torch.dtype, device: torch.device) -> Tenso
     return torch.zeros(numel, dtype=dtype, device=device)
 
 
-def is_worth_sharing(tensor: Tensor) -> bool:
-    """Whether a tensor is long, is not in shared memory, and torch can move it there."""
-    if tensor.nbytes < _LEAST or tensor.device.type != "cpu":
+def is_long(tensor: Tensor) -> bool:
+    """Whether a tensor is one that shared memory is good for: a long one on the CPU."""
+    is_on_cpu = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    return is_on_cpu and tensor.nbytes >= _LEAST
+
+
+def can_move(tensor: Tensor) -> bool:
+    """Whether a tensor is not in shared memory, and torch can move it there."""
+    if region_of(tensor.data_ptr(), tensor.nbytes) is not None:
         return False
-    is_known = region_of(tensor.data_ptr(), tensor.nbytes) is not None
-    return not is_known and tensor.untyped_storage().resizable()
+    try:
+        _movable(tensor)
+    except ArgumentError:
+        return False
+    return True
 
 
 def share(what: What) -> What:
@@ -275,11 +286,11 @@ def share(what: What) -> What:
     Raises
     ------
     ArgumentError
-        The memory cannot be moved: it is numpy's or another library's, or not on the CPU.
+        The memory cannot be moved: it is numpy's or another library's, or not on the CPU. Nothing
+        was moved.
     SharingError
-        ``/dev/shm`` has too little room, or there are too many open files.
-
-    In both cases nothing was moved.
+        ``/dev/shm`` has too little room, or there are too many open files. What has moved before
+        stays there; no value has changed.
 
     Examples
     --------
@@ -318,9 +329,12 @@ def _movable(tensor: object) -> torch.UntypedStorage:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise refuse("strided tensors on the CPU", f"{tensor.layout} on {tensor.device}")
     storage = tensor.untyped_storage()
-    if not storage.resizable() and region_of(storage.data_ptr(), storage.nbytes()) is None:
-        if storage.is_shared():  # moved by torch before
-            return storage
+    if region_of(storage.data_ptr(), storage.nbytes()) is not None:
+        return storage
+    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    if storage.is_shared() and strategy == "file_system":
+        raise refuse("memory that torch has not shared by a file's name", "such memory: clone() it")
+    if not storage.is_shared() and not storage.resizable():
         raise refuse(
             "memory that torch has allocated", "memory of numpy, or of another library: clone() it"
         )
@@ -333,7 +347,7 @@ def _move(storages: Iterable[torch.UntypedStorage]) -> None:
     nbytes = sum(storage.nbytes() for storage in storages if not storage.is_shared())
     try:
         free = shutil.disk_usage(_SHM).free
-        if nbytes > free:  # torch would not notice, and writing there would end the process
+        if nbytes > free:  # before anything moves
             raise OSError(f"{nbytes} bytes of {_SHM} are needed, {free} are free")
         for storage in storages:
             descriptor, _ = storage._share_fd_cpu_()

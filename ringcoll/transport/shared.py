@@ -211,7 +211,7 @@ class SharedTransport(Transport):
             self.wait(handle, max(deadline - time.monotonic(), 0.001))
         for channel in self._channels.values():
             word = places.can_read[self.rank] // WORD
-            channel.peer_reads = bool(channel.other.words[word])
+            channel.peer_reads = bool(channel.other_words[word])
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
@@ -219,28 +219,28 @@ class SharedTransport(Transport):
         """Make messages ready; see `Transport.bind`. Each is over before it is posted again."""
         channels = self._channels
         arriving = [
-            (RingReceive(channels[peer], tensor.nbytes, tag, tensor, lent), channels[peer].post)
+            RingReceive(channels[peer], tensor.nbytes, tag, tensor, lent)
             for peer, tensor, tag, lent in receives
         ]
         leaving = [
             (RingSend(channels[message.peer], message), channels[message.peer].start)
             for message in sends
         ]
-        told = [channels[peer].ring_if_needed for peer in {message.peer for message in sends}]
+        told = [channels[peer] for peer in {message.peer for message in sends}]
 
         def post(mixed: int) -> list[Handle]:
-            handles: list[Handle] = []
-            for receive, begin in arriving:
+            handles: list[Handle] = [*arriving]
+            for receive in arriving:
                 receive.tag = receive.base ^ mixed
-                begin(receive)
-                handles.append(receive)
+                receive.channel.post(receive)
             for send, start in leaving:
                 send.tag = send.base ^ mixed
                 handles.append(start(send))
             if told:  # when all is written, as who wakes may take the processor
                 fence()
-                for tell in told:
-                    tell()
+                for channel in told:
+                    if channel.other_words[SLEEPS]:
+                        channel.ring_if_needed()
             return handles
 
         return post
@@ -256,7 +256,7 @@ class SharedTransport(Transport):
                 message.channel.fetch(message)
                 return
             channel = message.channel
-            words, at, number = channel.other.words, channel.word_in, channel.next_in
+            words, at, number = channel.other_words, channel.word_in, channel.next_in
             for _ in repeat(None, self._spins):
                 if words[at] == number:
                     channel.take()
@@ -354,7 +354,7 @@ class SharedTransport(Transport):
         peer = message.channel.peer
         is_over = self._aborted
         for channel in self._channels.values():
-            state = channel.other.words[STATE]
+            state = channel.other_words[STATE]
             is_over = is_over or state == BROKEN or (state == CLOSED and channel.peer == peer)
         if is_over and not message.look():
             self._give_up()

@@ -72,7 +72,7 @@ __all__ = [
 _DEPTH = 16  # entries of a ring, a power of two
 _ENTRY = 36 << 10  # bytes of an entry, whole pages
 _HEAD = 32  # of which words: number, length and kind, address or length of a piece, tag
-# Behind them, of a mapped message: offset in its region, and the region's number, descriptor and identity.
+# Behind them, of a mapped message: offset in its region, and the region's descriptor and identity.
 SHORT = _ENTRY - _HEAD
 """Bytes of the longest message that travels in an entry."""
 _PIECE, _PIECES = 256 << 10, 2  # bytes of a piece of a long message, and places for pieces
@@ -81,6 +81,7 @@ _IN_PLACE = (_REMOTE, _MAPPED)  # kinds that are read where they lie
 _MOST_SLICES = 256  # lengths of short messages whose places are remembered
 WORD = 8
 """Bytes of a word."""
+_ENTRY_WORDS = _ENTRY // WORD
 BELL, SLEEPS, STATE, SECRET = 0, 8, 16, 24
 """Numbers of the words of the control block, each on a cache line of its own."""
 _CONTROL = 256  # bytes
@@ -102,13 +103,14 @@ class RingSend:
     """A message to a peer."""
 
     __slots__ = ("_region", "_regions", "address", "base", "channel", "copied", "done", "nbytes",
-                 "number", "source", "tag", "tensor")  # fmt: skip
+                 "number", "places", "source", "tag", "tensor")  # fmt: skip
 
     def __init__(self, channel: PeerChannel, message: Message) -> None:
         _, self.tensor, self.base, _ = message
         self.channel, self.nbytes = channel, self.tensor.nbytes
         self.address = self.tensor.data_ptr()
         self.source = _bytes_at(self.address, self.nbytes)
+        self.places = channel.outgoing(self.nbytes) if self.nbytes <= SHORT else []
         self.tag = self.number = self.copied = 0
         self.done = False
         self._region: SharedRegion | None = None
@@ -207,11 +209,13 @@ class PeerChannel:
         self._life = select.poll()
         self._life.register(life, select.POLLIN)
         self.own, self.other = own, other
+        self._words, self.other_words = own.words, other.words
         self._rank, self._num_rings = rank, 0
         # To the peer.
         self.pending: deque[RingSend] = deque()
         self._next_out = _DEPTH
         self._ring_out = places.rings[peer]
+        self._ring_out_word = self._ring_out // WORD
         self._acked = places.acks[rank] // WORD  # in the peer's memory
         self._pieces_out = places.pieces[peer]
         self._num_pieces_out = 0
@@ -223,7 +227,7 @@ class PeerChannel:
         self.unread: deque[RingReceive] = deque()  # that lie in the peer's memory
         self.next_in = _DEPTH
         self._ring_in = places.rings[rank]  # in the peer's memory
-        self.word_in = self._ring_in // WORD  # of the next message
+        self.word_in = self._ring_in_word = self._ring_in // WORD  # of the next message
         self._acks = places.acks[peer] // WORD
         self._pieces_in = places.pieces[rank]
         self._num_pieces_in = 0
@@ -233,12 +237,26 @@ class PeerChannel:
         self.peer_reads = False  # whether the peer can read this process's memory
         self.reads_peer = False
         for entry in range(_DEPTH):
-            own.words[self._acks + entry] = entry
+            self._words[self._acks + entry] = entry
 
     # --- to the peer ----------------------------------------------------------------------
 
     def start(self, send: RingSend) -> RingSend | None:
         """Start a message; ``None`` if it is complete."""
+        number = self._next_out
+        entry = number & (_DEPTH - 1)
+        # What is most frequent comes first, and in few words: a short message for which there is room.
+        if (
+            send.places
+            and not self.pending
+            and self.other_words[self._acked + entry] == number - _DEPTH
+        ):
+            send.places[entry][:] = send.source
+            words, at = self._words, self._ring_out_word + entry * _ENTRY_WORDS
+            words[at + 1], words[at + 3] = send.nbytes << 2 | _INLINE, send.tag
+            words[at] = number  # now the message can be seen
+            self._next_out = number + 1
+            return None
         send.number = send.copied = 0
         send.done = False
         if self.pending or not self._put(send):
@@ -260,34 +278,32 @@ class PeerChannel:
 
         A fence comes before it, after the stores of messages.
         """
-        sleeps = self.other.words[SLEEPS]
+        sleeps = self.other_words[SLEEPS]
         if sleeps and (sleeps >> WHOM == self._rank or self.pending):
             self.ring()
 
     def is_taken(self, number: int) -> bool:
         """Whether the peer has taken a message."""
-        return self.other.words[self._acked + (number & (_DEPTH - 1))] >= number
+        return self.other_words[self._acked + (number & (_DEPTH - 1))] >= number
 
     def _put(self, send: RingSend) -> bool:
         """Write as much of a message as there is room for; return whether that is all."""
-        nbytes, words = send.nbytes, self.own.words
+        nbytes, words = send.nbytes, self._words
         is_all = False
         while not is_all:
             number = self._next_out
             entry = number & (_DEPTH - 1)
-            if self.other.words[self._acked + entry] != number - _DEPTH:
+            if self.other_words[self._acked + entry] != number - _DEPTH:
                 return False
-            at = (self._ring_out + entry * _ENTRY) // WORD
+            at = self._ring_out_word + entry * _ENTRY_WORDS
             if nbytes <= SHORT:
-                places = self._slices(self._outgoing, self.own, self._ring_out, nbytes)
-                places[entry][:] = send.source
+                send.places[entry][:] = send.source
                 words[at + 1] = nbytes << 2 | _INLINE
                 is_all = send.done = True
-            elif (region := send.region()) is not None:
+            elif not send.copied and (region := send.region()) is not None:
                 words[at + 1], words[at + 2] = nbytes << 2 | _MAPPED, send.address
-                words[at + 4], words[at + 5] = send.address - region.start, region.number
-                words[at + 6] = region.descriptor
-                words[at + 7], words[at + 8], words[at + 9] = region.identity
+                words[at + 4], words[at + 5] = send.address - region.start, region.descriptor
+                words[at + 6], words[at + 7], words[at + 8] = region.identity
                 send.number, is_all = number, True
             elif self.peer_reads:
                 words[at + 1], words[at + 2] = nbytes << 2 | _REMOTE, send.address
@@ -312,8 +328,12 @@ class PeerChannel:
     def ring(self) -> None:
         """Wake the peer, if it sleeps."""
         self._num_rings += 1
-        self.other.words[BELL] = (self._rank << 20 | self._num_rings & 0xFFFFF) & 0xFFFFFFFF
+        self.other_words[BELL] = (self._rank << 20 | self._num_rings & 0xFFFFF) & 0xFFFFFFFF
         futex_wake(self.other.address + BELL * WORD)
+
+    def outgoing(self, nbytes: int) -> list[memoryview]:
+        """The memory of short messages of a length in each entry of the ring to the peer."""
+        return self._slices(self._outgoing, self.own, self._ring_out, nbytes)
 
     # --- from the peer --------------------------------------------------------------------
 
@@ -350,21 +370,33 @@ class PeerChannel:
 
     def has_come(self) -> bool:
         """Whether there is a message to take."""
-        return self.other.words[self.word_in] == self.next_in
+        return self.other_words[self.word_in] == self.next_in
 
     def take(self) -> None:
         """Take the message that has come."""
-        number, at, words = self.next_in, self.word_in, self.other.words
+        number, at, words = self.next_in, self.word_in, self.other_words
         what, tag = words[at + 1], words[at + 3]
         nbytes, kind = what >> 2, what & 3
         entry = number & (_DEPTH - 1)
+        posted = self.posted
+        if posted and kind == _INLINE and posted[0].tag == tag and posted[0].nbytes == nbytes:
+            first = posted.popleft()  # what is most frequent
+            first.into[:] = first.sources[entry]
+            first.done = True
+            self.next_in = number + 1
+            self.word_in = self._ring_in_word + ((number + 1) & (_DEPTH - 1)) * _ENTRY_WORDS
+            self._words[self._acks + entry] = number
+            fence()
+            if words[SLEEPS] & FOR_ROOM:
+                self.ring()
+            return
         receive = self._partial or self._matching(tag)
         if receive is None:
             receive = self._keep_early(tag, nbytes, kind)
         if receive.nbytes != nbytes:
             self._check_length(receive, nbytes)
         self.next_in = number + 1
-        self.word_in = (self._ring_in + (self.next_in & (_DEPTH - 1)) * _ENTRY) // WORD
+        self.word_in = self._ring_in_word + (self.next_in & (_DEPTH - 1)) * _ENTRY_WORDS
         if kind == _INLINE:
             receive.into[:] = receive.sources[entry]
             receive.done = True
@@ -393,10 +425,10 @@ class PeerChannel:
 
     def _map(self, receive: RingReceive, at: int) -> None:
         """Map the region that a message lies in, or leave the message to be read remotely."""
-        words = self.other.words
-        expected = Identity(words[at + 7], words[at + 8], words[at + 9])
+        words = self.other_words
+        expected = Identity(words[at + 6], words[at + 7], words[at + 8])
         try:
-            receive.memory = self._regions.map(words[at + 5], words[at + 6], expected)
+            receive.memory = self._regions.map(words[at + 5], expected)
             receive.address = words[at + 4]
         except OSError as error:
             if not self.reads_peer:
@@ -450,7 +482,7 @@ class PeerChannel:
 
     def release(self, receive: RingReceive) -> None:
         """Let go of a message in the peer's memory, which has held still so far."""
-        if self.other.words[STATE] != OPEN or self.has_ended():
+        if self.other_words[STATE] != OPEN or self.has_ended():
             raise PeerLostError("the connection was broken", peer=self.peer)
         self._acknowledge(receive.number)
         receive.number, receive.memory = 0, None
@@ -460,9 +492,9 @@ class PeerChannel:
         return bool(self._life.poll(0))
 
     def _acknowledge(self, number: int) -> None:
-        self.own.words[self._acks + (number & (_DEPTH - 1))] = number
+        self._words[self._acks + (number & (_DEPTH - 1))] = number
         fence()
-        if self.other.words[SLEEPS] & FOR_ROOM:
+        if self.other_words[SLEEPS] & FOR_ROOM:
             self.ring()
 
     def _check_length(self, receive: RingReceive, nbytes: int) -> None:

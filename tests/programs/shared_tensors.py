@@ -157,6 +157,32 @@ def data_parallel() -> list[bool]:
     return found
 
 
+def differing_memory() -> list[bool]:
+    """Sums in a group whose tensors are shared, where that is possible; in words, whether they are right."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group(backend="ringcoll", pg_options=ringcoll.Options(share=True))
+    short, array = torch.ones(3), np.full(20_000, 1.0 + rank)
+    foreign = torch.from_numpy(array)
+    first = foreign if rank == 0 else foreign.clone()
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in (short, first)]
+    # The all-reduce may not move memory that the broadcast still works on.
+    whole = torch.full((4_000_000,), float(rank))
+    root, half = dist.get_global_rank(group, size - 1), 2_000_000
+    works.append(dist.broadcast(whole[:half], root, group=group, async_op=True))
+    works.append(dist.all_reduce(whole[half:], group=group, async_op=True))
+    for work in works:
+        work.wait()
+    total = size * (size - 1) / 2
+    found = [
+        short.tolist() == [size] * 3,
+        first.unique().tolist() == [total + size],
+        whole[:half].unique().tolist() == [size - 1],
+        whole[half:].unique().tolist() == [total],
+    ]
+    dist.destroy_process_group(group)
+    return found
+
+
 def resources() -> tuple[int, int]:
     """Mappings of shared memory, and open descriptors, of this process."""
     maps = Path("/proc/self/maps").read_text().splitlines()

@@ -13,7 +13,7 @@ import torch
 import ringcoll
 from ringcoll.errors import ArgumentError, SharingError
 from ringcoll.launch.processes import RankError, Ranks
-from ringcoll.system import shared_memory, shared_tensors
+from ringcoll.system import shared_tensors
 from ringcoll.system.shared_memory import SharedMemory, identity
 from ringcoll.system.shared_tensors import PeerRegions, region_of, regions_now
 from tests.programs import shared_tensors as program
@@ -86,10 +86,10 @@ class TestEmptyShared:
         assert mapped.data[:4] == bytes(4)
 
     def test_too_much_memory(self, monkeypatch: pytest.MonkeyPatch):
-        with pytest.raises(SharingError, match=r"1152921504606846976 bytes .* are free"):
+        with pytest.raises(SharingError, match=r"1152921504606846976 bytes .* are free; use torch"):
             ringcoll.empty_shared(1 << 58)
-        monkeypatch.setattr(shared_memory, "free_bytes", lambda: 1000)
-        with pytest.raises(SharingError, match=r"4096 bytes of memory are needed, 1000 are free"):
+        monkeypatch.setattr(shared_tensors, "free_bytes", lambda: 1000)
+        with pytest.raises(SharingError, match=r"4096 bytes .* only 1000 bytes are free"):
             ringcoll.empty_shared(1024)
         assert ringcoll.empty_shared(200).nbytes == 800
 
@@ -190,6 +190,16 @@ class TestShare:
         with pytest.raises(ArgumentError, match=text):
             ringcoll.share(what)  # type: ignore[type-var]
 
+    def test_what_a_name_shares_does_not_move(self):
+        before = torch.multiprocessing.get_sharing_strategy()
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        try:
+            tensor = torch.zeros(10_000).share_memory_()
+            with pytest.raises(ArgumentError, match="shared by a file's name"):
+                ringcoll.share(tensor)
+        finally:
+            torch.multiprocessing.set_sharing_strategy(before)
+
     def test_memory_that_numpy_looks_at_does_not_move(self):
         tensor = torch.zeros(10_000)
         array = tensor.numpy()
@@ -235,12 +245,12 @@ class TestPeerRegions:
             )
             found = region(tensor)
             assert found is not None
-            mapped = peer.map(found.number, found.descriptor, found.identity)
-            assert peer.map(found.number, found.descriptor, found.identity) is mapped
+            mapped = peer.map(found.descriptor, found.identity)
+            assert peer.map(found.descriptor, found.identity) is mapped
             for other in held:
                 found = region(other)
                 assert found is not None
-                peer.map(found.number, found.descriptor, found.identity)
+                peer.map(found.descriptor, found.identity)
         assert 6 <= len(peer._mapped) <= 17
 
     def test_two_groups_map_a_region_once(self):
@@ -248,8 +258,8 @@ class TestPeerRegions:
         found = region(tensor)
         assert found is not None
         one, two = PeerRegions(os.getpid()), PeerRegions(os.getpid())
-        assert one.map(found.number, found.descriptor, found.identity) is two.map(
-            found.number, found.descriptor, found.identity
+        assert one.map(found.descriptor, found.identity) is two.map(
+            found.descriptor, found.identity
         )
 
     def test_another_file_under_the_same_number_is_not_opened(self, tmp_path):
@@ -261,7 +271,7 @@ class TestPeerRegions:
         with other.open("rb") as file:
             assert identity(file.fileno()).nbytes == found.nbytes
             with pytest.raises(OSError, match="other memory"):
-                PeerRegions(os.getpid()).map(1, file.fileno(), found.identity)
+                PeerRegions(os.getpid()).map(file.fileno(), found.identity)
 
 
 @pytest.mark.processes
@@ -273,13 +283,18 @@ class TestMessages:
         assert wrong == [[]] * world_size
 
     @pytest.mark.parametrize("world_size", [2, 3])
-    def test_collectives(self, pool, world_size: int):
-        assert pool(world_size).run(program.collectives, world_size) == [[]] * world_size
+    def test_collectives(self, world_size: int):
+        # New ranks, forked off one process, so that they have made as many regions each.
+        with Ranks(world_size, timeout_s=60.0) as ranks:
+            assert ranks.run(program.collectives, world_size) == [[]] * world_size
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_buckets_of_torch(self, pool, world_size: int):
         found = pool(world_size).run(program.data_parallel)
         assert found == [[True, True, True, True, True, False, True]] * world_size
+
+    def test_ranks_may_differ_in_what_can_be_shared(self, pool):
+        assert pool(3).run(program.differing_memory) == [[True] * 4] * 3
 
     def test_nothing_grows(self, pool):
         for (mapped, descriptors), later in pool(2).run(program.come_and_go, 60):
@@ -309,5 +324,5 @@ class TestMessages:
 
     def test_a_process_that_is_forked_off_has_no_group(self, pool):
         for told, total in pool(2).run(program.forked_rank):
-            assert "this process was forked off a rank; it needs its own group" in told
+            assert "this process was forked off a rank; it needs a group of its own" in told
             assert total == 4
