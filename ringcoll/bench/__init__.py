@@ -31,7 +31,7 @@
 May be imported from outside: ``__all__``, and each module's own.
 """
 
-from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, OPS, PERSISTENT, SHARED, Workload
+from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, OPS, OVER, PERSISTENT, SHARED, Workload
 from ringcoll.bench.measure import (
     BenchRequest,
     Meeting,
@@ -49,6 +49,7 @@ __all__ = [
     "DTYPES",
     "NATIVE",
     "OPS",
+    "OVER",
     "PERSISTENT",
     "SHARED",
     "BenchRequest",

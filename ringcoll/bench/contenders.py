@@ -22,6 +22,7 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll.bench.exact import FACTOR
+from ringcoll.collectives.groups import communicator
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import premul_sum
 from ringcoll.schedule.contracts import contract
@@ -31,12 +32,14 @@ __all__ = [
     "DTYPES",
     "NATIVE",
     "OPS",
+    "OVER",
     "PERSISTENT",
     "SHARED",
     "Buffers",
     "Shape",
     "Workload",
     "caller",
+    "close_groups",
     "shape",
 ]
 
@@ -48,6 +51,8 @@ PERSISTENT = "persistent"
 """Name of the same, as an operation that is prepared once: see `ringcoll.collectives.calls.Collective.plan`."""
 SHARED = "shared_tensors"
 """Name of `PERSISTENT` on tensors in shared memory: see `ringcoll.empty_shared`."""
+OVER = "@"
+"""Between the name of a contender and that of another transport than the run's: ``"ring@gloo"``."""
 
 DTYPES = {
     "int8": torch.int8,
@@ -228,7 +233,8 @@ def caller(
     Parameters
     ----------
     contender
-        Name of an algorithm, `AUTO`, `PERSISTENT`, `SHARED` or `NATIVE`.
+        Name of an algorithm, `AUTO`, `PERSISTENT` or `SHARED`, perhaps `OVER` a transport; or
+        `NATIVE`.
     workload, buffers
         What to run, on which tensors.
     rank, world_size
@@ -239,11 +245,41 @@ def caller(
     arguments = _Arguments(workload, buffers, rank, world_size)
     if contender == NATIVE:
         return getattr(_Native(arguments), workload.collective)  # type: ignore[no-any-return]
-    if contender in (PERSISTENT, SHARED):
-        own = _Ringcoll(arguments, AUTO, segment_bytes, _Persistent())
+    name, _, transport = contender.partition(OVER)
+    group = _group_over(transport) if transport else None
+    if name in (PERSISTENT, SHARED):
+        own = _Ringcoll(arguments, AUTO, segment_bytes, group, _Persistent())
     else:
-        own = _Ringcoll(arguments, contender, segment_bytes)
+        own = _Ringcoll(arguments, name, segment_bytes, group)
     return getattr(own, workload.collective)  # type: ignore[no-any-return]
+
+
+_groups: dict[str, dist.ProcessGroup] = {}  # by their transport
+
+
+def _group_over(transport: str) -> dist.ProcessGroup:
+    """The group of all ranks over a transport, which all ranks make alike, until `close_groups`."""
+    group = _groups.get(transport)
+    if group is None:
+        group = _groups[transport] = dist.new_group()
+        ringcoll.use(group, transport=transport)
+    used = communicator(group, _CPU).transport.name
+    if used != transport:
+        raise ArgumentError(
+            "the environment asks for another transport",
+            argument="algorithms",
+            expected=used,
+            got=transport,
+        )
+    return group
+
+
+def close_groups() -> None:
+    """Release the groups over other transports than the run's; called by all ranks."""
+    while _groups:
+        _, group = _groups.popitem()
+        ringcoll.close(group)
+        dist.destroy_process_group(group)
 
 
 class _Persistent:
@@ -294,9 +330,10 @@ class _Ringcoll:
         arguments: _Arguments,
         algorithm: str,
         segment_bytes: int | None,
+        group: dist.ProcessGroup | None,
         library: Any = ringcoll,
     ) -> None:
-        self.a, self.library = arguments, library
+        self.a, self.library, self.group = arguments, library, group
         self.whole: dict[str, Any] = {"algorithm": algorithm}
         self.cut = self.whole | {"segment_bytes": segment_bytes}
         self.op: object = OPS.get(arguments.op)
@@ -305,41 +342,49 @@ class _Ringcoll:
 
     def all_reduce(self, async_op: bool) -> Any:
         out = None if self.a.in_place else self.a.out
-        return self.library.all_reduce(self.a.inp, self.op, None, async_op, out=out, **self.cut)
+        return self.library.all_reduce(
+            self.a.inp, self.op, self.group, async_op, out=out, **self.cut
+        )
 
     def reduce(self, async_op: bool) -> Any:
         a = self.a
         out = a.out if a.is_root and not a.in_place else None
-        return self.library.reduce(a.inp, a.root, self.op, None, async_op, out=out, **self.cut)
+        return self.library.reduce(
+            a.inp, a.root, self.op, self.group, async_op, out=out, **self.cut
+        )
 
     def broadcast(self, async_op: bool) -> Any:
         a = self.a
         tensor = a.ready() if a.is_root else a.out
-        return self.library.broadcast(tensor, a.root, None, async_op, **self.cut)
+        return self.library.broadcast(tensor, a.root, self.group, async_op, **self.cut)
 
     def all_gather(self, async_op: bool) -> Any:
-        return self.library.all_gather_single(self.a.out, self.a.inp, None, async_op, **self.cut)
+        return self.library.all_gather_single(
+            self.a.out, self.a.inp, self.group, async_op, **self.cut
+        )
 
     def reduce_scatter(self, async_op: bool) -> Any:
         a = self.a
-        return self.library.reduce_scatter_single(a.out, a.inp, self.op, None, async_op, **self.cut)
+        return self.library.reduce_scatter_single(
+            a.out, a.inp, self.op, self.group, async_op, **self.cut
+        )
 
     def gather(self, async_op: bool) -> Any:
         a = self.a
-        return self.library.gather(a.inp, a.results, a.root, None, async_op, **self.cut)
+        return self.library.gather(a.inp, a.results, a.root, self.group, async_op, **self.cut)
 
     def scatter(self, async_op: bool) -> Any:
         a = self.a
-        return self.library.scatter(a.out, a.sources, a.root, None, async_op, **self.cut)
+        return self.library.scatter(a.out, a.sources, a.root, self.group, async_op, **self.cut)
 
     def all_to_all(self, async_op: bool) -> Any:
         a = self.a
         return self.library.all_to_all_single(
-            a.out, a.inp, None, None, None, async_op, **self.whole
+            a.out, a.inp, None, None, self.group, async_op, **self.whole
         )
 
     def barrier(self, async_op: bool) -> Any:
-        return self.library.barrier(None, async_op, **self.whole)
+        return self.library.barrier(self.group, async_op, **self.whole)
 
 
 class _Native:

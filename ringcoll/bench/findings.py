@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from ringcoll.algorithms import ALIASES
-from ringcoll.bench.contenders import NATIVE
+from ringcoll.bench.contenders import NATIVE, OVER
 from ringcoll.bench.measure import Result
 from ringcoll.bench.units import as_size
 
@@ -28,7 +28,9 @@ _SHORT = {name: alias for alias, name in ALIASES.items()}
 
 def label(name: str) -> str:
     """How a contender is called in a sentence or a legend."""
-    return _SHORT.get(name, name).replace("_", " ")
+    name, over, transport = name.partition(OVER)
+    called = _SHORT.get(name, name).replace("_", " ")
+    return f"{called} over {transport}" if over else called
 
 
 def by_size(results: Iterable[Result]) -> BySize:

@@ -31,10 +31,12 @@ from ringcoll.bench.contenders import (
     DTYPES,
     NATIVE,
     OPS,
+    OVER,
     SHARED,
     Buffers,
     Workload,
     caller,
+    close_groups,
     shape,
 )
 from ringcoll.bench.environment import device_of
@@ -482,7 +484,7 @@ class _Bench:
 
     def _buffers_of(self, contender: str, mode: bool) -> Buffers:
         """The tensors that a contender works on, in place or not."""
-        key = mode, contender == SHARED
+        key = mode, contender.partition(OVER)[0] == SHARED
         if key not in self._buffers:
             self._buffers[key] = Buffers.make(
                 self.workload,
@@ -665,6 +667,7 @@ def measure(
         measured += results
         if report is not None and meeting.rank == 0:
             report(results)
+    close_groups()
     meeting.close()
     return measured
 

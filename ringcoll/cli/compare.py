@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import ALIASES
-from ringcoll.bench import NATIVE, BenchRequest, Result, on_rank, plot
+from ringcoll.bench import NATIVE, OVER, BenchRequest, Result, on_rank, plot
 from ringcoll.bench.contenders import Workload, shape
 from ringcoll.bench.environment import default_backend, environment, oversubscribed, ran_on
 from ringcoll.bench.findings import by_size, label, sentences, speed_against
@@ -22,11 +22,13 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import print_csv, print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import collective_name, csv_option, json_option
 from ringcoll.schedule.contracts import contract
+from ringcoll.system.settings import forced_transport
 from ringcoll.system.user_modules import UserModule
 
 __all__ = ["compare"]
 
 _FEATURED = ("ring", "tree", "double_tree")
+_BESIDE = "gloo"  # the transport of torch's isend and irecv, for the first two
 _REST = "best of the rest"
 
 _WARMUP = 2
@@ -60,7 +62,7 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
               help="Time to spend on measuring; more of it means more repetitions.")  # fmt: skip
 @click.option("--algorithms", "names", metavar="NAMES",
               help="Which to compare: names from `ringcoll list`, auto, native for torch's "
-              "own, an algorithm of yours such as star.py:star; or all.")  # fmt: skip
+              "own, an algorithm of yours such as star.py:star; or all. ring@gloo: over gloo.")  # fmt: skip
 @measuring.transport
 @click.option("--no-picture", is_flag=True, is_eager=True,
               help="Draw nothing; matplotlib is not needed then.")  # fmt: skip
@@ -90,7 +92,8 @@ def compare(
     COLLECTIVE is all_reduce unless said otherwise. Ranks are processes on this machine.
     The contenders take turns, in an order that changes; each size has as many
     rounds as the time allows. Native is torch.distributed's own collective, over
-    gloo. Short runs choose the best of the rest for each size, which is then measured
+    gloo; ring and tree also run over gloo's point-to-point messages, if the others do not.
+    Short runs choose the best of the rest for each size, which is then measured
     like the others.
 
     Times are medians, in place, of the slowest rank; the spread is the interquartile
@@ -104,6 +107,7 @@ def compare(
         collective,
         names,
         world_size,
+        transport,
         measuring.chosen(minbytes, maxbytes, stepfactor, 0),
         seconds,
     )
@@ -126,6 +130,7 @@ def _request(
     collective: str,
     names: str | None,
     world_size: int,
+    transport: str,
     sizes: tuple[int, ...],
     seconds: float,
 ) -> BenchRequest:
@@ -141,6 +146,8 @@ def _request(
         scouts = [name for name in everything if name not in full and name != NATIVE]
         if not contenders:  # a collective with few algorithms: all of them
             contenders, scouts = scouts, []
+        if transport != _BESIDE and forced_transport("cpu") is None:
+            contenders += [f"{name}{OVER}{_BESIDE}" for name in contenders[:2]]
         contenders.append(NATIVE)
     sizes = tuple(n for n in sizes if shape(Workload(collective, n), world_size).count)
     if not sizes:

@@ -16,7 +16,7 @@ import click
 import torch.distributed as dist
 
 from ringcoll.algorithms import algorithms
-from ringcoll.bench import AUTO, NATIVE, PERSISTENT, SHARED
+from ringcoll.bench import AUTO, NATIVE, OVER, PERSISTENT, SHARED
 from ringcoll.bench.environment import device
 from ringcoll.bench.plot import suffixes
 from ringcoll.bench.units import parse_size
@@ -140,7 +140,13 @@ def contenders(
     names: list[str] = []
     modules: list[UserModule] = []
     for word in filter(None, map(str.strip, text.split(","))):
-        if word == "all":
+        name, over, transport = word.partition(OVER)
+        if over and not is_reference(word):
+            catalogue.named("cpu", transport)
+            named, own = contenders(collective, name, world_size)
+            names += [f"{each}{OVER}{transport}" for each in named if each != NATIVE]
+            modules += own
+        elif word == "all":
             entries = [
                 entry for entry in algorithms(collective) if not entry.restriction(world_size)
             ]

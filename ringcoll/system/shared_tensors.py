@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import shutil
 import weakref
 from bisect import bisect_right
@@ -106,6 +107,10 @@ class _Regions:
         is_own = region.storage is None
         ending = weakref.finalize(owner, self._end, region, _num_forks, is_own=is_own)
         ending.atexit = False  # the kernel knows better
+
+    def count(self) -> int:
+        """Number of regions; each is an open file."""
+        return len(self._known)
 
     def _end(self, region: SharedRegion, num_forks: int, *, is_own: bool) -> None:
         self._known.discard(region)
@@ -241,8 +246,12 @@ def empty_shared(*size: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def lasting_zeros(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a flat tensor that lives long and is sent often: in shared memory where that is possible."""
-    if device.type == "cpu" and numel * dtype.itemsize >= _LEAST:
+    """Make a flat tensor that lives long and is sent often: in shared memory where that is possible.
+
+    Of the files that the process may open, three quarters are left to others.
+    """
+    is_worth_it = device.type == "cpu" and numel * dtype.itemsize >= _LEAST
+    if is_worth_it and 4 * _regions.count() < resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
         with contextlib.suppress(SharingError):
             return empty_shared(numel, dtype=dtype)
     return torch.zeros(numel, dtype=dtype, device=device)

@@ -9,6 +9,7 @@
 `shared`        memory that the ranks of one host share, CPU tensors
 `shared_channel`
                 the memory of two ranks, as a channel for messages
+`shared_layout` where things lie in that memory
 `pairs`         one transport inside each host, and another between hosts
 `ucx`           UCX: shared memory, CMA, TCP, CUDA IPC; CPU and CUDA tensors
 `mpi`           MPI, with the `mpiexec` and library of the user's; CPU tensors

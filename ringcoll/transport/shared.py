@@ -47,7 +47,8 @@ from ringcoll.system.shared_memory import (
 from ringcoll.system.stores import appears
 from ringcoll.transport.base import Handle, Message, Transport, late, meet
 from ringcoll.transport.pairs import PairsTransport
-from ringcoll.transport.shared_channel import (
+from ringcoll.transport.shared_channel import PeerChannel, PendingSends, RingReceive, RingSend
+from ringcoll.transport.shared_layout import (
     ASLEEP,
     AWAKE,
     BELL,
@@ -60,10 +61,6 @@ from ringcoll.transport.shared_channel import (
     STATE,
     WHOM,
     WORD,
-    PeerChannel,
-    PendingSends,
-    RingReceive,
-    RingSend,
     SharedLayout,
 )
 

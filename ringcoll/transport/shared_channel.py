@@ -1,15 +1,8 @@
 """The memory of two ranks of one host, as a channel for messages in both directions.
 
-Each rank makes memory, which all ranks of its host map (`ringcoll.system.shared_memory`). A rank
-writes to its own memory only, but for the bell that wakes a peer::
-
-    control    the bell, what the rank sleeps for, how its end of the group is
-    acks       for each peer, by entry: number of the last message that was taken from that entry
-    rings      for each peer, 16 entries: number, length, kind, tag, and a short message itself
-    pieces     for each peer, two places for pieces of long messages
-
-A message to a peer takes the next entry of the ring; the store of its number, which is the last, makes
-it visible. The receiver takes messages in order, and matches them by tag.
+A message to a peer takes the next entry of its ring (`ringcoll.transport.shared_layout`); the store of
+its number, which is the last, makes it visible. The receiver takes messages in order, and matches them
+by tag.
 
 ==========  ==========  ==================================================  =====================
 message     kind        how it travels                                      its send is over
@@ -33,7 +26,6 @@ from __future__ import annotations
 import ctypes
 import select
 from collections import deque
-from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -47,49 +39,29 @@ from ringcoll.system.shared_memory import (
 )
 from ringcoll.system.shared_tensors import PeerRegions, SharedRegion, region_of, regions_now
 from ringcoll.transport.base import Message
+from ringcoll.transport.shared_layout import (
+    BELL,
+    DEPTH,
+    ENTRY,
+    FOR_ROOM,
+    HEAD,
+    OPEN,
+    PIECE,
+    PIECES,
+    SHORT,
+    SLEEPS,
+    STATE,
+    WHOM,
+    WORD,
+    SharedLayout,
+)
 
-__all__ = [
-    "ASLEEP",
-    "AWAKE",
-    "BELL",
-    "BROKEN",
-    "CLOSED",
-    "FOR_ROOM",
-    "OPEN",
-    "SECRET",
-    "SHORT",
-    "SLEEPS",
-    "STATE",
-    "WHOM",
-    "WORD",
-    "PeerChannel",
-    "PendingSends",
-    "RingReceive",
-    "RingSend",
-    "SharedLayout",
-]
+__all__ = ["PeerChannel", "PendingSends", "RingReceive", "RingSend"]
 
-_DEPTH = 16  # entries of a ring, a power of two
-_ENTRY = 36 << 10  # bytes of an entry, whole pages
-_HEAD = 32  # of which words: number, length and kind, address or length of a piece, tag
-# Behind them, of a mapped message: offset in its region, and the region's descriptor and identity.
-SHORT = _ENTRY - _HEAD
-"""Bytes of the longest message that travels in an entry."""
-_PIECE, _PIECES = 256 << 10, 2  # bytes of a piece of a long message, and places for pieces
 _INLINE, _REMOTE, _IN_PIECES, _MAPPED = 0, 1, 2, 3  # kinds of messages
 _IN_PLACE = (_REMOTE, _MAPPED)  # kinds that are read where they lie
+_ENTRY_WORDS = ENTRY // WORD
 _MOST_SLICES = 256  # lengths of short messages whose places are remembered
-WORD = 8
-"""Bytes of a word."""
-_ENTRY_WORDS = _ENTRY // WORD
-BELL, SLEEPS, STATE, SECRET = 0, 8, 16, 24
-"""Numbers of the words of the control block, each on a cache line of its own."""
-_CONTROL = 256  # bytes
-AWAKE, ASLEEP, FOR_ROOM, WHOM = 0, 1, 2, 2
-"""What a rank sleeps for: nothing, or a message of the peer above ``WHOM`` bits; with ``FOR_ROOM`` also
-for room in a ring, or the end of a send."""
-OPEN, BROKEN, CLOSED = 0, 1, 2
-"""States of a rank's end of the group."""
 
 
 def _bytes_at(address: int, nbytes: int) -> memoryview:
@@ -174,24 +146,6 @@ class PendingSends:
         return not self.channel.pending
 
 
-class SharedLayout:
-    """Where things lie in a rank's memory, in bytes; ``ranks`` are those of the host.
-
-    The memory up to ``num_taken`` is needed, that of pieces perhaps never.
-    """
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        end = _CONTROL + len(ranks) * _DEPTH * WORD
-        first = -(-(end + len(ranks) * WORD) // _ENTRY) * _ENTRY
-        self.num_taken = first + len(ranks) * _DEPTH * _ENTRY
-        self.nbytes = self.num_taken + len(ranks) * _PIECES * _PIECE
-        places = {rank: place for place, rank in enumerate(ranks)}
-        self.acks = {rank: _CONTROL + n * _DEPTH * WORD for rank, n in places.items()}
-        self.can_read = {rank: end + n * WORD for rank, n in places.items()}
-        self.rings = {rank: first + n * _DEPTH * _ENTRY for rank, n in places.items()}
-        self.pieces = {rank: self.num_taken + n * _PIECES * _PIECE for rank, n in places.items()}
-
-
 class PeerChannel:
     """Both directions between this rank and a peer."""
 
@@ -213,19 +167,19 @@ class PeerChannel:
         self._rank, self._num_rings = rank, 0
         # To the peer.
         self.pending: deque[RingSend] = deque()
-        self._next_out = _DEPTH
+        self._next_out = DEPTH
         self._ring_out = places.rings[peer]
         self._ring_out_word = self._ring_out // WORD
         self._acked = places.acks[rank] // WORD  # in the peer's memory
         self._pieces_out = places.pieces[peer]
         self._num_pieces_out = 0
-        self._piece_numbers = [0] * _PIECES  # the entry that last told of each place
+        self._piece_numbers = [0] * PIECES  # the entry that last told of each place
         self._outgoing: dict[int, list[memoryview]] = {}
         # From the peer.
         self.posted: deque[RingReceive] = deque()
         self.early: dict[int, deque[RingReceive]] = {}
         self.unread: deque[RingReceive] = deque()  # that lie in the peer's memory
-        self.next_in = _DEPTH
+        self.next_in = DEPTH
         self._ring_in = places.rings[rank]  # in the peer's memory
         self.word_in = self._ring_in_word = self._ring_in // WORD  # of the next message
         self._acks = places.acks[peer] // WORD
@@ -236,7 +190,7 @@ class PeerChannel:
         self._regions = PeerRegions(pid)
         self.peer_reads = False  # whether the peer can read this process's memory
         self.reads_peer = False
-        for entry in range(_DEPTH):
+        for entry in range(DEPTH):
             self._words[self._acks + entry] = entry
 
     # --- to the peer ----------------------------------------------------------------------
@@ -244,12 +198,12 @@ class PeerChannel:
     def start(self, send: RingSend) -> RingSend | None:
         """Start a message; ``None`` if it is complete."""
         number = self._next_out
-        entry = number & (_DEPTH - 1)
+        entry = number & (DEPTH - 1)
         # What is most frequent comes first, and in few words: a short message for which there is room.
         if (
             send.places
             and not self.pending
-            and self.other_words[self._acked + entry] == number - _DEPTH
+            and self.other_words[self._acked + entry] == number - DEPTH
         ):
             send.places[entry][:] = send.source
             words, at = self._words, self._ring_out_word + entry * _ENTRY_WORDS
@@ -284,7 +238,7 @@ class PeerChannel:
 
     def is_taken(self, number: int) -> bool:
         """Whether the peer has taken a message."""
-        return self.other_words[self._acked + (number & (_DEPTH - 1))] >= number
+        return self.other_words[self._acked + (number & (DEPTH - 1))] >= number
 
     def _put(self, send: RingSend) -> bool:
         """Write as much of a message as there is room for; return whether that is all."""
@@ -292,8 +246,8 @@ class PeerChannel:
         is_all = False
         while not is_all:
             number = self._next_out
-            entry = number & (_DEPTH - 1)
-            if self.other_words[self._acked + entry] != number - _DEPTH:
+            entry = number & (DEPTH - 1)
+            if self.other_words[self._acked + entry] != number - DEPTH:
                 return False
             at = self._ring_out_word + entry * _ENTRY_WORDS
             if nbytes <= SHORT:
@@ -309,11 +263,11 @@ class PeerChannel:
                 words[at + 1], words[at + 2] = nbytes << 2 | _REMOTE, send.address
                 send.number, is_all = number, True
             else:
-                place = self._num_pieces_out % _PIECES
+                place = self._num_pieces_out % PIECES
                 if not self.is_taken(self._piece_numbers[place]):
                     return False
-                begin, count = send.copied, min(_PIECE, nbytes - send.copied)
-                start = self._pieces_out + place * _PIECE
+                begin, count = send.copied, min(PIECE, nbytes - send.copied)
+                start = self._pieces_out + place * PIECE
                 self.own.data[start : start + count] = send.source[begin : begin + count]
                 words[at + 1], words[at + 2] = nbytes << 2 | _IN_PIECES, count
                 self._num_pieces_out += 1
@@ -377,14 +331,14 @@ class PeerChannel:
         number, at, words = self.next_in, self.word_in, self.other_words
         what, tag = words[at + 1], words[at + 3]
         nbytes, kind = what >> 2, what & 3
-        entry = number & (_DEPTH - 1)
+        entry = number & (DEPTH - 1)
         posted = self.posted
         if posted and kind == _INLINE and posted[0].tag == tag and posted[0].nbytes == nbytes:
             first = posted.popleft()  # what is most frequent
             first.into[:] = first.sources[entry]
             first.done = True
             self.next_in = number + 1
-            self.word_in = self._ring_in_word + ((number + 1) & (_DEPTH - 1)) * _ENTRY_WORDS
+            self.word_in = self._ring_in_word + ((number + 1) & (DEPTH - 1)) * _ENTRY_WORDS
             self._words[self._acks + entry] = number
             fence()
             if words[SLEEPS] & FOR_ROOM:
@@ -396,7 +350,7 @@ class PeerChannel:
         if receive.nbytes != nbytes:
             self._check_length(receive, nbytes)
         self.next_in = number + 1
-        self.word_in = self._ring_in_word + (self.next_in & (_DEPTH - 1)) * _ENTRY_WORDS
+        self.word_in = self._ring_in_word + (self.next_in & (DEPTH - 1)) * _ENTRY_WORDS
         if kind == _INLINE:
             receive.into[:] = receive.sources[entry]
             receive.done = True
@@ -413,7 +367,7 @@ class PeerChannel:
             return
         else:
             count, start = words[at + 2], receive.filled
-            place = self._pieces_in + self._num_pieces_in % _PIECES * _PIECE
+            place = self._pieces_in + self._num_pieces_in % PIECES * PIECE
             receive.into[start : start + count] = self.other.data[place : place + count]
             self._num_pieces_in += 1
             receive.filled += count
@@ -492,7 +446,7 @@ class PeerChannel:
         return bool(self._life.poll(0))
 
     def _acknowledge(self, number: int) -> None:
-        self._words[self._acks + (number & (_DEPTH - 1))] = number
+        self._words[self._acks + (number & (DEPTH - 1))] = number
         fence()
         if self.other_words[SLEEPS] & FOR_ROOM:
             self.ring()
@@ -513,6 +467,6 @@ class PeerChannel:
         if slices is None:
             if len(known) >= _MOST_SLICES:
                 known.clear()
-            starts = [ring + entry * _ENTRY + _HEAD for entry in range(_DEPTH)]
+            starts = [ring + entry * ENTRY + HEAD for entry in range(DEPTH)]
             slices = known[nbytes] = [memory.data[start : start + nbytes] for start in starts]
         return slices

@@ -148,7 +148,9 @@ class TestBench:
         assert any("right to the last bit, on all 3 ranks" in line for line in lines)
         assert set(oversubscribed(3)) <= set(lines)
         rows = [line for line in lines if re.search(r"\d%", line)]
-        assert len(rows) == 10  # two sizes; ring, tree, double tree, native, best of the rest
+        # Two sizes; ring, tree, double tree, the first two over gloo, native, best of the rest.
+        assert len(rows) == 14
+        assert [row.split()[-7:-6] for row in rows if "over gloo" in row] == [["gloo"]] * 4
         assert sum("*" in row for row in rows) >= 2
         assert sum("+" in row for row in rows) == 2
 
@@ -159,8 +161,9 @@ class TestBench:
         assert found["picture"] is None
         assert found["wrong"] == 0
         assert found["environment"]["world_size"] == 2
-        assert [one["nbytes"] for one in found["results"]] == [16] * 3 + [64] * 3  # 1 is too few
-        native = found["results"][2::3]
+        assert [one["nbytes"] for one in found["results"]] == [16] * 4 + [64] * 4  # 1 is too few
+        assert {one["algorithm"] for one in found["results"][1::4]} == {"ring@gloo"}
+        native = found["results"][3::4]
         assert {one["algorithm"] for one in native} == {"native"}
         assert [one["speed_against_native"] for one in native] == [1.0, 1.0]
         assert found["results"][0].keys() >= {"p50_s", "spread", "busbw", "wrong", "samples"}
@@ -170,6 +173,13 @@ class TestBench:
         (row,) = csv.DictReader(call(*words, "--algorithms", "ring", "--csv").stdout.splitlines())
         assert (row["algorithm"], row["nbytes"], row["wrong"]) == ("ring", "4", "0")
         assert float(row["p50_s"]) > 0
+
+    def test_contenders_over_another_transport(self):
+        words = ("bench", "all_reduce", "-k", "2", "-b", "400K", "-e", "400K", "-n", "2", "--json")
+        names = ["ring@gloo", "persistent@ucx", "shared_tensors"]
+        found = json.loads(call(*words, "--algorithms", ",".join(names)).stdout)["results"]
+        assert [one["algorithm"] for one in found] == names
+        assert {one["in_place"]["nwrong"] for one in found} == {0}
 
     def test_chosen_contenders(self):
         words = ("compare", "-k", "2", "-b", "4", "-e", "4", "--seconds", "0", "--no-picture")
@@ -184,6 +194,7 @@ class TestBench:
         ("bench nonsense", "unknown collective 'nonsense'"),
         ("bench all_reduce --algorithms nonsense", "unknown algorithm 'nonsense'"),
         ("bench all_reduce --algorithms ,", "name at least one"),
+        ("bench all_reduce --algorithms ring@nonsense", "got nonsense"),
         ("bench all_reduce -b 3X", "is not a size"),
         ("bench all_reduce -b 8 -e 4", "below the smallest"),
         ("bench all_reduce -o band", "operator band is not defined for float"),

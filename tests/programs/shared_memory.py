@@ -20,7 +20,7 @@ from ringcoll.launch.processes import report
 from ringcoll.system.shared_memory import SharedMemory
 from ringcoll.transport.base import Message
 from ringcoll.transport.shared import SharedTransport
-from ringcoll.transport.shared_channel import SHORT
+from ringcoll.transport.shared_layout import SHORT
 from tests.programs.transports import LIMIT_S, transport_of_all
 
 # Around the ends of the ways in which messages travel.

@@ -20,7 +20,7 @@ from ringcoll.system.shared_memory import SharedMemory
 from ringcoll.system.shared_tensors import region_of
 from ringcoll.training.ddp_hook import HookOptions, all_reduce_hook
 from ringcoll.transport.base import Message
-from ringcoll.transport.shared_channel import SHORT
+from ringcoll.transport.shared_layout import SHORT
 from tests.programs.transports import LIMIT_S, transport_of_all
 
 _MOST = SHORT // 4 * 3  # elements; two thirds of all messages are long

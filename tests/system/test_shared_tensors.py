@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from typing import Any, NamedTuple
 
@@ -105,6 +106,30 @@ class TestEmptyShared:
         monkeypatch.delattr(os, "memfd_create")
         with pytest.raises(SharingError, match=r"use torch\.empty"):
             ringcoll.empty_shared(1024)
+
+
+class TestLastingZeros:
+    def test_long_memory_is_shared(self):
+        cpu = torch.device("cpu")
+        long, short = (shared_tensors.lasting_zeros(n, torch.float64, cpu) for n in (4096, 4095))
+        assert long.shape == (4096,)
+        assert long.count_nonzero() == short.count_nonzero() == 0
+        assert region(long) is not None
+        assert region(short) is None
+        assert shared_tensors.lasting_zeros(4096, torch.int8, torch.device("meta")).is_meta
+
+    @pytest.mark.parametrize("cause", ["files", "memory"])
+    def test_it_is_ordinary_where_too_little_is_left(
+        self, cause: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        held = [ringcoll.empty_shared(1) for _ in range(5)]
+        if cause == "files":
+            monkeypatch.setattr(resource, "getrlimit", lambda which: (4 * len(held), 1 << 20))
+        else:
+            monkeypatch.setattr(shared_tensors, "free_bytes", lambda: 1000)
+        tensor = shared_tensors.lasting_zeros(100_000, torch.float32, torch.device("cpu"))
+        assert region(tensor) is None
+        assert tensor.count_nonzero() == 0
 
 
 class TestShare:
