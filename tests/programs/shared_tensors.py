@@ -241,17 +241,17 @@ def dies_with_a_mapped_loan() -> None:
     transport = transport_of_all("shared")
     numel = 1 << 20
     if transport.rank == 1:
-        transport.post([], [Message(0, ringcoll.empty_shared(numel), 0)])
-        time.sleep(0.3)
+        sent = ringcoll.empty_shared(numel).fill_(1)
+        transport.post([], [Message(0, sent, 0)])
+        time.sleep(0.3)  # with a reference to what is sent
         os.kill(os.getpid(), signal.SIGKILL)
     (handle,) = transport.post([Message(1, torch.empty(numel), 0, lent=True)], [])
     transport.wait(handle, LIMIT_S)
     begin = time.monotonic()
     time.sleep(0.6)
     near = transport.view(handle, torch.float32)
-    is_readable = (
-        near is not None and near.sum().item() == 0
-    )  # the memory is there as long as somebody has mapped it
+    # The memory is there as long as somebody has mapped it.
+    is_readable = near is not None and near.sum().item() == numel
     try:
         transport.release(handle)
     except PeerLostError as error:
