@@ -14,18 +14,16 @@ beside the ranks. Wanted: 1.2 times gloo's speed on an idle machine, gloo's spee
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import Table, environment, introduce, parser, write
+from common import Table, busy_loops, environment, introduce, parser, write
 from torch import nn
 
 import ringcoll
@@ -39,7 +37,6 @@ SIZES = (4, 64 << 10)
 MANY, LAYERS, WIDTH, BATCH = 20, 4, 256, 32
 _TAG, _LIMIT_S = 1, 300.0
 # It ends with the script, however that ends.
-_BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
 
 Row = tuple[object, ...]
 
@@ -72,18 +69,6 @@ class ThreadMeeting:
         """Return the time of the slowest rank for each sample."""
         samples = zip(*self.gather(times_s), strict=True)
         return [tuple(map(max, zip(*ranks, strict=True))) for ranks in samples]
-
-
-@contextmanager
-def busy_loops(number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run so many processes that never sleep, and end them."""
-    loops = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(number)]
-    try:
-        yield loops
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def repeated(function: Callable[[], object], times: int) -> None:

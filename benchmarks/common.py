@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,15 @@ from ringcoll.transport import catalogue
 __all__ = [
     "FORMATS",
     "Table",
+    "busy_loops",
     "environment",
     "introduce",
     "introduction",
     "parser",
     "write",
 ]
+
+_BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
 
 FORMATS: dict[str, Callable[[Any], str]] = {
     "text": str,
@@ -38,6 +44,18 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "number": "{:.4g}".format,
 }
 """How a value is written, by the kind of its column."""
+
+
+@contextmanager
+def busy_loops(number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run so many processes that never sleep, and end them."""
+    loops = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(number)]
+    try:
+        yield loops
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 @dataclass(frozen=True, slots=True)

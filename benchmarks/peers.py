@@ -1,7 +1,8 @@
 """All-reduce against native gloo, Open MPI, MPICH, and the limits of transport and memory.
 
-Our algorithms (``auto``, ``persistent``: an operation that is prepared once), native gloo and the
-limits take turns in one run. The limits are an *exchange* with both neighbours of the bytes
+Our algorithms (``auto``, ``persistent``: an operation that is prepared once, ``shared_tensors``: the
+same on tensors in shared memory), native gloo and the limits take turns in one run, on an idle machine
+or beside busy loops. The limits are an *exchange* with both neighbours of the bytes
 that a rank has to send, over the same transport, the *additions* of a rank, and a *copy*. The
 MPI libraries run in processes of their own ``mpiexec``, between the cycles of the others.
 Samples of all cycles count together, so that a machine that slows down slows all contenders.
@@ -11,15 +12,12 @@ Efficiency is the time of exchange and additions over the time of the collective
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import Table, environment, introduce, parser, write
+from common import Table, busy_loops, environment, introduce, parser, write
 
 from ringcoll.bench import NATIVE, BenchRequest, Result, Timing, peers
 from ringcoll.bench import on_rank as measure_on_rank
@@ -49,21 +47,6 @@ def pooled(cycles: Iterable[Sequence[Result]]) -> list[Result]:
             wrong = None if result.wrong is None else (before.wrong or 0) + result.wrong
             joined[key] = replace(result, in_place=Timing(samples, result.timed.turn, wrong))
     return list(joined.values())
-
-
-@contextmanager
-def busy(number: int) -> Iterator[None]:
-    """Other work beside what is measured: so many processes that never rest."""
-    loops = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"])  # this Python
-        for _ in range(number)
-    ]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def measure(world_size: int, options: Any) -> list[Result]:
@@ -164,7 +147,7 @@ def main() -> None:
     shown: list[Table] = []
     pictures: list[str] = []
     for world_size in worlds:
-        with busy(options.busy):
+        with busy_loops(options.busy):
             results = measure(world_size, options)
         for table in tables(world_size, results, beside):
             table.show()

@@ -33,6 +33,7 @@ from ringcoll.backend.point_to_point import PointToPoint
 from ringcoll.backend.torch_gaps import mend_torch
 from ringcoll.collectives import functions as api
 from ringcoll.collectives import groups
+from ringcoll.collectives.sharing import share_for
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.contracts import CONTRACTS
@@ -231,7 +232,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             keywords |= {"wire_dtype": None, "segment_bytes": None}
         if self.options.share and collective == "all_reduce":
             for tensor in call.results:
-                groups.share_for(self, tensor)
+                share_for(self, tensor)
         work: Work | None = getattr(api, function)(
             *call.tensors,
             group=self,

@@ -136,6 +136,8 @@ def contenders(
         There is no such algorithm.
     UnsupportedWorldSizeError
         An algorithm that was named does not run on so many ranks.
+    click.BadParameter
+        No contender is named, or one is to go over another transport than all of the run.
     """
     names: list[str] = []
     modules: list[UserModule] = []
@@ -143,6 +145,13 @@ def contenders(
         name, over, transport = word.partition(OVER)
         if over and not is_reference(word):
             catalogue.named("cpu", transport)
+            forced = forced_transport("cpu")
+            if forced not in (None, transport):
+                raise click.BadParameter(
+                    f"{word}: all of this run goes over {forced}: leave --transport and "
+                    f"{TRANSPORT_VARIABLES['cpu']} away",
+                    param_hint="--algorithms",
+                )
             named, own = contenders(collective, name, world_size)
             names += [f"{each}{OVER}{transport}" for each in named if each != NATIVE]
             modules += own

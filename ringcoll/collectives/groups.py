@@ -16,7 +16,6 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system import streams
-from ringcoll.system.shared_tensors import can_move, is_long, share
 from ringcoll.transport import catalogue
 from ringcoll.transport.base import Handle, Message
 
@@ -30,7 +29,6 @@ __all__ = [
     "communicator",
     "group_rank",
     "known",
-    "share_for",
     "time_limit_s",
     "use",
 ]
@@ -292,35 +290,6 @@ def _private(store: dist.Store) -> dist.Store:
         clone: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
         return clone
     return store
-
-
-def share_for(group: Any, tensor: Tensor) -> None:
-    """Move a long CPU tensor to shared memory, unless it is there or cannot move.
-
-    All ranks call it with tensors of one length: the first time they meet.
-
-    Raises
-    ------
-    ArgumentError
-        The ranks are on several hosts.
-    SharingError
-        There is too little memory, or there are too many open files.
-    """
-    if not is_long(tensor):
-        return
-    member = communicator(group, tensor.device)
-    hosts = set(member.meet())
-    if len(hosts) > 1:
-        raise ArgumentError(
-            "memory cannot be shared between hosts",
-            rank=member.rank,
-            argument="share",
-            expected="False, or ranks of one host",
-            got=f"True on {len(hosts)} hosts",
-        )
-    if can_move(tensor):
-        with member.at_rest():  # an operation may use the same memory
-            share(tensor)
 
 
 def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:

@@ -22,8 +22,7 @@ from ringcoll.transport.base import Handle, Message, Transport
 
 __all__ = ["Instruction", "Posting", "Reading", "Watch", "bind", "drive"]
 
-_PIECE = 1 << 20  # bytes of a lent message that are copied and reduced at a time
-_NEAR_PIECE = 1 << 18  # bytes that are reduced at a time, if nothing has to be copied
+_PIECE = 1 << 20  # bytes of a lent message that are read and reduced at a time
 _LEAST_S = 0.001  # a wait whose time is up still looks whether the message is there
 
 
@@ -209,9 +208,7 @@ class _Borrower:
                 remote[position] = handle
             else:
                 sources[position] = near
-        passes = len(sources) - 1 + (self._finished is not None) + (self._rounded is not None)
-        step = (_PIECE if remote else _NEAR_PIECE) // self._into.itemsize
-        step = numel if passes == 1 and not remote else step
+        step = _PIECE // self._into.itemsize
         for start in range(0, numel, step):
             piece = slice(start, min(start + step, numel))
             self._reduce(piece, [source[piece] for source in sources], remote)

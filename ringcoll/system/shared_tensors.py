@@ -9,8 +9,8 @@ A *region* is the memory of such tensors: it has an identity that no other memor
 descriptor by which processes of the same user open it. A rank that sends from a region tells its peer
 both, and the place; the peer maps the region once, and reads there.
 
-- A region lives as long as a tensor of this process uses it. Its pages are given back then, also where
-  peers have mapped it; they let go of their mappings when they open others (`PeerRegions`).
+- A region lives as long as a tensor of this process uses it. Peers let go of their mappings when they map
+  further regions (`PeerRegions`); the pages of `empty_shared` are given back at once, whoever maps them.
 - What peers have mapped stays readable whatever its owner does: to read it never ends a process.
 - torch's ``share_memory_`` moves a storage under all of its views; it takes memory of ``/dev/shm``.
   Regions of `empty_shared` have no name, and need none of ``/dev/shm``.

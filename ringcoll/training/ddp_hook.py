@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group, share_for
+from ringcoll.collectives.groups import as_group
+from ringcoll.collectives.sharing import share_for
 from ringcoll.schedule.ir import Schedule
 from ringcoll.training.average import average_op
 

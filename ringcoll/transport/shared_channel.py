@@ -332,25 +332,20 @@ class PeerChannel:
         what, tag = words[at + 1], words[at + 3]
         nbytes, kind = what >> 2, what & 3
         entry = number & (DEPTH - 1)
+        self.next_in = number + 1
+        self.word_in = self._ring_in_word + (self.next_in & (DEPTH - 1)) * _ENTRY_WORDS
         posted = self.posted
         if posted and kind == _INLINE and posted[0].tag == tag and posted[0].nbytes == nbytes:
             first = posted.popleft()  # what is most frequent
             first.into[:] = first.sources[entry]
             first.done = True
-            self.next_in = number + 1
-            self.word_in = self._ring_in_word + ((number + 1) & (DEPTH - 1)) * _ENTRY_WORDS
-            self._words[self._acks + entry] = number
-            fence()
-            if words[SLEEPS] & FOR_ROOM:
-                self.ring()
+            self._acknowledge(number)
             return
         receive = self._partial or self._matching(tag)
         if receive is None:
             receive = self._keep_early(tag, nbytes, kind)
         if receive.nbytes != nbytes:
             self._check_length(receive, nbytes)
-        self.next_in = number + 1
-        self.word_in = self._ring_in_word + (self.next_in & (DEPTH - 1)) * _ENTRY_WORDS
         if kind == _INLINE:
             receive.into[:] = receive.sources[entry]
             receive.done = True

@@ -195,6 +195,10 @@ class TestBench:
         ("bench all_reduce --algorithms nonsense", "unknown algorithm 'nonsense'"),
         ("bench all_reduce --algorithms ,", "name at least one"),
         ("bench all_reduce --algorithms ring@nonsense", "got nonsense"),
+        (
+            "bench all_reduce --transport ucx --algorithms ring@gloo",
+            "all of this run goes over ucx: leave --transport and RINGCOLL_TRANSPORT away",
+        ),
         ("bench all_reduce -b 3X", "is not a size"),
         ("bench all_reduce -b 8 -e 4", "below the smallest"),
         ("bench all_reduce -o band", "operator band is not defined for float"),

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives.groups import communicator, share_for
+from ringcoll.collectives.groups import communicator
+from ringcoll.collectives.sharing import share_for
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError, TransportError
 from ringcoll.launch.processes import rendezvous, report
 from ringcoll.schedule.ir import Schedule
