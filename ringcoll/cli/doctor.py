@@ -91,9 +91,11 @@ def _transport(kind: str) -> dict[str, Any]:
             [f"the first that is installed of {', '.join(installed)}", *missing]
         )
     try:
-        return facts | {"transport": catalogue.resolved(kind)}
+        name = catalogue.resolved(kind)
     except RingcollError as error:
         return facts | {"problem": str(error)}
+    facts["why"] = "; ".join(filter(None, (facts["why"], catalogue.entry(name).remark)))
+    return facts | {"transport": name}
 
 
 def _expected(transport: str, ranks: int) -> tuple[list[dict[str, Any]], str]:

@@ -54,6 +54,7 @@ class Explanation:
             "",
             *_columns(choice),
             "",
+            "waits: synchronisations, one after the other, of a rank with another one;",
             "path: the longest chain of messages; together: what all ranks do, on the cores",
             "and links that they share. Predicted: the larger one and a fifth of the other.",
             *self.notes,
@@ -63,10 +64,10 @@ class Explanation:
 
 def _columns(choice: Choice) -> Iterator[str]:
     rows: list[tuple[str, ...]]
-    rows = [("", "algorithm", "segments", "predicted us", "path us", "together us")]
+    rows = [("", "algorithm", "segments", "waits", "predicted us", "path us", "together us")]
     rows += [_row(choice, prediction) for prediction in choice.predictions]
     if choice.predicted is None:
-        rows.append(("*", choice.algorithm, "", "-", "-", "-"))
+        rows.append(("*", choice.algorithm, "", "", "-", "-", "-"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
@@ -78,7 +79,8 @@ def _row(choice: Choice, prediction: Prediction) -> tuple[str, ...]:
     times = (prediction.seconds, prediction.path_s, prediction.crowded_s)
     mark = "*" if prediction.algorithm == choice.algorithm else ""
     numbers = (f"{seconds * 1e6:.1f}" for seconds in times)
-    return (mark, prediction.algorithm, str(prediction.num_segments), *numbers)
+    counts = str(prediction.num_segments), str(prediction.num_waits)
+    return (mark, prediction.algorithm, *counts, *numbers)
 
 
 def explain(

@@ -112,13 +112,15 @@ class Prediction(NamedTuple):
     """How long an algorithm is predicted to take.
 
     ``path_s`` is the critical path, ``crowded_s`` what all ranks do together; ``seconds``
-    is made of both. ``segment_bytes`` is ``None`` where the algorithm is not pipelined.
+    is made of both. ``num_waits`` counts the synchronisations: how often, one after the other, a
+    rank waits for another one. ``segment_bytes`` is ``None`` where the algorithm is not pipelined.
     """
 
     algorithm: str
     seconds: float
     path_s: float
     crowded_s: float
+    num_waits: int
     num_segments: int
     segment_bytes: int | None
 
@@ -149,6 +151,12 @@ class _Profile:
     reduced_mean: float
     packed_mean: float  # a copied byte costs as much as a reduced byte
     pieces: _Pieces | None
+
+    def waits(self, num_segments: int) -> int:
+        """How often, one after the other, a rank waits for another one: the steps, or the waves."""
+        if num_segments == 1 or self.pieces is None:
+            return self.rounds
+        return self.pieces.steps + num_segments - 1
 
 
 def _means(schedule: Schedule, tally: Tally) -> tuple[float, float, float, float]:
@@ -245,10 +253,10 @@ def _seconds(
     profile: _Profile, nbytes: int, costs: Parameters, num_segments: int
 ) -> tuple[float, float]:
     """The critical path, and what all ranks do together."""
-    rounds, traffic, reduced = float(profile.rounds), profile.traffic, profile.reduced
+    rounds = float(profile.waits(num_segments))
+    traffic, reduced = profile.traffic, profile.reduced
     further, pieces = profile.further, profile.pieces
     if num_segments > 1 and pieces is not None:
-        rounds = float(pieces.steps + num_segments - 1)
         traffic = pieces.traffic + pieces.traffic_edge / num_segments
         reduced = pieces.reduced + pieces.reduced_edge / num_segments
         further += (num_segments - 1) * pieces.further
@@ -289,7 +297,15 @@ def predict(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -
     if entry.pipelined:
         longest = -(-nbytes // profile.num_chunks)
         segment_bytes = max(1, -(-longest // num_segments))
-    return Prediction(entry.name, seconds, path_s, crowded_s, num_segments, segment_bytes)
+    return Prediction(
+        entry.name,
+        seconds,
+        path_s,
+        crowded_s,
+        profile.waits(num_segments),
+        num_segments,
+        segment_bytes,
+    )
 
 
 def predictions(

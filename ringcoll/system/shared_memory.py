@@ -26,6 +26,7 @@ __all__ = [
     "Identity",
     "SharedMemory",
     "fence",
+    "forbids_reading",
     "futex_wait",
     "futex_wake",
     "identity",
@@ -45,6 +46,7 @@ _libc = ctypes.CDLL(None, use_errno=True)  # its functions let go of Python's lo
 _libc.mmap.restype = ctypes.c_size_t
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _lock = threading.Lock()
 
 
@@ -112,6 +114,20 @@ def read_process(pid: int, source: int, into: int, nbytes: int) -> None:
         if count <= 0:
             raise _last_error()
         source, into, nbytes = source + count, into + count, nbytes - count
+
+
+def forbids_reading() -> str:
+    """Why no process may read another one's memory here, as far as it can be told; or nothing."""
+    word = ctypes.c_uint64(1)
+    copy = ctypes.c_uint64()
+    try:
+        read_process(os.getpid(), ctypes.addressof(word), ctypes.addressof(copy), 8)
+        scope = int(_PTRACE_SCOPE.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return ""
+    except OSError as error:  # of the copy: a container may forbid it to all
+        return f"process_vm_readv: {error}"
+    return f"kernel.yama.ptrace_scope is {scope}" if scope else ""
 
 
 class Identity(NamedTuple):

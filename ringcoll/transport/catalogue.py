@@ -30,7 +30,7 @@ class Entry:
     Parameters
     ----------
     module
-        The module with ``check`` and ``make``.
+        The module with ``check`` and ``make``, and perhaps ``remark``.
     sends
         Types of devices whose memory it sends: ``"cpu"``, ``"cuda"``.
     stages
@@ -70,6 +70,12 @@ class Entry:
             It is not, and no extra installs it.
         """
         import_module(self.module).check()
+
+    @property
+    def remark(self) -> str:
+        """What makes the transport slower here than it could be; empty if there is nothing."""
+        remark: Callable[[], str] = getattr(import_module(self.module), "remark", str)
+        return remark()
 
     @property
     def make(self) -> Callable[..., Any]:

@@ -38,6 +38,7 @@ from ringcoll.system.shared_memory import (
     Identity,
     SharedMemory,
     fence,
+    forbids_reading,
     futex_wait,
     futex_wake,
     identity,
@@ -64,7 +65,7 @@ from ringcoll.transport.shared_layout import (
     SharedLayout,
 )
 
-__all__ = ["SharedTransport", "check", "make"]
+__all__ = ["SharedTransport", "check", "make", "remark"]
 
 _SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
 _YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
@@ -102,6 +103,12 @@ def _lacking() -> str:
     except OSError as error:
         return f"a kernel that lets processes share memory and watch each other: {error}"
     return ""
+
+
+def remark() -> str:
+    """What makes the transport slower here than it could be; empty if there is nothing."""
+    reason = forbids_reading()
+    return f"long messages are copied in pieces: {reason}" if reason else ""
 
 
 def make(

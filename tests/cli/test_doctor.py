@@ -6,6 +6,7 @@ import pytest
 
 from ringcoll.cli import doctor
 from ringcoll.errors import MissingExtraError
+from ringcoll.system import shared_memory
 from ringcoll.system.machine import cores
 from ringcoll.transport import catalogue, ucx
 
@@ -38,6 +39,24 @@ def test_what_is_not_installed_is_the_reason(run, monkeypatch):
         "CPU tensors: shared (the first that is installed of shared, gloo; "
         "ucx is not installed: pip install 'ringcoll[ucx]')\n"
     )
+
+
+@pytest.mark.parametrize("scope, said", [("1", True), ("0", False), (None, False)])
+def test_memory_that_nobody_may_read_is_slower(run, monkeypatch, tmp_path, scope, said):
+    file = tmp_path / "scope"
+    if scope is not None:
+        file.write_text(scope)
+    monkeypatch.setattr(shared_memory, "_PTRACE_SCOPE", file)
+    stdout = run("doctor").stdout
+    assert ("; long messages are copied in pieces: kernel.yama.ptrace_scope is 1" in stdout) == said
+
+
+def test_a_kernel_that_forbids_the_call_is_named(run, monkeypatch):
+    def refuse(*arguments):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(shared_memory, "read_process", refuse)
+    assert "in pieces: process_vm_readv: [Errno 1] Operation" in run("doctor").stdout
 
 
 def test_a_variable_is_the_reason(run, monkeypatch):

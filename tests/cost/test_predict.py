@@ -107,6 +107,8 @@ def test_the_path_in_one_piece_is_that_of_the_literature(world_size: int, nbytes
         whole = machine.seconds(nbytes, *entry.counts(world_size))
         # Copies for messages of several chunks are not in the literature's counts.
         copied = 1e-10 * nbytes * 2 * float(entry.counts(world_size).traffic)
+        if row.num_segments == 1:
+            assert row.num_waits == entry.counts(world_size).rounds
         if row.num_segments == 1 and entry.name not in WITHOUT_COPIES:
             assert whole * (1 - 1e-9) <= row.path_s <= (whole + copied) * (1 + 1e-9)
         elif row.num_segments == 1:
@@ -130,6 +132,7 @@ def test_segments_are_counted_as_on_the_schedule(name: str, world_size: int) -> 
     assert row.segment_bytes is not None
     chunk = -(-nbytes // schedule.num_chunks)
     assert -(-chunk // row.segment_bytes) == row.num_segments
+    assert row.num_waits == counts.rounds == entry.counts(world_size).rounds + row.num_segments - 1
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7, 8])
