@@ -6,7 +6,7 @@ numpy, and neither torch nor ringcoll::
     mpiexec -n 4 python -P mpi_peer.py REQUEST
 
 REQUEST is JSON: ``collective``, ``op``, ``dtype``, ``root``, ``modes``, ``warmup``, ``most``,
-``over_ranks``, ``check``, ``blocking``, and ``shapes``, a list of [send_numel, recv_numel].
+``over_ranks``, ``check``, ``blocking``, ``writes``, and ``shapes``, a list of [send_numel, recv_numel].
 Rank 0 prints JSON: ``library``, and ``found``, for each shape a list of [in_place, samples_s,
 turn, wrong]; or ``refused``.
 """
@@ -100,6 +100,11 @@ class Peer:
             self.whole[:] = 77
             self.whole[self.block(self.rank) if own else slice(self.send_numel)] = self.inp
 
+    def write(self) -> None:
+        """Write the inputs anew."""
+        self.inp[:] = 1
+        self.whole[:] = 1
+
     def call(self, in_place: bool) -> None:
         """Run the collective once."""
         comm, op, root, here = self.comm, _OPS[self.op], self.root, MPI.IN_PLACE
@@ -168,7 +173,9 @@ class Peer:
 
 
 def alternate(
-    functions: Sequence[Callable[[int], object]], request: dict[str, Any]
+    functions: Sequence[Callable[[int], object]],
+    write: Callable[[], object],
+    request: dict[str, Any],
 ) -> tuple[list[list[float]], int]:
     """Time functions side by side, as the function of that name in `ringcoll.bench.measure`."""
     comm = MPI.COMM_WORLD
@@ -178,6 +185,8 @@ def alternate(
         order = list(range(len(functions)))
         random.Random(seed).shuffle(order)  # the same order on all ranks
         for index in order:
+            if request.get("writes"):
+                write()
             comm.Barrier()
             start = time.perf_counter()
             functions[index](turn)
@@ -191,10 +200,10 @@ def alternate(
         one_round(0, 1)
     most, seconds = request["most"], request["seconds"]
     shortest = min(map(min, times))
-    turn = 1
-    if request["blocking"] != _NO_TURNS and seconds is None:
+    turn, has_turns = 1, request["blocking"] != _NO_TURNS and not request.get("writes")
+    if has_turns and seconds is None:
         turn = fitting(shortest, max(1, most // _TURNS))
-    elif request["blocking"] != _NO_TURNS:
+    elif has_turns:
         one_round(0, fitting(shortest, 10))
         turn = fitting(min(map(min, times)), _MOST_A_TURN)
     times = [[] for _ in functions]
@@ -249,7 +258,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
             wrong.append(comm.allreduce(peer.wrong(mode)) if request["check"] else None)
         peer.whole[:] = 1  # what is reduced again and again should stay finite
         functions = [partial(several, partial(peer.call, mode)) for mode in modes]
-        times, turn = alternate(functions, request)
+        times, turn = alternate(functions, peer.write, request)
         rows = [over_ranks(samples, request["over_ranks"]) for samples in times]
         answer["found"].append(
             [[mode, row, turn, bad] for mode, row, bad in zip(modes, rows, wrong, strict=True)]

@@ -1,4 +1,4 @@
-"""All-reduce against native gloo, Open MPI, MPICH, and the limits of transport and memory.
+"""Collectives against native gloo, Open MPI, MPICH, and the limits of transport and memory.
 
 Our algorithms (``auto``, ``persistent``: an operation that is prepared once, ``shared_tensors``: the
 same on tensors in shared memory), native gloo and the limits take turns in one run, on an idle machine
@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ringcoll.bench.limits import LIMITS
 from ringcoll.bench.plot import check_matplotlib, draw, save
 from ringcoll.bench.units import parse_size
 from ringcoll.launch.processes import Ranks
+from ringcoll.schedule.contracts import contract
 from ringcoll.system.settings import TRANSPORT_VARIABLES
 
 SIZES = "4,16,64,256,1K,4K,16K,64K,256K,1M,4M,16M,64M"
@@ -45,23 +47,27 @@ def pooled(cycles: Iterable[Sequence[Result]]) -> list[Result]:
                 continue
             samples = (*before.timed.samples_s, *result.timed.samples_s)
             wrong = None if result.wrong is None else (before.wrong or 0) + result.wrong
-            joined[key] = replace(result, in_place=Timing(samples, result.timed.turn, wrong))
+            timing = Timing(samples, result.timed.turn, wrong)
+            way = "out_of_place" if result.in_place is None else "in_place"
+            joined[key] = replace(result, **{way: timing})
     return list(joined.values())
 
 
-def measure(world_size: int, options: Any) -> list[Result]:
-    """Measure all sizes on so many ranks, in place."""
+def measure(collective: str, world_size: int, options: Any) -> list[Result]:
+    """Measure all sizes on so many ranks, in place if the collective can be."""
     sizes = tuple(parse_size(text) for text in options.sizes.split(","))
+    in_place = contract(collective).in_place
     request = BenchRequest(
-        "all_reduce",
+        collective,
         (*options.algorithms.split(","), *peers.contenders(options.peers), *LIMITS),
         sizes,
-        modes=(True,),
-        timed_modes=(True,),
+        modes=(in_place,),
+        timed_modes=(in_place,),
         warmup=2,
         least=5,
         most=10_000,
         seconds=options.seconds,
+        writes=options.written,
     )
     cycles: list[list[Result]] = []
     for _ in range(options.cycles):
@@ -75,7 +81,7 @@ def measure(world_size: int, options: Any) -> list[Result]:
     return pooled(cycles)
 
 
-def tables(world_size: int, results: Sequence[Result], beside: str) -> list[Table]:
+def tables(results: Sequence[Result], where: str) -> list[Table]:
     """Tables with a row for each size: medians, spreads, speeds, wrong elements, efficiencies."""
     by_size: dict[int, dict[str, Result]] = {}
     for result in results:
@@ -89,7 +95,7 @@ def tables(world_size: int, results: Sequence[Result], beside: str) -> list[Tabl
             for nbytes, row in sorted(by_size.items())
         ]
         columns = {"size": "bytes", **dict.fromkeys(names, kind)}
-        return Table(columns, rows, f"{world_size} ranks{beside}: {caption}")
+        return Table(columns, rows, f"{where}: {caption}")
 
     def median(row: dict[str, Result], result: Result) -> float | None:
         return None if result.timed is None else result.timed.summary.p50_s
@@ -119,6 +125,7 @@ def tables(world_size: int, results: Sequence[Result], beside: str) -> list[Tabl
 def main() -> None:
     """Run, print, write."""
     arguments = parser(__doc__)
+    arguments.add_argument("--collectives", default="all_reduce")
     arguments.add_argument("-k", "--ranks", default="2,4")
     arguments.add_argument("--sizes", default=SIZES)
     arguments.add_argument(
@@ -133,6 +140,9 @@ def main() -> None:
     )
     arguments.add_argument("--cycles", type=int, default=2)
     arguments.add_argument("--busy", type=int, default=0, help="busy loops beside the ranks")
+    arguments.add_argument(
+        "--written", action="store_true", help="write inputs before each operation"
+    )
     options = arguments.parse_args()
     if options.json:
         check_matplotlib()
@@ -144,25 +154,27 @@ def main() -> None:
     facts = environment(max(worlds), options.transport)
     introduce(facts)
     beside = f", {options.busy} busy loops beside them" if options.busy else ""
+    beside += ", inputs written before each operation" * options.written
     shown: list[Table] = []
     pictures: list[str] = []
-    for world_size in worlds:
+    collectives = options.collectives.split(",")
+    for collective, world_size in product(collectives, worlds):
         with busy_loops(options.busy):
-            results = measure(world_size, options)
-        for table in tables(world_size, results, beside):
-            table.show()
-            shown.append(table)
-        if options.json:
+            results = measure(collective, world_size, options)
+        shown += tables(results, f"{collective}, {world_size} ranks{beside}")
+        if options.json and len(collectives) == 1:
             curves: dict[str, list[Result]] = {}
             for result in results:
                 if result.timed is not None and result.contender in _DRAWN:
                     curves.setdefault(result.contender, []).append(result)
             title = (
-                f"all_reduce of float32, {world_size} processes on {facts['cores']} cores, "
+                f"{collective} of float32, {world_size} processes on {facts['cores']} cores, "
                 f"ours over {options.transport}{beside}: medians, quartiles shaded"
             )
             pictures.append(f"{options.json.stem}-{world_size}.png")
             save(draw(curves, title), options.json.with_name(pictures[-1]))
+    for table in shown:
+        table.show()
     write(options.json, __doc__, facts, shown, pictures=pictures)
 
 

@@ -111,6 +111,9 @@ class BenchRequest:
     blocking
         How the operations of a turn follow each other. 2: each is waited for. 0: all are
         started, then waited for. 1: a turn has one operation only.
+    writes
+        Whether every rank writes its input anew before each operation, so that no other rank has
+        it in its caches. A turn has one operation then.
     segment_bytes
         See `ringcoll.collectives.functions`.
     modules
@@ -136,6 +139,7 @@ class BenchRequest:
     over_ranks: str = "max"
     check: bool = True
     blocking: int = 2
+    writes: bool = False
     segment_bytes: int | None = None
     modules: tuple[UserModule, ...] = ()
     device: str = "cpu"
@@ -339,6 +343,7 @@ def alternate(
     seconds: float | None = None,
     over_ranks: str = "max",
     turn: int | None = None,
+    before: Callable[[int], object] | None = None,
 ) -> Samples:
     """Time functions side by side; called by all ranks alike.
 
@@ -354,20 +359,23 @@ def alternate(
         One of `OVER_RANKS`.
     turn
         Operations in a turn; by default as many as take some milliseconds.
+    before
+        Called before each turn, untimed, with the number of the function whose turn it is.
     """
     times: list[list[float]] = [[] for _ in functions]
+    one_round = partial(_one_round, meeting, functions, before)
     with _no_collection():
         for _ in range(warmup if turn else max(1, warmup)):
-            _one_round(meeting, functions, times, seed=0, turns=[1] * len(functions))
+            one_round(times, seed=0, turns=[1] * len(functions))
         turns = (
-            [turn] * len(functions) if turn else _turns(meeting, functions, times, most, seconds)
+            [turn] * len(functions) if turn else _turns(meeting, one_round, times, most, seconds)
         )
         times = [[] for _ in functions]
         done, start = 0, time.perf_counter()
         rounds = least if seconds is not None else max(1, most // max(turns))
         while rounds:
             for number in range(done, done + rounds):
-                _one_round(meeting, functions, times, seed=number, turns=turns)
+                one_round(times, seed=number, turns=turns)
             done += rounds
             rounds = _more_rounds(done, most, time.perf_counter() - start, seconds)
             rounds = meeting.agree(rounds) if seconds is not None else 0
@@ -376,7 +384,7 @@ def alternate(
 
 def _turns(
     meeting: Meeting,
-    functions: Sequence[Callable[[int], object]],
+    one_round: Callable[..., object],
     times: list[list[float]],
     most: int,
     seconds: float | None,
@@ -391,16 +399,17 @@ def _turns(
 
     shortest = min(map(min, times))
     if seconds is None:
-        return [fitting(shortest, max(1, most // _TURNS))] * len(functions)
+        return [fitting(shortest, max(1, most // _TURNS))] * len(times)
     # The first operation of a turn waits for the last rank: its time alone says too little.
     tried = [fitting(min(own), 10) for own in times]
-    _one_round(meeting, functions, times, seed=0, turns=tried)
+    one_round(times, seed=0, turns=tried)
     return [fitting(min(own), _MOST_A_TURN) for own in times]
 
 
 def _one_round(
     meeting: Meeting,
     functions: Sequence[Callable[[int], object]],
+    before: Callable[[int], object] | None,
     times: list[list[float]],
     *,
     seed: int,
@@ -409,6 +418,8 @@ def _one_round(
     order = list(range(len(functions)))
     random.Random(seed).shuffle(order)  # noqa: S311  # the same order on all ranks
     for index in order:
+        if before is not None:
+            before(index)
         meeting.start()
         start = time.perf_counter()
         functions[index](turns[index])
@@ -470,7 +481,8 @@ class _Bench:
             if mode in self.request.timed_modes and mode in entry.run
         ]
         left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - start))
-        samples = self._time([entry.run[mode] for entry, mode in jobs], left)
+        inputs = [self._buffers_of(entry.contender, mode).inp for entry, mode in jobs]
+        samples = self._time([entry.run[mode] for entry, mode in jobs], inputs, left)
         keys = [(id(entry), mode) for entry, mode in jobs]
         times = dict(zip(keys, zip(samples.times_s, samples.turns, strict=True), strict=True))
         results = []
@@ -496,7 +508,12 @@ class _Bench:
             )
         return self._buffers[key]
 
-    def _time(self, functions: list[Callable[[int], object]], seconds: float | None) -> Samples:
+    def _time(
+        self,
+        functions: list[Callable[[int], object]],
+        inputs: list[torch.Tensor],
+        seconds: float | None,
+    ) -> Samples:
         request = self.request
         if not functions:
             return Samples([], [])
@@ -508,7 +525,8 @@ class _Bench:
             most=request.most,
             seconds=seconds,
             over_ranks=request.over_ranks,
-            turn=1 if request.blocking == 1 else None,
+            turn=1 if request.blocking == 1 or request.writes else None,
+            before=(lambda index: inputs[index].fill_(1)) if request.writes else None,
         )
 
     def _entry(self, contender: str, *, scout: bool = False) -> _Entry:

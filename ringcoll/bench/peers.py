@@ -10,6 +10,7 @@ which ``make peers`` makes: two libraries in one environment would overwrite eac
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -136,7 +137,13 @@ def measure_peer(
                 world_size,
                 [str(python), "-P", str(_script()), json.dumps(asked)],
                 timeout_s=_LIMIT_S,
-                variables={"PYTHONPATH": "", "OMP_NUM_THREADS": "1"},
+                variables={
+                    "PYTHONPATH": "",
+                    "OMP_NUM_THREADS": "1",
+                    # numpy asks the kernel for huge pages, torch only if it is told to: all
+                    # contenders have pages of one kind, as messages are quicker from huge pages.
+                    "NUMPY_MADVISE_HUGEPAGE": os.environ.get("THP_MEM_ALLOC_ENABLE", "0"),
+                },
             )
         )
         for index, workload in enumerate(workloads):
@@ -160,6 +167,7 @@ def _question(request: BenchRequest, workloads: list[Workload], world_size: int)
         "over_ranks": request.over_ranks,
         "check": request.check,
         "blocking": request.blocking,
+        "writes": request.writes,
         "shapes": [[each.send_numel, each.recv_numel] for each in sizes],
     }
 
