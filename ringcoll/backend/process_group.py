@@ -35,6 +35,7 @@ from ringcoll.collectives import functions as api
 from ringcoll.collectives import groups
 from ringcoll.collectives.sharing import share_for
 from ringcoll.errors import ArgumentError
+from ringcoll.runtime.lives import tell
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.contracts import CONTRACTS
 from ringcoll.system import streams
@@ -158,6 +159,9 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             collective: self.options.keywords(collective, world_size) for collective in CONTRACTS
         }
         self._store = store
+        tell(
+            dist.PrefixStore("ringcoll", store), rank
+        )  # so that a death before the first call is seen
         self._issued = 0
         transport, cuda_transport = self.options.transport, self.options.cuda_transport
         groups.use(self, transport=transport, cuda_transport=cuda_transport)

@@ -16,6 +16,7 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system import streams
+from ringcoll.system.stores import private
 from ringcoll.transport import catalogue
 from ringcoll.transport.base import Handle, Message
 
@@ -274,22 +275,16 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
         )
     # `close` makes the group as new, so it must not see its old keys in the store.
     prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
-    store = _private(dist.PrefixStore(prefix, group.get_group_store()))
+    own = private(group.get_group_store())  # a long wait on the user's connection would block it
+    store, lives = dist.PrefixStore(prefix, own), dist.PrefixStore("ringcoll", own)
     if device == _ANY_GPU:
         device = torch.device("cuda", streams.current_device())
     name = catalogue.resolved(device.type, _asked.get(group, {}).get(device.type), rank)
     # The same prefix for every transport: there the ranks see that they have different transports.
     meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
     transport = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)
-    return Communicator(transport, monitor, timeout_s, None if device.type == "cpu" else device)
-
-
-def _private(store: dist.Store) -> dist.Store:
-    """A connection of its own to the store: a long wait on the user's connection would block it."""
-    with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
-        clone: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
-        return clone
-    return store
+    sends = None if device.type == "cpu" else device
+    return Communicator(transport, monitor, timeout_s, sends, lives)
 
 
 def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:

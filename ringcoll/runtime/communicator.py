@@ -29,12 +29,14 @@ from ringcoll.errors import CaptureError, GroupBrokenError, RingcollError, Trans
 from ringcoll.runtime.agreement import agree
 from ringcoll.runtime.comparison import CallComparison
 from ringcoll.runtime.executor import drive
+from ringcoll.runtime.lives import Lives, tell
 from ringcoll.runtime.memory import Workspace
 from ringcoll.runtime.monitor import Monitor, monitored_barrier
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.queue import Queue
 from ringcoll.runtime.work import Work
 from ringcoll.system.machine import cores
+from ringcoll.system.stores import unreachable
 from ringcoll.system.streams import Lane, Streams, capturing
 from ringcoll.transport.base import Transport
 
@@ -45,6 +47,7 @@ _EXIT_S = 10.0  # for operations that are pending when the process ends
 _WHILE_S = 0.0005  # between looks whether the queue is empty
 _JOIN_S = 5.0  # for threads that have nothing to wait for any more
 _MOST_OPERATIONS = 512  # kinds of calls that a group remembers
+_SPREADS = 0x9E3779B1  # odd, so that histories that differ stay different
 
 # In the order of their making: to close a communicator of NCCL may take all its ranks.
 _open_communicators: weakref.WeakKeyDictionary[Communicator, None] = weakref.WeakKeyDictionary()
@@ -123,6 +126,8 @@ class Communicator:
         Time limit, in seconds, of an operation without a time limit of its own.
     device
         Device of all tensors that may be sent; ``None`` for CPU tensors.
+    lives
+        Where the ranks tell which processes they are; by default in ``store``.
     """
 
     def __init__(
@@ -131,13 +136,16 @@ class Communicator:
         store: dist.Store,
         timeout_s: float,
         device: torch.device | None = None,
+        lives: dist.Store | None = None,
     ) -> None:
         self.transport, self.timeout_s, self.device = transport, timeout_s, device
         self.rank, self.world_size = transport.rank, transport.world_size
         self.operations: dict[Any, Operation] = {}
         self._remembering = threading.Lock()
         self.memory = Workspace(self._forget_memory)
-        self.monitor = Monitor(store, self.rank, self.world_size, transport.abort)
+        processes = Lives(lives or store, self.rank, self.world_size)
+        tell(lives or store, self.rank)
+        self.monitor = Monitor(store, self.rank, self.world_size, transport.abort, processes)
         self.store = store
         self.table: Table | None = None  # costs and rules, once the ranks have met
         self.tracer: Any = None  # `ringcoll.tracing.recorder.Tracer`, while the group is traced
@@ -145,7 +153,7 @@ class Communicator:
         self._queue: Queue[_Item] = Queue(f"ringcoll-{self.rank}", self._complete)
         self._comparison = CallComparison(store, self.monitor)
         self._has_met = self._is_crowded = False
-        self._num_barriers = 0
+        self._num_barriers = self._history = 0
         self._streams: dict[torch.device, Streams] = {}
         self._lane: Lane | None = None  # of the operation that runs
         self._broken: BaseException | None = None
@@ -324,7 +332,10 @@ class Communicator:
                 self._lane.use(operation.memory_of(tensors))  # it may be dropped before it is read
                 operation.move(self._lane.key)
             binding = operation.binding(tensors, self.transport, self._workspace, self._is_crowded)
-            tag = (operation.signature + number * 0x9E3779B1) & 0x7FFFFFFF
+            # It is made of all operations until now: where ranks have disagreed on one that took no
+            # waiting, the next message does not match.
+            self._history = (self._history + operation.signature) * _SPREADS & 0x7FFFFFFF
+            tag = self._history ^ number & 0x7FFFFFFF
             if tracer is not None:
                 binding = tracer.traced(operation, binding, tag)
             for load, index in binding.loads:
@@ -348,6 +359,8 @@ class Communicator:
     def _meet(self, timeout_s: float) -> None:
         """Meet the other ranks, and agree on costs and rules."""
         transport = self.transport
+        self.monitor.meets = True
+        self.monitor.lives.ended()  # so that processes are known, also when the store is gone
         transport.connect(timeout_s)
         # Whatever broke the group meanwhile met no connections to break.
         if self.monitor.error is not None:
@@ -355,13 +368,18 @@ class Communicator:
         if self._broken is not None:
             self._refuse()
         self._has_met = True
+        self.monitor.lives.ended()  # by now all are known
         ranks_here = transport.hosts.count(transport.hosts[self.rank])
         threads = torch.get_num_threads()
         self._is_crowded = threads > 1 and threads * ranks_here > cores()
         self.table = agree(transport, dist.PrefixStore("choice", self.store), timeout_s)
+        self.monitor.meets = False
 
     def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
         """Break the group after a failure, report the failure, and explain it."""
+        if isinstance(error, dist.DistError):
+            reason = str(error).partition("\n")[0]
+            error = TransportError(f"{unreachable(self.store)}: {reason}", peer=0)
         if isinstance(error, TransportError):
             error = _without_frames(self.monitor.explain(error, timeout_s))
         else:

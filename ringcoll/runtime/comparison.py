@@ -37,6 +37,7 @@ class CallComparison:
         self.known.add(description)
         self._count += 1
         rank, monitor = self._monitor.rank, self._monitor
+        monitor.meets = True
         keys = [f"call/{self._count}/{peer}" for peer in range(monitor.world_size)]
         self._store.set(keys[rank], description)
         deadline = time.monotonic() + timeout_s
@@ -55,5 +56,6 @@ class CallComparison:
                     mine=description,
                     theirs=other,
                 )
+        monitor.meets = False
         # All ranks have come to this comparison, so nobody reads the previous one any more.
         self._store.delete_key(f"call/{self._count - 1}/{rank}")

@@ -60,7 +60,6 @@ def bind(
     *,
     reduction: Reduction | None = None,
     engine: Engine = TORCH,
-    tag_by_length: bool = False,
 ) -> list[Instruction]:
     """Bind each of a plan's instructions to memory.
 
@@ -72,9 +71,6 @@ def bind(
         Working memory: at least ``plan.workspace_numel`` elements of the work dtype.
     reduction
         Meaning of ``(+)``; ``None`` if the plan reduces nothing.
-    tag_by_length
-        Whether the length of a message is mixed into its tag, for collectives in
-        which only the two ends of a message know the length.
     """
     work = (workspace,)
     regions = plan.regions
@@ -97,9 +93,9 @@ def bind(
 
     def message(item: tuple[int, int, int]) -> Message:
         peer, number, numel = item
-        # Knuth's multiplicative hash spreads lengths over the 31 bits of a tag.
-        salt = (numel * 2654435761) & 0x7FFFFFFF if tag_by_length else 0
-        return Message(peer, view(number), salt)
+        # Two ends that expect other lengths do not match: no message is cut short, or written past
+        # an end. Knuth's multiplicative hash spreads lengths over the 31 bits of a tag.
+        return Message(peer, view(number), (numel * 2654435761) & 0x7FFFFFFF)
 
     lent = {} if reduction is None else _lent(plan, transport, reduction)
     borrowed = {number for sources in lent.values() for number in sources.values()}

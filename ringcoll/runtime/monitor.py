@@ -11,7 +11,6 @@ why the group is broken; the first rank that fails writes the verdict.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
@@ -19,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
@@ -30,16 +29,21 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
+from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Wait
-from ringcoll.system.stores import appears
+from ringcoll.system.stores import appears, unreachable
 
 __all__ = ["Monitor", "Running", "monitored_barrier"]
 
+Answer = TypeVar("Answer")
+
 _POLL_S = 0.1  # between two looks of a rank that waits
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
+_GRACE_S = 0.5  # for the last messages of a process that has ended
 _STORE_S = 5.0  # time limit of a look into the store
-_REMEMBERED = 64  # operations that are compared between ranks
+_REMEMBERED = 1024  # operations that a rank compares with those that others tell
+_TOLD = 64  # operations that a rank tells the others
 
 
 class Running(NamedTuple):
@@ -81,16 +85,25 @@ class Monitor:
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, on_break: Callable[[], None]
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        on_break: Callable[[], None],
+        lives: Lives,
     ) -> None:
         self.store, self.rank, self.world_size, self.on_break = store, rank, world_size, on_break
         self.error: RingcollError | None = None
         # The thread that runs operations sets these: number and operation, and its wait.
         self.current: tuple[int, Operation | Turn] | None = None
         self.wait: Wait | None = None
+        self.meets = False  # whether it waits in the store, for all ranks
+        self.lives = lives
+        self._ended: dict[int, float] = {}  # ranks whose process has ended, and when that was seen
         self.recent: deque[tuple[int, Operation | Turn]] = deque(maxlen=_REMEMBERED)
         self.awake = False  # the same as the event, and quicker to read
         self._says_it_waits = False  # in the published state
+        self._has_no_store = False
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -169,8 +182,13 @@ class Monitor:
         """The failure as this rank knows it; in ``chain`` each rank waits for the next rank."""
         timed_out = isinstance(error, CollectiveTimeoutError)
         peer = running.wait.peer if running.wait else getattr(error, "peer", None)
+        ended = set() if timed_out else self.lives.ended()
+        if ended and peer not in ended:  # another one is the cause, and may have held the store
+            return self._lost(min(ended), running)
         if running.wait is None:
             text = f"{error}, in {running.where()}"  # the ranks had not met yet
+            if peer is not None and f"rank {peer}" not in text:
+                text = f"rank {self.rank} lost rank {peer}: {text}"
         elif timed_out:
             text = f"rank {self.rank} timed out after {limit_s:g} s, waiting for {running.where()}"
             text += "".join(f"; rank {a} waits for rank {b}" for a, b in pairwise(chain))
@@ -180,7 +198,16 @@ class Monitor:
                 f"rank {self.rank} lost rank {peer}, while it waited for "
                 f"{running.where()}: {_short(str(error))}"
             )
+        if self._has_no_store and not timed_out:  # its host may be the cause
+            text += f"; {unreachable(self.store)}"
         return _KINDS[_kind(error)](text, peer=peer)
+
+    def _lost(self, peer: int, running: Running) -> PeerLostError:
+        return PeerLostError(
+            f"rank {self.rank} lost rank {peer}, whose process has ended, while it waited for "
+            f"{running.where()}",
+            peer=peer,
+        )
 
     def report(self, error: BaseException) -> None:
         """Publish the error of this rank, which no other rank has caused."""
@@ -225,19 +252,31 @@ class Monitor:
                 self._publish_verdict(verdict)
         if verdict is not None:
             self.error = self._from_verdict(verdict, running)
+        elif (peer := self._missed(running)) is not None:
+            self.error = failure = self._lost(peer, running)
+            self._publish_verdict({"kind": "lost", "peer": peer, "text": str(failure)})
+        if self.error is not None:
             self.on_break()
+
+    def _missed(self, running: Running) -> int | None:
+        """A rank that this rank waits for, and whose process has ended some time ago."""
+        now = time.monotonic()
+        for peer in self.lives.ended():
+            is_late = now - self._ended.setdefault(peer, now) >= _GRACE_S
+            if is_late and (self.meets if running.wait is None else running.wait.peer == peer):
+                return peer
+        return None
 
     def _publish_state(self, running: Running | None) -> None:
         calls = {
             number: (operation.description, operation.lengths)
-            for number, operation in tuple(self.recent)
+            for number, operation in tuple(self.recent)[-_TOLD:]
             if operation.description is not None
         }
         waits = (running.number, running.wait.peer) if running and running.wait else None
         self._says_it_waits = waits is not None
-        with contextlib.suppress(RuntimeError):
-            state = json.dumps({"calls": calls, "waits": waits})
-            self.store.set(f"state/{self.rank}", state)
+        state = json.dumps({"calls": calls, "waits": waits})
+        self._from_store(lambda: self.store.set(f"state/{self.rank}", state))
 
     def _disagreement(self) -> dict[str, Any] | None:
         """The first operation in which some rank differs from this rank, or ``None``."""
@@ -298,16 +337,26 @@ class Monitor:
         return _KINDS[verdict["kind"]](text, peer=verdict["peer"])
 
     def _publish_verdict(self, verdict: dict[str, Any]) -> None:
-        with contextlib.suppress(RuntimeError):
-            self.store.compare_set("verdict", "", json.dumps(verdict))
+        self._from_store(lambda: self.store.compare_set("verdict", "", json.dumps(verdict)))
 
     def _read(self, key: str) -> dict[str, Any] | None:
-        # The store is gone if its host is gone.
-        with contextlib.suppress(RuntimeError):
-            self.store.set_timeout(timedelta(seconds=_STORE_S))
-            if self.store.check([key]):
-                content: dict[str, Any] = json.loads(self.store.get(key))
-                return content
+        store = self.store
+
+        def read() -> dict[str, Any] | None:
+            store.set_timeout(timedelta(seconds=_STORE_S))
+            return json.loads(store.get(key)) if store.check([key]) else None
+
+        return self._from_store(read)
+
+    def _from_store(self, ask: Callable[[], Answer]) -> Answer | None:
+        """Ask the store; it is not asked again once it is gone, as torch tells each try at length."""
+        if not self._has_no_store:
+            try:
+                return ask()
+            except dist.DistNetworkError:
+                self._has_no_store = True
+            except RuntimeError:  # too late, or about to be closed
+                pass
         return None
 
 

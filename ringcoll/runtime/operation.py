@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ringcoll.algorithms import find
-from ringcoll.algorithms.proved import proved_schedule
+from ringcoll.algorithms.proved import fingerprint, proved_schedule
 from ringcoll.cost.choice import Choice, choose, segment_count
 from ringcoll.cost.table import Table
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
@@ -153,12 +153,19 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     words += [f"sent as {request.wire_dtype}"] if request.wire_dtype is not request.dtype else []
     if request.work_dtype is not request.wire_dtype:
         words += [f"computed in {request.work_dtype}"]
-    words += [f"algorithm {schedule.algorithm}"]
+    words += [f"algorithm {schedule.algorithm}{_version(request, schedule)}"]
     words += [f"{segments} segments"] if segments > 1 else []
     description = f"{collective}({', '.join(words)})".replace("torch.", "")
     layout = Layout(request.lengths, request.split_input, request.split_output, request.in_place)
     plan = compile_plan(schedule, rank, layout, segments, posts_early=request.posts_early)
     return Resolved(plan, description, zlib.crc32(description.encode()))
+
+
+def _version(request: Request, schedule: Schedule) -> str:
+    """Which program an algorithm of the user's is: files of one name may differ between ranks."""
+    name = request.algorithm
+    is_known = not isinstance(name, Schedule) and find(request.collective, name).built_in
+    return "" if is_known else f" {fingerprint(schedule):08x}"
 
 
 @lru_cache(maxsize=4096)
@@ -325,7 +332,6 @@ class Operation:
             transport,
             reduction=reduction,
             engine=engine,
-            tag_by_length=self.lengths is not None,
         )
         return Binding(flat.loads, program, flat.stores, transport.wait)
 

@@ -1,13 +1,14 @@
-"""Waits for keys of a store, with a time limit."""
+"""Waits for keys of a store, with a time limit; and what to say when the store is gone."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
 import torch.distributed as dist
 
-__all__ = ["appears"]
+__all__ = ["appears", "private", "unreachable"]
 
 
 def appears(
@@ -37,3 +38,20 @@ def appears(
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.02)
     return True
+
+
+def unreachable(store: dist.Store) -> str:
+    """What to say of a store that does not answer any more."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    where = f" at {store.host}:{store.port}" if isinstance(store, dist.TCPStore) else ""
+    return f"the store{where}, which rank 0 or the launcher holds, cannot be reached"
+
+
+def private(store: dist.Store) -> dist.Store:
+    """A connection of its own to a store: a long wait on a connection blocks all others who use it."""
+    with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
+        store.check(["alive"])  # a store that is gone is not connected to: torch would try for long
+        clone: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        return clone
+    return store

@@ -7,7 +7,9 @@ Facts it rests on (torch 2.13.0): a receive buffer of the wrong length aborts th
 process or is filled in part, so tags must tell calls apart; a wait cannot be polled,
 and neither ``abort()`` nor another thread wakes it, but shutting down the group's
 connected sockets does, within milliseconds, on both sides (the listening socket must
-be left alone: closing it aborts the process).
+be left alone: closing it aborts the process). But nothing wakes who waits for a long message of
+which a part has come, nor who waits for a rank that died while the group was made. There
+another thread of the transport waits for gloo, and is left behind when the transport is aborted.
 
 One thread of gloo reads what arrives, for all connections. Woken while the thread that
 sends holds a connection's lock, and on the same core, it finds the lock taken and polls
@@ -24,23 +26,29 @@ import contextlib
 import ipaddress
 import json
 import os
+import queue
 import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.system.stores import private
 from ringcoll.transport.base import Handle, Message, Transport, meet
 from ringcoll.transport.staged import staged_if_needed
 
 __all__ = ["GlooTransport", "check", "make"]
 
+Result = TypeVar("Result")
+
+_LONG = 64 << 10  # bytes; shorter messages come whole, or almost so
+_LOOK_S = 0.1  # between looks whether the transport was aborted
 # A device's address is the difference of the addresses before and after its making.
 _creation = threading.Lock()
 
@@ -109,6 +117,62 @@ def _wake_gently(threads: set[int]) -> None:
             os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
 
+class _Aside:
+    """A thread that makes calls of gloo which may never return."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def call(self, function: Callable[[], Result], given_up: Callable[[], bool]) -> Result:
+        """Call a function, and raise what it raises.
+
+        Raises
+        ------
+        PeerLostError
+            ``given_up`` has returned ``True``; the function may still run.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="ringcoll-gloo", daemon=True)
+            self._thread.start()
+        over = threading.Event()
+        results: list[Result] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(function())
+            except BaseException as error:  # noqa: BLE001  # raised in the other thread
+                errors.append(error)
+            over.set()
+
+        self._calls.put(run)
+        while not over.wait(_LOOK_S):
+            if given_up():
+                raise PeerLostError("the connection was broken")
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # it holds a message's tensor
+
+    def end(self) -> None:
+        """Let the thread end when it can."""
+        self._calls.put(None)
+
+
+class _Long(NamedTuple):
+    """The handle of a message that may come in parts."""
+
+    work: Any
+
+    def wait(self, timeout: timedelta) -> None:
+        self.work.wait(timeout)
+
+
 class _Lost:
     """The handle of a message that could not be started."""
 
@@ -133,6 +197,7 @@ class GlooTransport(Transport):
         self._aborted = False
         self._group: Any = None
         self._addresses: set[_Address] = set()
+        self._aside = _Aside()
 
     def connect(self, timeout_s: float) -> None:
         """Make the group; see `Transport.connect`."""
@@ -152,7 +217,10 @@ class GlooTransport(Transport):
         try:
             store.set(f"address/{rank}", json.dumps(sorted(own)))
             self._check_addresses()
-            self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
+            self._group = self._aside.call(
+                lambda: dist.ProcessGroupGloo(private(store), rank, world_size, options),
+                lambda: self._aborted,
+            )
             # One end of each of the group's connections is an address that a rank listens on.
             self._addresses = {
                 (host, port)
@@ -188,14 +256,15 @@ class GlooTransport(Transport):
     ) -> Callable[[int], list[Handle]]:
         """Make messages ready; see `Transport.bind`."""
         recv, send = self._group.recv, self._group.send
-        ready = [(recv, [tensor], peer, tag) for peer, tensor, tag, _ in receives]
-        ready += [(send, [tensor], peer, tag) for peer, tensor, tag, _ in sends]
+        ready = [(recv, message) for message in receives]
+        ready += [(send, message) for message in sends]
 
         def post(mixed: int) -> list[Handle]:
             handles: list[Handle] = []
-            for start, tensors, peer, tag in ready:
+            for start, (peer, tensor, tag, _) in ready:
                 try:
-                    handles.append(start(tensors, peer, tag ^ mixed))
+                    work = start([tensor], peer, tag ^ mixed)
+                    handles.append(work if tensor.nbytes < _LONG else _Long(work))
                 except RuntimeError as error:
                     # The connection is gone; the wait for the message raises the error.
                     handles.append(_Lost(error))
@@ -205,8 +274,14 @@ class GlooTransport(Transport):
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
+        limit = timedelta(seconds=timeout_s)
         try:
-            handle.wait(timedelta(seconds=timeout_s))  # type: ignore[attr-defined]
+            if isinstance(handle, _Long):
+                self._aside.call(lambda: handle.wait(limit), lambda: self._aborted)
+            else:
+                handle.wait(limit)  # type: ignore[attr-defined]
+        except PeerLostError:
+            raise
         except RuntimeError as error:
             text = str(error)
             if "imed out" in text or "imeout" in text:
@@ -227,4 +302,5 @@ class GlooTransport(Transport):
     def close(self) -> None:
         """Drop the group and its connections."""
         self._addresses = set()
+        self._aside.end()
         self._group = None

@@ -179,7 +179,6 @@ def execute_all(run: Run) -> tuple[list[Ends], Reduction]:
             workspace,
             transport,
             reduction=reduction if reduces else None,
-            tag_by_length=run.algorithm.collective == "all_to_all",
         )
         executions.append(steps(instructions, 5))
         ends.append(own)

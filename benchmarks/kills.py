@@ -1,0 +1,239 @@
+"""What the ranks that are left report when one is killed, at random moments.
+
+Ranks on one host run random collectives, of a few bytes and of megabytes, blocking and asynchronous.
+At a random moment, from the group's making on, one of them is killed. Each of the others has to raise
+one of ringcoll's errors that names the dead rank, and to end by itself.
+
+Wanted: of 1,000 kills over all transports, all survivors do so within 2 seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from common import Table, environment, introduce, parser, write
+
+import ringcoll
+from ringcoll.errors import RingcollError
+from ringcoll.system.settings import TRANSPORT_VARIABLES
+
+TRANSPORTS = ("shared", "ucx", "gloo")
+_LIMIT_S = 60.0  # of an operation, so that no time limit helps
+_WANTED_S = 2.0
+_PATIENCE_S = 40.0  # for survivors, until they are ended
+_MOST_S = 0.5  # from the beginning to the kill
+_SIZES = (1, 1000, 30_000, 3_000_000)  # elements
+
+
+@dataclass(frozen=True)
+class Case:
+    """A group, and its end: ``seed`` decides on all else."""
+
+    transport: str
+    world_size: int
+    victim: int
+    store_dies: bool
+    delay_s: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a survivor tells: the class and text of its error, and when."""
+
+    kind: str
+    text: str
+    is_typed: bool
+    at_s: float
+
+
+def case_of(number: int, seed: int, transports: tuple[str, ...] = TRANSPORTS) -> Case:
+    """A random case; transports take turns."""
+    choose = random.Random(seed * 1_000_003 + number)  # not for secrets
+    world_size = choose.choice((2, 3, 4, 5))
+    victim = choose.randrange(world_size)
+    return Case(
+        transports[number % len(transports)],
+        world_size,
+        victim,
+        store_dies=victim == 0 and choose.random() < 0.5,
+        delay_s=choose.random() ** 2 * _MOST_S,
+        seed=choose.randrange(1 << 30),
+    )
+
+
+def operations(choose: random.Random) -> Callable[[], object]:
+    """A random operation, the same on all ranks."""
+    x = torch.ones(choose.choice(_SIZES))
+    k, rank = dist.get_world_size(), dist.get_rank()
+    root, later = choose.randrange(k), choose.random() < 0.3
+    name = choose.choice(
+        ("all_reduce", "all_reduce", "broadcast", "all_gather", "reduce", "barrier")
+    )
+    match name:
+        case "all_reduce":
+            run = lambda: ringcoll.all_reduce(x, async_op=later)  # noqa: E731
+        case "broadcast":
+            run = lambda: ringcoll.broadcast(x, root, async_op=later)  # noqa: E731
+        case "reduce":
+            run = lambda: ringcoll.reduce(x, root, async_op=later)  # noqa: E731
+        case "all_gather":
+            every = [torch.empty_like(x) for _ in range(k)]
+            run = lambda: ringcoll.all_gather(every, x + rank, async_op=later)  # noqa: E731
+        case _:
+            run = lambda: ringcoll.barrier(async_op=later)  # noqa: E731
+    return run
+
+
+def on_rank(case: Case, rank: int, port: int, parent: Connection) -> None:
+    """Be a rank: say when the group is made, work until an error comes, tell it."""
+    os.environ[TRANSPORT_VARIABLES["cpu"]] = case.transport
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=_LIMIT_S)
+    store: dist.Store = dist.TCPStore("127.0.0.1", port, None, False, timeout=limit)
+    if case.store_dies:
+        outer = store
+        if rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, timeout=limit)
+            outer.set("port", str(store.port))
+        else:
+            store = dist.TCPStore("127.0.0.1", int(outer.get("port")), None, False, timeout=limit)
+    dist.init_process_group(
+        "ringcoll", store=store, rank=rank, world_size=case.world_size, timeout=limit
+    )
+    parent.send(os.getpid())
+    parent.recv()
+    choose = random.Random(case.seed)  # not for secrets
+    begin = time.monotonic()
+    try:
+        while time.monotonic() - begin < _PATIENCE_S:
+            works = [operations(choose)() for _ in range(choose.choice((1, 1, 3)))]
+            for work in works:
+                if work is not None:
+                    work.wait()
+        parent.send(Told("nothing", "", False, time.monotonic()))
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is told
+        typed = isinstance(error, RingcollError)
+        parent.send(Told(type(error).__name__, str(error), typed, time.monotonic()))
+    with contextlib.suppress(Exception):
+        dist.destroy_process_group()
+
+
+def judge(case: Case, told: Told | None, exit_code: int | None, killed_s: float) -> str:
+    """What became of a survivor, in a word."""
+    if told is None:
+        return "hangs" if exit_code is None else f"ends with {exit_code}"
+    if not told.is_typed:
+        return "error of another kind"
+    if f"rank {case.victim}" not in told.text:
+        return "does not name the dead"
+    if told.at_s - killed_s > _WANTED_S:
+        return "late"
+    if exit_code != 0:
+        return "does not end" if exit_code is None else f"ends with {exit_code} after its error"
+    return "right"
+
+
+def run(case: Case) -> list[tuple[str, float | None, Told | None]]:
+    """Run a case: a judgement for each survivor, its seconds, and what it told."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "ringcoll", "ringcoll.backend", __name__])
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    ends: dict[int, Connection] = {}
+    ranks: dict[int, Any] = {}
+    try:
+        for rank in range(case.world_size):
+            ends[rank], theirs = context.Pipe()
+            ranks[rank] = context.Process(target=on_rank, args=(case, rank, store.port, theirs))
+            ranks[rank].start()
+            theirs.close()
+        for end in ends.values():
+            if not end.poll(_PATIENCE_S):
+                raise TimeoutError(f"a rank of {case} did not begin")
+            end.recv()
+        for end in ends.values():
+            end.send("go")
+        time.sleep(case.delay_s)
+        ranks[case.victim].kill()
+        killed_s = time.monotonic()
+        waiting = {end: rank for rank, end in ends.items() if rank != case.victim}
+        told: dict[int, Told] = {}
+        while waiting and (left_s := killed_s + _PATIENCE_S - time.monotonic()) > 0:
+            for end in wait([*waiting], left_s):
+                rank = waiting.pop(end)  # type: ignore[call-overload]
+                with contextlib.suppress(EOFError):
+                    told[rank] = ends[rank].recv()
+        found = []
+        for rank in set(ranks) - {case.victim}:
+            ranks[rank].join(_WANTED_S * 5)
+            word = judge(case, told.get(rank), ranks[rank].exitcode, killed_s)
+            seconds = told[rank].at_s - killed_s if rank in told else None
+            found.append((word, seconds, told.get(rank)))
+        return found
+    finally:
+        for process in ranks.values():
+            process.kill()
+            process.join()
+
+
+def main() -> None:
+    """Run, print, write."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--kills", type=int, default=1000)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--transports", default=",".join(TRANSPORTS))
+    arguments.add_argument("--first", type=int, default=0, help="number of the first case")
+    options = arguments.parse_args()
+    transports = tuple(options.transports.split(","))
+    facts = environment(5, options.transports)
+    introduce(facts)
+    before = {path.name for path in Path("/dev/shm").iterdir()}
+    words: dict[str, Counter[str]] = {name: Counter() for name in transports}
+    times: dict[str, list[float]] = {name: [] for name in transports}
+    for number in range(options.first, options.first + options.kills):
+        case = case_of(number, options.seed, transports)
+        for word, seconds, told in run(case):
+            words[case.transport][word] += 1
+            if seconds is not None:
+                times[case.transport].append(seconds)
+            if word != "right":
+                print(f"{number}: {word}: {case}: {seconds} {told}", flush=True)
+    left = {path.name for path in Path("/dev/shm").iterdir()} - before
+    kinds = sorted(set().union(*words.values()) - {"right"})
+    table = Table(
+        {"transport": "text", "survivors": "count", "right": "count"}
+        | dict.fromkeys(kinds, "count")
+        | {"median": "seconds", "slowest": "seconds"},
+        [
+            (
+                name,
+                words[name].total(),
+                words[name]["right"],
+                *(words[name][kind] for kind in kinds),
+                median(times[name]) if times[name] else None,
+                max(times[name], default=None),
+            )
+            for name in transports
+        ],
+        f"What became of the survivors of {options.kills} kills; {len(left)} files left over.",
+    )
+    table.show()
+    write(options.json, __doc__, facts, [table])
+
+
+if __name__ == "__main__":
+    main()
