@@ -6,7 +6,6 @@ passes, are verified here before they run.
 
 from __future__ import annotations
 
-import zlib
 from functools import lru_cache
 
 from ringcoll.algorithms.registry import Algorithm, algorithms, find, schedule_of
@@ -15,7 +14,7 @@ from ringcoll.schedule.contracts import OperandOrder
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import verify
 
-__all__ = ["fingerprint", "order_of", "proved_schedule"]
+__all__ = ["order_of", "proved_schedule"]
 
 
 def proved_schedule(
@@ -114,14 +113,3 @@ def order_of(schedule: Schedule) -> OperandOrder:
     if proof.left_fold:
         return OperandOrder.LEFT_TO_RIGHT
     return OperandOrder.RANK if proof.rank_order else OperandOrder.ANY
-
-
-@lru_cache(maxsize=256)
-def fingerprint(schedule: Schedule) -> int:
-    """A number of 32 bits that is the same for schedules of the same steps, on all ranks."""
-    code = zlib.crc32(f"{schedule.num_chunks} {schedule.num_slots}".encode())
-    for rank in range(schedule.world_size):
-        for step in schedule.steps(rank):
-            code = zlib.crc32(repr(step).encode(), code)
-        code = zlib.crc32(b"|", code)
-    return code

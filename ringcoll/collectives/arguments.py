@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ringcoll.collectives.groups import as_group, communicator, group_rank
 from ringcoll.errors import ArgumentError
@@ -145,6 +146,10 @@ class Arguments:
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
                 raise self._refuse("not a tensor", "tensor", "a torch.Tensor", type(tensor))
+            if is_functorch_wrapped_tensor(tensor):
+                raise self._refuse(
+                    "is of a transformation such as vmap", "tensor", "memory", "no memory"
+                )
             if not is_dense(tensor):
                 raise self._refuse("must be dense", "tensor", "a strided tensor", _kind(tensor))
             if tensor.is_meta:
@@ -327,6 +332,7 @@ class Arguments:
             world_size=world_size,
             root=root,
             lengths=tuple(known.items()),
+            packed=stage.numels if len(stage.numels) > 1 and is_packed else (),
             dtype=self.dtype,
             work_dtype=self.dtype if reduction is None else reduction.work_dtype,
             wire_dtype=self.dtype if reduction is None else reduction.wire_dtype,

@@ -100,7 +100,7 @@ def start(
     # Whether the tensors may come to need gradients while the operation runs.
     is_tracked = async_op or deferred is not None
     try:
-        facts = [compile_, registry.revision, *options]
+        facts = [compile_, registry.revision, *options, *map(type, options)]  # 4.0 equals 4
         places: list[tuple[int, int]] = []
         for tensor in tensors:
             kind = type(tensor)

@@ -10,8 +10,9 @@
 `operation`       a call compiled: what is decided and bound without tensors
 `queue`           operations in the order of their calls; who runs them
 `memory`          working memory that the operations of a group share
-`comparison`      calls compared through the store, where messages have no tags
+`comparison`      calls compared through the store, where messages have no tags, or each
 `agreement`       what messages cost, measured; one table for all ranks
+`lives`           which ranks of the host have ended
 `monitor`         what ranks tell each other when something takes too long
 `work`            what an asynchronous operation returns
 `communicator`    one rank's end of a group: meet, resolve, open, drive, finish

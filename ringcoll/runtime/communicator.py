@@ -324,7 +324,7 @@ class Communicator:
             if operation.plan is None:
                 assert self.table is not None
                 operation.resolve(self.table, self.transport.hosts)
-            if self.transport.ordered:
+            if self.transport.ordered or self._comparison.compares_each:
                 is_capturing = self._lane is not None and self._lane.capturing
                 assert operation.description is not None
                 self._comparison.compare(operation.description, timeout_s, capturing=is_capturing)

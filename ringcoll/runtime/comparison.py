@@ -1,4 +1,8 @@
-"""Compares calls through the store, on transports whose messages have no tags to tell calls apart."""
+"""Compares calls through the store, before anything is sent.
+
+On transports whose messages have no tags to tell calls apart each kind of call is compared once; on
+all transports each call is, if ``RINGCOLL_DEBUG`` is ``detail``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, MismatchError, PeerLostError
 from ringcoll.runtime.monitor import Monitor
+from ringcoll.system.settings import compares_calls
 from ringcoll.system.stores import appears
 
 __all__ = ["CallComparison"]
@@ -19,6 +24,7 @@ class CallComparison:
     def __init__(self, store: dist.Store, monitor: Monitor) -> None:
         self._store, self._monitor = store, monitor
         self.known: set[str] = set()
+        self.compares_each = compares_calls()
         self._count = 0
 
     def compare(self, description: str, timeout_s: float, *, capturing: bool) -> None:
@@ -31,7 +37,8 @@ class CallComparison:
         PeerLostError, CollectiveTimeoutError
             A rank did not come.
         """
-        each = dist.get_debug_level() == dist.DebugLevel.DETAIL and not capturing
+        is_detailed = self.compares_each or dist.get_debug_level() == dist.DebugLevel.DETAIL
+        each = is_detailed and not capturing
         if description in self.known and not each:
             return
         self.known.add(description)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ringcoll.algorithms import find
-from ringcoll.algorithms.proved import fingerprint, proved_schedule
+from ringcoll.algorithms.proved import proved_schedule
 from ringcoll.cost.choice import Choice, choose, segment_count
 from ringcoll.cost.table import Table
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
@@ -54,8 +54,9 @@ _MOST_BINDINGS = 128  # addresses that an operation remembers
 class Request(NamedTuple):
     """All that the decision how to run a call depends on; it holds no tensor.
 
-    ``lengths`` are (block, numel) of every block that this rank knows, ``order`` is the order
-    of operands that the operator needs.
+    ``lengths`` are (block, numel) of every block that this rank knows; ``packed`` are the numels of
+    the tensors that are laid end to end, if the vector is made of several; ``order`` is the order of
+    operands that the operator needs.
     """
 
     collective: str
@@ -64,6 +65,7 @@ class Request(NamedTuple):
     world_size: int
     root: int
     lengths: tuple[tuple[int, int], ...]
+    packed: tuple[int, ...]
     dtype: torch.dtype
     work_dtype: torch.dtype
     wire_dtype: torch.dtype
@@ -147,6 +149,7 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
         lengths = "+".join(map(str, length.values()))
         if is_equal and len(length) > 1:
             lengths = f"{max(length.values())} x {len(length)}"
+        lengths = "+".join(map(str, request.packed)) or lengths
     words = [request.operator] if request.operator else []
     words += [str(request.dtype), f"{lengths} elements"]
     words += [f"root {root}"] if rules.rooted else []
@@ -165,7 +168,18 @@ def _version(request: Request, schedule: Schedule) -> str:
     """Which program an algorithm of the user's is: files of one name may differ between ranks."""
     name = request.algorithm
     is_known = not isinstance(name, Schedule) and find(request.collective, name).built_in
-    return "" if is_known else f" {fingerprint(schedule):08x}"
+    return "" if is_known else f" {_fingerprint(schedule):08x}"
+
+
+@lru_cache(maxsize=256)
+def _fingerprint(schedule: Schedule) -> int:
+    """A number that is the same for schedules of the same steps, on all ranks."""
+    code = zlib.crc32(f"{schedule.num_chunks} {schedule.num_slots}".encode())
+    for rank in range(schedule.world_size):
+        for step in schedule.steps(rank):
+            code = zlib.crc32(repr(step).encode(), code)
+        code = zlib.crc32(b"|", code)
+    return code
 
 
 @lru_cache(maxsize=4096)

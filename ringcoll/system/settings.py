@@ -6,7 +6,7 @@
 ``RINGCOLL_ALGORITHM``      rules that force algorithms: see `ringcoll.cost.rules`
 ``RINGCOLL_TUNING``         the file of ``ringcoll tune``, or ``off``
 ``RINGCOLL_REDUCTION``      the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
-``RINGCOLL_DEBUG``          the log's level: ``info`` or ``debug``
+``RINGCOLL_DEBUG``          the log's level, ``info`` or ``debug``; ``detail`` also compares calls
 ==========================  ========================================================
 """
 
@@ -21,6 +21,7 @@ from ringcoll.errors import ArgumentError, RulesError
 
 __all__ = [
     "TRANSPORT_VARIABLES",
+    "compares_calls",
     "forced_rules",
     "forced_text",
     "forced_transport",
@@ -35,7 +36,7 @@ TRANSPORT_VARIABLES = {"cpu": "RINGCOLL_TRANSPORT", "cuda": "RINGCOLL_CUDA_TRANS
 """The variable that forces a transport, by the type of the tensors' device."""
 _TUNING = "RINGCOLL_TUNING"
 _REDUCTION = "RINGCOLL_REDUCTION"
-_DEBUG = "RINGCOLL_DEBUG"
+_DEBUG, _DETAIL = "RINGCOLL_DEBUG", "detail"
 
 _log = logging.getLogger("ringcoll")
 
@@ -113,15 +114,20 @@ def without_tuning() -> None:
     os.environ.pop(FORCED, None)
 
 
+def compares_calls() -> bool:
+    """Whether the ranks of a group are to compare each call before they send anything."""
+    return os.environ.get(_DEBUG, "").lower() == _DETAIL
+
+
 def log_as_asked() -> None:
     """Set the level of the log ``ringcoll`` to that of ``RINGCOLL_DEBUG``."""
     asked = os.environ.get(_DEBUG, "").lower()
     if not asked:
         return
-    if asked not in ("info", "debug"):  # the program can still run
-        _log.warning("%s is %r, and not info or debug", _DEBUG, asked)
+    if asked not in ("info", "debug", _DETAIL):  # the program can still run
+        _log.warning("%s is %r, and not info, debug or detail", _DEBUG, asked)
         return
-    _log.setLevel(asked.upper())
+    _log.setLevel("DEBUG" if asked == _DETAIL else asked.upper())
     if not _log.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("ringcoll[%(process)d] %(message)s"))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch.distributed as dist
 
 __all__ = ["appears", "private", "unreachable"]
+
+_CONNECTING = timedelta(seconds=2)
 
 
 def appears(
@@ -51,7 +54,14 @@ def unreachable(store: dist.Store) -> str:
 def private(store: dist.Store) -> dist.Store:
     """A connection of its own to a store: a long wait on a connection blocks all others who use it."""
     with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
-        store.check(["alive"])  # a store that is gone is not connected to: torch would try for long
-        clone: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        store.check(["alive"])
+        # torch's stubs lack some of it.
+        limit = store.timeout  # type: ignore[attr-defined]
+        store.set_timeout(_CONNECTING)  # to a store that is gone torch tries to connect for as long
+        try:
+            clone: dist.Store = store.clone()  # type: ignore[attr-defined]
+        finally:
+            store.set_timeout(limit)
+        clone.set_timeout(limit)
         return clone
     return store

@@ -48,6 +48,7 @@ __all__ = ["GlooTransport", "check", "make"]
 Result = TypeVar("Result")
 
 _LONG = 64 << 10  # bytes; shorter messages come whole, or almost so
+_JOIN_S = 1.0
 _LOOK_S = 0.1  # between looks whether the transport was aborted
 # A device's address is the difference of the addresses before and after its making.
 _creation = threading.Lock()
@@ -159,9 +160,11 @@ class _Aside:
             call()
             del call  # it holds a message's tensor
 
-    def end(self) -> None:
-        """Let the thread end when it can."""
+    def end(self, *, at_once: bool) -> None:
+        """Let the thread end: at once, or when gloo lets it."""
         self._calls.put(None)
+        if self._thread is not None and at_once:
+            self._thread.join(_JOIN_S)
 
 
 class _Long(NamedTuple):
@@ -302,5 +305,5 @@ class GlooTransport(Transport):
     def close(self) -> None:
         """Drop the group and its connections."""
         self._addresses = set()
-        self._aside.end()
+        self._aside.end(at_once=not self._aborted)
         self._group = None

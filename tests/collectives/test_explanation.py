@@ -27,8 +27,10 @@ def test_an_explanation_shows_the_alternatives() -> None:
     )
     assert "why: the least predicted time (costs: built-in)" in text
     names = {one.name for one in algorithms("all_reduce") if not one.needs_hosts}
-    rows = [line.split() for line in text.splitlines()[4:-3]]
-    assert {row[-5] for row in rows} == names
+    rows = [line.split() for line in text.splitlines()[4:-4]]
+    assert {row[-6] for row in rows} == names
+    waits = {row[-6]: int(row[-4]) for row in rows}
+    assert (waits["direct"], waits["recursive_doubling"], waits["ring"]) == (1, 2, 6)
     assert [row[1] for row in rows if row[0] == "*"] == ["recursive_doubling"]
     times = [float(row[-3]) for row in rows]
     assert times == sorted(times)

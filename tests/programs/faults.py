@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -19,7 +19,7 @@ import ringcoll
 from ringcoll import UserOp
 from ringcoll.algorithms import register, unregister
 from ringcoll.launch.processes import report
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule.ir import Schedule, Step, inp, out, recv, reduce, send, tmp
 from ringcoll.transport.base import Message
 from ringcoll.transport.gloo import GlooTransport
 from tests.programs.ranks import fresh_group
@@ -189,6 +189,32 @@ def _skipped(odd: bool, group: Any) -> _Made:
     return [out], calls
 
 
+def _packed(odd: bool, group: Any) -> _Made:
+    """Two tensors, which are laid end to end."""
+    tensors = [_own(3), _own(5)] if odd else [_own(5), _own(3)]
+
+    def call() -> None:
+        ringcoll.all_reduce_coalesced(tensors, group=group, algorithm="ring")
+
+    return [], call
+
+
+def _two_versions(odd: bool, group: Any) -> _Made:
+    """A program of the user's own, of which one rank has an older file."""
+    size = dist.get_world_size(group)
+
+    def program(rank: int) -> Iterator[Step]:
+        """All send to all; the older version adds in the opposite order."""
+        peers = [peer for peer in range(size) if peer != rank]
+        yield Step(*(send(peer, inp(0)) for peer in peers),
+                   *(recv(peer, tmp(peer, 0)) for peer in peers))  # fmt: skip
+        parts = [inp(0) if peer == rank else tmp(peer, 0) for peer in range(size)]
+        yield Step(reduce(out(0), *(reversed(parts) if odd else parts)))
+
+    schedule = Schedule("all_reduce", "mine", size, 1, size, program)
+    return _all_reduce(odd, group, {"algorithm": schedule}, {"algorithm": schedule})
+
+
 DISAGREEMENTS: dict[str, Callable[[bool, Any], _Made]] = {
     "length": lambda odd, group: _all_reduce(odd, group, {"numel": 8}, {"numel": 9}),
     "no length": lambda odd, group: _all_reduce(odd, group, {"numel": 8}, {"numel": 0}),
@@ -213,6 +239,11 @@ DISAGREEMENTS: dict[str, Callable[[bool, Any], _Made]] = {
     "length in a list": _list,
     "lengths of all-to-all": lambda odd, group: _exchange(odd, group, single=False),
     "lengths of all-to-all, single": lambda odd, group: _exchange(odd, group, single=True),
+    "lengths that add up to the same": _packed,
+    "programs of one name": _two_versions,
+    "segment size": lambda odd, group: _all_reduce(
+        odd, group, {"segment_bytes": 8}, {"segment_bytes": 16}
+    ),
     "length, asynchronous": _asynchronous,
     "length, after other calls": _later,
 }
@@ -226,6 +257,61 @@ def disagree(name: str, odd_rank: int) -> Caught:
     caught.delivered = _delivered(outputs)
     caught.next_kind = catch(lambda: ringcoll.barrier(group)).kind
     caught.fresh_works = works(fresh_group())
+    return caught
+
+
+def disagree_in_detail(name: str) -> list[Caught]:
+    """The same while each call is compared."""
+    os.environ["RINGCOLL_DEBUG"] = "detail"
+    try:
+        return disagree_unseen("shared", name)
+    finally:
+        del os.environ["RINGCOLL_DEBUG"]
+
+
+def disagree_unseen(transport: str, name: str) -> list[Caught]:
+    """Make a call that needs no waiting, and on which ranks disagree; then one on which they agree."""
+    group = fresh_group(timeout_s=20.0)
+    ringcoll.use(group, transport=transport)
+    ringcoll.barrier(group)
+    _, call = DISAGREEMENTS[name](dist.get_rank() == 1, group)
+    first, out = catch(call), _blank()
+    agreed = catch(lambda: ringcoll.all_reduce(_own(), group=group, out=out, algorithm="ring"))
+    agreed.delivered = _delivered([out])
+    return [first, agreed]
+
+
+def run_ahead(transport: str, times: int) -> Caught:
+    """Rank 0 broadcasts again and again, which needs nobody; the others do something else."""
+    group = fresh_group(timeout_s=20.0)
+    ringcoll.use(group, transport=transport)
+    ringcoll.barrier(group)
+    tensor = _own()
+
+    def calls() -> None:
+        for _ in range(times if dist.get_rank() == 0 else 0):
+            ringcoll.broadcast(tensor, group=group, group_src=0)
+        ringcoll.all_reduce(tensor, group=group)
+
+    return catch(calls)
+
+
+def refused() -> list[Caught]:
+    """Arguments that equal others of another type, and tensors that are not memory."""
+    group = fresh_group()
+    tensor = torch.ones(4096)
+    ringcoll.all_reduce(tensor, group=group, algorithm="ring", segment_bytes=4096)
+
+    def call(tensor: Tensor) -> Tensor:
+        ringcoll.all_reduce(tensor, group=group)
+        return tensor
+
+    caught = [
+        catch(lambda: ringcoll.all_reduce(tensor, group=group, segment_bytes=4096.0)),  # type: ignore[arg-type]
+        catch(lambda: torch.vmap(call)(torch.ones(2, 3))),
+        catch(lambda: torch.func.grad(lambda x: call(x).sum())(torch.ones(3))),
+    ]
+    assert works(group)
     return caught
 
 

@@ -87,6 +87,48 @@ def test_the_words_of_a_mismatch(pool):
         assert part in caught.text, caught.text
 
 
+@pytest.mark.parametrize("transport", ["shared", "ucx"])
+@pytest.mark.parametrize("name", ["root of broadcast", "root of reduce", "root of gather"])
+def test_what_needs_no_waiting_is_found_at_the_next_meeting(pool, transport: str, name: str):
+    """Short messages to a root need nobody: both ranks may return, but no later result is given."""
+    if transport == "ucx":
+        pytest.importorskip("ucxx")
+    for first, agreed in pool(2).run(faults.disagree_unseen, transport, name):
+        assert first.kind in ("", "MismatchError")
+        assert agreed.kind == ("GroupBrokenError" if first.kind else "MismatchError"), agreed
+        assert agreed.delivered == []
+        assert agreed.seconds < 10
+        if not first.kind:
+            assert "disagree on operation 1 of the group" in agreed.text
+
+
+@pytest.mark.parametrize("name", ["root of broadcast", "root of reduce", "root of gather"])
+def test_in_detail_each_call_is_compared_before_it_runs(pool, name: str):
+    for rank, (first, _) in enumerate(pool(2).run(faults.disagree_in_detail, name)):
+        assert first.kind == "MismatchError", (rank, first)
+        assert name.rsplit(maxsplit=1)[-1] in first.text
+        assert first.seconds < 5
+
+
+@pytest.mark.parametrize("transport", ["shared", "ucx"])
+def test_a_root_that_runs_far_ahead_is_told_what_the_others_do(pool, transport: str):
+    if transport == "ucx":
+        pytest.importorskip("ucxx")
+    for caught in pool(2).run(faults.run_ahead, transport, 300):
+        assert caught.kind == "MismatchError", caught
+        assert "broadcast" in caught.text
+        assert "all_reduce" in caught.text
+        assert caught.seconds < 10
+
+
+def test_what_equals_a_right_argument_is_refused_all_the_same(pool):
+    for segment, vmap, grad in pool(2).run(faults.refused):
+        assert segment.kind == "ArgumentError"
+        assert "segment_bytes" in segment.text
+        assert vmap.kind == grad.kind == "ArgumentError"
+        assert "vmap" in vmap.text
+
+
 # --- death ----------------------------------------------------------------------------
 
 

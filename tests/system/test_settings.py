@@ -71,7 +71,7 @@ def test_an_unknown_level(
     monkeypatch.setenv("RINGCOLL_DEBUG", "loud")
     settings.log_as_asked()
     assert [item.getMessage() for item in caplog.records] == [
-        "RINGCOLL_DEBUG is 'loud', and not info or debug"
+        "RINGCOLL_DEBUG is 'loud', and not info, debug or detail"
     ]
 
 
