@@ -199,7 +199,8 @@ class Monitor:
                 f"{running.where()}: {_short(str(error))}"
             )
         if self._has_no_store and not timed_out:  # its host may be the cause
-            text += f"; {unreachable(self.store)}"
+            gone = unreachable(self.store)
+            text += "" if gone in text else f"; {gone}"
         return _KINDS[_kind(error)](text, peer=peer)
 
     def _lost(self, peer: int, running: Running) -> PeerLostError:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 __all__ = ["appears", "private", "unreachable"]
 
-_CONNECTING = timedelta(seconds=2)
+_CONNECTING = timedelta(seconds=1)
 
 
 def appears(
