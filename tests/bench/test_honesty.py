@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ringcoll.bench.contenders import caller
 from ringcoll.bench.measure import BenchRequest, Meeting, Samples, alternate, on_rank
 
-module = import_module("ringcoll.bench.measure")  # a function of the package has that name
+module: Any = import_module("ringcoll.bench.measure")  # a function of the package has that name
 
 
 class Clock:

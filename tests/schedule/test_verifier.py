@@ -844,6 +844,52 @@ rank 1
 )
 
 
+def test_a_rank_that_counts_twice_is_not_forgotten_later() -> None:
+    """The last reduction joins contributions that have nobody in common."""
+
+    def program(rank: int) -> Iterator[Step]:
+        if rank:
+            yield Step()
+            yield Step(*[send(0, inp(0))] * (rank == 1))
+            yield Step(*[send(0, inp(0))] * (rank == 2))
+            return
+        yield Step(reduce(tmp(0, 0), inp(0), inp(0), final=False))
+        yield Step(recv_reduce(1, tmp(1, 0), tmp(0, 0), received_left=False, final=False))
+        yield Step(recv_reduce(2, out(0), tmp(1, 0), received_left=False, final=True))
+
+    with pytest.raises(VerificationError, match=r"from ranks 0 \(2 times\), 1, 2"):
+        verify(Schedule("reduce", "twice", 3, 1, 2, program))
+
+
+@pytest.mark.parametrize("slot", [-1, 2])
+@pytest.mark.parametrize("is_received", [False, True])
+def test_scratch_outside_of_what_is_stated_is_not_written(slot: int, is_received: bool) -> None:
+    def program(rank: int) -> Iterator[Step]:
+        if is_received:
+            yield Step(send(1 - rank, inp(0)), recv(1 - rank, tmp(slot, 0)))
+        else:
+            yield Step(copy(tmp(slot, 0), inp(0)))
+        yield Step(
+            send(1 - rank, inp(0)),
+            recv_reduce(1 - rank, out(0), inp(0), received_left=rank == 1, final=True),
+        )
+
+    with pytest.raises(VerificationError, match=rf"writes tmp{slot}\[0\] outside the stated"):
+        verify(Schedule("all_reduce", "outside", 2, 1, 2, program))
+
+
+def test_a_copy_and_a_reduction_into_one_place() -> None:
+    def program(rank: int) -> Iterator[Step]:
+        yield Step(
+            copy(out(0), inp(0)),
+            send(1 - rank, inp(0)),
+            recv_reduce(1 - rank, out(0), inp(0), received_left=rank == 1, final=True),
+        )
+
+    with pytest.raises(VerificationError, match=r"out\[0\] has two writers in one step"):
+        verify(Schedule("all_reduce", "two writers", 2, 1, 0, program))
+
+
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
 def test_each_check_fails_where_it_should(broken: Broken) -> None:
     with pytest.raises(VerificationError) as caught:

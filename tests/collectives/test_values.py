@@ -1,0 +1,157 @@
+"""Values that are easily lost: NaN, inputs in the place of outputs, factors, many ranks of int8."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ringcoll
+from ringcoll import LocalGroup, UserOp, premul_sum, run_threads
+from ringcoll.algorithms import algorithms
+from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.reduction.operators import _divide
+
+NAMES = [entry.name for entry in algorithms("all_reduce") if not entry.needs_hosts]
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_one_nan_is_in_every_result(op: str, dtype: torch.dtype, world_size: int) -> None:
+    """As torch.maximum has it, and not torch.fmax; whichever rank has the NaN."""
+    fitting = [entry.name for entry in algorithms("all_reduce")
+               if not entry.needs_hosts and not entry.restriction(world_size)]  # fmt: skip
+
+    def main(group: LocalGroup) -> list[Tensor]:
+        results = []
+        for name in fitting:
+            tensor = torch.full((16,), float(group.rank())).to(dtype)
+            tensor[group.rank() :: world_size + 1] = math.nan  # the last ones have none
+            ringcoll.all_reduce(tensor, op, group, algorithm=name)
+            results.append(tensor)
+        return results
+
+    extreme = world_size - 1 if op == "max" else 0
+    wanted = torch.full((16,), math.nan)
+    wanted[world_size :: world_size + 1] = extreme
+    for found in run_threads(main, world_size):
+        for name, tensor in zip(fitting, found, strict=True):
+            torch.testing.assert_close(
+                tensor.float(), wanted, equal_nan=True, rtol=0, atol=0, msg=name
+            )
+
+
+@pytest.mark.parametrize("numel", [2, 100])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_transpose_in_its_own_place_is_refused_or_right(numel: int, name: str) -> None:
+    """The same memory in another order is no place for the result."""
+
+    def main(group: LocalGroup) -> tuple[bool, bool]:
+        square = torch.arange(float(numel * numel)).view(numel, numel) + group.rank()
+        before = square.clone()
+        try:
+            ringcoll.all_reduce(square.t(), group=group, out=square, algorithm=name)
+        except ArgumentError:
+            return True, torch.equal(square, before)
+        every = [torch.arange(float(numel * numel)).view(numel, numel).t() + r for r in range(4)]
+        total = torch.stack(every).sum(0)
+        return False, torch.equal(square, total)
+
+    found = run_threads(main, 4)
+    assert len({refused for refused, _ in found}) == 1
+    assert all(right for _, right in found)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("numel", [1, 5, 20_000])
+def test_a_factor_in_place(world_size: int, numel: int) -> None:
+    """The output is this rank's block of the input; the factor counts once, of this rank's input."""
+
+    def main(group: LocalGroup) -> tuple[Tensor, Tensor]:
+        rank = group.rank()
+        whole = torch.arange(float(numel * world_size)) + 1000 * rank
+        blocks = list(whole.split(numel))
+        ringcoll.reduce_scatter(blocks[rank], blocks, premul_sum(0.5 + rank), group)
+        other = torch.arange(float(numel * world_size)) + 1000 * rank
+        part = other[rank * numel : (rank + 1) * numel]
+        ringcoll.reduce_scatter_single(part, other, premul_sum(0.5 + rank), group)
+        return blocks[rank], part
+
+    ranks = range(world_size)
+    inputs = [torch.arange(float(numel * world_size)) + 1000 * rank for rank in ranks]
+    total = torch.stack([(0.5 + rank) * inputs[rank].double() for rank in ranks]).sum(0)
+    for rank, found in enumerate(run_threads(main, world_size)):
+        for block in found:
+            wanted = total[rank * numel : (rank + 1) * numel]
+            torch.testing.assert_close(block.double(), wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("world_size", [2, 127, 128, 130, 255, 256, 300, 40_000])
+def test_a_number_of_ranks_that_the_dtype_cannot_hold(dtype: torch.dtype, world_size: int) -> None:
+    """The divisor of an average must not wrap around: 130 as int8 would be -126."""
+    info = torch.iinfo(dtype)
+    totals = [info.min, info.min + 1, 0, 1, 5, info.max - 1, info.max]
+    tensor = torch.tensor(totals, dtype=dtype)
+    _divide(tensor, world_size)
+    assert tensor.tolist() == [int(math.copysign(abs(n) // world_size, n)) for n in totals]
+
+
+def test_inputs_that_need_gradients_are_sent_without_them() -> None:
+    def main(group: LocalGroup) -> tuple[bool, bool, list[float]]:
+        source = torch.ones(3, requires_grad=True)
+        derived = source * (group.rank() + 1)
+        out = torch.zeros(3)
+        ringcoll.all_reduce(derived, group=group, out=out)
+        gathered = [torch.zeros(3) for _ in range(2)]
+        ringcoll.all_gather(gathered, derived, group)
+        work = ringcoll.all_reduce(derived, group=group, out=out, async_op=True)
+        assert work is not None
+        work.wait()
+        tracked = out.requires_grad or any(tensor.requires_grad for tensor in gathered)
+        return tracked, derived.requires_grad, out.tolist()
+
+    assert run_threads(main, 2) == [(False, True, [3.0] * 3)] * 2
+
+
+@pytest.mark.parametrize("numel", [1, 7, 3 << 18])
+def test_an_operator_of_the_users_gets_whole_chunks(numel: int) -> None:
+    """Of a long tensor, too: nobody knows what the user's function does to a piece."""
+    sizes: list[int] = []
+
+    def add(left: Tensor, right: Tensor) -> Tensor:
+        sizes.append(left.numel())
+        return left + right
+
+    own = UserOp(add, commutative=True, name="add")
+
+    def main(group: LocalGroup) -> float:
+        tensor = torch.ones(numel)
+        ringcoll.all_reduce(tensor, own, group, algorithm="direct")
+        return float(tensor.sum())
+
+    assert run_threads(main, 3) == [3.0 * numel] * 3
+    assert set(sizes) == {numel}
+
+
+def test_a_call_that_one_rank_leaves_out_is_no_other_call() -> None:
+    """The number of an operation is in its tag: the next call, just alike, does not take its place."""
+
+    def main(group: LocalGroup) -> Any:
+        tensor = torch.full((4,), float(group.rank()))
+        total = torch.zeros(4)
+        try:
+            if group.rank() == 0:
+                ringcoll.broadcast(tensor.clone(), group=group, group_src=0)
+            ringcoll.all_reduce(tensor, group=group, out=total, algorithm="ring", timeout=2.0)
+        except RingcollError as error:
+            return type(error).__name__, total.tolist()
+        return "", total.tolist()
+
+    for kind, total in run_threads(main, 2, timeout_s=5.0):
+        assert kind in ("MismatchError", "CollectiveTimeoutError", "PeerLostError"), kind
+        assert total == [0.0] * 4
