@@ -40,7 +40,7 @@ Answer = TypeVar("Answer")
 
 _POLL_S = 0.1  # between two looks of a rank that waits
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
-_GRACE_S = 0.5  # for the last messages of a process that has ended
+_GRACE_S = 1.0  # for the last messages of a process that has ended
 _STORE_S = 5.0  # time limit of a look into the store
 _REMEMBERED = 1024  # operations that a rank compares with those that others tell
 _TOLD = 64  # operations that a rank tells the others

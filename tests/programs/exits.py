@@ -56,6 +56,12 @@ def main(backend: str, case: str, rank: int, world_size: int, where: str) -> Non
         work.wait()
         library.all_reduce(torch.ones(1000), async_op=True)
         dist.destroy_process_group()
+    elif case == "a child ends":
+        library.all_reduce(torch.ones(20_000))
+        if os.fork() == 0:
+            sys.exit(0)  # with all that Python does at the end of a process
+        os.wait()
+        library.all_reduce(torch.ones(20_000))
     elif case == "callbacks":
         for _ in range(20):
             future = library.all_reduce(torch.ones(1000), async_op=True).get_future()

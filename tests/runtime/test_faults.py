@@ -275,6 +275,7 @@ ENDS = {
     "before the ranks have met": 0,
     "after destroy_process_group": 0,
     "a thread waits": 0,
+    "a child ends": 0,
     "callbacks": 0,
     "an exception": 3,
 }
@@ -323,6 +324,16 @@ def run_programs(backend: str, case: str, store: str) -> None:
 def test_a_program_ends_cleanly_with_operations_pending(backend: str, case: str):
     store = local_store()
     run_programs(backend, case, str(store.port))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["ucx", "gloo"])  # shared memory is the default above
+def test_a_child_that_ends_leaves_its_parents_group_alone(transport: str, monkeypatch):
+    if transport == "ucx":
+        pytest.importorskip("ucxx")
+    monkeypatch.setenv("RINGCOLL_TRANSPORT", transport)
+    store = local_store()
+    run_programs("ringcoll", "a child ends", str(store.port))
 
 
 @pytest.mark.slow
