@@ -36,7 +36,6 @@ PARTS = ("functions", "by hand", "backend")
 SIZES = (4, 64 << 10)
 MANY, LAYERS, WIDTH, BATCH = 20, 4, 256, 32
 _TAG, _LIMIT_S = 1, 300.0
-# It ends with the script, however that ends.
 
 Row = tuple[object, ...]
 

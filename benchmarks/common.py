@@ -32,6 +32,7 @@ __all__ = [
     "write",
 ]
 
+# It ends with the script, however that ends.
 _BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
 
 FORMATS: dict[str, Callable[[Any], str]] = {

@@ -63,7 +63,7 @@ class Told:
 
 def case_of(number: int, seed: int, transports: tuple[str, ...] = TRANSPORTS) -> Case:
     """A random case; transports take turns."""
-    choose = random.Random(seed * 1_000_003 + number)  # not for secrets
+    choose = random.Random(seed * 1_000_003 + number)
     world_size = choose.choice((2, 3, 4, 5))
     victim = choose.randrange(world_size)
     return Case(
@@ -117,7 +117,7 @@ def on_rank(case: Case, rank: int, port: int, parent: Connection) -> None:
     )
     parent.send(os.getpid())
     parent.recv()
-    choose = random.Random(case.seed)  # not for secrets
+    choose = random.Random(case.seed)
     begin = time.monotonic()
     try:
         while time.monotonic() - begin < _PATIENCE_S:

@@ -185,7 +185,7 @@ def alternate(
         order = list(range(len(functions)))
         random.Random(seed).shuffle(order)  # the same order on all ranks
         for index in order:
-            if request.get("writes"):
+            if request["writes"]:
                 write()
             comm.Barrier()
             start = time.perf_counter()
@@ -200,7 +200,7 @@ def alternate(
         one_round(0, 1)
     most, seconds = request["most"], request["seconds"]
     shortest = min(map(min, times))
-    turn, has_turns = 1, request["blocking"] != _NO_TURNS and not request.get("writes")
+    turn, has_turns = 1, request["blocking"] != _NO_TURNS and not request["writes"]
     if has_turns and seconds is None:
         turn = fitting(shortest, max(1, most // _TURNS))
     elif has_turns:

@@ -159,9 +159,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             collective: self.options.keywords(collective, world_size) for collective in CONTRACTS
         }
         self._store = store
-        tell(
-            dist.PrefixStore("ringcoll", store), rank
-        )  # so that a death before the first call is seen
+        tell(store, rank)  # so that a death before the first call is seen
         self._issued = 0
         transport, cuda_transport = self.options.transport, self.options.cuda_transport
         groups.use(self, transport=transport, cuda_transport=cuda_transport)

@@ -276,7 +276,7 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     # `close` makes the group as new, so it must not see its old keys in the store.
     prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
     own = private(group.get_group_store())  # a long wait on the user's connection would block it
-    store, lives = dist.PrefixStore(prefix, own), dist.PrefixStore("ringcoll", own)
+    store = dist.PrefixStore(prefix, own)
     if device == _ANY_GPU:
         device = torch.device("cuda", streams.current_device())
     name = catalogue.resolved(device.type, _asked.get(group, {}).get(device.type), rank)
@@ -284,7 +284,7 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
     transport = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)
     sends = None if device.type == "cpu" else device
-    return Communicator(transport, monitor, timeout_s, sends, lives)
+    return Communicator(transport, monitor, timeout_s, sends, own)
 
 
 def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:

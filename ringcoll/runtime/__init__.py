@@ -1,22 +1,23 @@
 """From a request to messages: how operations are compiled, bound, run and watched.
 
-================  ==========================================================
-`regions`         where the data of a schedule lie: runs of elements
-`instructions`    what a plan is made of
-`loans`           messages that may be read where they lie
-`plan`            one rank's part of a schedule, as a flat list of instructions
-`stage`           the user's tensors as flat, contiguous ones, and back
-`executor`        instructions bound to memory and to a transport, and run
-`operation`       a call compiled: what is decided and bound without tensors
-`queue`           operations in the order of their calls; who runs them
-`memory`          working memory that the operations of a group share
-`comparison`      calls compared through the store, where messages have no tags, or each
-`agreement`       what messages cost, measured; one table for all ranks
-`lives`           which ranks of the host have ended
-`monitor`         what ranks tell each other when something takes too long
-`work`            what an asynchronous operation returns
-`communicator`    one rank's end of a group: meet, resolve, open, drive, finish
-================  ==========================================================
+===================  ======================================================================
+`regions`            where the data of a schedule lie: runs of elements
+`instructions`       what a plan is made of
+`loans`              messages that may be read where they lie
+`plan`               one rank's part of a schedule, as a flat list of instructions
+`stage`              the user's tensors as flat, contiguous ones, and back
+`executor`           instructions bound to memory and to a transport, and run
+`operation`          a call compiled: what is decided and bound without tensors
+`queue`              operations in the order of their calls; who runs them
+`memory`             working memory that the operations of a group share
+`comparison`         calls compared through the store, where messages have no tags, or each
+`agreement`          what messages cost, measured; one table for all ranks
+`lives`              which ranks of the host have ended
+`monitor`            what ranks tell each other when something takes too long
+`monitored_barrier`  a barrier in the store, which names the ranks that do not come
+`work`               what an asynchronous operation returns
+`communicator`       one rank's end of a group: meet, resolve, open, drive, finish
+===================  ======================================================================
 
 May be imported from outside: each module's ``__all__``.
 """

@@ -31,7 +31,8 @@ from ringcoll.runtime.comparison import CallComparison
 from ringcoll.runtime.executor import drive
 from ringcoll.runtime.lives import Lives, tell
 from ringcoll.runtime.memory import Workspace
-from ringcoll.runtime.monitor import Monitor, monitored_barrier
+from ringcoll.runtime.monitor import Monitor
+from ringcoll.runtime.monitored_barrier import monitored_barrier
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.queue import Queue
 from ringcoll.runtime.work import Work
@@ -335,7 +336,7 @@ class Communicator:
             # It is made of all operations until now: where ranks have disagreed on one that took no
             # waiting, the next message does not match.
             self._history = (self._history + operation.signature) * _SPREADS & 0x7FFFFFFF
-            tag = self._history ^ number & 0x7FFFFFFF
+            tag = (self._history ^ number) & 0x7FFFFFFF
             if tracer is not None:
                 binding = tracer.traced(operation, binding, tag)
             for load, index in binding.loads:

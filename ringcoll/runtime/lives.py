@@ -17,6 +17,8 @@ from ringcoll.system.machine import place
 
 __all__ = ["Lives", "tell"]
 
+_KEY = "ringcoll/process/{}"
+
 
 def _state(pid: int) -> tuple[str, str]:
     """State of a process, and the time of its start. Raises ``OSError`` if there is no such process."""
@@ -29,9 +31,9 @@ def _state(pid: int) -> tuple[str, str]:
 
 
 def tell(store: dist.Store, rank: int) -> None:
-    """Tell the other ranks of a group, through the store, which process a rank is."""
+    """Tell the other ranks of a group, through the group's store, which process a rank is."""
     with contextlib.suppress(OSError, RuntimeError):  # no such files here; or no store any more
-        store.set(f"process/{rank}", f"{os.getpid()} {_state(os.getpid())[1]} {place()}")
+        store.set(_KEY.format(rank), f"{os.getpid()} {_state(os.getpid())[1]} {place()}")
 
 
 class Lives:
@@ -46,9 +48,9 @@ class Lives:
         """The ranks on this host whose process has ended, of those that have told their process."""
         with contextlib.suppress(RuntimeError):
             for peer in tuple(self._unknown):
-                if self._store.check([f"process/{peer}"]):
+                if self._store.check([_KEY.format(peer)]):
                     self._unknown.discard(peer)
-                    pid, start, where = self._store.get(f"process/{peer}").decode().split(" ", 2)
+                    pid, start, where = self._store.get(_KEY.format(peer)).decode().split(" ", 2)
                     if where == place() and int(pid) != os.getpid():
                         self._processes[peer] = int(pid), start
         return {peer for peer, process in self._processes.items() if not _lives(*process)}

@@ -32,9 +32,9 @@ from ringcoll.errors import (
 from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Wait
-from ringcoll.system.stores import appears, unreachable
+from ringcoll.system.stores import unreachable
 
-__all__ = ["Monitor", "Running", "monitored_barrier"]
+__all__ = ["Monitor", "Running"]
 
 Answer = TypeVar("Answer")
 
@@ -364,60 +364,3 @@ class Monitor:
 def _short(text: str) -> str:
     """The first sentence of a transport's message, without its source location."""
     return text.split("] ", 1)[-1].partition(". ")[0]
-
-
-def monitored_barrier(
-    store: dist.Store,
-    rank: int,
-    world_size: int,
-    number: int,
-    timeout_s: float,
-    wait_all_ranks: bool,
-) -> None:
-    """Wait until all ranks have come, or name the missing ranks.
-
-    Rank 0 looks for the keys of all ranks, and publishes the result. ``number`` is the number of
-    the barrier, the same on all ranks. If ``wait_all_ranks``, rank 0 names all missing ranks,
-    otherwise the first.
-
-    Raises
-    ------
-    CollectiveTimeoutError
-        Some rank did not come.
-    """
-    keys = [f"{number}/{peer}" for peer in range(world_size)]
-    limit = f"{1000 * timeout_s:g} ms"
-    store.set(keys[rank], "")
-    deadline = time.monotonic() + timeout_s
-    if rank:
-        # Rank 0 may come as late as the time limit allows, and then waits as long for others.
-        if not appears(store, [keys[0]], deadline):
-            raise CollectiveTimeoutError(
-                f"rank {rank}: rank 0 failed to pass monitored_barrier in {limit}", peer=0
-            )
-        if not appears(store, [f"{number}/over"], deadline + timeout_s + _STORE_S):
-            raise CollectiveTimeoutError(
-                f"rank {rank}: rank 0 was lost in monitored_barrier", peer=0
-            )
-        failure = store.get(f"{number}/over").decode()
-        if failure:
-            raise CollectiveTimeoutError(  # in gloo's words, which programs look for
-                f"Rank {rank} successfully reached monitoredBarrier, but received errors while "
-                f"waiting for send/recv from rank 0: {failure}"
-            )
-        return
-    missing = []
-    for peer in range(1, world_size):
-        if not appears(store, [keys[peer]], deadline):
-            missing.append(peer)
-            if not wait_all_ranks:
-                break
-    failure = (
-        f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} failed to pass "
-        f"monitoredBarrier in {limit}, Rank 0 timed out in monitoredBarrier"
-    )
-    store.set(f"{number}/over", failure if missing else "")
-    if missing:
-        raise CollectiveTimeoutError(failure, peer=missing[0])
-    for key in (f"{number - 1}/over", *(f"{number - 1}/{peer}" for peer in range(world_size))):
-        store.delete_key(key)  # all ranks have left the barrier before

@@ -122,11 +122,12 @@ def forbids_reading() -> str:
     copy = ctypes.c_uint64()
     try:
         read_process(os.getpid(), ctypes.addressof(word), ctypes.addressof(copy), 8)
-        scope = int(_PTRACE_SCOPE.read_text(encoding="ascii"))
-    except FileNotFoundError:
-        return ""
-    except OSError as error:  # of the copy: a container may forbid it to all
+    except OSError as error:  # a container may forbid it to all
         return f"process_vm_readv: {error}"
+    try:
+        scope = int(_PTRACE_SCOPE.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # this kernel has no such rule
+        return ""
     return f"kernel.yama.ptrace_scope is {scope}" if scope else ""
 
 

@@ -11,7 +11,7 @@
                 the memory of two ranks, as a channel for messages
 `shared_layout` where things lie in that memory
 `pairs`         one transport inside each host, and another between hosts
-`ucx`           UCX: shared memory, CMA, TCP, CUDA IPC; CPU and CUDA tensors
+`ucx`           UCX: shared memory, TCP, CUDA IPC; CPU and CUDA tensors
 `mpi`           MPI, with the `mpiexec` and library of the user's; CPU tensors
 `local`         k ranks in one process, with threads or step by step
 `narrow`        another transport, with messages in a narrower dtype

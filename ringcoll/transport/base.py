@@ -20,10 +20,11 @@ of its own; NCCL enqueues the messages themselves.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -34,7 +35,7 @@ from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportErro
 from ringcoll.system.machine import hosts_of, place
 from ringcoll.system.stores import appears
 
-__all__ = ["Handle", "Message", "Transport", "devices_of", "late", "meet", "settle"]
+__all__ = ["Handle", "Message", "Transport", "devices_of", "meet", "settle", "told_by"]
 
 Handle = object
 """A message on its way: `Transport.post` returns it, and `Transport.wait` takes it."""
@@ -179,6 +180,26 @@ def late(rank: int, missing: Sequence[int], timeout_s: float) -> CollectiveTimeo
         "group for the first time",
         peer=missing[0] if missing else None,
     )
+
+
+def told_by(
+    store: dist.Store,
+    name: str,
+    rank: int,
+    peers: Sequence[int],
+    timeout_s: float,
+    given_up: Callable[[], bool],
+) -> dict[int, Any]:
+    """What each of some ranks has put into the store as JSON, under ``NAME/RANK``; raises as `meet`."""
+    deadline = time.monotonic() + timeout_s
+    told = {}
+    for peer in peers:
+        if not appears(store, [f"{name}/{peer}"], deadline, given_up):
+            if given_up():
+                raise PeerLostError(f"rank {rank} gave up meeting the others")
+            raise late(rank, [peer], timeout_s)
+        told[peer] = json.loads(store.get(f"{name}/{peer}"))
+    return told
 
 
 def meet(

@@ -45,8 +45,7 @@ from ringcoll.system.shared_memory import (
     is_ordered,
     read_process,
 )
-from ringcoll.system.stores import appears
-from ringcoll.transport.base import Handle, Message, Transport, late, meet
+from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
 from ringcoll.transport.pairs import PairsTransport
 from ringcoll.transport.shared_channel import PeerChannel, PendingSends, RingReceive, RingSend
 from ringcoll.transport.shared_layout import (
@@ -173,12 +172,8 @@ class SharedTransport(Transport):
                 "address": memory.address + SECRET * WORD,
             }
             store.set(f"shared/{rank}", json.dumps(about))
-            for peer in peers:
-                if not appears(store, [f"shared/{peer}"], deadline, given_up):
-                    if self._aborted:
-                        raise PeerLostError(f"rank {rank} gave up meeting the others")
-                    raise late(rank, [peer], timeout_s)
-                self._open(peer, json.loads(store.get(f"shared/{peer}")), places)
+            for peer, told in told_by(store, "shared", rank, peers, timeout_s, given_up).items():
+                self._open(peer, told, places)
             self._greet(places, deadline)
         finally:
             os.close(descriptor)

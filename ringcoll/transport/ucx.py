@@ -77,8 +77,7 @@ from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, MissingExtraError, PeerLostError
 from ringcoll.system.machine import cores
-from ringcoll.system.stores import appears
-from ringcoll.transport.base import Handle, Message, Transport, devices_of, late, meet, settle
+from ringcoll.transport.base import Handle, Message, Transport, devices_of, meet, settle, told_by
 
 __all__ = ["UcxTransport", "check", "make"]
 
@@ -226,6 +225,7 @@ class UcxTransport(Transport):
         self._at_end = threading.RLock()  # `abort` may run in one thread, `close` in another
         self._worker: Any = None
         self._endpoints: dict[int, Any] = {}
+        self._abouts: dict[int, Any] = {}  # what peers have told: process, address
         self._lives: dict[int, int] = {}  # pidfds of peers on this host
         self._ended: set[int] = set()  # peers on this host whose process has ended
         self._far: set[int] = set()  # peers on other hosts, whose endpoints know when they end
@@ -262,11 +262,7 @@ class UcxTransport(Transport):
         # lower rank of a pair connects, and the higher rank answers. So UCX does not get two
         # connections of a pair at once, of which it drops one (`uct_tcp_cm_handle_simult_conn`).
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
-        for peer in peers:
-            if not appears(store, [f"ucx/{peer}"], deadline, given_up):
-                if self._aborted:
-                    raise PeerLostError(f"rank {self.rank} gave up meeting the others")
-                raise late(self.rank, [peer], timeout_s)
+        self._abouts = told_by(store, "ucx", self.rank, peers, timeout_s, given_up)
         self._watch_peers(peers)
         # That happens twice: after the second time nothing that UCX says while it connects is on its
         # way. The kernel resets a connection that is closed with something unread, and forgets what
@@ -297,21 +293,17 @@ class UcxTransport(Transport):
                 self._far.add(peer)
                 continue
             try:
-                self._lives[peer] = os.pidfd_open(self._about(peer)["pid"])
+                self._lives[peer] = os.pidfd_open(self._abouts[peer]["pid"])
             except OSError:  # gone already: its messages will not come
                 self._ended.add(peer)
             else:
                 self._sleeper.register(self._lives[peer], select.POLLIN)
 
-    def _about(self, peer: int) -> dict[str, Any]:
-        about: dict[str, Any] = json.loads(self._store.get(f"ucx/{peer}"))
-        return about
-
     def _connect_to(self, peer: int) -> None:
         """Make the endpoint of a peer, unless there is one."""
         if peer in self._endpoints:
             return
-        address = bytes.fromhex(self._about(peer)["address"])
+        address = bytes.fromhex(self._abouts[peer]["address"])
         try:
             self._endpoints[peer] = self._ucx.UCXEndpoint.create_from_worker_address(
                 self._worker,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 import ringcoll
 from ringcoll import LocalGroup, UserOp, premul_sum, run_threads
 from ringcoll.algorithms import algorithms
-from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.reduction.operators import _divide
 
 NAMES = [entry.name for entry in algorithms("all_reduce") if not entry.needs_hosts]
@@ -47,23 +45,16 @@ def test_one_nan_is_in_every_result(op: str, dtype: torch.dtype, world_size: int
 
 @pytest.mark.parametrize("numel", [2, 100])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_transpose_in_its_own_place_is_refused_or_right(numel: int, name: str) -> None:
-    """The same memory in another order is no place for the result."""
+def test_a_transpose_in_its_own_place(numel: int, name: str) -> None:
+    """The result lies in the input's memory, in another order."""
 
-    def main(group: LocalGroup) -> tuple[bool, bool]:
+    def main(group: LocalGroup) -> Tensor:
         square = torch.arange(float(numel * numel)).view(numel, numel) + group.rank()
-        before = square.clone()
-        try:
-            ringcoll.all_reduce(square.t(), group=group, out=square, algorithm=name)
-        except ArgumentError:
-            return True, torch.equal(square, before)
-        every = [torch.arange(float(numel * numel)).view(numel, numel).t() + r for r in range(4)]
-        total = torch.stack(every).sum(0)
-        return False, torch.equal(square, total)
+        ringcoll.all_reduce(square.t(), group=group, out=square, algorithm=name)
+        return square
 
-    found = run_threads(main, 4)
-    assert len({refused for refused, _ in found}) == 1
-    assert all(right for _, right in found)
+    wanted = 4 * torch.arange(float(numel * numel)).view(numel, numel).t() + 6
+    assert all(torch.equal(found, wanted) for found in run_threads(main, 4))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -136,22 +127,3 @@ def test_an_operator_of_the_users_gets_whole_chunks(numel: int) -> None:
 
     assert run_threads(main, 3) == [3.0 * numel] * 3
     assert set(sizes) == {numel}
-
-
-def test_a_call_that_one_rank_leaves_out_is_no_other_call() -> None:
-    """The number of an operation is in its tag: the next call, just alike, does not take its place."""
-
-    def main(group: LocalGroup) -> Any:
-        tensor = torch.full((4,), float(group.rank()))
-        total = torch.zeros(4)
-        try:
-            if group.rank() == 0:
-                ringcoll.broadcast(tensor.clone(), group=group, group_src=0)
-            ringcoll.all_reduce(tensor, group=group, out=total, algorithm="ring", timeout=2.0)
-        except RingcollError as error:
-            return type(error).__name__, total.tolist()
-        return "", total.tolist()
-
-    for kind, total in run_threads(main, 2, timeout_s=5.0):
-        assert kind in ("MismatchError", "CollectiveTimeoutError", "PeerLostError"), kind
-        assert total == [0.0] * 4

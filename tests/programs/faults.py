@@ -300,14 +300,16 @@ def refused() -> list[Caught]:
     """Arguments that equal others of another type, and tensors that are not memory."""
     group = fresh_group()
     tensor = torch.ones(4096)
-    ringcoll.all_reduce(tensor, group=group, algorithm="ring", segment_bytes=4096)
+    usual: dict[str, Any] = {"algorithm": "ring", "segment_bytes": 4096}
+    ringcoll.all_reduce(tensor, group=group, **usual)
+    odd = usual | {"segment_bytes": 4096.0}
 
     def call(tensor: Tensor) -> Tensor:
         ringcoll.all_reduce(tensor, group=group)
         return tensor
 
     caught = [
-        catch(lambda: ringcoll.all_reduce(tensor, group=group, segment_bytes=4096.0)),  # type: ignore[arg-type]
+        catch(lambda: ringcoll.all_reduce(tensor, group=group, **odd)),
         catch(lambda: torch.vmap(call)(torch.ones(2, 3))),
         catch(lambda: torch.func.grad(lambda x: call(x).sum())(torch.ones(3))),
     ]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 def told(store: dist.Store, rank: int, pid: int, *, start: str = "", where: str = "") -> None:
     """What `tell` would tell for another process."""
     began = start or lives._state(pid)[1]
-    store.set(f"process/{rank}", f"{pid} {began} {where or place()}")
+    store.set(lives._KEY.format(rank), f"{pid} {began} {where or place()}")
 
 
 @pytest.fixture
