@@ -189,7 +189,8 @@ def test_an_interrupt_reaches_the_caller_only_and_leaves_nobody_behind(moment):
             assert time.monotonic() < deadline, "ranks were left behind"
             time.sleep(0.05)
     assert process.returncode == -signal.SIGINT
-    assert errors.count("Traceback") == 1
+    # An interrupt in an `except` block is printed beneath what was being handled.
+    assert errors.count("Traceback") - errors.count("During handling of") == 1
     assert errors.endswith("KeyboardInterrupt\n")
 
 
