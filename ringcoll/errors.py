@@ -197,6 +197,10 @@ class GroupBrokenError(TransportError):
     """The group failed in an earlier operation, and cannot be used any more."""
 
 
+class GroupChangedError(RingcollError, RuntimeError):
+    """Ranks of a group were lost, and a call may need other shapes or another root: call again."""
+
+
 class MissingExtraError(RingcollError, ImportError):
     """A package is missing that an extra of ringcoll installs."""
 

@@ -13,6 +13,7 @@ every tensor. So the checks of a call hold for all calls with the same key.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any, ParamSpec, Protocol, cast
 
@@ -23,7 +24,7 @@ from torch.nn import Parameter
 
 from ringcoll.algorithms import registry
 from ringcoll.collectives.arguments import Timeout, seconds
-from ringcoll.collectives.groups import as_group, communicator, known
+from ringcoll.collectives.groups import OwnGroup, as_group, communicator, known
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import as_operator
 from ringcoll.runtime.communicator import Call
@@ -137,6 +138,19 @@ def start(
             operation = member.operations.get(key)
     except (AttributeError, IndexError, RuntimeError, TypeError):
         key = None  # an unusual argument: `compile_` checks it, and names the fault
+    if member is None and isinstance(group, OwnGroup) and group.retries:
+        if deferred is not None:
+            raise ArgumentError(
+                "cannot be prepared or joined with others",
+                rank=group.rank(),
+                argument="group",
+                expected="a group that keeps its ranks",
+                got=group,
+            )
+        make = partial(
+            start, compile_, tensors=tensors, options=options, async_op=False, timeout=timeout
+        )
+        return group.retried(lambda inner: cast("Call", make(Deferred(inner))), async_op)
     if member is None or operation is None:
         is_prepared = deferred is not None and deferred.prepared
         with torch.inference_mode(False):  # the operation may run outside of that mode

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.runtime.communicator import Communicator
+from ringcoll.runtime.communicator import Call, Communicator
+from ringcoll.runtime.work import Work
 from ringcoll.system import streams
 from ringcoll.system.stores import private
 from ringcoll.transport import catalogue
@@ -23,6 +25,7 @@ from ringcoll.transport.base import Handle, Message
 __all__ = [
     "MessageWork",
     "OwnGroup",
+    "StoreGroup",
     "abort",
     "as_group",
     "bytes_sent",
@@ -74,6 +77,8 @@ class OwnGroup:
     MPI may have fewer than 32 bits for a tag, so that tags are apart as those of two operations are.
     """
 
+    retries = False  # whether calls go through `retried`
+
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.members = [communicator]
@@ -89,6 +94,10 @@ class OwnGroup:
     def on(self, device: torch.device) -> Communicator:
         """The communicator for tensors on a device."""
         return self.communicator
+
+    def retried(self, make: Callable[[OwnGroup], Call], async_op: bool) -> Work | None:
+        """Run a call that ``make`` makes for a group, in a way of the group's own."""
+        raise NotImplementedError
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> MessageWork:
         """Start to send a contiguous tensor, which stays as it is until the message is complete."""
@@ -111,6 +120,45 @@ class OwnGroup:
         """
         for member in self.members:
             member.close(drain_s)
+
+
+class StoreGroup(OwnGroup):
+    """One rank of a group whose ranks meet at a store.
+
+    Parameters
+    ----------
+    store
+        Store that all ranks see, and that nobody else uses.
+    rank, world_size
+        This rank, and number of ranks.
+    timeout_s
+        Time limit, in seconds, of operations that have no time limit of their own.
+    transport, cuda_transport
+        As for `use`.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        transport: str | None = None,
+        cuda_transport: str | None = None,
+    ) -> None:
+        self._making = threading.Lock()
+        self._place = store, rank, world_size, timeout_s
+        self._cuda_transport = cuda_transport
+        super().__init__(_member(*self._place, torch.device("cpu"), transport))
+
+    def on(self, device: torch.device) -> Communicator:
+        """The communicator for tensors on a device."""
+        if device.type == "cpu":
+            return self.communicator
+        with self._making:
+            if len(self.members) == 1:
+                self.members.append(_member(*self._place, device, self._cuda_transport))
+        return self.members[1]
 
 
 def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
@@ -193,7 +241,7 @@ def known(group: Any, tensor: Tensor) -> Communicator | None:
     Nothing is checked: a communicator for CUDA tensors may be for another GPU.
     """
     if isinstance(group, OwnGroup):
-        return group.on(tensor.device)
+        return None if group.retries else group.on(tensor.device)
     try:  # asking for the type of the device takes longer than all the rest
         return _known[weakref.ref(group)]["cpu" if tensor.is_cpu else tensor.device.type]
     except (KeyError, TypeError):  # as above
@@ -263,8 +311,26 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
 
 
 def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
-    rank, world_size = group.rank(), group.size()
-    timeout_s = time_limit_s(group)
+    # `close` makes the group as new, so it must not see its old keys in the store.
+    prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
+    asked = _asked.get(group, {}).get(device.type)
+    store = group.get_group_store()
+    return _member(
+        store, group.rank(), group.size(), time_limit_s(group), device, asked, prefix=prefix
+    )
+
+
+def _member(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    device: torch.device,
+    asked: str | None,
+    *,
+    prefix: str = "ringcoll",
+) -> Communicator:
+    """A rank's end of a group whose ranks meet at a store, for tensors on a device."""
     if device.type not in ("cpu", "cuda"):
         raise ArgumentError(
             "tensors on this device cannot be sent",
@@ -273,13 +339,11 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
             expected="cpu or cuda",
             got=device,
         )
-    # `close` makes the group as new, so it must not see its old keys in the store.
-    prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
-    own = private(group.get_group_store())  # a long wait on the user's connection would block it
+    own = private(store)  # a long wait on the user's connection would block it
     store = dist.PrefixStore(prefix, own)
     if device == _ANY_GPU:
         device = torch.device("cuda", streams.current_device())
-    name = catalogue.resolved(device.type, _asked.get(group, {}).get(device.type), rank)
+    name = catalogue.resolved(device.type, asked, rank)
     # The same prefix for every transport: there the ranks see that they have different transports.
     meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
     transport = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)

@@ -29,8 +29,8 @@ import torch.distributed as dist
 from ringcoll._version import __version__
 from ringcoll.collectives.groups import OwnGroup
 from ringcoll.errors import ArgumentError, TransportError
-from ringcoll.launch.processes import local_store
 from ringcoll.runtime.communicator import Communicator
+from ringcoll.system.stores import served
 from ringcoll.system.streams import current_device
 from ringcoll.transport.mpi import Channels, MpiTransport, channels, mpi, wait_for
 from ringcoll.transport.staged import StagedTransport
@@ -143,7 +143,7 @@ def _store(library: Any, lines: Channels, timeout_s: float) -> dist.Store:
     if rank == 0:
         store: dist.TCPStore
         if lines.ranks_here == world_size:
-            store, host = local_store(), "127.0.0.1"
+            store, host = served(), "127.0.0.1"
         else:
             host = socket.gethostname()
             store = dist.TCPStore(host, 0, None, True, wait_for_workers=False)

@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import sys
 import threading
 import time
@@ -34,8 +33,9 @@ import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.system.machine import cores
+from ringcoll.system.stores import served
 
-__all__ = ["RankError", "Ranks", "local_store", "rendezvous", "report", "reports_to"]
+__all__ = ["RankError", "Ranks", "rendezvous", "report", "reports_to"]
 
 _REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
 _GRACE_S = 5.0  # between asking a rank to end and killing it, and for late causes of failure
@@ -169,7 +169,7 @@ class Ranks:
     ) -> None:
         self.world_size, self.timeout_s = world_size, timeout_s
         threads = threads or max(1, cores() // world_size)
-        self._store = local_store()
+        self._store = served()
 
         def arguments(rank: int, connection: Connection) -> tuple[object, ...]:
             meeting = (self._store.port, rank, world_size, timeout_s)
@@ -366,16 +366,6 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ringcoll.launch.processes", "ringcoll.backend.process_group"])
     return context
-
-
-def local_store() -> dist.TCPStore:
-    """A store's server on the loopback interface; torch's own would listen on all."""
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
-        port = server.getsockname()[1]
-        listening = server.detach()
-        return dist.TCPStore(
-            "127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listening
-        )
 
 
 def _end_with_parent(parent: int) -> None:

@@ -8,14 +8,16 @@ time of its start, as numbers are given away again.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from ringcoll.system.machine import place
 
-__all__ = ["Lives", "tell"]
+__all__ = ["Lives", "Process", "tell"]
 
 _KEY = "ringcoll/process/{}"
 
@@ -30,10 +32,42 @@ def _state(pid: int) -> tuple[str, str]:
     return fields[0], fields[19]
 
 
+class Process(NamedTuple):
+    """A process: number, time of its start, and `place`."""
+
+    pid: int
+    start: str
+    place: str
+
+    @classmethod
+    def own(cls) -> Process:
+        """The process that asks; without a start where ``/proc`` does not show processes."""
+        try:
+            start = _state(os.getpid())[1]
+        except OSError:
+            start = ""
+        return cls(os.getpid(), start, place())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is another process of this host."""
+        return self.place == place() and self.pid != os.getpid()
+
+    def has_ended(self) -> bool:
+        """Whether it has surely ended; of a process on another host, nothing is known."""
+        if not self.start or not self.is_here:
+            return False
+        try:
+            state, start = _state(self.pid)
+        except OSError:
+            return True
+        return start != self.start or state in "ZX"  # a zombie only waits to be reaped
+
+
 def tell(store: dist.Store, rank: int) -> None:
     """Tell the other ranks of a group, through the group's store, which process a rank is."""
-    with contextlib.suppress(OSError, RuntimeError):  # no such files here; or no store any more
-        store.set(_KEY.format(rank), f"{os.getpid()} {_state(os.getpid())[1]} {place()}")
+    with contextlib.suppress(RuntimeError):  # there is no store any more
+        store.set(_KEY.format(rank), json.dumps(Process.own()))
 
 
 class Lives:
@@ -42,7 +76,7 @@ class Lives:
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._store = store
         self._unknown = set(range(world_size)) - {rank}
-        self._processes: dict[int, tuple[int, str]] = {}  # of ranks on this host
+        self._processes: dict[int, Process] = {}  # of ranks on this host
 
     def ended(self) -> set[int]:
         """The ranks on this host whose process has ended, of those that have told their process."""
@@ -50,15 +84,7 @@ class Lives:
             for peer in tuple(self._unknown):
                 if self._store.check([_KEY.format(peer)]):
                     self._unknown.discard(peer)
-                    pid, start, where = self._store.get(_KEY.format(peer)).decode().split(" ", 2)
-                    if where == place() and int(pid) != os.getpid():
-                        self._processes[peer] = int(pid), start
-        return {peer for peer, process in self._processes.items() if not _lives(*process)}
-
-
-def _lives(pid: int, start: str) -> bool:
-    try:
-        state, began = _state(pid)
-    except OSError:
-        return False
-    return began == start and state not in "ZX"  # a zombie only waits to be reaped
+                    process = Process(*json.loads(self._store.get(_KEY.format(peer))))
+                    if process.is_here:
+                        self._processes[peer] = process
+        return {peer for peer, process in self._processes.items() if process.has_ended()}

@@ -1,15 +1,16 @@
-"""Waits for keys of a store, with a time limit; and what to say when the store is gone."""
+"""Stores: served and waited for; and what to say when one is gone."""
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
 
-__all__ = ["appears", "private", "unreachable"]
+__all__ = ["appears", "private", "served", "store_host", "unreachable"]
 
 _CONNECTING = timedelta(seconds=1)
 
@@ -45,10 +46,21 @@ def appears(
 
 def unreachable(store: dist.Store) -> str:
     """What to say of a store that does not answer any more."""
+    below = _below(store)
+    where = f" at {below.host}:{below.port}" if isinstance(below, dist.TCPStore) else ""
+    return f"the store{where}, which rank 0 or the launcher holds, cannot be reached"
+
+
+def store_host(store: dist.Store) -> str:
+    """The host that serves a store; the loopback interface, for a store without a network."""
+    below = _below(store)
+    return below.host if isinstance(below, dist.TCPStore) else "127.0.0.1"
+
+
+def _below(store: dist.Store) -> dist.Store:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    where = f" at {store.host}:{store.port}" if isinstance(store, dist.TCPStore) else ""
-    return f"the store{where}, which rank 0 or the launcher holds, cannot be reached"
+    return store
 
 
 def private(store: dist.Store) -> dist.Store:
@@ -65,3 +77,13 @@ def private(store: dist.Store) -> dist.Store:
         clone.set_timeout(limit)
         return clone
     return store
+
+
+def served(host: str = "127.0.0.1") -> dist.TCPStore:
+    """Serve a store on a free port of one interface; torch's own would listen on all."""
+    with socket.create_server((host, 0), backlog=1024) as server:
+        port = server.getsockname()[1]
+        listening = server.detach()
+        return dist.TCPStore(
+            host, port, None, True, wait_for_workers=False, master_listen_fd=listening
+        )

@@ -442,12 +442,28 @@ class UcxTransport(Transport):
             for _ in range(1000):
                 self._worker.progress()
 
+    def _let_go(self, *, is_broken: bool) -> None:
+        """Close the endpoints whose peers may not be there any more.
+
+        An endpoint that is dropped without that waits until its peer has taken what it has sent: for ever,
+        if the peer has ended, or has let go of a broken group first.
+        """
+        self._disturbs(self._sleeper.poll(0))
+        for peer, endpoint in self._endpoints.items():
+            if is_broken or peer in self._ended:
+                with contextlib.suppress(self._ucx.UCXError):
+                    endpoint.close()
+        for _ in range(1000):
+            self._worker.progress()
+
     def close(self) -> None:
         """Let go of the connections."""
+        is_broken = self._aborted
         self._wake()
         with self._at_end:
             if self._worker is not None:
                 self._worker.cancel_inflight_requests()
+                self._let_go(is_broken=is_broken)
             self._endpoints.clear()
             self._heard = self._worker = None
             self._keep.clear()

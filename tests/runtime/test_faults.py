@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.launch.processes import RankError, Ranks, local_store
+from ringcoll.launch.processes import RankError, Ranks
+from ringcoll.system.stores import served
 from tests.programs import faults
 from tests.programs.faults import Caught
 from tests.programs.started import started
@@ -322,7 +323,7 @@ def run_programs(backend: str, case: str, store: str) -> None:
     ],
 )
 def test_a_program_ends_cleanly_with_operations_pending(backend: str, case: str):
-    store = local_store()
+    store = served()
     run_programs(backend, case, str(store.port))
 
 
@@ -332,14 +333,14 @@ def test_a_child_that_ends_leaves_its_parents_group_alone(transport: str, monkey
     if transport == "ucx":
         pytest.importorskip("ucxx")
     monkeypatch.setenv("RINGCOLL_TRANSPORT", transport)
-    store = local_store()
+    store = served()
     run_programs("ringcoll", "a child ends", str(store.port))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_training_leaves_no_process():
-    store = local_store()
+    store = served()
     command = ["-m", "tests.programs.exits", "ringcoll", "in training"]
     with both_ranks(str(store.port), *command) as ranks:
         for process in ranks:

@@ -1,5 +1,6 @@
 """Processes that are looked at: alive, ended, unknown, elsewhere, and one that took a number."""
 
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.processes
 def told(store: dist.Store, rank: int, pid: int, *, start: str = "", where: str = "") -> None:
     """What `tell` would tell for another process."""
     began = start or lives._state(pid)[1]
-    store.set(lives._KEY.format(rank), f"{pid} {began} {where or place()}")
+    store.set(lives._KEY.format(rank), json.dumps((pid, began, where or place())))
 
 
 @pytest.fixture

@@ -1,0 +1,16 @@
+"""Groups that go on without ranks that die, and take in new ones.
+
+============  ======================================================================
+`membership`  who is in the group: how those that are left agree, and how others join
+`group`       a group that tries operations again, without the dead
+`state`       models and optimizers as bytes
+`ddp`         torch's ``DistributedDataParallel`` on such a group
+============  ======================================================================
+
+May be imported from outside: what stands in ``__all__``.
+"""
+
+from ringcoll.resilient.ddp import data_parallel
+from ringcoll.resilient.group import Change, ResilientGroup, join, start
+
+__all__ = ["Change", "ResilientGroup", "data_parallel", "join", "start"]

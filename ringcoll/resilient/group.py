@@ -1,0 +1,441 @@
+"""A group that tries operations again, without the ranks that have died.
+
+An operation is complete when all ranks know that all ranks have its result: a barrier follows it. If a
+rank dies, then either nobody has passed the barrier, and all try again on the inputs that they have kept;
+or somebody has, and so everybody has the result. What a rank is told when it returns is true for all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ringcoll.collectives import functions as api
+from ringcoll.collectives.groups import OwnGroup, StoreGroup, as_group, time_limit_s
+from ringcoll.errors import (
+    ArgumentError,
+    GroupBrokenError,
+    GroupChangedError,
+    PeerLostError,
+    TransportError,
+)
+from ringcoll.resilient.membership import Member, Membership, View, own_address
+from ringcoll.resilient.state import packed, unpacked
+from ringcoll.runtime.communicator import Call, Communicator
+from ringcoll.runtime.lives import Lives, tell
+from ringcoll.runtime.queue import Queue
+from ringcoll.runtime.work import Work
+from ringcoll.system.machine import place
+from ringcoll.system.stores import private, store_host
+from ringcoll.transport.base import told_by
+
+__all__ = ["Change", "ResilientGroup", "join", "start"]
+
+_log = logging.getLogger("ringcoll")
+_SAME_SHAPES = ("all_reduce", "barrier")  # for every number of ranks
+_LEAVING_S = 10.0  # for operations that nobody has waited for
+
+MakeCall = Callable[[OwnGroup], Call]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a group's members.
+
+    Parameters
+    ----------
+    epoch
+        Number of changes so far.
+    lost
+        Ranks that were lost, in the group before the change.
+    joined
+        Number of ranks that have joined; they are the last ranks.
+    world_size
+        Number of ranks now.
+    agreed_s, formed_s
+        Seconds until the ranks had agreed, and until they were connected.
+    """
+
+    epoch: int
+    lost: tuple[int, ...]
+    joined: int
+    world_size: int
+    agreed_s: float
+    formed_s: float
+
+
+class _Item(NamedTuple):
+    """A call in the queue: how it is made for a group, and made for the group of its beginning."""
+
+    make: MakeCall
+    inner: OwnGroup
+    first: Call
+    work: Work
+
+
+class ResilientGroup(OwnGroup):
+    """A group whose operations go on without the ranks that die; see `start` and `join`.
+
+    It is the value for ``group=`` of the public functions. `ringcoll.all_reduce` and `ringcoll.barrier`
+    are tried again when a rank is lost, so that an average is one over the ranks that are left. The other
+    collectives have shapes or roots that depend on who is there: when a rank is lost, their tensors are
+    put back, and all ranks get a `GroupChangedError` and may call again. Ranks keep their order.
+    """
+
+    retries = True
+
+    def __init__(
+        self, membership: Membership, view: View, timeout_s: float, transport: str
+    ) -> None:
+        self._membership, self._timeout_s, self._transport = membership, timeout_s, transport
+        self.changes: list[Change] = []
+        self._done = view.done  # operations that are complete on all ranks
+        self._has_changed = False  # since the last operation that is complete
+        self._has_news = True  # of newcomers, which `admit` has not told yet
+        self._has_state = False
+        self._kept: dict[int, Tensor] = {}
+        self._failure: BaseException | None = None
+        self._issuing = threading.Lock()
+        self._queue: Queue[_Item] = Queue("ringcoll-resilient", self._complete)
+        membership.take(view)
+        self._inner = self._formed()
+        weakref.finalize(self, membership.leave)
+
+    # --- facts ------------------------------------------------------------------------------
+
+    @property
+    def communicator(self) -> Communicator:  # type: ignore[override]
+        """The rank's end of the present group."""
+        return self._inner.communicator
+
+    @property
+    def members(self) -> list[Communicator]:  # type: ignore[override]
+        """All communicators of the present group."""
+        return self._inner.members
+
+    def on(self, device: torch.device) -> Communicator:
+        """The communicator for tensors on a device."""
+        return self._inner.on(device)
+
+    @property
+    def address(self) -> str:
+        """Where this rank can be asked to let others `join`, as ``HOST:PORT``."""
+        return self._membership.own.address
+
+    @property
+    def epoch(self) -> int:
+        """Number of changes of the group, from 1 on."""
+        return self._membership.view.epoch
+
+    # --- operations -------------------------------------------------------------------------
+
+    def retried(self, make: MakeCall, async_op: bool) -> Work | None:
+        """Run a call, and again if ranks are lost; ``make`` checks it for a group and prepares it.
+
+        Raises
+        ------
+        GroupChangedError
+            A rank was lost, and the call may be another now; its tensors are as before.
+        GroupBrokenError
+            The other ranks have gone on without this rank, or may have; or an operation has failed
+            for another reason before.
+        """
+        with self._issuing:
+            inner = self._inner
+            first = make(inner)
+            work = Work(first.operation.name, first.results, self._queue.help)
+            with self._queue.turn:
+                self._queue.put(_Item(make, inner, first, work))
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def _complete(self, item: _Item) -> Work | None:
+        error: BaseException | None = None
+        try:
+            self._run(item)
+        except BaseException as raised:  # noqa: BLE001  # `Work.wait` raises it
+            error = raised
+        self._queue.num_done += 1
+        work = item.work
+        return work if work.complete(error) else None
+
+    def _run(self, item: _Item) -> None:
+        if self._failure is not None:
+            raise GroupBrokenError(f"the group has failed before: {self._failure}")
+        name, results = item.first.operation.name, item.first.results
+        self._keep(results)
+        has_result = False
+        while True:
+            if self._has_changed and name not in _SAME_SHAPES:
+                self._has_changed = False
+                raise GroupChangedError(self._told(name))
+            try:
+                if not has_result:
+                    call = item.first if item.inner is self._inner else item.make(self._inner)
+                    call()
+                    has_result = True
+                if name != "barrier":
+                    api.barrier(self._inner)
+                self._done += 1
+                self._has_changed = False
+                break
+            except TransportError as error:
+                done = self._change(error)
+                if done > self._done:  # somebody has passed the barrier
+                    assert has_result
+                    self._done = done
+                    break
+                self._put_back(results)
+                has_result = False
+            except BaseException as error:
+                self._failure = error
+                self._membership.leave()  # the others need not wait for this rank
+                raise
+
+    def _told(self, name: str) -> str:
+        change = self.changes[-1]
+        return (
+            f"the group has lost ranks {[*change.lost]} and has {change.world_size} ranks now, this one "
+            f"is rank {self.rank()}: {name} may need other shapes or another root; call it again"
+        )
+
+    def _keep(self, results: Sequence[Tensor]) -> None:
+        """Keep what an operation is going to overwrite."""
+        for number, tensor in enumerate(results):
+            kept = self._kept.get(number)
+            if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
+                self._kept[number] = tensor.detach().clone()
+            else:
+                kept.copy_(tensor.detach())
+
+    def _put_back(self, results: Sequence[Tensor]) -> None:
+        for number, tensor in enumerate(results):
+            tensor.detach().copy_(self._kept[number])
+
+    # --- changes ----------------------------------------------------------------------------
+
+    def _change(self, error: BaseException | None, newcomers: Sequence[Member] = ()) -> int:
+        """Agree on the members, and form their group; return the number of complete operations."""
+        old = self._membership.view.members
+        begin_s = time.monotonic()
+        while True:
+            if error is not None:
+                self._inner.communicator.abort()  # wakes those who do not know yet
+            view = self._membership.change(self._done, newcomers, self._timeout_s)
+            agreed_s = time.monotonic()
+            before, newcomers = self._inner, ()
+            try:
+                self._inner = self._formed()
+                break
+            except TransportError as failed:  # another one has died
+                error = failed
+            finally:
+                before.close()
+        lost = tuple(rank for rank, member in enumerate(old) if member not in view.members)
+        joined = len(view.members) - len(old) + len(lost)
+        times = agreed_s - begin_s, time.monotonic() - agreed_s
+        self.changes.append(Change(view.epoch, lost, joined, len(view.members), *times))
+        _log.warning("%s%s", self.changes[-1], f" after: {error}" if error else "")
+        self._has_changed = self._has_changed or bool(lost)
+        self._has_news = self._has_news or joined > 0
+        return view.done
+
+    def _formed(self) -> StoreGroup:
+        """Connect the members of the view."""
+        view = self._membership.view
+        store = dist.PrefixStore(f"group/{view.epoch}", self._membership.meeting_place())
+        rank = view.names().index(self._membership.own.name)
+        inner = StoreGroup(store, rank, len(view.members), self._timeout_s, self._transport)
+        api.barrier(inner)
+        return inner
+
+    # --- who joins --------------------------------------------------------------------------
+
+    def admit(self) -> bool:
+        """Let those join who have asked for it; all ranks call this between two operations.
+
+        Returns
+        -------
+        bool
+            Whether ranks have come since the last call, so that they need the others' state: see
+            `send_state`. A rank's first call returns true.
+        """
+        if not self._has_news:
+            newcomers = self._membership.newcomers() if self.rank() == 0 else []
+            count = torch.tensor([len(newcomers)])
+            api.all_reduce(count, dist.ReduceOp.MAX, self)
+            if count.item():
+                with self._issuing:
+                    self._done = self._change(None, newcomers)
+        found, self._has_news = self._has_news, False
+        return found
+
+    def send_state(self, *holders: nn.Module | torch.optim.Optimizer, step: int = 0) -> int:
+        """Give all ranks the state of rank 0, which has been here for longest; all ranks call this.
+
+        Parameters
+        ----------
+        *holders
+            Models and optimizers, in the same order on all ranks; what ``state_dict`` returns is sent.
+        step
+            Number of the training step.
+
+        Returns
+        -------
+        int
+            Rank 0's ``step``.
+
+        Raises
+        ------
+        PeerLostError
+            All ranks that had a state are lost.
+        """
+        while True:
+            epoch, is_source = self.epoch, self.rank() == 0 and self._has_state
+            data = packed(holders, step) if is_source else torch.empty(0, dtype=torch.uint8)
+            length = torch.tensor([data.numel()])
+            try:
+                api.all_reduce(length, dist.ReduceOp.MAX, self)
+                if epoch != self.epoch:
+                    continue
+                if not length.item():
+                    raise PeerLostError("no rank is left that has a state to send", peer=0)
+                if not is_source:
+                    data = torch.empty(int(length.item()), dtype=torch.uint8)
+                api.broadcast(data, group=self, group_src=0)
+            except GroupChangedError:
+                continue
+            self._has_state = True
+            return step if is_source else unpacked(data, holders)
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Leave the group; the other ranks go on without this rank."""
+        self._queue.close(drain_s or _LEAVING_S)
+        self._membership.leave()
+        self._inner.close(drain_s)
+
+
+def start(group: Any = None, *, transport: str = "auto", host: str | None = None) -> ResilientGroup:
+    """Make a resilient group of the ranks of a process group; all of them call this.
+
+    Parameters
+    ----------
+    group
+        A process group of torch; by default the default group. It may be of any backend, and is not used
+        any more: its store may die with rank 0. Its time limit is that of the operations, and how long a
+        rank that lives, but does not come, is waited for.
+    transport
+        As for `ringcoll.use`.
+    host
+        Address of this machine on which new ranks can be asked to be let in, and ranks agree; by
+        default the loopback interface, or that on which other hosts' ranks are reached.
+
+    Returns
+    -------
+    ResilientGroup
+        The value for ``group=`` of the public functions.
+
+    Raises
+    ------
+    ArgumentError
+        The group is no process group of torch.
+    CollectiveTimeoutError
+        Some rank did not come.
+
+    Examples
+    --------
+    ::
+
+        dist.init_process_group("ringcoll")
+        group = resilient.start()                       # a new rank: resilient.join("127.0.0.1:4711")
+        step = 0
+        while step < 1000:
+            if group.admit():                           # ranks have come: all get rank 0's state
+                step = group.send_state(model, optimizer, step=step)
+            loss = loss_of(model(batch(step, group.rank(), group.size())))
+            loss.backward()
+            for param in model.parameters():            # who is there, also if ranks die meanwhile
+                ringcoll.all_reduce(param.grad, dist.ReduceOp.AVG, group)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+    """
+    group = as_group(group)
+    if isinstance(group, OwnGroup):
+        raise ArgumentError(
+            "cannot be made resilient",
+            rank=group.rank(),
+            argument="group",
+            expected="a process group of torch",
+            got=group,
+        )
+    rank, world_size, timeout_s = group.rank(), group.size(), time_limit_s(group)
+    store = dist.PrefixStore("ringcoll/resilient", private(group.get_group_store()))
+    tell(store, rank)
+    lives = Lives(store, rank, world_size)
+    everyone = range(world_size)
+
+    def told(name: str, value: object) -> list[Any]:
+        store.set(f"{name}/{rank}", json.dumps(value))
+        found = told_by(store, name, rank, everyone, timeout_s, lambda: bool(lives.ended()))
+        return [found[peer] for peer in everyone]
+
+    places = told("place", [place(), store_host(store)])
+    if host is None:
+        is_local = all(where == places[0][0] for where, _ in places)
+        host = "127.0.0.1" if is_local else own_address(places[0][1])
+    membership = Membership(host)
+    members = tuple(Member.of(*member) for member in told("member", membership.own))
+    made = ResilientGroup(membership, View(1, 0, members), timeout_s, transport)
+    made._has_state = True
+    return made
+
+
+def join(
+    address: str,
+    *,
+    timeout_s: float = 1800.0,
+    transport: str = "auto",
+    host: str | None = None,
+) -> ResilientGroup:
+    """Join a resilient group, at the next step at which its ranks call `ResilientGroup.admit`.
+
+    Parameters
+    ----------
+    address
+        `ResilientGroup.address` of any of its ranks, such as ``"127.0.0.1:4711"``.
+    timeout_s
+        Time limit of the wait and of each operation, in seconds.
+    transport, host
+        As for `start`.
+
+    Returns
+    -------
+    ResilientGroup
+        The group, in which this process is the last rank, or one of the last ranks.
+
+    Raises
+    ------
+    ArgumentError
+        The address is none.
+    PeerLostError, CollectiveTimeoutError
+        No rank of the group can be reached; the ranks did not let this process join.
+    """
+    peer, _, port = address.rpartition(":")
+    if not peer or not port.isdecimal():
+        raise ArgumentError("no address", argument="address", expected="HOST:PORT", got=address)
+    membership = Membership(own_address(peer) if host is None else host)
+    view = membership.join(peer, int(port), timeout_s)
+    return ResilientGroup(membership, view, timeout_s, transport)

@@ -1,0 +1,331 @@
+"""Who is in a group: how those that are left agree after a death, and how others join.
+
+Every member serves a store of its own, its *door*, and knows the doors of all members. So no store is
+needed that may die with its process. To change the group:
+
+1. The lowest member that lives leads. The others say at its door where they are; it waits for all that
+   live and have not left.
+2. The leader decides: the next epoch, the members of the newest epoch that have come, in their order,
+   new members behind them, and the number of operations that any of them has seen complete. It answers
+   everyone at its door.
+3. If the leader dies meanwhile, the next one leads. Some may have its decision, others not: the first
+   cannot form the group without the leader, and come again, with the newer epoch.
+
+On one host, a member is dead if its process has ended, which is certain. Of a member on another host that
+does not answer, nobody knows, so that the others go on only if they are more than half of those that are
+not known to be dead, or half of them with the lowest: of two parts of a network, at most one goes on. A
+member without which the others went on finds that at the first door that it comes to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, PeerLostError
+from ringcoll.runtime.lives import Process
+from ringcoll.system.stores import appears, served
+
+__all__ = ["Member", "Membership", "View", "own_address"]
+
+_POLL_S = 0.002  # between two looks at a door
+_LOOK_S = 0.1  # between two looks at the door of a member that does not come
+_REACH_S = 2.0  # for a connection to a door, and for an answer
+_UNREACHED = (OSError, dist.DistError)
+
+
+class Member(NamedTuple):
+    """A process of the group; ``name`` is its own, ``host`` and ``port`` are of its door."""
+
+    name: str
+    host: str
+    port: int
+    process: Process
+
+    @classmethod
+    def of(cls, name: str, host: str, port: int, process: Iterable[Any]) -> Member:
+        """A member, from JSON."""
+        return cls(name, host, port, Process(*process))
+
+    @property
+    def address(self) -> str:
+        """Where its door is."""
+        return f"{self.host}:{self.port}"
+
+
+class View(NamedTuple):
+    """What all members of an epoch agree on; ``done`` is the number of operations that are complete."""
+
+    epoch: int
+    done: int
+    members: tuple[Member, ...]
+
+    @classmethod
+    def of(cls, epoch: int, done: int, members: Iterable[Iterable[Any]]) -> View:
+        """A view, from JSON."""
+        return cls(epoch, done, tuple(Member.of(*member) for member in members))
+
+    def names(self) -> list[str]:
+        """Names of all members."""
+        return [member.name for member in self.members]
+
+
+def own_address(peer: str) -> str:
+    """Address of this machine on the way to another one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((peer, 9))  # nothing is sent
+        return str(way.getsockname()[0])
+
+
+class Membership:
+    """A member's view of its group, its own door, and the ways to the doors of others.
+
+    Parameters
+    ----------
+    host
+        Address that the door listens on, on a free port.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.door = served(host)
+        self.own = Member(secrets.token_hex(8), host, self.door.port, Process.own())
+        self.view = View(0, 0, (self.own,))
+        self._ways: dict[str, dist.Store] = {}  # to the doors of others, by name
+        self._tries = 0  # of this member to join
+        self._answered: dict[str, int] = {}  # the newest try of each member
+        self._num_wanted = 0  # that were read
+        self._wants: list[Member] = []
+
+    def take(self, view: View) -> None:
+        """Take a view, and show it at the own door."""
+        self.view = view
+        self.door.set("view", json.dumps(view))
+
+    def meeting_place(self) -> dist.Store:
+        """The store at which the members of the view meet. Raises `PeerLostError` if it has gone."""
+        leader = self.view.members[0]
+        try:
+            return self._way_to(leader)
+        except _UNREACHED as error:
+            raise PeerLostError(f"rank 0 at {leader.address} is gone: {error}", peer=0) from error
+
+    def leave(self) -> None:
+        """Say that this member has left, which is as good as its end."""
+        with contextlib.suppress(RuntimeError):
+            self.door.set("left", "")
+
+    def newcomers(self) -> list[Member]:
+        """Processes that want to join, and have come to this member's door."""
+        while self.door.check([f"want/{self._num_wanted}"]):
+            self._wants.append(Member.of(*json.loads(self.door.get(f"want/{self._num_wanted}"))))
+            self._num_wanted += 1
+        names = self.view.names()
+        self._wants = [
+            member
+            for member in self._wants
+            if member.name not in names and not self._is_gone(member)
+        ]
+        return [*self._wants]
+
+    def change(self, done: int, newcomers: Iterable[Member], limit_s: float) -> View:
+        """Agree with all members that are left on the next epoch; all of them call this.
+
+        Parameters
+        ----------
+        done
+            Number of operations that this member has seen complete.
+        newcomers
+            Members that the leader takes in.
+        limit_s
+            Time limit, in seconds, for a member that lives to come.
+
+        Raises
+        ------
+        GroupBrokenError
+            The others went on without this member, or may have.
+        """
+        deadline = time.monotonic() + limit_s
+        lost: set[str] = set()  # members that did not answer
+        while True:
+            leader = next(
+                member
+                for member in self.view.members
+                if member.name not in lost and not self._is_gone(member)
+            )
+            if leader.name == self.own.name:
+                view: View | None = self._lead(done, newcomers, deadline)
+            else:
+                view = self._follow(leader, done, deadline + limit_s)
+            if view is not None:
+                self.take(view)
+                return view
+            lost.add(leader.name)
+
+    def join(self, host: str, port: int, limit_s: float) -> View:
+        """Join the group of the member whose door is at an address.
+
+        Raises
+        ------
+        CollectiveTimeoutError, PeerLostError
+            Its members did not take this process in; none of them can be reached.
+        """
+        deadline = time.monotonic() + limit_s
+        address = f"{host}:{port}"
+        try:
+            door = _connected(host, port)
+            known = View.of(*json.loads(door.get("view")))
+        except _UNREACHED as error:
+            raise PeerLostError(f"no group can be reached at {address}: {error}") from error
+        while time.monotonic() < deadline:
+            living = [member for member in known.members if not self._is_gone(member)]
+            if not living:
+                raise PeerLostError(f"no member of the group at {address} is left")
+            with contextlib.suppress(*_UNREACHED):
+                door = self._way_to(living[0])
+                known = View.of(*json.loads(door.get("view")))
+                if known.members[0].name == living[0].name:
+                    view = self._ask(door, living[0], deadline)
+                    if view is not None:
+                        self.take(view)
+                        return view
+            time.sleep(_LOOK_S)
+        raise CollectiveTimeoutError(f"the group at {address} took nobody in within {limit_s:g} s")
+
+    # --- how it goes --------------------------------------------------------------------
+
+    def _way_to(self, member: Member) -> dist.Store:
+        """The door of a member; raises one of `_UNREACHED`."""
+        if member.name == self.own.name:
+            return self.door
+        if member.name not in self._ways:
+            self._ways[member.name] = _connected(member.host, member.port)
+        return self._ways[member.name]
+
+    def _is_gone(self, member: Member) -> bool:
+        """Whether a member has surely ended, or has left."""
+        if member.name == self.own.name:
+            return False
+        if member.process.has_ended():
+            return True
+        try:
+            return self._way_to(member).check(["left"])
+        except ConnectionRefusedError:
+            return True  # its machine answers, and nobody listens at its door any more
+        except _UNREACHED:
+            self._ways.pop(member.name, None)
+            return False
+
+    def _ask(self, door: dist.Store, member: Member, deadline: float) -> View | None:
+        """Ask a member to be taken in; ``None`` if it has gone."""
+        door.set(f"want/{door.add('wants', 1) - 1}", json.dumps(self.own))
+        answer = f"answer/{self.own.name}/0"
+        if not appears(door, [answer], deadline, lambda: self._is_gone(member)):
+            return None
+        return View.of(*json.loads(door.get(answer)))
+
+    def _lead(self, done: int, newcomers: Iterable[Member], deadline: float) -> View:
+        newest = self.view
+        came: dict[str, tuple[int, int]] = {}  # try, and number of operations
+        look_s = 0.0
+        while True:
+            waiting = []
+            for member in newest.members:
+                if member.name == self.own.name:
+                    continue
+                said = self._said(member)
+                if said is not None:
+                    number, theirs = said
+                    came[member.name] = number, theirs.done
+                    newest = max(newest, theirs, key=lambda view: view.epoch)
+                elif member.name not in came:
+                    waiting.append(member)
+            if time.monotonic() >= look_s or not waiting:
+                waiting = [member for member in waiting if not self._is_gone(member)]
+                self._check_not_left(waiting)
+                look_s = time.monotonic() + _LOOK_S
+                if (not waiting and came.keys() <= {*newest.names()}) or look_s > deadline:
+                    break
+            time.sleep(_POLL_S)
+        living = [member for member in newest.members if not self._is_gone(member)]
+        left = [member for member in living if member.name in came or member.name == self.own.name]
+        refusal = "" if _may_go_on(left, living) else _refused(len(left), len(living))
+        left += newcomers
+        numbers = [done, *(count for _, count in came.values())]
+        view = View(newest.epoch + 1, max(numbers), tuple(left))
+        for member in left:
+            number, _ = came.get(member.name, (0, 0))
+            self._answered[member.name] = number
+            answer = {"refusal": refusal} if refusal else view
+            if member.name != self.own.name:
+                self.door.set(f"answer/{member.name}/{number}", json.dumps(answer))
+        if refusal:
+            raise GroupBrokenError(refusal)
+        return view
+
+    def _said(self, member: Member) -> tuple[int, View] | None:
+        """What a member has said at this member's door, if it has not been answered yet."""
+        key = f"join/{member.name}"
+        if not self.door.check([key]):
+            return None
+        number, view = json.loads(self.door.get(key))
+        return (number, View.of(*view)) if number > self._answered.get(member.name, 0) else None
+
+    def _follow(self, leader: Member, done: int, deadline: float) -> View | None:
+        """Say at the leader's door where this member is; its answer, or ``None`` if it has gone."""
+        try:
+            door = self._way_to(leader)
+            self._check_not_left([leader])
+            self._tries += 1
+            answer = f"answer/{self.own.name}/{self._tries}"
+            where = self._tries, self.view._replace(done=done)
+            door.set(f"join/{self.own.name}", json.dumps(where))
+            look_s = time.monotonic() + _LOOK_S
+            while not door.check([answer]):
+                now = time.monotonic()
+                if now >= look_s:
+                    if now > deadline or self._is_gone(leader):
+                        return None
+                    look_s = now + _LOOK_S
+                time.sleep(_POLL_S)
+            found = json.loads(door.get(answer))
+        except _UNREACHED:
+            return None
+        if isinstance(found, dict):
+            raise GroupBrokenError(found["refusal"])
+        return View.of(*found)
+
+    def _check_not_left(self, members: Iterable[Member]) -> None:
+        """Make sure that members have not gone on without this member."""
+        for member in members:
+            with contextlib.suppress(*_UNREACHED):
+                theirs = View.of(*json.loads(self._way_to(member).get("view")))
+                if theirs.epoch > self.view.epoch and self.own.name not in theirs.names():
+                    raise GroupBrokenError(
+                        "the others went on without this rank, which had not come for too long"
+                    )
+
+
+def _connected(host: str, port: int) -> dist.Store:
+    """Connect to a store; torch would write lines to the terminal if nobody listens."""
+    socket.create_connection((host, port), _REACH_S).close()
+    return dist.TCPStore(host, port, None, False, timeout=timedelta(seconds=_REACH_S))
+
+
+def _may_go_on(left: list[Member], living: list[Member]) -> bool:
+    """Whether no others can have gone on as well."""
+    return 2 * len(left) > len(living) or (2 * len(left) == len(living) and left[0] == living[0])
+
+
+def _refused(left: int, living: int) -> str:
+    return (
+        f"only {left} of the {living} ranks that are not known to be dead have come: "
+        "others may have gone on without them"
+    )
