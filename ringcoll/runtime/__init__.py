@@ -14,6 +14,7 @@
 `agreement`          what messages cost, measured; one table for all ranks
 `lives`              which ranks of the host have ended
 `monitor`            what ranks tell each other when something takes too long
+`announcement`       the failure that breaks a group, told at once
 `monitored_barrier`  a barrier in the store, which names the ranks that do not come
 `work`               what an asynchronous operation returns
 `communicator`       one rank's end of a group: meet, resolve, open, drive, finish

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -27,6 +26,7 @@ from torch import Tensor
 from ringcoll.cost.table import Table
 from ringcoll.errors import CaptureError, GroupBrokenError, RingcollError, TransportError
 from ringcoll.runtime.agreement import agree
+from ringcoll.runtime.announcement import announce
 from ringcoll.runtime.comparison import CallComparison
 from ringcoll.runtime.executor import drive
 from ringcoll.runtime.lives import Lives, tell
@@ -43,7 +43,6 @@ from ringcoll.transport.base import Transport
 
 __all__ = ["Call", "Communicator", "Part"]
 
-_log = logging.getLogger("ringcoll")
 _EXIT_S = 10.0  # for operations that are pending when the process ends
 _WHILE_S = 0.0005  # between looks whether the queue is empty
 _JOIN_S = 5.0  # for threads that have nothing to wait for any more
@@ -383,9 +382,12 @@ class Communicator:
             error = TransportError(f"{unreachable(self.store)}: {reason}", peer=0)
         if isinstance(error, TransportError):
             error = _without_frames(self.monitor.explain(error, timeout_s))
+            text = str(error)
         else:
             # Peers wait for messages that will not come; messages in flight use the memory.
-            self.monitor.report(error)
+            text = self.monitor.report(error)
+        if self._broken is None and not self._closed and isinstance(error, Exception):
+            announce(text, is_raised=threading.current_thread() not in self._queue.threads)
         self._break(error)
         return error
 
@@ -394,9 +396,6 @@ class Communicator:
             return
         if self._broken is None:
             self._broken = _without_frames(error)
-            if threading.current_thread() in self._queue.threads and not self._closed:
-                # Perhaps nobody waits for the work.
-                _log.error("%s: %s", type(error).__name__, error)
         self.transport.abort()
 
     def disown(self) -> None:

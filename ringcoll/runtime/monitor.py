@@ -39,6 +39,7 @@ __all__ = ["Monitor", "Running"]
 Answer = TypeVar("Answer")
 
 _POLL_S = 0.1  # between two looks of a rank that waits
+_BETWEEN_S = 0.02  # between two looks of a rank that has failed: torchrun ends it in 0.1 s
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
 _GRACE_S = 1.0  # for the last messages of a process that has ended
 _STORE_S = 5.0  # time limit of a look into the store
@@ -160,13 +161,15 @@ class Monitor:
         """Read the verdict of another rank, or write this rank's verdict."""
         with self._lock:
             timed_out = isinstance(error, CollectiveTimeoutError)
-            verdict = self._read("verdict")
             # A rank that timed out waits for no verdict: the others lose their connections to
-            # it at once, and wait for its verdict.
+            # it at once, and wait for its verdict. A process that has ended writes none any more.
             deadline = time.monotonic() + (0 if timed_out else _PATIENCE_S)
-            while verdict is None and time.monotonic() < deadline:
-                time.sleep(_POLL_S / 2)
+            while True:
+                is_last = time.monotonic() >= deadline or self._has_lost(running)
                 verdict = self._read("verdict")
+                if verdict is not None or is_last:
+                    break
+                time.sleep(_BETWEEN_S)
             if verdict is not None:
                 self.error = self._from_verdict(verdict, running)
                 return self.error
@@ -175,6 +178,10 @@ class Monitor:
             kind = _kind(failure)
             self._publish_verdict({"kind": kind, "peer": failure.peer, "text": str(failure)})
             return failure
+
+    def _has_lost(self, running: Running) -> bool:
+        """Whether the process of the rank that this rank waits for has ended."""
+        return running.wait is not None and running.wait.peer in self.lives.ended()
 
     def _in_words(
         self, error: RingcollError, running: Running, limit_s: float, chain: Sequence[int]
@@ -194,9 +201,9 @@ class Monitor:
             text += "".join(f"; rank {a} waits for rank {b}" for a, b in pairwise(chain))
             peer = chain[-1]
         else:
+            cause = "its process has ended" if peer in ended else _short(str(error))
             text = (
-                f"rank {self.rank} lost rank {peer}, while it waited for "
-                f"{running.where()}: {_short(str(error))}"
+                f"rank {self.rank} lost rank {peer}, while it waited for {running.where()}: {cause}"
             )
         if self._has_no_store and not timed_out:  # its host may be the cause
             gone = unreachable(self.store)
@@ -210,11 +217,15 @@ class Monitor:
             peer=peer,
         )
 
-    def report(self, error: BaseException) -> None:
-        """Publish the error of this rank, which no other rank has caused."""
+    def report(self, error: BaseException) -> str:
+        """Publish the error of this rank, which no other rank has caused; return it in words."""
         text = f"rank {self.rank} failed with {type(error).__name__}: {error}"
         with self._lock:
             self._publish_verdict({"kind": "lost", "peer": self.rank, "text": text})
+        if isinstance(error, RingcollError):
+            return str(error)
+        running = self._running()
+        return text if running is None else f"{text}, in {running._replace(wait=None).where()}"
 
     def _watch(self) -> None:
         last, since = -1, 0.0

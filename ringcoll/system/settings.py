@@ -8,6 +8,8 @@
 ``RINGCOLL_REDUCTION``      the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
 ``RINGCOLL_DEBUG``          the log's level, ``info`` or ``debug``; ``detail`` also compares calls
 ==========================  ========================================================
+
+``torchrun`` sets ``TORCHELASTIC_ERROR_FILE``, in which it looks for the error of a rank.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from ringcoll.errors import ArgumentError, RulesError
 __all__ = [
     "TRANSPORT_VARIABLES",
     "compares_calls",
+    "error_file",
     "forced_rules",
     "forced_text",
     "forced_transport",
@@ -117,6 +120,12 @@ def without_tuning() -> None:
 def compares_calls() -> bool:
     """Whether the ranks of a group are to compare each call before they send anything."""
     return os.environ.get(_DEBUG, "").lower() == _DETAIL
+
+
+def error_file() -> Path | None:
+    """The file in which ``torchrun`` looks for the error of this process, or ``None``."""
+    name = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(name) if name else None
 
 
 def log_as_asked() -> None:

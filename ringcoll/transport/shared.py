@@ -69,7 +69,7 @@ __all__ = ["SharedTransport", "check", "make", "remark"]
 _SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
 _YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
 _KIND_S, _UNKIND = 0.001, 100  # where that took longer, so many waits do without
-_NAP_S = 0.2  # between two looks at the clock and at the processes of the peers
+_NAP_S = 0.02  # between two looks at the clock and at the processes of the peers: see `announce`
 
 
 def check() -> None:

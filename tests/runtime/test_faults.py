@@ -282,9 +282,9 @@ ENDS = {
 }
 
 
-# Nobody waits for the operation that has failed, so it is logged.
+# Nobody waits for the operation that has failed, so a line tells it.
 COMPLAINTS = {
-    "a peer never comes": r"PeerLostError: rank 0 lost rank 1, while it waited for .* all_reduce"
+    "a peer never comes": r"ringcoll: rank 0 lost rank 1, while it waited for .* all_reduce"
 }
 
 
