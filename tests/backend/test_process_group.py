@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from ringcoll import Options
 from ringcoll.algorithms import algorithms
+from ringcoll.backend.process_group import ProcessGroup, _CoalescedWork
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
+from ringcoll.runtime.work import Work
 from tests.programs import backend_calls
+from tests.programs.threads import together
 
 # --- forms of calls -------------------------------------------------------------------
 
@@ -85,3 +92,43 @@ def test_an_algorithm_that_cannot_run_on_so_many_ranks():
         Options(algorithm="rnig").algorithm_of("all_reduce", 4)
     assert Options(algorithm="ring").algorithm_of("all_to_all", 4) == "auto"
     assert UnsupportedWorldSizeError.__mro__.index(ValueError)
+
+
+# --- works ----------------------------------------------------------------------------
+
+
+def test_several_works_are_complete_when_all_are():
+    first, second = Work("first", []), Work("second", [])
+    both = _CoalescedWork([first, second])
+    first.complete(None)
+    assert not both.is_completed()
+    second.complete(None)
+    assert both.is_completed()
+
+
+def test_each_of_several_calls_at_once_is_counted():
+    group = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20))
+    group._start_coalescing(torch.device("cpu"))
+    for _ in range(2):
+        group.allreduce([torch.ones(3)])
+    group._end_coalescing(torch.device("cpu")).wait()
+    assert group._get_sequence_number_for_group() == 2
+    group.shutdown()
+
+
+def test_a_shutdown_waits_for_what_was_issued():
+    store = dist.HashStore()
+
+    def main(rank: int) -> list[float]:
+        group = ProcessGroup(store, rank, 2, timedelta(seconds=20))
+        group.barrier().wait()
+        tensor = torch.ones(3)
+        if rank:
+            time.sleep(0.3)
+        work = group.allreduce([tensor])
+        group.shutdown()
+        assert work.is_completed()
+        assert work.exception() is None
+        return tensor.tolist()
+
+    assert together(2, main) == [[2.0] * 3] * 2

@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.algorithms import register, unregister
+from ringcoll.algorithms import register, schedule_of, unregister
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
+from ringcoll.runtime import communicator, operation
 from ringcoll.schedule import Program, Step, inp, out, recv, reduce, send, tmp
 
 K = 2
@@ -242,3 +243,58 @@ def test_another_threads_asynchronous_call_returns_while_a_blocking_one_waits() 
         assert first.tolist() == second.tolist() == [2.0] * 3
 
     run_threads(main, 2, timeout_s=40)
+
+
+def test_what_a_group_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicator, "_MOST_OPERATIONS", 4)
+    monkeypatch.setattr(operation, "_MOST_BINDINGS", 2)
+
+    def main(group: LocalGroup) -> None:
+        kept = group.communicator.operations
+        for numel in (3, 30_000):
+            tensors = [torch.ones(numel) for _ in range(5)]
+            for tensor in (*tensors, *tensors):
+                ringcoll.all_reduce(tensor, group=group)
+        for each in kept.values():
+            assert len(each._bindings) <= 2
+            assert len(each._seen) <= 2
+        for numel in range(1, 9):
+            ringcoll.all_reduce(torch.ones(numel), group=group)
+        assert len(kept) == 4
+
+    run_threads(main, 2)
+
+
+def test_what_looks_like_a_call_that_was_seen_before() -> None:
+    """The same number of elements in another shape, negative views, subclasses of tensors."""
+
+    class Own(torch.Tensor):
+        pass
+
+    def main(group: LocalGroup) -> list[float]:
+        ringcoll.all_reduce(torch.ones(3), group=group)
+        ringcoll.all_reduce(torch.ones(30_000), "max", group)  # not short, which are copied
+        negative = torch._neg_view(torch.full((30_000,), group.rank() + 1.0))
+        ringcoll.all_reduce(negative, "max", group)
+        ringcoll.all_reduce(torch.ones(3), group=group, out=torch.ones(3))
+        with pytest.raises(ArgumentError, match="another shape"):
+            ringcoll.all_reduce(torch.ones(3), group=group, out=torch.ones(1, 3))
+        num_known = len(group.communicator.operations)
+        own = torch.ones(5).as_subclass(Own)
+        ringcoll.all_reduce(own, group=group)
+        assert len(group.communicator.operations) == num_known  # its facts may be its own
+        return [*negative.unique().tolist(), *own.tolist()]
+
+    assert run_threads(main, 2) == [[-1.0] + [2.0] * 5] * 2
+
+
+def test_no_schedule_is_left_of_an_algorithm_that_is_taken_away(star: Any) -> None:
+    def steps(rank: int, world_size: int) -> Program:
+        yield Step(send(1 - rank, inp(0)), recv(1 - rank, tmp(1 - rank, 0)))
+        yield Step(reduce(out(0), inp(0), tmp(1 - rank, 0)))
+
+    star(steps)
+    assert schedule_of("all_reduce", "star", 2).algorithm == "star"
+    unregister("all_reduce", "star")
+    with pytest.raises(UnknownAlgorithmError):
+        schedule_of("all_reduce", "star", 2)

@@ -133,6 +133,11 @@ def test_segments_are_counted_as_on_the_schedule(name: str, world_size: int) -> 
     chunk = -(-nbytes // schedule.num_chunks)
     assert -(-chunk // row.segment_bytes) == row.num_segments
     assert row.num_waits == counts.rounds == entry.counts(world_size).rounds + row.num_segments - 1
+    # Each message of a rank is as many as there are segments.
+    free = replace(found, crowded_beta_s_per_byte=0.0, crowded_gamma_s_per_byte=0.0)
+    row = predict(entry, nbytes, world_size, free)
+    messages = float(verify(schedule).messages_mean)
+    assert row.crowded_s == pytest.approx(messages * row.num_segments * 1e-9)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7, 8])
@@ -170,6 +175,14 @@ def test_a_tree_gains_where_ranks_share_cores() -> None:
 def test_many_messages_in_a_step_are_not_free() -> None:
     found = {row.algorithm: row for row in predictions("all_reduce", 4, 8, costs())}
     assert found["direct"].path_s > 1e-5 + 5 * 2e-6
+
+
+def test_further_messages_are_as_many_as_ranks() -> None:
+    """In a step of ``direct`` a rank posts a message for each other rank."""
+    only = Parameters(**(dict.fromkeys(Parameters.__slots__, 0.0) | {"overhead_s": 1.0}))
+    for world_size in (8, 64, 256):
+        row = predict(find("all_reduce", "direct"), 0, world_size, only)
+        assert row.path_s == pytest.approx(world_size - 2, rel=0.1)
 
 
 def test_of_equals_one_without_segments_comes_first() -> None:

@@ -129,6 +129,21 @@ def test_measured_costs_make_sense() -> None:
     assert found.overhead_s <= found.alpha_s
 
 
+def test_how_costs_are_made_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message takes half a round trip; each further message of a burst its part of the rest."""
+    seconds = {"there_and_back": 4e-4, "burst": 5e-4 + (measured._AT_ONCE - 1) * 1e-5}
+
+    def timed(function: Callable[[], object]) -> float:
+        function()
+        return seconds.get(function.__name__, 5e-4)
+
+    monkeypatch.setattr(measured, "_timed", timed)
+    (found, *_) = on_ranks(2, lambda rank, t, s: measure(t, 30.0))
+    assert found.alpha_s == 2e-4
+    assert found.crowded_alpha_s == 5e-4
+    assert found.overhead_s == pytest.approx(1e-5)
+
+
 def forced_on(monkeypatch: pytest.MonkeyPatch, texts: dict[int, str]) -> None:
     """Let ranks, which here are threads, have variables of their own."""
     monkeypatch.setattr(

@@ -7,9 +7,12 @@ all ranks.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import cache
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +22,8 @@ from torch import Tensor
 
 from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.reduction import Reduction, resolve
-from ringcoll.runtime.executor import bind
-from ringcoll.runtime.plan import compile_plan
+from ringcoll.runtime.executor import Posting, bind, drive
+from ringcoll.runtime.plan import Wait, compile_plan
 from ringcoll.runtime.regions import Layout
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Schedule
@@ -300,3 +303,19 @@ def test_every_algorithm_on_every_world_size(entry: Algorithm, world_size: int):
     for root in {0, world_size - 1} if contract(entry.collective).rooted else {0}:
         lengths = (numel,) * blocks
         check(Run(entry, world_size, root, lengths, 1, False, dtype, op, "exact", world_size))
+
+
+def test_a_time_limit_is_for_all_waits_of_an_operation_together():
+    limits: list[float] = []
+
+    def wait(handle: object, limit_s: float) -> None:
+        limits.append(limit_s)
+        time.sleep(0.05)
+
+    waits: Any = [
+        Posting(lambda tag: [object()] * 2, [], []),
+        *(Wait(message, 1, 0, is_receive=True) for message in range(2)),
+    ]
+    watch: Any = SimpleNamespace(wait=None)
+    drive(waits, 0, wait, time.monotonic() + 10, watch)
+    assert limits[1] <= limits[0] - 0.05

@@ -22,6 +22,8 @@ from ringcoll.errors import ArgumentError, GroupBrokenError, RingcollError, Trac
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.verifier import verify
 from ringcoll.tracing import Recording
+from ringcoll.tracing.records import Span, TracedOperation
+from ringcoll.tracing.summary import shares
 from tests.cases import pictures
 from tests.cases.calls import Case, prepare, verdict
 from tests.cases.effort import effort
@@ -514,3 +516,11 @@ def test_another_schedule_is_noticed(good):
     for schedule, block in ((ring, 103), (schedule_of("all_reduce", "direct", 3), 100)):
         with pytest.raises(PictureError, match="not the schedule's"):
             check_schedule(good, number, schedule, block, 4)
+
+
+def test_the_parts_of_an_operations_time():
+    spans = [Span("wait", 0, 10, 0), Span("post", 10, 30, 0)]
+    spans += [Span("copy", 30, 70, 0), Span("reduce", 70, 150, 0)]
+    share = shares([TracedOperation(0, "", "", "", 1, begin=0, end=200, spans=spans)])
+    parts = (share.waiting_s, share.moving_s, share.reducing_s, share.python_s)
+    assert parts == pytest.approx((10e-9, 60e-9, 80e-9, 50e-9))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
+import weakref
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.errors import MissingExtraError
+from ringcoll.errors import MissingExtraError, PeerLostError
 from ringcoll.transport import catalogue, ucx
 from ringcoll.transport.base import Message
 from tests.fakes.fake_cuda import DEVICE, fake_cuda, on_device
@@ -44,6 +46,9 @@ class Worker:
 
     def tag_send(self, buffer: Any, *tags: Any) -> None:
         self.log.append("send")
+
+    def progress(self) -> None:
+        self.log.append("progress")
 
 
 def test_ucx_posts_when_the_current_stream_has_run_dry():
@@ -126,3 +131,32 @@ def test_a_ucx_that_cannot_be_loaded_is_as_if_missing(monkeypatch: pytest.Monkey
     finally:
         ucx._ucx.cache_clear()
         catalogue._automatic.cache_clear()
+
+
+def test_the_error_of_a_message_is_told():
+    transport = ucx.UcxTransport(dist.HashStore(), 0, 2)
+    transport._worker = Worker([])
+
+    class Failed:
+        completed = True
+
+        def check_error(self) -> None:
+            raise transport._ucx.UCXError("it was cut off")
+
+    with pytest.raises(PeerLostError, match="it was cut off"):
+        transport.wait((Failed(), 1, torch.zeros(1)), 1.0)
+
+
+@pytest.mark.parametrize("is_send", [False, True])
+def test_memory_lives_as_long_as_its_message(is_send: bool):
+    transport = ucx.UcxTransport(dist.HashStore(), 0, 2)
+    transport._worker = Worker([])
+    transport._endpoints = {1: Worker([])}
+    tensor = torch.zeros(3)
+    alive, messages = weakref.ref(tensor), [Message(1, tensor, 0)]
+    handles = transport.post(*(([], messages) if is_send else (messages, [])))
+    del tensor, messages
+    gc.collect()
+    assert alive() is not None
+    del handles
+    assert alive() is None

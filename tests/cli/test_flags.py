@@ -1,0 +1,53 @@
+"""What is typed reaches the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ringcoll.bench.measure import OVER_RANKS
+from ringcoll.cli import measuring, train, tune
+from tests.cli.conftest import Run
+
+
+class Reached(Exception):  # noqa: N818  # no error
+    """The ranks would be started now."""
+
+
+def reached(run: Run, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, ...]:
+    """The arguments with which a command is about to start its ranks."""
+
+    def stop(*arguments: Any, **keywords: Any) -> None:
+        raise Reached(*arguments)
+
+    monkeypatch.setattr(measuring, "on_ranks", stop)
+    monkeypatch.setattr(train, "_run", stop)
+    monkeypatch.setattr(tune, "_measure", stop)
+    with pytest.raises(Reached) as caught:
+        run(*words)
+    return caught.value.args
+
+
+def test_bench(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("-c", "0", "-z", "1", "-a", "1", "--segment-bytes", "4K")
+    _, request = reached(run, monkeypatch, "bench", "all_reduce", "-k", "2", *words)
+    assert (request.check, request.blocking, request.segment_bytes) == (False, 1, 4096)
+    assert request.over_ranks == OVER_RANKS[1]
+
+
+def test_trace(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("-k", "2", "--op", "max", "--segment-bytes", "4K")
+    _, request = reached(run, monkeypatch, "trace", "all_reduce", *words)
+    assert (request.workload.op, request.segment_bytes) == ("max", 4096)
+
+
+def test_train(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, _ = reached(run, monkeypatch, "train", "--seed", "7", "--lr", "0.25")
+    assert (request.task.seed, request.task.lr) == (7, 0.25)
+
+
+def test_tune(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    words = ("--transport", "gloo", "-o", str(tmp_path / "tuning.json"))
+    *_, transport = reached(run, monkeypatch, "tune", *words)
+    assert transport == "gloo"
