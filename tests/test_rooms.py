@@ -27,6 +27,7 @@ ROOMS = (
     "collectives",
     "backend",
     "training",
+    "resilient",
     "tracing",
     "launch",
     "bench",

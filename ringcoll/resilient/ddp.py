@@ -28,7 +28,8 @@ def data_parallel(
     Parameters
     ----------
     module, **options
-        As for ``DistributedDataParallel``; no ``process_group``.
+        As for ``DistributedDataParallel``; no ``process_group``, ``find_unused_parameters`` or
+        ``static_graph``.
     group
         The ranks that train together.
 
@@ -38,6 +39,9 @@ def data_parallel(
         The module, to be called as any other.
     """
     alone = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=group.communicator.timeout_s))
+    # torch lays its buckets out anew after a rank's first step, unless it looks for unused parameters. A
+    # new rank's buckets would be others than those of the ranks that were there before.
+    options |= {"find_unused_parameters": True, "static_graph": False}
     model = DistributedDataParallel(module, process_group=alone, **options)
     model.register_comm_hook(HookOptions(group=group), all_reduce_hook)
     return model

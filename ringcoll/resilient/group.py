@@ -73,8 +73,13 @@ class Change:
     agreed_s: float
     formed_s: float
 
+    def __str__(self) -> str:
+        without = f"without ranks {[*self.lost]}" if self.lost else "with all its ranks"
+        joined = f" and {self.joined} new" if self.joined else ""
+        return f"the group goes on {without}{joined}, with {self.world_size} ranks"
 
-class _Item(NamedTuple):
+
+class _Attempt(NamedTuple):
     """A call in the queue: how it is made for a group, and made for the group of its beginning."""
 
     make: MakeCall
@@ -106,7 +111,7 @@ class ResilientGroup(OwnGroup):
         self._kept: dict[int, Tensor] = {}
         self._failure: BaseException | None = None
         self._issuing = threading.Lock()
-        self._queue: Queue[_Item] = Queue("ringcoll-resilient", self._complete)
+        self._queue: Queue[_Attempt] = Queue("ringcoll-resilient", self._complete)
         membership.take(view)
         self._inner = self._formed()
         weakref.finalize(self, membership.leave)
@@ -155,13 +160,13 @@ class ResilientGroup(OwnGroup):
             first = make(inner)
             work = Work(first.operation.name, first.results, self._queue.help)
             with self._queue.turn:
-                self._queue.put(_Item(make, inner, first, work))
+                self._queue.put(_Attempt(make, inner, first, work))
         if async_op:
             return work
         work.wait()
         return None
 
-    def _complete(self, item: _Item) -> Work | None:
+    def _complete(self, item: _Attempt) -> Work | None:
         error: BaseException | None = None
         try:
             self._run(item)
@@ -171,9 +176,9 @@ class ResilientGroup(OwnGroup):
         work = item.work
         return work if work.complete(error) else None
 
-    def _run(self, item: _Item) -> None:
+    def _run(self, item: _Attempt) -> None:
         if self._failure is not None:
-            raise GroupBrokenError(f"the group has failed before: {self._failure}")
+            raise GroupBrokenError(f"nothing can run any more: {self._failure}")
         name, results = item.first.operation.name, item.first.results
         self._keep(results)
         has_result = False
@@ -247,7 +252,7 @@ class ResilientGroup(OwnGroup):
         joined = len(view.members) - len(old) + len(lost)
         times = agreed_s - begin_s, time.monotonic() - agreed_s
         self.changes.append(Change(view.epoch, lost, joined, len(view.members), *times))
-        _log.warning("%s%s", self.changes[-1], f" after: {error}" if error else "")
+        _log.warning("%s%s", self.changes[-1], f": {error}" if error else "")
         self._has_changed = self._has_changed or bool(lost)
         self._has_news = self._has_news or joined > 0
         return view.done
@@ -257,6 +262,8 @@ class ResilientGroup(OwnGroup):
         view = self._membership.view
         store = dist.PrefixStore(f"group/{view.epoch}", self._membership.meeting_place())
         rank = view.names().index(self._membership.own.name)
+        for peer, member in enumerate(view.members):  # some may die before they tell
+            tell(store, peer, member.process)
         inner = StoreGroup(store, rank, len(view.members), self._timeout_s, self._transport)
         api.barrier(inner)
         return inner
@@ -323,6 +330,7 @@ class ResilientGroup(OwnGroup):
     def close(self, drain_s: float = 0.0) -> None:
         """Leave the group; the other ranks go on without this rank."""
         self._queue.close(drain_s or _LEAVING_S)
+        self._failure = self._failure or GroupBrokenError("this rank has left the group")
         self._membership.leave()
         self._inner.close(drain_s)
 

@@ -32,12 +32,13 @@ import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, PeerLostError
 from ringcoll.runtime.lives import Process
-from ringcoll.system.stores import appears, served
+from ringcoll.system.stores import served, within
 
 __all__ = ["Member", "Membership", "View", "own_address"]
 
 _POLL_S = 0.002  # between two looks at a door
 _LOOK_S = 0.1  # between two looks at the door of a member that does not come
+_LEADING_S = 10.0  # for a leader to look at members that do not answer
 _REACH_S = 2.0  # for a connection to a door, and for an answer
 _UNREACHED = (OSError, dist.DistError)
 
@@ -85,6 +86,32 @@ def own_address(peer: str) -> str:
         return str(way.getsockname()[0])
 
 
+class _Door:
+    """The door of another member; who does not answer in time raises one of `_UNREACHED`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        # torch would write lines to the terminal if nobody listens.
+        socket.create_connection((host, port), _REACH_S).close()
+        limit = timedelta(seconds=_REACH_S)
+        self.store = within(_REACH_S, lambda: dist.TCPStore(host, port, None, False, timeout=limit))
+
+    def has(self, key: str) -> bool:
+        """Whether there is a key."""
+        return within(_REACH_S, lambda: self.store.check([key]))
+
+    def read(self, key: str) -> Any:
+        """What is under a key, as JSON."""
+        return json.loads(within(_REACH_S, lambda: self.store.get(key)))
+
+    def write(self, key: str, value: object) -> None:
+        """Put something under a key."""
+        within(_REACH_S, lambda: self.store.set(key, json.dumps(value)))
+
+    def number(self, key: str) -> int:
+        """A number that nobody else gets."""
+        return within(_REACH_S, lambda: self.store.add(key, 1)) - 1
+
+
 class Membership:
     """A member's view of its group, its own door, and the ways to the doors of others.
 
@@ -98,7 +125,7 @@ class Membership:
         self.door = served(host)
         self.own = Member(secrets.token_hex(8), host, self.door.port, Process.own())
         self.view = View(0, 0, (self.own,))
-        self._ways: dict[str, dist.Store] = {}  # to the doors of others, by name
+        self._ways: dict[str, _Door] = {}  # to the doors of others, by name
         self._tries = 0  # of this member to join
         self._answered: dict[str, int] = {}  # the newest try of each member
         self._num_wanted = 0  # that were read
@@ -112,8 +139,10 @@ class Membership:
     def meeting_place(self) -> dist.Store:
         """The store at which the members of the view meet. Raises `PeerLostError` if it has gone."""
         leader = self.view.members[0]
+        if leader.name == self.own.name:
+            return self.door
         try:
-            return self._way_to(leader)
+            return self._way_to(leader).store
         except _UNREACHED as error:
             raise PeerLostError(f"rank 0 at {leader.address} is gone: {error}", peer=0) from error
 
@@ -163,7 +192,7 @@ class Membership:
             if leader.name == self.own.name:
                 view: View | None = self._lead(done, newcomers, deadline)
             else:
-                view = self._follow(leader, done, deadline + limit_s)
+                view = self._follow(leader, done, deadline + limit_s + _LEADING_S)
             if view is not None:
                 self.take(view)
                 return view
@@ -180,8 +209,7 @@ class Membership:
         deadline = time.monotonic() + limit_s
         address = f"{host}:{port}"
         try:
-            door = _connected(host, port)
-            known = View.of(*json.loads(door.get("view")))
+            known = View.of(*_Door(host, port).read("view"))
         except _UNREACHED as error:
             raise PeerLostError(f"no group can be reached at {address}: {error}") from error
         while time.monotonic() < deadline:
@@ -190,7 +218,7 @@ class Membership:
                 raise PeerLostError(f"no member of the group at {address} is left")
             with contextlib.suppress(*_UNREACHED):
                 door = self._way_to(living[0])
-                known = View.of(*json.loads(door.get("view")))
+                known = View.of(*door.read("view"))
                 if known.members[0].name == living[0].name:
                     view = self._ask(door, living[0], deadline)
                     if view is not None:
@@ -201,12 +229,10 @@ class Membership:
 
     # --- how it goes --------------------------------------------------------------------
 
-    def _way_to(self, member: Member) -> dist.Store:
-        """The door of a member; raises one of `_UNREACHED`."""
-        if member.name == self.own.name:
-            return self.door
+    def _way_to(self, member: Member) -> _Door:
+        """The door of another member; raises one of `_UNREACHED`."""
         if member.name not in self._ways:
-            self._ways[member.name] = _connected(member.host, member.port)
+            self._ways[member.name] = _Door(member.host, member.port)
         return self._ways[member.name]
 
     def _is_gone(self, member: Member) -> bool:
@@ -216,24 +242,38 @@ class Membership:
         if member.process.has_ended():
             return True
         try:
-            return self._way_to(member).check(["left"])
+            return self._way_to(member).has("left")
         except ConnectionRefusedError:
             return True  # its machine answers, and nobody listens at its door any more
         except _UNREACHED:
             self._ways.pop(member.name, None)
             return False
 
-    def _ask(self, door: dist.Store, member: Member, deadline: float) -> View | None:
+    def _ask(self, door: _Door, member: Member, deadline: float) -> View | None:
         """Ask a member to be taken in; ``None`` if it has gone."""
-        door.set(f"want/{door.add('wants', 1) - 1}", json.dumps(self.own))
-        answer = f"answer/{self.own.name}/0"
-        if not appears(door, [answer], deadline, lambda: self._is_gone(member)):
-            return None
-        return View.of(*json.loads(door.get(answer)))
+        door.write(f"want/{door.number('wants')}", self.own)
+        return self._answer(door, member, 0, deadline)
+
+    def _answer(self, door: _Door, member: Member, number: int, deadline: float) -> View | None:
+        """Wait for an answer at a member's door; ``None`` if it has gone, or does not answer."""
+        key = f"answer/{self.own.name}/{number}"
+        look_s = time.monotonic() + _LOOK_S
+        while not door.has(key):
+            now = time.monotonic()
+            if now >= look_s:
+                if now > deadline or self._is_gone(member):
+                    return None
+                look_s = now + _LOOK_S
+            time.sleep(_POLL_S)
+        found = door.read(key)
+        if isinstance(found, dict):
+            raise GroupBrokenError(found["refusal"])
+        return View.of(*found)
 
     def _lead(self, done: int, newcomers: Iterable[Member], deadline: float) -> View:
         newest = self.view
         came: dict[str, tuple[int, int]] = {}  # try, and number of operations
+        gone: set[str] = set()
         look_s = 0.0
         while True:
             waiting = []
@@ -245,14 +285,15 @@ class Membership:
                     number, theirs = said
                     came[member.name] = number, theirs.done
                     newest = max(newest, theirs, key=lambda view: view.epoch)
-                elif member.name not in came:
+                elif member.name not in came and member.name not in gone:
                     waiting.append(member)
-            if time.monotonic() >= look_s or not waiting:
-                waiting = [member for member in waiting if not self._is_gone(member)]
-                self._check_not_left(waiting)
+            now = time.monotonic()
+            if not waiting or now > deadline:
+                break
+            if now >= look_s:
+                gone |= {member.name for member in waiting if self._is_gone(member)}
+                self._check_not_left(member for member in waiting if member.name not in gone)
                 look_s = time.monotonic() + _LOOK_S
-                if (not waiting and came.keys() <= {*newest.names()}) or look_s > deadline:
-                    break
             time.sleep(_POLL_S)
         living = [member for member in newest.members if not self._is_gone(member)]
         left = [member for member in living if member.name in came or member.name == self.own.name]
@@ -284,39 +325,24 @@ class Membership:
             door = self._way_to(leader)
             self._check_not_left([leader])
             self._tries += 1
-            answer = f"answer/{self.own.name}/{self._tries}"
-            where = self._tries, self.view._replace(done=done)
-            door.set(f"join/{self.own.name}", json.dumps(where))
-            look_s = time.monotonic() + _LOOK_S
-            while not door.check([answer]):
-                now = time.monotonic()
-                if now >= look_s:
-                    if now > deadline or self._is_gone(leader):
-                        return None
-                    look_s = now + _LOOK_S
-                time.sleep(_POLL_S)
-            found = json.loads(door.get(answer))
+            door.write(f"join/{self.own.name}", (self._tries, self.view._replace(done=done)))
+            return self._answer(door, leader, self._tries, deadline)
         except _UNREACHED:
+            self._ways.pop(leader.name, None)
             return None
-        if isinstance(found, dict):
-            raise GroupBrokenError(found["refusal"])
-        return View.of(*found)
 
     def _check_not_left(self, members: Iterable[Member]) -> None:
         """Make sure that members have not gone on without this member."""
         for member in members:
-            with contextlib.suppress(*_UNREACHED):
-                theirs = View.of(*json.loads(self._way_to(member).get("view")))
-                if theirs.epoch > self.view.epoch and self.own.name not in theirs.names():
-                    raise GroupBrokenError(
-                        "the others went on without this rank, which had not come for too long"
-                    )
-
-
-def _connected(host: str, port: int) -> dist.Store:
-    """Connect to a store; torch would write lines to the terminal if nobody listens."""
-    socket.create_connection((host, port), _REACH_S).close()
-    return dist.TCPStore(host, port, None, False, timeout=timedelta(seconds=_REACH_S))
+            try:
+                theirs = View.of(*self._way_to(member).read("view"))
+            except _UNREACHED:
+                self._ways.pop(member.name, None)
+                continue
+            if theirs.epoch > self.view.epoch and self.own.name not in theirs.names():
+                raise GroupBrokenError(
+                    "the others went on without this rank, which had not come for too long"
+                )
 
 
 def _may_go_on(left: list[Member], living: list[Member]) -> bool:

@@ -64,10 +64,10 @@ class Process(NamedTuple):
         return start != self.start or state in "ZX"  # a zombie only waits to be reaped
 
 
-def tell(store: dist.Store, rank: int) -> None:
-    """Tell the other ranks of a group, through the group's store, which process a rank is."""
+def tell(store: dist.Store, rank: int, process: Process | None = None) -> None:
+    """Tell the ranks of a group, through the group's store, which process a rank is; by default, this."""
     with contextlib.suppress(RuntimeError):  # there is no store any more
-        store.set(_KEY.format(rank), json.dumps(Process.own()))
+        store.set(_KEY.format(rank), json.dumps(process or Process.own()))
 
 
 class Lives:

@@ -32,7 +32,7 @@ from ringcoll.errors import (
 from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Wait
-from ringcoll.system.stores import unreachable
+from ringcoll.system.stores import unreachable, within
 
 __all__ = ["Monitor", "Running"]
 
@@ -142,20 +142,13 @@ class Monitor:
             return self.error
         running = self._running()
         assert running is not None
-        explained: list[RingcollError] = []
         # From a host that is cut off, the store gives no answer, and no time limit ends that.
-        asking = threading.Thread(
-            target=lambda: explained.append(self._ask(error, running, limit_s)),
-            name=f"ringcoll-monitor-{self.rank}-asks",
-            daemon=True,
-        )
-        asking.start()
-        asking.join(_PATIENCE_S + _STORE_S)
-        if not explained:
+        try:
+            return within(_PATIENCE_S + _STORE_S, lambda: self._ask(error, running, limit_s))
+        except TimeoutError:
             chain = [] if running.wait is None else [running.wait.peer]
-            explained.append(self._in_words(error, running, limit_s, chain))
-            self.error = explained[0]
-        return explained[0]
+            self.error = self._in_words(error, running, limit_s, chain)
+            return self.error
 
     def _ask(self, error: RingcollError, running: Running, limit_s: float) -> RingcollError:
         """Read the verdict of another rank, or write this rank's verdict."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
-__all__ = ["appears", "private", "served", "store_host", "unreachable"]
+__all__ = ["appears", "private", "served", "store_host", "unreachable", "within"]
+
+Answer = TypeVar("Answer")
 
 _CONNECTING = timedelta(seconds=1)
 
@@ -77,6 +81,33 @@ def private(store: dist.Store) -> dist.Store:
         clone.set_timeout(limit)
         return clone
     return store
+
+
+def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
+    """Call a function that may never return, such as a look into the store of a process that is stopped.
+
+    Raises
+    ------
+    TimeoutError
+        It did not return in time; its thread stays behind.
+    """
+    found: list[Answer] = []
+    failed: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            found.append(function())
+        except BaseException as error:  # noqa: BLE001  # raised below
+            failed.append(error)
+
+    thread = threading.Thread(target=call, name="ringcoll-asks", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+    return found[0]
 
 
 def served(host: str = "127.0.0.1") -> dist.TCPStore:

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from ringcoll.backend import process_group as backend
 from ringcoll.collectives.groups import communicator
 from ringcoll.errors import RingcollError
-from ringcoll.launch.processes import local_store
 from ringcoll.runtime.announcement import announce
+from ringcoll.system.stores import served
 from tests.programs.started import run_program, started
 from tests.programs.threads import together
 
@@ -43,7 +43,7 @@ def told(errors: str) -> dict[int, str]:
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["ddp", "blocking"])
 def test_a_line_where_the_error_is_not_raised_in_the_caller(how: str) -> None:
-    store = local_store()
+    store = served()
     variables = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     # The store is here, and in none of the ranks.
     variables |= {"GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_USE_AGENT_STORE": "True"}

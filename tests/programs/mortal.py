@@ -1,0 +1,408 @@
+"""Ranks of which some may die, and functions that go on without them."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import ringcoll
+from ringcoll import resilient
+from ringcoll.errors import RingcollError
+from ringcoll.resilient.membership import Membership, View
+from ringcoll.system.stores import served
+from ringcoll.training.data_parallel import BucketedDataParallel
+
+_LIMIT = timedelta(seconds=30)
+_PATIENCE_S = 60.0
+
+
+class Ended(NamedTuple):
+    """A process that has ended, and what it has told before."""
+
+    exit_code: int | None
+    told: Any = None
+
+
+def _main(
+    function: Callable[..., Any], rank: int, world_size: int, port: int, store_dies: bool,
+    arguments: tuple[Any, ...], parent: Connection,
+) -> None:  # fmt: skip
+    torch.set_num_threads(1)
+    _parent.append(parent)
+    faulthandler.dump_traceback_later(_PATIENCE_S / 2)
+    store: dist.Store = dist.TCPStore("127.0.0.1", port, None, False, timeout=_LIMIT)
+    if store_dies and rank < world_size:
+        outer, store = store, served() if rank == 0 else store
+        if rank == 0:
+            outer.set("port", str(store.port))  # type: ignore[attr-defined]
+        else:
+            own = int(outer.get("port"))
+            store = dist.TCPStore("127.0.0.1", own, None, False, timeout=_LIMIT)
+    try:
+        # By value: multiprocessing would pass tensors by the memory of a process that ends.
+        parent.send_bytes(pickle.dumps(function(store, rank, world_size, *arguments)))
+    except BaseException as error:  # noqa: BLE001  # the test looks at it
+        known = isinstance(error, RingcollError)
+        parent.send_bytes(pickle.dumps(error if known else RuntimeError(traceback.format_exc())))
+
+
+def run_mortals(
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    newcomers: int = 0,
+    store_dies: bool = False,
+) -> list[Any]:
+    """Run ``function(store, rank, world_size, *arguments)`` on processes; newcomers have higher ranks.
+
+    Returns what each has returned or raised, or that it has ended.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "ringcoll.backend.process_group", __name__])
+    server = served()
+    ends: list[Connection] = []
+    processes: list[Any] = []
+    try:
+        for rank in range(world_size + newcomers):
+            own, theirs = context.Pipe()
+            ends.append(own)
+            fixed = (function, rank, world_size, server.port, store_dies, arguments, theirs)
+            processes.append(context.Process(target=_main, args=fixed))
+            processes[-1].start()
+            theirs.close()
+        found: list[Any] = [Ended(None)] * len(ends)
+        left = {end: rank for rank, end in enumerate(ends)}
+        deadline = time.monotonic() + _PATIENCE_S
+        while left and time.monotonic() < deadline:
+            for end in wait([*left], deadline - time.monotonic()):
+                rank = left.pop(end)  # type: ignore[call-overload]
+                try:
+                    found[rank] = pickle.loads(ends[rank].recv_bytes())
+                except EOFError:
+                    processes[rank].join(10)
+                    found[rank] = Ended(processes[rank].exitcode)
+        for process in processes:
+            process.join(20)
+        return [
+            item
+            if isinstance(item, Ended) or process.exitcode == 0
+            else Ended(process.exitcode, item)
+            for item, process in zip(found, processes, strict=True)
+        ]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+_parent: list[Connection] = []
+
+
+def die(*_: object, told: Any = None) -> None:
+    """End this process as a crash would, after it has told something."""
+    if told is not None:
+        _parent[0].send_bytes(pickle.dumps(told))
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def started(
+    store: dist.Store, rank: int, world_size: int, transport: str = "auto", limit_s: float = 30.0
+) -> resilient.ResilientGroup:
+    """A resilient group of the first ranks."""
+    limit = timedelta(seconds=limit_s)
+    dist.init_process_group(
+        "ringcoll", store=store, rank=rank, world_size=world_size, timeout=limit
+    )
+    return resilient.start(transport=transport)
+
+
+# --- training ---------------------------------------------------------------------------
+
+
+def model_of() -> nn.Module:
+    """A small model, the same at every call."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def batch(step: int, rank: int, size: int) -> tuple[Tensor, Tensor]:
+    """What a rank learns from in a step; it depends on who is there."""
+    generator = torch.Generator().manual_seed(1000 * step + 10 * size + rank)
+    x = torch.randn(8, 6, generator=generator, dtype=torch.float64)
+    return x, x[:, :3].sin()
+
+
+class Learned(NamedTuple):
+    """What a rank has seen: for each step its rank, the size, and the loss; and the parameters."""
+
+    seen: dict[int, tuple[int, int, float]]
+    final: list[float]
+    changes: list[resilient.Change]
+
+
+def train(
+    store: dist.Store, rank: int, world_size: int, transport: str, kind: str,
+    steps: int, deaths: dict[int, int], entries: dict[int, int],
+) -> Learned:  # fmt: skip
+    """Train; ``deaths`` and ``entries`` are ranks and the steps in which they die and come."""
+    if rank < world_size:
+        group = started(store, rank, world_size, transport)
+        if rank == 0:
+            store.set("address", group.address)
+    else:
+        while not store.check([f"step {entries[rank]}"]):
+            time.sleep(0.002)
+        group = resilient.join(store.get("address").decode(), timeout_s=30, transport=transport)
+    model = model_of()
+    if rank:
+        with torch.no_grad():  # rank 0's count
+            for param in model.parameters():
+                param.add_(rank)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    wrapped: Any = model
+    if kind == "ddp":
+        wrapped = resilient.data_parallel(model, group)
+    seen: dict[int, tuple[int, int, float]] = {}
+    step = 0
+    while step < steps:
+        if group.admit():
+            step = group.send_state(model, optimizer, step=step)
+            if kind == "bucketed":
+                wrapped = BucketedDataParallel(model, group)
+        if rank == 0 and step in entries.values() and rank not in deaths:
+            store.set(f"step {step}", "")
+            time.sleep(0.3)
+        own, size = group.rank(), group.size()
+        x, y = batch(step, own, size)
+        loss = nn.functional.mse_loss(wrapped(x), y)
+        if deaths.get(rank) == step:
+            die(told=Learned(seen, [], group.changes))  # with no part in this step's average
+        loss.backward()
+        if kind == "bucketed":
+            wrapped.finish()
+        elif kind == "by hand":
+            for param in model.parameters():
+                assert param.grad is not None
+                ringcoll.all_reduce(param.grad, dist.ReduceOp.AVG, group)
+        optimizer.step()
+        optimizer.zero_grad()
+        seen[step] = own, size, loss.item()
+        step += 1
+    final = torch.cat([param.detach().view(-1) for param in model.parameters()]).tolist()
+    group.close()
+    return Learned(seen, final, group.changes)
+
+
+def expected(results: Sequence[Learned], steps: int) -> tuple[list[dict[int, float]], list[float]]:
+    """Losses by step and rank, and parameters, of one process that learns what the ranks have learned."""
+    model = model_of()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses: list[dict[int, float]] = []
+    for step in range(steps):
+        # Of a step that was tried again, only the ranks that are left count, with their first batches.
+        who = [result.seen[step][:2] for result in results if step in result.seen]
+        optimizer.zero_grad()
+        losses.append({})
+        for rank, size in who:
+            x, y = batch(step, rank, size)
+            loss = nn.functional.mse_loss(model(x), y)
+            (loss / len(who)).backward()
+            losses[-1][rank] = loss.item()
+        optimizer.step()
+    return losses, torch.cat([param.detach().view(-1) for param in model.parameters()]).tolist()
+
+
+# --- one operation ----------------------------------------------------------------------
+
+
+def value_of(rank: int, numel: int) -> Tensor:
+    """A vector of integers that differs by rank and index."""
+    return (torch.arange(numel) % 1000 + 1.0) * (rank + 1)
+
+
+def operations(
+    store: dist.Store, rank: int, world_size: int, transport: str, victims: list[int], numel: int
+) -> dict[str, Any]:
+    """Ranks die before the third of several operations; what each operation gives."""
+    group = started(store, rank, world_size, transport)
+    found: dict[str, Any] = {}
+    for number in range(5):
+        if number == 2 and rank in victims:
+            die()
+        x = value_of(rank, numel)
+        out = torch.zeros(numel)
+        if number % 2:
+            ringcoll.all_reduce(x, group=group)
+        else:
+            work = ringcoll.all_reduce(x, dist.ReduceOp.SUM, group, True, out=out)
+            assert work is not None
+            assert ringcoll.all_reduce(x.clone(), dist.ReduceOp.MAX, group) is None, "in order"
+            work.wait()
+            x = out
+        found[f"sum {number}"] = x
+    found["size"] = group.rank(), group.size(), [change.lost for change in group.changes]
+    group.close()
+    return found
+
+
+def rooted(store: dist.Store, rank: int, world_size: int, victim: int) -> dict[str, Any]:
+    """A broadcast and an all-gather in which a rank dies."""
+    group = started(store, rank, world_size)
+    found: dict[str, Any] = {}
+    ringcoll.barrier(group)
+    if rank == victim:
+        die()
+    x = value_of(rank, 10)
+    for name in ("first", "second"):
+        try:
+            ringcoll.broadcast(x, group=group, group_src=world_size - 2)
+        except RingcollError as error:
+            found[name] = type(error).__name__, str(error), x.clone()
+        else:
+            found[name] = x.clone()
+    rows = [torch.zeros(10) for _ in range(group.size())]
+    ringcoll.all_gather(rows, value_of(rank, 10), group)
+    found["rows"] = rows
+    group.close()
+    return found
+
+
+# --- deaths while the ranks agree ---------------------------------------------------------
+
+
+def dies_agreeing(
+    store: dist.Store, rank: int, world_size: int, first: int, second: int, moment: str
+) -> Any:
+    """A rank dies, and a second one in a moment of what follows."""
+    group = started(store, rank, world_size)
+    ringcoll.barrier(group)
+    if rank == first:
+        die()
+    if rank == second:
+        if moment == "coming":
+            mock.patch.object(Membership, "change", side_effect=die).start()
+        elif moment == "forming":
+            mock.patch.object(Membership, "take", side_effect=die).start()
+        else:
+            _die_after(group._membership.door, int(moment), group._membership)
+    x = value_of(rank, 1000)
+    ringcoll.all_reduce(x, group=group)
+    y = torch.tensor([1.0])
+    ringcoll.all_reduce(y, group=group)
+    return x, float(y), group.rank(), group.size()
+
+
+def _die_after(door: Any, answers: int, membership: Membership) -> None:
+    """Die after so many answers of a leader."""
+    count = 0
+
+    class Door:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(door, name)
+
+        def set(self, key: str, value: str) -> None:
+            nonlocal count
+            if key.startswith("answer/"):
+                if count == answers:
+                    die()
+                count += 1
+            door.set(key, value)
+
+    membership.door = Door()  # type: ignore[assignment]
+
+
+def stopped(store: dist.Store, rank: int, world_size: int) -> Any:
+    """The last rank stops; the others go on without it, and it finds that when it goes on."""
+    group = started(store, rank, world_size, limit_s=2.0)
+    outer = store
+    outer.set(f"pid {rank}", str(os.getpid()))
+    ringcoll.barrier(group)
+    if rank == world_size - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    x = value_of(rank, 100)
+    ringcoll.all_reduce(x, group=group)
+    found = x, group.size()
+    if rank == 0:
+        os.kill(int(outer.get(f"pid {world_size - 1}")), signal.SIGCONT)
+    time.sleep(1.0)
+    return found
+
+
+def leaves(store: dist.Store, rank: int, world_size: int) -> Any:
+    """One rank closes the group, one fails by an error of its own; the others go on."""
+    group = started(store, rank, world_size)
+    ringcoll.barrier(group)
+    if rank == 1:
+        group.close()
+        with contextlib.suppress(RingcollError):
+            ringcoll.barrier(group)
+            return "a closed group goes on"
+        return "left"
+    x = value_of(rank, 100)
+    ringcoll.all_reduce(x, group=group)
+    first = x.clone(), group.size()
+
+    def adds(left: Tensor, right: Tensor) -> Tensor:
+        if rank == 0:
+            raise LookupError("nothing here")
+        return left + right
+
+    try:
+        user_op = ringcoll.UserOp(adds, commutative=True)
+        ringcoll.all_reduce(value_of(rank, 100), user_op, group, algorithm="ring")
+    except LookupError as error:
+        return str(error)
+    y = value_of(rank, 100)
+    ringcoll.all_reduce(y, group=group)
+    return first, y, group.size()
+
+
+def refused(store: dist.Store, rank: int, world_size: int) -> list[str]:
+    """What a resilient group does not take."""
+    group = started(store, rank, world_size)
+    x = torch.ones(3)
+    calls: list[Callable[[], object]] = [
+        lambda: ringcoll.all_reduce.plan(x, group=group),
+        lambda: ringcoll.all_reduce_coalesced([x, x.double()], group=group),
+        lambda: ringcoll.all_reduce(x.to_sparse(), group=group),
+        lambda: resilient.start(group),
+        lambda: resilient.join("nowhere"),
+        lambda: resilient.join("127.0.0.1:1", timeout_s=5.0),
+        lambda: ringcoll.all_reduce(x, algorithm="pigeons", group=group),
+    ]
+    texts = []
+    for call in calls:
+        try:
+            call()
+        except RingcollError as error:
+            texts.append(f"{type(error).__name__}: {error}")
+        else:
+            texts.append("taken")
+    ringcoll.all_reduce(x, group=group)
+    texts.append(str(x.tolist()))
+    group.close()
+    return texts
+
+
+def view_of(epoch: int, names: Sequence[str]) -> View:
+    """A view of members that do not exist."""
+    from ringcoll.resilient.membership import Member
+    from ringcoll.runtime.lives import Process
+
+    return View(epoch, 0, tuple(Member(name, "127.0.0.1", 1, Process(1, "", "")) for name in names))
