@@ -210,7 +210,10 @@ def ranks_to_use(asked: int | None, usual: int) -> int:
     """
     if not under_torchrun():
         return asked or usual
-    started = int(os.environ["WORLD_SIZE"])
+    try:
+        started = int(os.environ["WORLD_SIZE"])
+    except ValueError as error:
+        raise click.UsageError(f"WORLD_SIZE is no number of ranks: {error}") from error
     if asked not in (None, started):
         raise click.BadParameter(f"torchrun has started {started}", param_hint="--ranks")
     return started

@@ -80,11 +80,12 @@ def new(collective: str, name: str, as_json: bool) -> None:
     program = (_SKELETONS / f"{collective}.txt").read_text(encoding="utf-8")
     files = {Path(f"{name}.py"): _HEAD + program, Path(f"test_{name}.py"): _TEST}
     for path in files:
-        if path.exists():
+        if path.exists() or path.is_symlink():
             raise click.UsageError(f"{path} exists; choose another name, or remove the file")
     for path, text in files.items():
         named = text.replace("NAME", name).replace("COLLECTIVE", collective)
-        path.write_text(named.replace("ROOTS", roots), encoding="utf-8")
+        with path.open("x", encoding="utf-8") as file:
+            file.write(named.replace("ROOTS", roots))
     if as_json:
         print_json({"files": [str(path.absolute()) for path in files]})
         return

@@ -25,7 +25,7 @@ __all__ = [
     "world_sizes",
 ]
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _LARGEST_WORLD = 1 << 16  # a typing error should not run for days
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

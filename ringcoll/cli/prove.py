@@ -185,7 +185,11 @@ def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], obj
 
 
 def _prove_file(file: TextIO) -> _Outcome:
-    schedule = Schedule.from_text(file.read())
+    try:
+        text = file.read()
+    except UnicodeDecodeError as error:
+        raise ScheduleError(f"{file.name} is no text: {error}") from error
+    schedule = Schedule.from_text(text)
     outcome = _Outcome(contract(schedule.collective).collective, schedule.algorithm)
     start = time.perf_counter()
     try:

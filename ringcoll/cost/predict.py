@@ -56,6 +56,7 @@ _COUNTED_RANKS = (8, 32)  # at least, at most: a rank may have a message for eac
 _NO_OVERLAP = 0.2
 _SEGMENTS = tuple(1 << power for power in range(11))
 """Numbers of segments that are tried. Up to 1024: a segment of 64 MiB is then 64 KiB."""
+_MOST_S = 1e100  # what is computed of larger costs may be no finite float any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Parameters:
     Raises
     ------
     ArgumentError
-        A cost is negative or not finite.
+        A cost is negative, not finite, or above 1e100.
     """
 
     alpha_s: float
@@ -92,7 +93,7 @@ class Parameters:
         for name in self.__slots__:
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value < float("inf"):
+            if not number or not 0 <= value <= _MOST_S:
                 raise ArgumentError("no cost", argument=name, expected=">= 0, finite", got=value)
 
     @property

@@ -43,7 +43,7 @@ from ringcoll.errors import (
 )
 from ringcoll.system import settings, tuning
 from ringcoll.system.machine import cores
-from ringcoll.system.stores import appears
+from ringcoll.system.stores import appears, not_of_a_rank, read_json
 from ringcoll.transport.base import Handle, Message, Transport
 from ringcoll.transport.catalogue import costs_of, names
 
@@ -247,7 +247,7 @@ class _Notes:
             self._wait(handle, 0)
         elif not appears(self.store, [key], self._deadline):
             raise self._late(0)
-        return json.loads(self.store.get(key))
+        return read_json(self.store, key)
 
     def _wait(self, handle: Handle, peer: int) -> None:
         try:
@@ -346,21 +346,24 @@ def _table_of(transport: str, world_size: int, hosts: int, costs: Parameters) ->
 
 def _follow(transport: Transport, notes: _Notes) -> Table:
     """Follow the decision of rank 0."""
-    decision = notes.hear("decision")
-    if "error" in decision:
-        kind = RulesError if decision["rules"] else TuningFileError
-        raise kind(f"rank 0: {decision['error']}")
+    match decision := notes.hear("decision"):
+        case {"error": str(text), "rules": bool(is_of_rules)}:
+            raise (RulesError if is_of_rules else TuningFileError)(f"rank 0: {text}")
+        case {"measure": bool(measuring), "hosts": int(hosts), "forced": str(forced)}:
+            pass
+        case _:
+            raise not_of_a_rank("decision", decision)
     own = settings.forced_text()
-    if own != decision["forced"]:
+    if own != forced:
         _log.warning(
             "rank %d: %s is %r here and %r on rank 0, which counts for all",
             notes.rank,
             FORCED,
             own,
-            decision["forced"],
+            forced,
         )
-    if decision["measure"]:
-        measure(transport, notes.left_s, hosts=decision["hosts"])
+    if measuring:
+        measure(transport, notes.left_s, hosts=max(1, hosts))
     table = notes.hear("table")
     try:
         return replace(Table.from_json(table), announces=False)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ringcoll.errors import CollectiveTimeoutError, MismatchError, PeerLostError
 from ringcoll.runtime.monitor import Monitor
 from ringcoll.system.settings import compares_calls
-from ringcoll.system.stores import appears
+from ringcoll.system.stores import appears, read_text
 
 __all__ = ["CallComparison"]
 
@@ -55,7 +55,7 @@ class CallComparison:
                 raise CollectiveTimeoutError(
                     f"rank {rank} waited {timeout_s:g} s for rank {peer}", peer=peer
                 )
-            other = self._store.get(key).decode()
+            other = read_text(self._store, key)
             if other != description:
                 raise MismatchError(
                     f"rank {rank} called {description}, rank {peer} called {other}",

@@ -11,11 +11,12 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from ringcoll.system.machine import place
+from ringcoll.system.stores import read_json
 
 __all__ = ["Lives", "Process", "tell"]
 
@@ -26,7 +27,7 @@ def _state(pid: int) -> tuple[str, str]:
     """State of a process, and the time of its start. Raises ``OSError`` if there is no such process."""
     # The name before the last parenthesis may hold anything.
     *_, rest = (
-        Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+        Path(f"/proc/{pid:d}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
     )
     fields = rest.split()
     return fields[0], fields[19]
@@ -47,6 +48,14 @@ class Process(NamedTuple):
         except OSError:
             start = ""
         return cls(os.getpid(), start, place())
+
+    @classmethod
+    def of(cls, told: Any) -> Process | None:
+        """The process that a rank has told, from JSON; ``None`` if no rank tells such a thing."""
+        match told:
+            case [int(pid), str(start), str(where)]:
+                return cls(pid, start, where)
+        return None
 
     @property
     def is_here(self) -> bool:
@@ -84,7 +93,7 @@ class Lives:
             for peer in tuple(self._unknown):
                 if self._store.check([_KEY.format(peer)]):
                     self._unknown.discard(peer)
-                    process = Process(*json.loads(self._store.get(_KEY.format(peer))))
-                    if process.is_here:
+                    process = Process.of(read_json(self._store, _KEY.format(peer)))
+                    if process is not None and process.is_here:
                         self._processes[peer] = process
         return {peer for peer, process in self._processes.items() if process.has_ended()}

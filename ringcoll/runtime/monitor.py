@@ -32,7 +32,7 @@ from ringcoll.errors import (
 from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Wait
-from ringcoll.system.stores import unreachable, within
+from ringcoll.system.stores import read_json, unreachable, within
 
 __all__ = ["Monitor", "Running"]
 
@@ -77,6 +77,35 @@ def _kind(error: RingcollError) -> str:
     if isinstance(error, CollectiveTimeoutError):
         return "timeout"
     return "transport" if type(error) is TransportError else "lost"
+
+
+def _is_verdict(value: Any) -> bool:
+    match value:
+        case {"kind": "mismatch", "calls": [[int(rank), str(call)], [int(peer), str(other)]]}:
+            return rank != peer and call != other and type(value.get("number")) is int
+        case {"kind": str(kind), "peer": int() | None, "text": str()}:
+            return kind in _KINDS
+    return False
+
+
+def _is_state(value: Any) -> bool:
+    match value:
+        case {"calls": dict(calls), "waits": None | [int(), int()]}:
+            return all(_is_number(key) and _is_call(call) for key, call in calls.items())
+    return False
+
+
+def _is_call(value: Any) -> bool:
+    match value:
+        case [str(), None]:
+            return True
+        case [str(), dict(lengths)]:
+            return all(_is_number(key) and type(n) is int for key, n in lengths.items())
+    return False
+
+
+def _is_number(key: str) -> bool:
+    return key.isdecimal() and len(key) < 19
 
 
 class Monitor:
@@ -345,11 +374,16 @@ class Monitor:
         self._from_store(lambda: self.store.compare_set("verdict", "", json.dumps(verdict)))
 
     def _read(self, key: str) -> dict[str, Any] | None:
+        """The verdict, or a state; ``None`` if there is none, or what no monitor writes."""
         store = self.store
 
         def read() -> dict[str, Any] | None:
             store.set_timeout(timedelta(seconds=_STORE_S))
-            return json.loads(store.get(key)) if store.check([key]) else None
+            if not store.check([key]):
+                return None
+            value: dict[str, Any] = read_json(store, key)
+            is_known = _is_verdict if key == "verdict" else _is_state
+            return value if is_known(value) else None
 
         return self._from_store(read)
 
@@ -360,7 +394,7 @@ class Monitor:
                 return ask()
             except dist.DistNetworkError:
                 self._has_no_store = True
-            except RuntimeError:  # too late, or about to be closed
+            except RuntimeError:  # too late, or about to be closed, or not JSON
                 pass
         return None
 

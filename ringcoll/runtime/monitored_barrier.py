@@ -7,7 +7,7 @@ import time
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError
-from ringcoll.system.stores import appears
+from ringcoll.system.stores import appears, read_text
 
 __all__ = ["monitored_barrier"]
 
@@ -47,7 +47,7 @@ def monitored_barrier(
             raise CollectiveTimeoutError(
                 f"rank {rank}: rank 0 was lost in monitored_barrier", peer=0
             )
-        failure = store.get(f"{number}/over").decode()
+        failure = read_text(store, f"{number}/over")
         if failure:
             raise CollectiveTimeoutError(  # in gloo's words, which programs look for
                 f"Rank {rank} successfully reached monitoredBarrier, but received errors while "

@@ -39,6 +39,7 @@ from itertools import count
 from typing import NamedTuple, Self
 
 from ringcoll.errors import ScheduleError
+from ringcoll.schedule.contracts import CONTRACTS
 
 __all__ = [
     "Buffer",
@@ -399,13 +400,11 @@ class Schedule:
         Raises
         ------
         ScheduleError
-            The text is malformed; the message names the line.
+            The text is malformed, the message names the line; or the header states far more chunks,
+            or slots, than the steps can fill, which would only take memory.
         """
         lines = text.splitlines()
-        header = re.fullmatch(
-            r"schedule (\S+) (\S+) world_size=(\d+) num_chunks=(\d+) num_slots=(\d+) root=(\d+)",
-            lines[0] if lines else "",
-        )
+        header = _HEADER.fullmatch(lines[0] if lines else "")
         if header is None:
             raise ScheduleError("line 1: expected 'schedule COLLECTIVE ALGORITHM world_size=...'")
         world_size, num_chunks, num_slots, root = map(int, header.groups()[2:])
@@ -425,7 +424,7 @@ class Schedule:
                 f"expected {world_size}"
             )
         frozen = tuple(map(tuple, programs))
-        return cls(
+        schedule = cls(
             collective=header[1],
             algorithm=header[2],
             world_size=world_size,
@@ -434,14 +433,50 @@ class Schedule:
             program=lambda rank: frozen[rank],
             root=root,
         )
+        _check_room(schedule, text.count("["))
+        return schedule
 
 
-_REF = re.compile(r"(in|out|tmp)(\d*)\[(\d+)\]")
-_SEND = re.compile(r"send (.*) to (\d+)")
-_RECV = re.compile(r"recv (.*) from (\d+)")
-_RECV_REDUCE = re.compile(r"recv_reduce (.*) = (.*) \+ (.*) from (\d+)( final)?")
+# Numbers have few enough digits for `int`, and each expression reads a line in time that grows
+# with the line's length only.
+_HEADER = re.compile(
+    r"schedule (\S+) (\S+) world_size=(\d{1,18}) num_chunks=(\d{1,18}) num_slots=(\d{1,18}) "
+    r"root=(\d{1,18})"
+)
+_REF = re.compile(r"(in|out|tmp)(\d{0,18})\[(\d{1,18})\]")
+_SEND = re.compile(r"send (.*) to (\d{1,18})")
+_RECV = re.compile(r"recv (.*) from (\d{1,18})")
+_RECV_REDUCE = re.compile(r"recv_reduce ([^=]*) = ([^+]*) \+ (.*) from (\d{1,18})( final)?")
 _COPY = re.compile(r"copy (\S+) = (\S+)")
 _REDUCE = re.compile(r"reduce (\S+) = (.*?)( final)?")
+
+
+_ALWAYS = 1 << 20  # chunks of all ranks, and slots, for which there is always memory
+
+
+def _check_room(schedule: Schedule, num_refs: int) -> None:
+    """Raise if the references of a text are too few for the chunks and slots of its header.
+
+    The verifier keeps an entry for each chunk of each rank. A schedule that keeps its contract names
+    each of them: it writes all outputs, and it reads all inputs if it reduces. Collectives that do
+    not reduce have no more input than output.
+    """
+    rules = CONTRACTS.get(schedule.collective)
+    if rules is None:  # the verifier and the executor refuse the name
+        return
+    world_size, root = schedule.world_size, schedule.root
+    blocks = sum(
+        len(of_rank(rank, world_size, root))
+        for of_rank in (rules.inputs, rules.outputs)
+        for rank in range(world_size)
+    )
+    num_places = blocks * schedule.num_chunks // rules.num_blocks(world_size)
+    for name, needed in (("num_chunks", num_places), ("num_slots", schedule.num_slots)):
+        if needed > max(_ALWAYS, 2 * num_refs):
+            raise ScheduleError(
+                f"line 1: {name}={getattr(schedule, name)} is too large for the steps, which name "
+                f"{num_refs} chunks"
+            )
 
 
 def _parse_refs(text: str, line: int) -> tuple[Ref, ...]:

@@ -56,6 +56,7 @@ _GLOBAL_STEPS = (
 )
 _END = Step()  # known by identity
 _DRAWN = 16  # ranks up to which a grid without a mark can be read
+_OFTEN = 10**6  # contributions of a rank that are not counted one by one any more
 
 Order = tuple[int | str, ...]
 """An order of reduction in postfix: ``(0, 1, "+", 2, "+")`` is (x0 + x1) + x2."""
@@ -114,15 +115,40 @@ class _Symbols:
                 stack += ["+", right, left]
         return tuple(result)
 
+    def same_order(self, first: int, second: int) -> bool:
+        """Whether two values are reduced in the same order; their orders are not written out."""
+        compared: set[tuple[int, int]] = set()
+        stack = [(first, second)]
+        while stack:
+            pair = ours, theirs = stack.pop()
+            if ours == theirs or pair in compared:
+                continue
+            compared.add(pair)
+            left, right = self._left[ours], self._right[ours]
+            other_left, other_right = self._left[theirs], self._right[theirs]
+            if left >= 0 and other_left >= 0:
+                stack += [(left, other_left), (right, other_right)]
+            elif (left, right) != (other_left, other_right):
+                return False
+        return True
+
     def describe(self, value: int) -> str:
         """Contributions in words, for an error message."""
-        order = self.order(value)
         counts: dict[int, int] = {}
-        for item in order:
-            if isinstance(item, int):
-                counts[item] = counts.get(item, 0) + 1
+        # Operands have lower numbers. The order itself may be 2**n long after n steps.
+        uses = {value: 1}
+        for number in range(value, -1, -1):
+            times = uses.pop(number, 0)
+            if not times:
+                continue
+            left, right = self._left[number], self._right[number]
+            if left < 0:
+                counts[right] = counts.get(right, 0) + times
+            else:
+                uses[left] = min(_OFTEN, uses.get(left, 0) + times)
+                uses[right] = min(_OFTEN, uses.get(right, 0) + times)
         ranks = ", ".join(
-            f"{rank}" if times == 1 else f"{rank} ({times} times)"
+            f"{rank}" if times == 1 else f"{rank} ({'many' if times >= _OFTEN else times} times)"
             for rank, times in sorted(counts.items())
         )
         return f"chunk {self.chunk[value]} from ranks {ranks}"
@@ -178,7 +204,7 @@ class Proof:
     @property
     def rank_order(self) -> bool:
         """Whether operands stay in rank order, as a non-commutative operator needs."""
-        return self.same_everywhere and all(
+        return self._each_once and all(
             [item for item in order if item != "+"] == list(range(self.schedule.world_size))
             for order in self.orders.values()
         )
@@ -189,7 +215,13 @@ class Proof:
         fold: list[int | str] = [0]
         for rank in range(1, self.schedule.world_size):
             fold += [rank, "+"]
-        return self.same_everywhere and all(order == tuple(fold) for order in self.orders.values())
+        return self._each_once and all(order == tuple(fold) for order in self.orders.values())
+
+    @property
+    def _each_once(self) -> bool:
+        """Whether the ranks have one order, and in it no rank twice, so that the order is short."""
+        repeated = self._symbols.repeated
+        return self.same_everywhere and not any(repeated[value] for value in self._results.values())
 
     @property
     def orders(self) -> dict[int, Order]:
@@ -587,7 +619,7 @@ class _Verifier:
                         got="nothing" if value is None else symbols.describe(value),
                     )
                 first = results.setdefault(chunk, value)
-                same = same and (first == value or symbols.order(first) == symbols.order(value))
+                same = same and symbols.same_order(first, value)
         tally, chunks = self.tally, chunks_of_data(schedule)
         counts = tally.counts(chunks)
         self.check_cost(counts)

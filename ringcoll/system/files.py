@@ -12,13 +12,21 @@ __all__ = ["replace_file"]
 def replace_file(path: Path, text: str) -> None:
     """Write a draft beside a file, and put the draft in the file's place at once.
 
+    What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is.
+
     Raises
     ------
     OSError
         The file cannot be written; the draft is gone, and the file as before.
     """
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    draft.unlink(missing_ok=True)  # of a process that had the number before, and was killed
     try:
+        # A new file: in a folder of all users, whoever guesses its name could have made a link.
+        draft.touch(exist_ok=False)
         draft.write_text(text, encoding="utf-8")
         with draft.open("rb") as file:
             os.fsync(file.fileno())

@@ -19,7 +19,7 @@ import os
 from pathlib import Path
 
 from ringcoll.cost.rules import FORCED, Rule, parse_rules
-from ringcoll.errors import ArgumentError, RulesError
+from ringcoll.errors import ArgumentError, RulesError, TuningFileError
 
 __all__ = [
     "TRANSPORT_VARIABLES",
@@ -98,10 +98,18 @@ def tuning_file() -> tuple[Path | None, bool]:
     """The file of ``ringcoll tune``, and whether ``RINGCOLL_TUNING`` names it.
 
     The file is ``None`` for ``RINGCOLL_TUNING=off``. By default it is in the user's cache.
+
+    Raises
+    ------
+    TuningFileError
+        The variable names the home of a user who is not there.
     """
     asked = os.environ.get(_TUNING, "")
     if asked:
-        return (None if asked == "off" else Path(asked).expanduser()), True
+        try:
+            return (None if asked == "off" else Path(asked).expanduser()), True
+        except RuntimeError as error:  # of a user who is not there
+            raise TuningFileError(f"{_TUNING}: {error}", path=asked) from error
     cache = os.environ.get("XDG_CACHE_HOME", "")  # by its standard ignored unless absolute
     if not cache.startswith("/"):
         try:

@@ -38,6 +38,7 @@ __all__ = [
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE = 0, 1
 _NAME = "ringcoll"  # of the memory, in /proc
+_LINK = Path(f"/memfd:{_NAME} (deleted)")
 _EVERYONE = 0x7FFFFFFF
 _READ, _WRITE, _SHARED = 1, 2, 1  # of mmap
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate
@@ -211,9 +212,12 @@ class SharedMemory:
         ------
         OSError
             The process has ended, belongs to another user, or has closed the descriptor, or the kernel
-            does not allow it.
+            does not allow it; or what is to be written to is not memory that `create` has made.
         """
         name = Path(f"/proc/{pid}/fd/{descriptor}")
+        # Who is told a wrong number must not write to a file that the user has open somewhere.
+        if is_written and name.readlink() != _LINK:
+            raise OSError(f"{name} is no memory to be shared")
         # Whatever has that number by now is not opened unless it is memory: to open a device acts.
         if identity(name) != expected:
             raise OSError(f"{name} is other memory by now")

@@ -1,18 +1,36 @@
-"""Stores: served and waited for; and what to say when one is gone."""
+"""Stores: served, waited for and read; and what to say when one is gone.
+
+A store believes whoever reaches it. What is read from it is checked where it is used: a value that no
+rank of this library writes is a `TransportError`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-__all__ = ["appears", "private", "served", "store_host", "unreachable", "within"]
+from ringcoll.errors import TransportError
+
+__all__ = [
+    "appears",
+    "not_of_a_rank",
+    "private",
+    "read_fields",
+    "read_json",
+    "read_text",
+    "served",
+    "store_host",
+    "unreachable",
+    "within",
+]
 
 Answer = TypeVar("Answer")
 
@@ -46,6 +64,57 @@ def appears(
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.02)
     return True
+
+
+def read_text(store: dist.Store, key: str) -> str:
+    """The text under a key of a store; bytes that are no text are replaced."""
+    return store.get(key).decode(errors="replace")
+
+
+def read_json(store: dist.Store, key: str) -> Any:
+    """The value under a key of a store, which a rank has written as JSON.
+
+    Raises
+    ------
+    TransportError
+        The text is not JSON.
+    """
+    text = read_text(store, key)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise not_of_a_rank(key, text) from error
+
+
+def read_fields(store: dist.Store, key: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The object under a key of a store, which a rank has written as JSON.
+
+    Parameters
+    ----------
+    store, key
+        Store and key.
+    kinds
+        Types of the fields; a number is at least 0 and has at most 64 bits.
+
+    Raises
+    ------
+    TransportError
+        The text is something else.
+    """
+    fields = read_json(store, key)
+    if not isinstance(fields, dict) or fields.keys() != kinds.keys():
+        raise not_of_a_rank(key, fields)
+    for name, kind in kinds.items():
+        value = fields[name]
+        is_large = isinstance(value, int) and not 0 <= value < 1 << 64
+        if type(value) is not kind or is_large:
+            raise not_of_a_rank(key, fields)
+    return fields
+
+
+def not_of_a_rank(key: str, value: object) -> TransportError:
+    """The error for a value in the store that no rank of this library writes."""
+    return TransportError(f"no rank writes what the store has under {key!r}: {str(value)[:80]!r}")
 
 
 def unreachable(store: dist.Store) -> str:

@@ -79,7 +79,7 @@ def read(path: Path) -> list[Tuned]:
         return [_tuned(entry, path) for entry in entries]
     except TuningFileError as error:
         raise TuningFileError(str(error), path=str(path)) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TuningFileError(f"cannot be read: {error}", path=str(path)) from error
 
 

@@ -6,6 +6,7 @@ before all others. So every rank can import it in the same way, and it may impor
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -50,24 +51,23 @@ class UserModule(NamedTuple):
         if self.folder not in sys.path:
             sys.path.insert(0, self.folder)
         importlib.invalidate_caches()  # the file may be younger than the last import
+        spec = None
         try:
-            spec = find_spec(self.name)
-        except (ImportError, ValueError):
-            spec = None
-        if spec is None:
-            raise UnknownAlgorithmError(
-                f"there is no module {self.name!r}: neither {self.file} nor elsewhere on sys.path"
-            )
-        try:
-            return importlib.import_module(self.name)
+            with contextlib.suppress(ImportError, ValueError):
+                spec = find_spec(self.name)  # it runs the packages that the module is in
+            if spec is not None:
+                return importlib.import_module(self.name)
         except Exception as error:
             last = traceback.TracebackException.from_exception(error)
             place = f"{last.filename}:{last.lineno}" if isinstance(error, SyntaxError) else ""
             for frame in last.stack:
-                if frame.filename == spec.origin:
+                if spec is not None and frame.filename == spec.origin:
                     place = f"{frame.filename}:{frame.lineno}"
-            where = place or spec.origin
+            where = place or (self.name if spec is None else spec.origin)
             raise ScheduleError(f"{where}: {type(error).__name__}: {error}") from error
+        raise UnknownAlgorithmError(
+            f"there is no module {self.name!r}: neither {self.file} nor elsewhere on sys.path"
+        )
 
 
 @cache
@@ -102,15 +102,19 @@ def algorithms_named(reference: str) -> tuple[UserModule, list[Algorithm]]:
         The module raised an error.
     """
     text, _, name = reference.rpartition(":")
-    path = Path(text).expanduser().absolute()
+    try:
+        path = Path(text).expanduser().absolute()
+        is_file = path.is_file()
+    except (RuntimeError, OSError) as error:  # a user who is not there, a name that is too long
+        raise UnknownAlgorithmError(f"{reference!r}: {error}") from error
     if path.suffix == ".py":
         module = UserModule(path.stem, str(path.parent))
-        if not path.is_file():
+        if not is_file:
             raise UnknownAlgorithmError(f"{reference!r}: there is no file {path}")
     else:
         module = UserModule(text, os.getcwd())  # noqa: PTH109  # an entry of sys.path is a str
     loaded, registered = _registered_by(module)
-    file = Path(loaded.__file__ or module.file)
+    file = Path(getattr(loaded, "__file__", None) or module.file)
     if path.suffix == ".py" and not file.samefile(path):
         raise UnknownAlgorithmError(
             f"{reference!r}: Python takes {path.stem!r} for {file}; give {path} another name"

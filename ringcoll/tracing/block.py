@@ -24,7 +24,7 @@ from ringcoll.errors import ArgumentError, RingcollError, TraceError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system.files import replace_file
 from ringcoll.system.peaks import peaks_of
-from ringcoll.system.stores import appears
+from ringcoll.system.stores import appears, read_text
 from ringcoll.tracing.clocks import Sighting
 from ringcoll.tracing.events import document
 from ringcoll.tracing.findings import findings
@@ -275,7 +275,7 @@ def _all_have_left(member: Communicator, key: str) -> None:
     if appears(store, keys, deadline, lambda: store.check([failed])):
         return
     if store.check([failed]):
-        raise TraceError(f"no trace: in the block {store.get(failed).decode()}")
+        raise TraceError(f"no trace: in the block {read_text(store, failed)}")
     peer = next(peer for peer, item in enumerate(keys) if not store.check([item]))
     raise TraceError(f"no trace: rank {peer} has not left the block")
 
@@ -286,8 +286,8 @@ def _write(records: Records, recording: Recording, group: Any) -> None:
     verdict = torch.zeros(1, dtype=torch.uint8, device="cpu")
     failure: OSError | RingcollError | None = None
     if records.rank == 0:
-        ranks = [Records.unpacked(data) for data in packed]
         try:
+            ranks = [Records.unpacked(data) for data in packed]
             picture = document(ranks)
             replace_file(recording.path, json.dumps(picture))
         except (OSError, RingcollError) as error:

@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Self
 
+from ringcoll.errors import TraceError
 from ringcoll.tracing.clocks import Sighting
 from ringcoll.training.phases import PhaseSpan, ThreadWait
 
 __all__ = ["Delivery", "MessageEnd", "Records", "Span", "TracedOperation", "deliveries"]
+
+# What packed data raise that are cut, that are no JSON, or that have other fields.
+_MALFORMED = (zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class Span(NamedTuple):
@@ -94,15 +98,24 @@ class Records:
 
     @classmethod
     def unpacked(cls, data: bytes) -> Self:
-        """Read the data of `packed`."""
-        fields: dict[str, Any] = json.loads(zlib.decompress(data))
-        operations = [_operation(item) for item in fields.pop("operations")]
-        first, last = ([Sighting(*item) for item in row] for row in fields.pop("sightings"))
-        phases = [PhaseSpan(**item) for item in fields.pop("phases")]
-        waits = [ThreadWait(*item) for item in fields.pop("waits")]
-        return cls(
-            **fields, operations=operations, sightings=(first, last), phases=phases, waits=waits
-        )
+        """Read the data of `packed`.
+
+        Raises
+        ------
+        TraceError
+            The data are something else.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(zlib.decompress(data))
+            operations = [_operation(item) for item in fields.pop("operations")]
+            first, last = ([Sighting(*item) for item in row] for row in fields.pop("sightings"))
+            phases = [PhaseSpan(**item) for item in fields.pop("phases")]
+            waits = [ThreadWait(*item) for item in fields.pop("waits")]
+            return cls(
+                **fields, operations=operations, sightings=(first, last), phases=phases, waits=waits
+            )
+        except _MALFORMED as error:
+            raise TraceError(f"not the notes of a rank: {error!r}") from error
 
 
 def _operation(fields: dict[str, Any]) -> TracedOperation:

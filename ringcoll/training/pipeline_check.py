@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import product
 
 from ringcoll.errors import VerificationError
 from ringcoll.training.pipeline_schedule import (
@@ -24,6 +23,8 @@ from ringcoll.training.pipeline_schedule import (
 )
 
 __all__ = ["bubble", "check", "grid", "peak_activations"]
+
+_SHOWN = 8  # stages of a rank that an error lists
 
 
 def _wrong(rank: int, action: Action, message: str, **details: object) -> VerificationError:
@@ -130,13 +131,15 @@ def check(schedule: PipelineSchedule) -> None:
         stages, microbatches = schedule.stages_of(rank), range(schedule.num_microbatches)
         for action in program:
             if action.stage not in stages or action.microbatch not in microbatches:
-                expected = f"stages {list(stages)} and micro-batches 0 to {microbatches[-1]}"
+                few = ", ".join(map(str, stages[:_SHOWN])) + ", ..." * (len(stages) > _SHOWN)
+                expected = f"stages [{few}] and micro-batches 0 to {microbatches[-1]}"
                 raise _wrong(
                     rank, action, "is not work of this rank", expected=expected, got=action
                 )
             if times[action] > 1:
                 raise _wrong(rank, action, "occurs twice", expected=1, got=times[action])
-        for stage, microbatch in product(stages, microbatches):
+        # One by one: the schedule may state more of them than there is memory.
+        for stage, microbatch in ((s, m) for s in stages for m in microbatches):
             kinds = [kind for kind in Kind if Action(kind, stage, microbatch) in times]
             letters = "".join(kinds)
             if letters not in ("FB", "FIW"):

@@ -53,8 +53,12 @@ UNIT_COSTS: Mapping[Kind, int] = {
 }
 """Time of each kind of action, in units of one forward."""
 
-_ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
-_HEAD = re.compile(r"(\w+) stages=(\d+) microbatches=(\d+) activations=(\d+(?:,\d+)*)")
+# Numbers have few enough digits for `int`.
+_ACTION = re.compile(r"(\d{1,18})([FBIW])(\d{1,18})")
+_HEAD = re.compile(
+    r"(\w+) stages=(\d{1,18}) microbatches=(\d{1,18}) "
+    r"activations=(\d{1,18}(?:,\d{1,18})*)"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,9 @@ of its own; NCCL enqueues the messages themselves.
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -33,7 +32,7 @@ from torch import Tensor
 from ringcoll._version import __version__
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.system.machine import hosts_of, place
-from ringcoll.system.stores import appears
+from ringcoll.system.stores import appears, read_fields, read_json, read_text
 
 __all__ = ["Handle", "Message", "Transport", "devices_of", "meet", "settle", "told_by"]
 
@@ -189,8 +188,17 @@ def told_by(
     peers: Sequence[int],
     timeout_s: float,
     given_up: Callable[[], bool],
+    kinds: Mapping[str, type] | None = None,
 ) -> dict[int, Any]:
-    """What each of some ranks has put into the store as JSON, under ``NAME/RANK``; raises as `meet`."""
+    """What each of some ranks has put into the store as JSON, under ``NAME/RANK``.
+
+    Raises
+    ------
+    CollectiveTimeoutError, PeerLostError
+        As `meet`.
+    TransportError
+        A text is not JSON; or it has other fields than ``kinds``, which gives the type of each.
+    """
     deadline = time.monotonic() + timeout_s
     told = {}
     for peer in peers:
@@ -198,7 +206,8 @@ def told_by(
             if given_up():
                 raise PeerLostError(f"rank {rank} gave up meeting the others")
             raise late(rank, [peer], timeout_s)
-        told[peer] = json.loads(store.get(f"{name}/{peer}"))
+        key = f"{name}/{peer}"
+        told[peer] = read_json(store, key) if kinds is None else read_fields(store, key, kinds)
     return told
 
 
@@ -248,7 +257,7 @@ def meet(
         raise late(rank, missing, timeout_s)
     places = []
     for peer, key in enumerate(keys):
-        other, _, where = store.get(key).decode().partition("\n")
+        other, _, where = read_text(store, key).partition("\n")
         if other != own:
             raise TransportError(f"rank {rank} came with {own}, rank {peer} with {other}")
         places.append(where)

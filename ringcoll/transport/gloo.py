@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.system.stores import private
+from ringcoll.system.stores import not_of_a_rank, private, read_json
 from ringcoll.transport.base import Handle, Message, Transport, meet
 from ringcoll.transport.staged import staged_if_needed
 
@@ -47,6 +47,7 @@ __all__ = ["GlooTransport", "check", "make"]
 
 Result = TypeVar("Result")
 
+_LOOPBACK = Path("/sys/class/net/lo")
 _LONG = 64 << 10  # bytes; shorter messages come whole, or almost so
 _JOIN_S = 1.0
 _LOOK_S = 0.1  # between looks whether the transport was aborted
@@ -66,6 +67,13 @@ def make(
 
 
 _Address = tuple[str, int]
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # no rank tells it
+        return False
 
 
 def _sockets() -> Iterator[socket.socket]:
@@ -92,12 +100,27 @@ def _listening() -> set[_Address]:
     }
 
 
-def _devices() -> list[Any]:
-    """The devices that torch's own groups would use."""
+def _devices(is_local: bool) -> list[Any]:
+    """The devices that torch's own groups would use; for one host only, the loopback interface."""
     names = os.environ.get("GLOO_SOCKET_IFNAME")  # torch reads the variable in the same way
+    if not names and is_local and _LOOPBACK.exists():
+        names = _LOOPBACK.name
     if not names:
         return [dist.ProcessGroupGloo.create_default_device()]
     return [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
+
+
+def _told(store: dist.Store, peer: int) -> list[_Address]:
+    """The addresses on which a peer listens, as it has told."""
+    key = f"address/{peer}"
+    told, addresses = read_json(store, key), []
+    for item in told if isinstance(told, list) else [told]:
+        match item:
+            case [str(host), int(port)]:
+                addresses.append((host, port))
+            case _:
+                raise not_of_a_rank(key, told)
+    return addresses
 
 
 def _loops() -> set[int]:
@@ -210,14 +233,14 @@ class GlooTransport(Transport):
         )
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
         options._timeout = timedelta(seconds=timeout_s)
-        with _creation:
-            before, loops = _listening(), _loops()
-            options._devices = _devices()
-            own = _listening() - before
-        options._threads = 2 * len(options._devices)  # torch's default
-        # Connecting takes all ranks: no lock is held, or two groups that are made in
-        # another order elsewhere would wait for each other.
         try:
+            with _creation:
+                before, loops = _listening(), _loops()
+                options._devices = _devices(len(set(self.hosts)) == 1)
+                own = _listening() - before
+            options._threads = 2 * len(options._devices)  # torch's default
+            # Connecting takes all ranks: no lock is held, or two groups that are made in
+            # another order elsewhere would wait for each other.
             store.set(f"address/{rank}", json.dumps(sorted(own)))
             self._check_addresses()
             self._group = self._aside.call(
@@ -226,9 +249,7 @@ class GlooTransport(Transport):
             )
             # One end of each of the group's connections is an address that a rank listens on.
             self._addresses = {
-                (host, port)
-                for peer in range(world_size)
-                for host, port in json.loads(store.get(f"address/{peer}"))
+                (host, port) for peer in range(world_size) for host, port in _told(store, peer)
             }
             # By now each device's thread has its name.
             _wake_gently(_loops() - loops)
@@ -246,8 +267,8 @@ class GlooTransport(Transport):
             The ranks are on several hosts; all of them see it.
         """
         for peer in range(self.world_size if len(set(self.hosts)) > 1 else 0):
-            for address, _ in json.loads(self._store.get(f"address/{peer}")):
-                if ipaddress.ip_address(address).is_loopback:
+            for address, _ in _told(self._store, peer):
+                if _is_loopback(address):
                     raise TransportError(
                         f"rank {self.rank} could not connect to the others: rank {peer} listens "
                         f"on {address}, which other hosts cannot reach; set GLOO_SOCKET_IFNAME "

@@ -47,6 +47,7 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.system.machine import cores
+from ringcoll.system.stores import read_fields
 from ringcoll.transport.base import Handle, Message, Transport, meet
 from ringcoll.transport.staged import staged_if_needed
 
@@ -61,6 +62,7 @@ _GIVING_UP, _LEAVING = 0, 1  # tags on the control communicator
 _GRACE_S = 1.0  # for what a rank has sent before it has left
 
 # Variables in which launchers give the number of ranks that they start.
+_TOLD = {"world": int, "of": int, "number": int}  # what ranks tell each other
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
@@ -270,7 +272,7 @@ class MpiTransport(Transport):
 
     def _members(self, world: Any) -> Any:
         """A communicator of the group's ranks, in their order; only they take part."""
-        every = [json.loads(self._store.get(f"mpi/{peer}")) for peer in range(self.world_size)]
+        every = [read_fields(self._store, f"mpi/{peer}", _TOLD) for peer in range(self.world_size)]
         ranks = [about["world"] for about in every]
         if len(set(ranks)) < len(ranks) or len({about["of"] for about in every}) > 1:
             raise TransportError(

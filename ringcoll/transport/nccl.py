@@ -51,6 +51,7 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError, PeerLostError, TransportError
 from ringcoll.system.settings import ranks_may_share_gpus
+from ringcoll.system.stores import read_text
 from ringcoll.system.streams import gpu, nccl_version
 from ringcoll.transport.base import Handle, Message, Transport, meet
 
@@ -233,7 +234,7 @@ class NcclTransport(Transport):
         """
         sharing: dict[str, list[int]] = defaultdict(list)
         for peer in range(self.world_size if self._gpu else 0):
-            sharing[self._store.get(f"gpu/{peer}").decode()].append(peer)
+            sharing[read_text(self._store, f"gpu/{peer}")].append(peer)
         for shared, ranks in sharing.items():
             if shared and len(ranks) > 1:
                 raise TransportError(

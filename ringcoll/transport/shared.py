@@ -66,6 +66,8 @@ from ringcoll.transport.shared_layout import (
 
 __all__ = ["SharedTransport", "check", "make", "remark"]
 
+# What ranks tell each other.
+_TOLD = dict.fromkeys(("pid", "descriptor", *Identity._fields, "secret", "address"), int)
 _SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
 _YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
 _KIND_S, _UNKIND = 0.001, 100  # where that took longer, so many waits do without
@@ -167,13 +169,14 @@ class SharedTransport(Transport):
             about = {
                 "pid": os.getpid(),
                 "descriptor": descriptor,
-                "identity": identity(descriptor),
+                **identity(descriptor)._asdict(),
                 "secret": secret,
                 "address": memory.address + SECRET * WORD,
             }
             store.set(f"shared/{rank}", json.dumps(about))
-            for peer, told in told_by(store, "shared", rank, peers, timeout_s, given_up).items():
-                self._open(peer, told, places)
+            told = told_by(store, "shared", rank, peers, timeout_s, given_up, _TOLD)
+            for peer in peers:
+                self._open(peer, told[peer], places)
             self._greet(places, deadline)
         finally:
             os.close(descriptor)
@@ -184,8 +187,9 @@ class SharedTransport(Transport):
         assert own is not None
         try:
             life = self._lives[peer] = os.pidfd_open(pid)
-            memory = SharedMemory.open(pid, about["descriptor"], Identity(*about["identity"]))
-        except OSError as error:
+            expected = Identity(about["device"], about["inode"], about["nbytes"])
+            memory = SharedMemory.open(pid, about["descriptor"], expected)
+        except (OSError, OverflowError) as error:
             raise TransportError(
                 f"rank {self.rank} cannot open the memory of rank {peer}: {error}; let tensors "
                 "travel over UCX or gloo: RINGCOLL_TRANSPORT=ucx"

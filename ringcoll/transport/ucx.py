@@ -77,6 +77,7 @@ from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, MissingExtraError, PeerLostError
 from ringcoll.system.machine import cores
+from ringcoll.system.stores import not_of_a_rank
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, meet, settle, told_by
 
 __all__ = ["UcxTransport", "check", "make"]
@@ -87,6 +88,7 @@ _SPINS = 500  # looks before sleeping, with a core for each rank: some 0.15 ms
 _KEEPALIVE = {"TCP_KEEPIDLE": "3s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "5"}
 # UCX ends the process (`ucs_fatal` in cma_ep.c) when a peer dies whose memory it reads by CMA.
 _OPTIONS = {**_KEEPALIVE, "TLS": "^cma"}
+_TOLD = {"pid": int, "address": str}  # what ranks tell each other
 _LOOPBACK = Path("/sys/class/net/lo")
 _SLEEP_S = 0.5  # between two looks at the clock and at peers on other hosts
 
@@ -262,7 +264,7 @@ class UcxTransport(Transport):
         # lower rank of a pair connects, and the higher rank answers. So UCX does not get two
         # connections of a pair at once, of which it drops one (`uct_tcp_cm_handle_simult_conn`).
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
-        self._abouts = told_by(store, "ucx", self.rank, peers, timeout_s, given_up)
+        self._abouts = told_by(store, "ucx", self.rank, peers, timeout_s, given_up, _TOLD)
         self._watch_peers(peers)
         # That happens twice: after the second time nothing that UCX says while it connects is on its
         # way. The kernel resets a connection that is closed with something unread, and forgets what
@@ -294,7 +296,7 @@ class UcxTransport(Transport):
                 continue
             try:
                 self._lives[peer] = os.pidfd_open(self._abouts[peer]["pid"])
-            except OSError:  # gone already: its messages will not come
+            except (OSError, OverflowError):  # gone already: its messages will not come
                 self._ended.add(peer)
             else:
                 self._sleeper.register(self._lives[peer], select.POLLIN)
@@ -303,7 +305,10 @@ class UcxTransport(Transport):
         """Make the endpoint of a peer, unless there is one."""
         if peer in self._endpoints:
             return
-        address = bytes.fromhex(self._abouts[peer]["address"])
+        try:
+            address = bytes.fromhex(self._abouts[peer]["address"])
+        except ValueError as error:
+            raise not_of_a_rank(f"ucx/{peer}", self._abouts[peer]) from error
         try:
             self._endpoints[peer] = self._ucx.UCXEndpoint.create_from_worker_address(
                 self._worker,

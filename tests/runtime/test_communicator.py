@@ -30,14 +30,14 @@ def test_who_gives_up_while_the_ranks_connect_is_heard(
     """Gloo has no connections to break at that time; they must not be waited on later."""
     store, devices, members = dist.HashStore(), gloo._devices, threading.local()
 
-    def give_up() -> list[Any]:
+    def give_up(is_local: bool) -> list[Any]:
         member = members.own
         if member.rank == 0 and by_monitor:
             member.monitor.error = MismatchError("two calls", peer=1, mine="this", theirs="that")
             member.monitor.on_break()
         elif member.rank == 0:
             member.abort()
-        return devices()
+        return devices(is_local)
 
     monkeypatch.setattr(gloo, "_devices", give_up)
 

@@ -1,0 +1,596 @@
+"""Whatever a text holds, who reads it gets a value, or the error that is documented.
+
+The texts come from files, from variables of the environment, from the command line, from the store
+at which ranks meet, and from other ranks. A test tries any text, and right texts with changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+import click
+import pytest
+import torch.distributed as dist
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringcoll.algorithms import schedule_of
+from ringcoll.cli import measuring
+from ringcoll.cli.app import cli
+from ringcoll.cli.parameters import rank_numbers, world_sizes
+from ringcoll.cost.choice import choose
+from ringcoll.cost.rules import FORCED, in_text, parse_rules
+from ringcoll.cost.table import Table, built_in
+from ringcoll.errors import (
+    ArgumentError,
+    MismatchError,
+    RingcollError,
+    RulesError,
+    ScheduleError,
+    TraceError,
+    TransportError,
+    TuningFileError,
+    UnknownAlgorithmError,
+    VerificationError,
+)
+from ringcoll.runtime import agreement
+from ringcoll.runtime.instructions import Wait
+from ringcoll.runtime.lives import Lives
+from ringcoll.runtime.monitor import Monitor, Running
+from ringcoll.runtime.operation import Turn
+from ringcoll.schedule import Schedule, verify
+from ringcoll.system import settings, tuning
+from ringcoll.system.machine import place
+from ringcoll.system.stores import read_fields, read_text
+from ringcoll.system.user_modules import algorithms_named
+from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
+from ringcoll.training.pipeline_check import check
+from ringcoll.training.pipeline_orders import one_f_one_b, zero_bubble
+from ringcoll.training.pipeline_schedule import Action, PipelineSchedule
+from ringcoll.training.trainers import find_trainer
+from ringcoll.transport import catalogue, gloo, shared
+from ringcoll.transport.base import meet, told_by
+from ringcoll.transport.catalogue import costs_of
+from ringcoll.transport.local import Hub
+from tests.cases.effort import effort
+from tests.cases.malformed import documents, words
+
+Result = TypeVar("Result")
+Error = TypeVar("Error", bound=Exception)
+
+
+def outcome(kind: type[Error], read: Callable[..., Result], *texts: Any) -> Result | Error:
+    """What a parser returns, or its error of the documented kind; any other error is raised."""
+    try:
+        return read(*texts)
+    except kind as error:
+        assert str(error)  # it can be shown  # noqa: PT017
+        return error
+
+
+# --- schedules ------------------------------------------------------------------------
+
+SCHEDULES = tuple(
+    schedule_of(collective, name, world_size).to_text()
+    for collective, name, world_size in (
+        ("all_reduce", "ring", 2),
+        ("all_reduce", "recursive_doubling", 4),
+        ("all_gather", "bruck", 3),
+        ("all_to_all", "pairwise", 2),
+        ("barrier", "dissemination", 3),
+    )
+)
+
+
+@effort(150)
+@given(words(*SCHEDULES))
+def test_a_schedule(text: str) -> None:
+    schedule = outcome(ScheduleError, Schedule.from_text, text)
+    if isinstance(schedule, ScheduleError):
+        return
+    proof = outcome(ScheduleError, verify, schedule)
+    if not isinstance(proof, ScheduleError):
+        assert Schedule.from_text(schedule.to_text()) == schedule
+
+
+@effort(40)
+@given(words(*SCHEDULES))
+def test_the_command_that_reads_a_schedule(text: str) -> None:
+    result = CliRunner().invoke(cli, ["verify", "--schedule", "-"], input=text)
+    assert result.exit_code in (0, 1, 2), result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "schedule.txt"
+    file.write_bytes(b"schedule \xff")
+    result = CliRunner().invoke(cli, ["verify", "--schedule", str(file)])
+    assert result.exit_code == 2
+    assert "schedule.txt is no text" in result.output
+
+
+HEADER = "schedule {} x world_size={} num_chunks={} num_slots={} root=0\n"
+ALONE = HEADER.format("all_reduce", 1, 1, 1) + "rank 0\n"
+
+
+@pytest.mark.parametrize("number", ["9" * 19, "9" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEADER.format("all_reduce", "{}", 1, 0),
+        HEADER.format("all_reduce", 1, "{}", 0) + "rank 0\n",
+        HEADER.format("all_reduce", 1, 1, "{}") + "rank 0\n",
+        ALONE + "  copy out[0] = in[{}]\n",
+        ALONE + "  copy tmp{}[0] = in[0]\n",
+        ALONE + "  send in[0] to {}\n",
+        ALONE + "  recv_reduce out[0] = in[0] + recv from {}\n",
+    ],
+)
+def test_a_number_that_is_too_long(text: str, number: str) -> None:
+    """Python refuses to read numbers of more than 4300 digits, with an error of its own."""
+    with pytest.raises(ScheduleError, match=r"line \d"):
+        Schedule.from_text(text.format(number))
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "gather", "all_to_all"])
+def test_more_chunks_or_slots_than_the_steps_can_name(collective: str) -> None:
+    """The verifier would take memory for each of them."""
+    steps = "".join(f"rank {rank}\n  -\n" for rank in range(64))
+    number = 4096 * 10**9
+    for chunks, slots, name in ((number, 0, "num_chunks"), (4096, number, "num_slots")):
+        with pytest.raises(ScheduleError, match=f"line 1: {name}={number} is too large"):
+            Schedule.from_text(HEADER.format(collective, 64, chunks, slots) + steps)
+    few = Schedule.from_text(HEADER.format(collective, 64, 4096, 8) + steps)
+    with pytest.raises(VerificationError, match="ends wrong"):
+        verify(few)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("first", [" = ", " from 1", "9"])
+@pytest.mark.parametrize("last", [" + ", " to 9", " = + recv from 1", " final"])
+def test_a_long_line_is_read_in_time_that_grows_with_its_length(first: str, last: str) -> None:
+    begin = time.process_time()
+    for operation in ("recv_reduce ", "reduce out[0] = ", "send ", "recv ", "copy "):
+        line = f"  {operation}{first * 10_000}{last * 10_000} ."
+        outcome(ScheduleError, Schedule.from_text, f"{ALONE}{line}\n")
+    assert time.process_time() - begin < 5
+
+
+DOUBLED = "  copy tmp0[0] = in[0]\n" + 90 * "  reduce tmp0[0] = tmp0[0] + tmp0[0]{final}\n"
+
+
+@pytest.mark.timeout(30)
+def test_an_order_of_reduction_that_is_never_written_out() -> None:
+    """It doubles with each step, so that its text would be 2**90 words long."""
+    text = ALONE + DOUBLED.format(final=" final") + "  copy out[0] = tmp0[0]\n"
+    with pytest.raises(VerificationError, match=r"ranks 0 \(many times\)"):
+        verify(Schedule.from_text(text))
+    doubled = DOUBLED.partition("\n")[2].format(final="") + "  copy out[0] = tmp0[0]\n"
+    barrier = (
+        HEADER.format("barrier", 2, 1, 1)
+        + "rank 0\n  send in[0] to 1 ; recv_reduce tmp0[0] = in[0] + recv from 1\n"
+        + doubled
+        + "rank 1\n  send in[0] to 0 ; recv_reduce tmp0[0] = recv + in[0] from 0\n  -\n"
+        + doubled
+    )
+    proof = verify(Schedule.from_text(barrier))  # contributions may count twice here
+    assert proof.same_everywhere
+    assert not proof.rank_order
+    assert not proof.left_fold
+
+
+PIPELINES = (str(one_f_one_b(2, 3)), str(zero_bubble(3, 3)))
+
+
+@effort(100)
+@given(words(*PIPELINES))
+def test_a_schedule_of_a_pipeline(text: str) -> None:
+    schedule = outcome(ScheduleError, PipelineSchedule.parse, text)
+    if not isinstance(schedule, ScheduleError):
+        outcome(VerificationError, check, schedule)
+        assert PipelineSchedule.parse(str(schedule)) == schedule
+
+
+@effort(100)
+@given(words("0F3", "12W7"))
+def test_an_action_of_a_pipeline(text: str) -> None:
+    action = outcome(ScheduleError, Action.parse, text)
+    assert isinstance(action, ScheduleError) or Action.parse(str(action)) == action
+
+
+def test_a_pipeline_of_more_stages_than_there_is_memory() -> None:
+    head = "x stages={0} microbatches={0} activations=1\n"
+    with pytest.raises(VerificationError, match="is incomplete"):
+        check(PipelineSchedule.parse(head.format(10**15) + "0F0 0B0"))
+    with pytest.raises(VerificationError, match=r"stages \[0, 1, 2, 3, 4, 5, 6, 7, \.\.\.\]"):
+        check(PipelineSchedule.parse(head.format(10**15) + f"{10**16}F0"))
+    with pytest.raises(ScheduleError, match="does not begin a schedule"):
+        PipelineSchedule.parse(head.format("9" * 5000))
+
+
+# --- rules, tables and the tuning file -------------------------------------------------
+
+RULES = (
+    "all_reduce:0-64K:recursive_doubling:k=4-8;all_reduce:*:ring@1M",
+    "*:1G-inf:auto:hosts=2-inf:k=3;tree",
+)
+
+
+@effort(200)
+@given(words(*RULES), st.booleans())
+def test_rules(text: str, known_only: bool) -> None:
+    read = partial(parse_rules, known_only=known_only)
+    rules = outcome(RulesError, read, text)
+    if isinstance(rules, RulesError):
+        assert rules.text == text
+        assert 0 <= rules.start <= rules.start + rules.length <= len(text)
+    else:
+        assert read(in_text(rules)) == rules
+
+
+TABLES = (
+    built_in("gloo", costs_of("gloo"), 4).to_json(),
+    built_in("ucx", costs_of("ucx"), 8, hosts=2).to_json(),
+)
+FILES = tuple({"format": "ringcoll tuning", "version": 1, "tables": [table]} for table in TABLES)
+
+
+def usable(table: Table) -> None:
+    """A table that was taken chooses; however large its numbers are."""
+    assert choose("all_reduce", 1 << 40, 4, table).algorithm
+    assert choose("broadcast", 0, 3, table).algorithm
+    assert Table.from_json(json.loads(table.dumps())).to_json() == table.to_json()
+
+
+@effort(60)
+@given(documents(*TABLES))
+def test_a_table(text: str) -> None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    table = outcome(TuningFileError, Table.from_json, value)
+    if isinstance(table, Table):
+        usable(table)
+
+
+@pytest.mark.parametrize("cost", [10**400, 1e308, float("inf"), float("nan"), -1, True, "1", None])
+def test_a_cost_that_cannot_be_computed_with(cost: Any) -> None:
+    """`10**400` is finite, but no float."""
+    wrong = {**TABLES[0], "parameters": {**TABLES[0]["parameters"], "alpha_s": cost}}
+    with pytest.raises(TuningFileError):
+        Table.from_json(wrong)
+    usable(Table.from_json({**wrong, "parameters": dict.fromkeys(TABLES[0]["parameters"], 1e100)}))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(tmp_path_factory.mktemp("tuning") / "tuning.json")
+
+
+@effort(100)
+@given(text=documents(*FILES))
+def test_a_tuning_file(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
+    entries = outcome(TuningFileError, tuning.read, file)
+    if isinstance(entries, TuningFileError):
+        assert entries.path == str(file)
+        assert tuning.find_table(file, "gloo", 4, 1, asked=False) is None
+        with pytest.raises(TuningFileError):
+            tuning.find_table(file, "gloo", 4, 1, asked=True)
+        return
+    for entry in entries:
+        usable(entry.table)
+        tuning.update(file, entry)
+
+
+@effort(30)
+@given(content=st.binary(max_size=50))
+def test_a_tuning_file_of_bytes(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    with pytest.raises(TuningFileError):
+        tuning.read(file)
+
+
+def test_a_tuning_file_of_nothing_but_brackets(file: Path) -> None:
+    file.write_text("[" * 200_000)
+    with pytest.raises(TuningFileError, match="cannot be read: maximum recursion depth"):
+        tuning.read(file)
+
+
+# --- variables of the environment ------------------------------------------------------
+
+# A variable holds neither a null byte nor half of a pair of surrogates.
+VARIABLES = words("auto", "gloo", "ucx", "off", "cupy", "detail", "~/tuning.json", *RULES).map(
+    lambda text: text.replace("\0", "")
+)
+
+
+@effort(150)
+@given(VARIABLES)
+def test_variables(text: str) -> None:
+    names = [*settings.TRANSPORT_VARIABLES.values(), settings._REDUCTION, settings._TUNING]
+    everywhere = dict.fromkeys([*names, settings._DEBUG, FORCED], text)
+    with mock.patch.dict(os.environ, everywhere), mock.patch.object(settings._log, "setLevel"):
+        for kind in settings.TRANSPORT_VARIABLES:
+            name = outcome(ArgumentError, catalogue.named, kind, "auto")
+            assert isinstance(name, ArgumentError) or name in ("auto", *catalogue.names(kind))
+        engine = outcome(ArgumentError, settings.reduction)
+        assert isinstance(engine, ArgumentError) or engine in ("auto", "cupy", "torch")
+        rules = outcome(RulesError, settings.forced_rules, settings.forced_text())
+        assert not isinstance(rules, RulesError) or rules.source == FORCED
+        path = outcome(TuningFileError, settings.tuning_file)
+        if not isinstance(path, TuningFileError):
+            find = partial(tuning.find_table, asked=path[1])
+            found = outcome(TuningFileError, find, path[0], "gloo", 4, 1)
+            assert found is None or isinstance(found, TuningFileError)
+        with mock.patch.object(settings._log, "hasHandlers", return_value=True):
+            settings.log_as_asked()
+
+
+def test_a_tuning_file_of_a_user_who_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCOLL_TUNING", "~nobody_of_that_name/tuning.json")
+    with pytest.raises(TuningFileError, match="RINGCOLL_TUNING"):
+        settings.tuning_file()
+
+
+@pytest.mark.parametrize("text", ["", "two", "9" * 5000, "0x2"])
+def test_a_number_of_ranks_from_who_starts_them(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", text)
+    with pytest.raises(click.UsageError, match="WORLD_SIZE is no number of ranks"):
+        measuring.ranks_to_use(None, 4)
+
+
+# --- the command line --------------------------------------------------------------------
+
+
+@effort(200)
+@given(words("64K", "16 MiB", "1-8,13,64"))
+def test_sizes_and_numbers_of_ranks(text: str) -> None:
+    nbytes = outcome(click.BadParameter, measuring.nbytes_of, text)
+    assert isinstance(nbytes, click.BadParameter) or 0 <= nbytes < 10**18 << 40
+    for read in (world_sizes, rank_numbers):
+        numbers = outcome(click.BadParameter, read, text)
+        assert isinstance(numbers, click.BadParameter) or max(numbers) <= 1 << 16
+
+
+@pytest.mark.parametrize("text", ["1\u212a", "9" * 5000, "\u0661K"])
+def test_a_size_that_only_looks_like_one(text: str) -> None:
+    """The sign for kelvin is a K to who ignores case."""
+    with pytest.raises(click.BadParameter, match="is not a size"):
+        measuring.nbytes_of(text)
+
+
+@effort(100)
+@given(words("3d:2x2x2", "pipeline:1f1b"))
+def test_a_trainer(text: str) -> None:
+    found = outcome(ArgumentError, find_trainer, text)
+    assert found[1] in text if isinstance(found, tuple) else found.got == text
+
+
+@effort(100)
+@given(words("no.where:star", "./nowhere.py:star", "~/nowhere.py:star", ".:", "..no.where:x"))
+def test_a_reference_to_an_algorithm(text: str) -> None:
+    with pytest.raises(ScheduleError):  # an `UnknownAlgorithmError` is one
+        algorithms_named(f"nowhere{text}")
+    with pytest.raises(UnknownAlgorithmError):
+        algorithms_named(f"~nobody_of_that_name/{text}")
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [":", ".:x", "..:x", "sys:exit", "\0:x", "a\0.py:x", "sys.x:y", "a" * 5000 + ".py:x"],
+)
+def test_a_reference_to_what_is_no_file(reference: str) -> None:
+    with pytest.raises(UnknownAlgorithmError):
+        algorithms_named(reference)
+
+
+def test_a_package_that_fails_before_the_module_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", *os.sys.path])  # type: ignore[attr-defined]
+    (tmp_path / "failing_package").mkdir()
+    (tmp_path / "failing_package" / "__init__.py").write_text("1 / 0")
+    with pytest.raises(ScheduleError, match="ZeroDivisionError: division by zero"):
+        algorithms_named("failing_package.star:star")
+
+
+# --- what ranks tell each other through the store --------------------------------------
+
+
+def store_with(key: str, value: str | bytes) -> dist.Store:
+    store = dist.HashStore()
+    store.set(key, value)  # type: ignore[arg-type]  # bytes are taken as well
+    return store
+
+
+@effort(100)
+@given(st.binary(max_size=40))
+def test_bytes_in_the_store(value: bytes) -> None:
+    store = store_with("key", value)
+    assert isinstance(read_text(store, "key"), str)
+    with pytest.raises(TransportError, match="no rank writes what the store has under 'key'"):
+        read_fields(store, "key", {"pid": int})
+
+
+SHARED = {"pid": 1, "descriptor": 3, "device": 1, "inode": 5, "nbytes": 4096, "secret": 9,
+          "address": 1 << 46}  # fmt: skip
+
+
+@effort(100)
+@given(documents(SHARED))
+def test_what_ranks_of_a_host_tell_each_other(text: str) -> None:
+    store = store_with("shared/1", text)
+    told = outcome(
+        TransportError, told_by, store, "shared", 0, [1], 1.0, lambda: False, shared._TOLD
+    )
+    if isinstance(told, TransportError):
+        return
+    assert told[1].keys() == SHARED.keys()
+    assert all(type(number) is int and 0 <= number < 1 << 64 for number in told[1].values())
+    transport = shared.SharedTransport(dist.HashStore(), 0, 2)
+    transport._memory = mock.sentinel.memory
+    for wrong in ({"descriptor": 1 << 63}, {"pid": 1 << 63}):
+        with pytest.raises(TransportError, match="cannot open the memory of rank 1"):
+            transport._open(1, told[1] | wrong, mock.sentinel.places)
+    for life in transport._lives.values():
+        os.close(life)
+
+
+@effort(100)
+@given(documents([["127.0.0.1", 4000], ["::1", 1]]))
+def test_addresses(text: str) -> None:
+    addresses = outcome(TransportError, gloo._told, store_with("address/1", text), 1)
+    if isinstance(addresses, list):
+        for address in addresses:
+            assert list(map(type, address)) in ([str, int], [str, bool])
+            assert gloo._is_loopback(address[0]) in (True, False)
+
+
+@effort(60)
+@given(words(f"transport gloo of ringcoll 0.1.0\n{place()}"))
+def test_the_transport_and_the_host_of_a_rank(text: str) -> None:
+    hosts = outcome(TransportError, meet, store_with("here/1", text), 0, 2, 1.0, "gloo")
+    assert "rank 1 with" in str(hosts) if isinstance(hosts, TransportError) else len(hosts) == 2
+
+
+PROCESS = (os.getppid(), "1", place())
+
+
+@effort(100)
+@given(documents(list(PROCESS)))
+def test_the_process_of_a_rank(text: str) -> None:
+    assert Lives(store_with("ringcoll/process/1", text), 0, 2).ended() <= {1}
+
+
+def test_the_process_of_a_rank_is_a_number_and_no_path() -> None:
+    for wrong in (f"../../proc/{os.getpid()}", str(os.getppid()), None, 1.0):
+        text = json.dumps((wrong, *PROCESS[1:]))
+        assert Lives(store_with("ringcoll/process/1", text), 0, 2)._processes == {}
+    text = json.dumps(PROCESS)
+    assert Lives(store_with("ringcoll/process/1", text), 0, 2).ended() == {1}, "it began later"
+
+
+DECISIONS = (
+    {"measure": False, "hosts": 1, "forced": ""},
+    {"error": "no such file", "rules": False},
+    {"error": "no such algorithm", "rules": True},
+)
+
+
+@effort(100)
+@given(documents(*DECISIONS), documents(*TABLES))
+def test_the_decision_and_the_table_of_rank_0(decision: str, table: str) -> None:
+    store, transport = dist.HashStore(), Hub(2).transports()[1]
+    notes = agreement._Notes(transport, store, 5.0)
+    store.set("decision", decision)
+    store.set("table", table)
+    with (
+        mock.patch.object(notes, "_wait"),  # rank 0 has written both
+        mock.patch.object(agreement, "measure"),
+    ):
+        table_now = outcome(RingcollError, agreement._follow, transport, notes)
+        if isinstance(table_now, Table):
+            usable(table_now)
+        else:
+            assert isinstance(table_now, TransportError | RulesError | TuningFileError)
+
+
+def monitor(store: dist.Store) -> tuple[Monitor, Running]:
+    """The monitor of rank 0, which waits for rank 1 in the group's first call."""
+    watching = Monitor(store, 0, 3, lambda: None, Lives(store, 0, 3))
+    call = Turn("all_reduce(sum)", lambda: None)
+    call.lengths = {1: 3, 2: 5}
+    watching.recent.append((0, call))
+    return watching, Running(0, call, Wait(0, 1, 0, is_receive=True))
+
+
+STATES: tuple[dict[str, Any], ...] = (
+    {
+        "calls": {"0": ["all_reduce(sum)", {"1": 3, "2": 4}], "1": ["barrier", None]},
+        "waits": [0, 2],
+    },
+    {"calls": {}, "waits": None},
+)
+VERDICTS = (
+    {"kind": "mismatch", "calls": [[1, "all_reduce"], [2, "barrier"]], "number": 3},
+    {"kind": "lost", "peer": 2, "text": "rank 2 is gone"},
+    {"kind": "timeout", "peer": None, "text": "late"},
+)
+
+
+@effort(150)
+@given(documents(*STATES))
+def test_the_state_of_a_rank(text: str) -> None:
+    watching, running = monitor(store_with("state/1", text))
+    verdict = watching._disagreement()
+    chain = watching._waiting_for(running)
+    assert chain[0] == 1
+    assert len(chain) <= 2
+    if verdict is not None:
+        assert isinstance(watching._from_verdict(json.loads(json.dumps(verdict)), running),
+                          MismatchError)  # fmt: skip
+
+
+@effort(150)
+@given(documents(*VERDICTS))
+def test_a_verdict(text: str) -> None:
+    watching, running = monitor(store_with("verdict", text))
+    verdict = watching._read("verdict")
+    if verdict is not None:
+        error = watching._from_verdict(verdict, running)
+        assert isinstance(error, TransportError | MismatchError)
+        assert str(error).startswith("rank 0")
+
+
+def test_what_monitors_write_is_read() -> None:
+    """Not to be refused by who reads it with care."""
+    for verdict in VERDICTS:
+        watching, _ = monitor(store_with("verdict", json.dumps(verdict)))
+        assert watching._read("verdict") == verdict
+    for state in STATES:
+        watching, _ = monitor(store_with("state/1", json.dumps(state)))
+        assert watching._read("state/1") == state
+    watching, _ = monitor(store_with("state/1", json.dumps(STATES[0])))
+    assert (watching._disagreement() or {})["calls"] == [
+        (0, "all_reduce(sum) with 5 elements from rank 0 to rank 2"),
+        (1, "all_reduce(sum) with 4 elements from rank 0 to rank 2"),
+    ]
+
+
+# --- what ranks send each other for a trace ---------------------------------------------
+
+RECORDS = Records(0, 2, "gloo", groups=[[0, 1]])
+RECORDS.operations.append(
+    TracedOperation(
+        0, "all_reduce", "all_reduce", "ring", 1, 5, 9,
+        messages=[MessageEnd(True, 1, 0, 4, 7, 5, 6)], spans=[Span("wait", 6, 8, 0, 0)],
+    )
+)  # fmt: skip
+
+
+@effort(100)
+@given(st.one_of(st.binary(max_size=50), documents(asdict(RECORDS)).map(str.encode)))
+def test_the_notes_of_a_rank(data: bytes) -> None:
+    for packed in (data, zlib.compress(data), zlib.compress(data)[:-3]):
+        notes = outcome(TraceError, Records.unpacked, packed)
+        assert isinstance(notes, Records) or "not the notes of a rank" in str(notes)
+
+
+def test_notes_come_back_and_grow_by_a_factor_at_most() -> None:
+    assert Records.unpacked(RECORDS.packed()) == RECORDS
+    whole = 1 << 24
+    assert whole / len(zlib.compress(bytes(whole), 9)) < 1032
