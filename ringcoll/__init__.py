@@ -60,6 +60,7 @@ _HOME = {
     **dict.fromkeys(("Explanation", "explain"), "ringcoll.collectives.explanation"),
     **dict.fromkeys(("MpiGroup", "mpi_group"), "ringcoll.launch.mpi"),
     **dict.fromkeys(("empty_shared", "share"), "ringcoll.system.shared_tensors"),
+    "Faults": "ringcoll.transport.faulty",
     "Options": "ringcoll.backend.process_group",
     "Work": "ringcoll.runtime.work",
     "trace": "ringcoll.tracing",
@@ -96,9 +97,11 @@ if TYPE_CHECKING:
     from ringcoll.runtime.work import Work
     from ringcoll.system.shared_tensors import empty_shared, share
     from ringcoll.tracing import trace
+    from ringcoll.transport.faulty import Faults
 
 __all__ = [
     "Explanation",
+    "Faults",
     "LocalGroup",
     "MpiGroup",
     "Options",

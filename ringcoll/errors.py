@@ -12,6 +12,7 @@ __all__ = [
     "BackwardError",
     "CaptureError",
     "CollectiveTimeoutError",
+    "CorruptMessageError",
     "GroupBrokenError",
     "MismatchError",
     "MissingExtraError",
@@ -178,6 +179,10 @@ class PeerLostError(TransportError):
 
 class CollectiveTimeoutError(TransportError, TimeoutError):
     """A peer did not arrive within the time limit."""
+
+
+class CorruptMessageError(TransportError):
+    """A message is not what its sender, ``peer``, has sent: its checksum differs."""
 
 
 class MismatchError(RingcollError, RuntimeError):

@@ -11,6 +11,7 @@ from ringcoll import errors
 EVERY = (
     errors.ArgumentError("no", rank=1, argument="op", expected="a sum", got=3),
     errors.CollectiveTimeoutError("late", peer=2),
+    errors.CorruptMessageError("flipped", peer=1),
     errors.GroupBrokenError("broken"),
     errors.MismatchError("differ", peer=1, mine="a", theirs="b"),
     errors.PeerLostError("gone", peer=0),
@@ -54,6 +55,7 @@ def test_every_error_is_here():
         (errors.TransportError, RuntimeError),
         (errors.SharingError, MemoryError),
         (errors.CollectiveTimeoutError, TimeoutError),
+        (errors.CorruptMessageError, RuntimeError),
         (errors.MismatchError, RuntimeError),
         (errors.RulesError, ValueError),
         (errors.TuningFileError, ValueError),

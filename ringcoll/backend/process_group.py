@@ -62,7 +62,7 @@ class Options:
     segment_bytes, wire_dtype
         As for the functions of `ringcoll.collectives.functions`; the wire dtype is used for sums
         of floating-point tensors only.
-    transport, cuda_transport
+    transport, cuda_transport, verify_messages
         As for `ringcoll.use`.
     share
         Whether long CPU tensors move to shared memory when they are first all-reduced: see
@@ -86,6 +86,7 @@ class Options:
     transport: str = "auto"
     cuda_transport: str = "auto"
     share: bool = False
+    verify_messages: bool = False
 
     def __post_init__(self) -> None:
         catalogue.named("cpu", self.transport)
@@ -161,8 +162,12 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._store = store
         tell(store, rank)  # so that a death before the first call is seen
         self._issued = 0
-        transport, cuda_transport = self.options.transport, self.options.cuda_transport
-        groups.use(self, transport=transport, cuda_transport=cuda_transport)
+        groups.use(
+            self,
+            transport=self.options.transport,
+            cuda_transport=self.options.cuda_transport,
+            verify_messages=self.options.verify_messages,
+        )
         self._coalesced: list[Work] | None = None
         self._messages = PointToPoint(store, rank, world_size, timeout)
         # For CUDA tensors torch sees gloo's group, too. torch would connect NCCL's group at once

@@ -20,6 +20,7 @@ from ringcoll.runtime.work import Work
 from ringcoll.system import streams
 from ringcoll.system.stores import private
 from ringcoll.transport import catalogue
+from ringcoll.transport.asked import as_asked
 from ringcoll.transport.base import Handle, Message
 
 __all__ = [
@@ -46,6 +47,7 @@ _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
 _making = threading.Lock()
 # Names of transports that `use` has got, by the type of device.
 _asked: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+_verified: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # likewise
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -314,9 +316,15 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     # `close` makes the group as new, so it must not see its old keys in the store.
     prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
     asked = _asked.get(group, {}).get(device.type)
-    store = group.get_group_store()
     return _member(
-        store, group.rank(), group.size(), time_limit_s(group), device, asked, prefix=prefix
+        group.get_group_store(),
+        group.rank(),
+        group.size(),
+        time_limit_s(group),
+        device,
+        asked,
+        prefix=prefix,
+        verify_messages=_verified.get(group),
     )
 
 
@@ -329,6 +337,7 @@ def _member(
     asked: str | None,
     *,
     prefix: str = "ringcoll",
+    verify_messages: bool | None = None,
 ) -> Communicator:
     """A rank's end of a group whose ranks meet at a store, for tensors on a device."""
     if device.type not in ("cpu", "cuda"):
@@ -346,7 +355,10 @@ def _member(
     name = catalogue.resolved(device.type, asked, rank)
     # The same prefix for every transport: there the ranks see that they have different transports.
     meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
-    transport = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)
+    transport = as_asked(
+        catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s),
+        verify_messages=verify_messages,
+    )
     sends = None if device.type == "cpu" else device
     return Communicator(transport, monitor, timeout_s, sends, own)
 
@@ -363,7 +375,11 @@ def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:
 
 
 def use(
-    group: Any = None, *, transport: str | None = None, cuda_transport: str | None = None
+    group: Any = None,
+    *,
+    transport: str | None = None,
+    cuda_transport: str | None = None,
+    verify_messages: bool | None = None,
 ) -> None:
     """Choose how tensors of a group travel, before the first operation on such tensors.
 
@@ -382,11 +398,15 @@ def use(
         Transport of CUDA tensors: ``"nccl"``, ``"ucx"``, ``"gloo"`` or ``"mpi"`` (both by way of host
         memory), or ``"auto"``: NCCL where torch has it, otherwise UCX or gloo. The
         environment's ``RINGCOLL_CUDA_TRANSPORT`` overrides it.
+    verify_messages
+        Whether each message of a collective has a checksum, with which its receiver finds what was
+        changed, lost or doubled on its way, and raises `CorruptMessageError`; not over NCCL. The
+        environment's ``RINGCOLL_VERIFY_MESSAGES`` overrides it.
 
     Raises
     ------
     ArgumentError
-        There is no transport of that name, no transport was named, the group is in use, or
+        There is no transport of that name, nothing was chosen, the group is in use, or
         the group is not a process group of torch.
     MissingExtraError
         The transport is not installed.
@@ -407,15 +427,18 @@ def use(
             if catalogue.named(kind, asked, rank) != "auto":
                 catalogue.resolved(kind, asked, rank)
             chosen[kind] = asked
-    if not chosen:
+    if not chosen and verify_messages is None:
         raise ArgumentError(
             "nothing was chosen",
             rank=rank,
-            argument="transport, cuda_transport",
+            argument="transport, cuda_transport, verify_messages",
             expected="at least one of them",
             got="none",
         )
-    if chosen.keys() & _members(group).keys():
+    in_use = set(_members(group))
+    if verify_messages is None:
+        in_use &= chosen.keys()
+    if in_use:
         raise ArgumentError(
             "the group is in use; ringcoll.close(group), on all ranks, makes it as new",
             rank=rank,
@@ -424,6 +447,8 @@ def use(
             got=group,
         )
     _asked[group] = {**_asked.get(group, {}), **chosen}
+    if verify_messages is not None:
+        _verified[group] = verify_messages
 
 
 def abort(group: Any) -> None:

@@ -32,6 +32,7 @@ from ringcoll.errors import ArgumentError, TransportError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system.stores import served
 from ringcoll.system.streams import current_device
+from ringcoll.transport.asked import as_asked
 from ringcoll.transport.mpi import Channels, MpiTransport, channels, mpi, wait_for
 from ringcoll.transport.staged import StagedTransport
 
@@ -71,7 +72,7 @@ class MpiGroup(OwnGroup):
         store = dist.PrefixStore("cuda", self._store)
         below = MpiTransport(dist.PrefixStore("transport", store), self.rank(), self.size())
         return Communicator(
-            StagedTransport(below, device),
+            as_asked(StagedTransport(below, device)),
             dist.PrefixStore("monitor", store),
             self.communicator.timeout_s,
             device,
@@ -130,7 +131,9 @@ def mpi_group(comm: Any = None, *, timeout_s: float = 1800.0) -> MpiGroup:
     lines = channels(comm, timeout_s)
     store = _store(library, lines, timeout_s)
     rank, world_size = lines.messages.Get_rank(), lines.messages.Get_size()
-    transport = MpiTransport(dist.PrefixStore("transport", store), rank, world_size, lines)
+    transport = as_asked(
+        MpiTransport(dist.PrefixStore("transport", store), rank, world_size, lines)
+    )
     return MpiGroup(Communicator(transport, dist.PrefixStore("monitor", store), timeout_s), store)
 
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from ringcoll.collectives.groups import OwnGroup
 from ringcoll.errors import PeerLostError
 from ringcoll.runtime.communicator import Communicator
+from ringcoll.transport.asked import as_asked
+from ringcoll.transport.faulty import Faults
 from ringcoll.transport.local import Hub
 
 __all__ = ["LocalGroup", "run_threads"]
@@ -21,7 +23,12 @@ class LocalGroup(OwnGroup):
 
 
 def run_threads(
-    function: Callable[[LocalGroup], Any], world_size: int, *, timeout_s: float = 60.0
+    function: Callable[[LocalGroup], Any],
+    world_size: int,
+    *,
+    timeout_s: float = 60.0,
+    verify_messages: bool = False,
+    faults: Faults | None = None,
 ) -> list[Any]:
     """Run a function on k ranks that are threads of this process.
 
@@ -36,6 +43,10 @@ def run_threads(
         Number of ranks.
     timeout_s
         Time limit of each operation, in seconds.
+    verify_messages
+        Whether messages have checksums: see `ringcoll.use`.
+    faults
+        What is to go wrong with messages, and how often; by default nothing.
 
     Returns
     -------
@@ -58,12 +69,15 @@ def run_threads(
     [10, 10, 10, 10]
     """
     hub, store = Hub(world_size), dist.HashStore()
+    transports = [
+        as_asked(transport, verify_messages=verify_messages, faults=faults)
+        for transport in hub.transports()
+    ]
     results: list[Any] = [None] * world_size
     failures: list[BaseException] = []
 
     def main(rank: int) -> None:
-        transport = hub.transports()[rank]
-        member = Communicator(transport, dist.PrefixStore("monitor", store), timeout_s)
+        member = Communicator(transports[rank], dist.PrefixStore("monitor", store), timeout_s)
         try:
             results[rank] = function(LocalGroup(member))
         except BaseException as error:  # noqa: BLE001  # raised again below

@@ -285,7 +285,7 @@ def agree(
     timeout_s
         Time limit in seconds.
     measurable
-        Whether the costs may be measured; by default on transports with tags.
+        Whether the costs may be measured; by default on transports with tags and without checksums.
 
     Raises
     ------
@@ -297,7 +297,8 @@ def agree(
     settings.log_as_asked()
     rank, world_size = transport.rank, transport.world_size
     if measurable is None:
-        measurable = transport.name in names("cpu") and not transport.ordered
+        is_plain = not (transport.ordered or transport.verifies)
+        measurable = is_plain and transport.name in names("cpu")
     notes = _Notes(transport, store, timeout_s)
     if rank:
         return _follow(transport, notes)

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import (
     CollectiveTimeoutError,
+    CorruptMessageError,
     MismatchError,
     PeerLostError,
     RingcollError,
@@ -68,6 +69,7 @@ class Running(NamedTuple):
 # be connected.
 _KINDS = {
     "timeout": CollectiveTimeoutError,
+    "corrupt": CorruptMessageError,
     "transport": TransportError,
     "lost": PeerLostError,
 }
@@ -76,6 +78,8 @@ _KINDS = {
 def _kind(error: RingcollError) -> str:
     if isinstance(error, CollectiveTimeoutError):
         return "timeout"
+    if isinstance(error, CorruptMessageError):
+        return "corrupt"
     return "transport" if type(error) is TransportError else "lost"
 
 
@@ -183,9 +187,10 @@ class Monitor:
         """Read the verdict of another rank, or write this rank's verdict."""
         with self._lock:
             timed_out = isinstance(error, CollectiveTimeoutError)
-            # A rank that timed out waits for no verdict: the others lose their connections to
-            # it at once, and wait for its verdict. A process that has ended writes none any more.
-            deadline = time.monotonic() + (0 if timed_out else _PATIENCE_S)
+            is_cause = timed_out or isinstance(error, CorruptMessageError)
+            # Such a rank waits for no verdict: the others lose their connections to it at once, and
+            # wait for its verdict. A process that has ended writes none any more.
+            deadline = time.monotonic() + (0 if is_cause else _PATIENCE_S)
             while True:
                 is_last = time.monotonic() >= deadline or self._has_lost(running)
                 verdict = self._read("verdict")
@@ -210,8 +215,9 @@ class Monitor:
     ) -> TransportError:
         """The failure as this rank knows it; in ``chain`` each rank waits for the next rank."""
         timed_out = isinstance(error, CollectiveTimeoutError)
+        is_corrupt = isinstance(error, CorruptMessageError)
         peer = running.wait.peer if running.wait else getattr(error, "peer", None)
-        ended = set() if timed_out else self.lives.ended()
+        ended = set() if timed_out or is_corrupt else self.lives.ended()
         if ended and peer not in ended:  # another one is the cause, and may have held the store
             return self._lost(min(ended), running)
         if running.wait is None:
@@ -222,6 +228,8 @@ class Monitor:
             text = f"rank {self.rank} timed out after {limit_s:g} s, waiting for {running.where()}"
             text += "".join(f"; rank {a} waits for rank {b}" for a, b in pairwise(chain))
             peer = chain[-1]
+        elif is_corrupt:
+            text = f"{error}; it is {running.where()}"
         else:
             cause = "its process has ended" if peer in ended else _short(str(error))
             text = (

@@ -1,13 +1,15 @@
 """The environment's variables: the only module that reads those of the library.
 
-==========================  ========================================================
-``RINGCOLL_TRANSPORT``      the transport of CPU tensors, whatever the program asks for
-``RINGCOLL_CUDA_TRANSPORT`` the same for CUDA tensors
-``RINGCOLL_ALGORITHM``      rules that force algorithms: see `ringcoll.cost.rules`
-``RINGCOLL_TUNING``         the file of ``ringcoll tune``, or ``off``
-``RINGCOLL_REDUCTION``      the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
-``RINGCOLL_DEBUG``          the log's level, ``info`` or ``debug``; ``detail`` also compares calls
-==========================  ========================================================
+============================  ======================================================
+``RINGCOLL_TRANSPORT``        the transport of CPU tensors, whatever the program asks for
+``RINGCOLL_CUDA_TRANSPORT``   the same for CUDA tensors
+``RINGCOLL_ALGORITHM``        rules that force algorithms: see `ringcoll.cost.rules`
+``RINGCOLL_TUNING``           the file of ``ringcoll tune``, or ``off``
+``RINGCOLL_REDUCTION``        the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
+``RINGCOLL_VERIFY_MESSAGES``  ``1``: messages have checksums; ``0``: none has
+``RINGCOLL_FAULTS``           faults on purpose: see `ringcoll.transport.faulty`
+``RINGCOLL_DEBUG``            the log's level, ``info`` or ``debug``; ``detail`` also compares calls
+============================  ======================================================
 
 ``torchrun`` sets ``TORCHELASTIC_ERROR_FILE``, in which it looks for the error of a rank.
 """
@@ -25,6 +27,7 @@ __all__ = [
     "TRANSPORT_VARIABLES",
     "compares_calls",
     "error_file",
+    "faults",
     "forced_rules",
     "forced_text",
     "forced_transport",
@@ -32,6 +35,7 @@ __all__ = [
     "ranks_may_share_gpus",
     "reduction",
     "tuning_file",
+    "verifies_messages",
     "without_tuning",
 ]
 
@@ -39,6 +43,7 @@ TRANSPORT_VARIABLES = {"cpu": "RINGCOLL_TRANSPORT", "cuda": "RINGCOLL_CUDA_TRANS
 """The variable that forces a transport, by the type of the tensors' device."""
 _TUNING = "RINGCOLL_TUNING"
 _REDUCTION = "RINGCOLL_REDUCTION"
+VERIFY_MESSAGES, FAULTS = "RINGCOLL_VERIFY_MESSAGES", "RINGCOLL_FAULTS"
 _DEBUG, _DETAIL = "RINGCOLL_DEBUG", "detail"
 
 _log = logging.getLogger("ringcoll")
@@ -123,6 +128,25 @@ def without_tuning() -> None:
     """Use no tuning file and no forced rules from now on, in this process and its children."""
     os.environ[_TUNING] = "off"
     os.environ.pop(FORCED, None)
+
+
+def verifies_messages() -> bool | None:
+    """Whether messages have checksums; ``None`` if that is left to the program.
+
+    Raises
+    ------
+    ArgumentError
+        ``RINGCOLL_VERIFY_MESSAGES`` has another value than 0 and 1.
+    """
+    text = os.environ.get(VERIFY_MESSAGES, "")
+    if text not in ("", "0", "1"):
+        raise ArgumentError("not 0 or 1", argument=VERIFY_MESSAGES, expected="0 or 1", got=text)
+    return text == "1" if text else None
+
+
+def faults() -> str:
+    """The text of ``RINGCOLL_FAULTS``; empty if the variable is not set."""
+    return os.environ.get(FAULTS, "")
 
 
 def compares_calls() -> bool:

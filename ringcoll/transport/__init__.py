@@ -4,6 +4,9 @@
 `base`          what a transport is
 `catalogue`     one entry a transport; nothing else lists them
 `around`        a transport around another one
+`faulty`        another transport, with faults on purpose
+`verified`      another transport, with a checksum beside each message
+`asked`         a transport with what the program or the environment asks for around it
 `gloo`          a process group of torch's gloo, CPU tensors
 `nccl`          grouped batches on a process group of torch's NCCL
 `shared`        memory that the ranks of one host share, CPU tensors

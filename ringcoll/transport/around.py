@@ -16,6 +16,16 @@ class AroundTransport(Transport):
         self.ordered, self.waits_on_host = below.ordered, below.waits_on_host
         self.shares_process, self.hosts = below.shares_process, below.hosts
 
+    # The innermost transport meets the others, and says it then.
+    @property
+    def verifies(self) -> bool:
+        """Whether each message has its checksum beside it."""
+        return self.below.verifies
+
+    @verifies.setter
+    def verifies(self, verifies: bool) -> None:
+        self.below.verifies = verifies
+
     def connect(self, timeout_s: float) -> None:
         """Connect the transport below."""
         self.below.connect(timeout_s)

@@ -20,6 +20,7 @@ of its own; NCCL enqueues the messages themselves.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +35,16 @@ from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportErro
 from ringcoll.system.machine import hosts_of, place
 from ringcoll.system.stores import appears, read_fields, read_json, read_text
 
-__all__ = ["Handle", "Message", "Transport", "devices_of", "meet", "settle", "told_by"]
+__all__ = [
+    "Handle",
+    "Message",
+    "Transport",
+    "bytes_at",
+    "devices_of",
+    "meet",
+    "settle",
+    "told_by",
+]
 
 Handle = object
 """A message on its way: `Transport.post` returns it, and `Transport.wait` takes it."""
@@ -74,6 +84,9 @@ class Transport(Protocol):
 
     lends_from: float = math.inf
     """Bytes from which on a message can be lent: read where it lies, which saves a copy."""
+
+    verifies: bool = False
+    """Whether each message has its checksum beside it; the ranks compare it when they meet."""
 
     hosts: tuple[int, ...]
     """Host number of every rank, alike on all ranks; empty before `connect`."""
@@ -165,6 +178,13 @@ def devices_of(messages: Iterable[Message]) -> tuple[torch.device, ...]:
     return tuple({device: None for device in devices if device.type == "cuda"})
 
 
+def bytes_at(address: int, nbytes: int) -> memoryview:
+    """Some bytes of this process's memory; the result does not keep the memory alive."""
+    if not nbytes:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
 def settle(devices: Iterable[torch.device]) -> None:
     """Wait for all work that is enqueued on the current streams of some CUDA devices."""
     for device in devices:
@@ -212,12 +232,7 @@ def told_by(
 
 
 def meet(
-    store: dist.Store,
-    rank: int,
-    world_size: int,
-    timeout_s: float,
-    name: str,
-    given_up: Callable[[], bool] = lambda: False,
+    store: dist.Store, transport: Transport, timeout_s: float, given_up: Callable[[], bool]
 ) -> tuple[int, ...]:
     """Wait until every rank has come with the same transport and version.
 
@@ -226,10 +241,10 @@ def meet(
     store
         Store of the group. Its keys here are the same for every transport, so that ranks with
         different transports meet.
-    rank, world_size, timeout_s
-        This rank, number of ranks, and time limit in seconds.
-    name
-        Name of the transport.
+    transport
+        This rank's transport.
+    timeout_s
+        Time limit in seconds.
     given_up
         Function that says whether the wait is in vain.
 
@@ -247,8 +262,10 @@ def meet(
     PeerLostError
         ``given_up`` has returned ``True``.
     """
+    rank, world_size = transport.rank, transport.world_size
     keys = [f"here/{peer}" for peer in range(world_size)]
-    own = f"transport {name} of ringcoll {__version__}"
+    how = " with verify_messages" if transport.verifies else ""
+    own = f"transport {transport.name}{how} of ringcoll {__version__}"
     store.set(keys[rank], f"{own}\n{place()}")
     if not appears(store, keys, time.monotonic() + timeout_s, given_up):
         if given_up():

@@ -228,9 +228,7 @@ class GlooTransport(Transport):
     def connect(self, timeout_s: float) -> None:
         """Make the group; see `Transport.connect`."""
         store, rank, world_size = self._store, self.rank, self.world_size
-        self.hosts = meet(
-            self._meeting, rank, world_size, timeout_s, self.name, lambda: self._aborted
-        )
+        self.hosts = meet(self._meeting, self, timeout_s, lambda: self._aborted)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
         options._timeout = timedelta(seconds=timeout_s)
         try:

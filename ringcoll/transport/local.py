@@ -27,6 +27,7 @@ class Half:
 
     message: Message
     done: bool = False
+    error: TransportError | None = None  # of a receive
 
 
 class Hub:
@@ -77,11 +78,14 @@ class Hub:
         other = others[key].popleft()
         receive, send = (half, other) if own is self._receives else (other, half)
         if receive.message.tensor.numel() != send.message.tensor.numel():
-            raise TransportError(
+            receive.error = TransportError(
                 f"a message of {send.message.tensor.numel()} elements met a receive of "
-                f"{receive.message.tensor.numel()}"
+                f"{receive.message.tensor.numel()}",
+                peer=receive.message.peer,
             )
-        self.transfer(receive, send)
+            receive.done = send.done = True
+        else:
+            self.transfer(receive, send)
 
     def transfer(self, receive: Half, send: Half) -> None:
         """Move a message between two ends that match."""
@@ -143,6 +147,8 @@ class LocalTransport(Transport):
         assert isinstance(handle, Half)
         with self.hub.condition:
             self.hub.condition.wait_for(lambda: handle.done or self.hub.aborted, timeout_s)
+            if handle.error is not None:
+                raise handle.error
             if handle.done:
                 return
             peer = handle.message.peer

@@ -257,7 +257,7 @@ class MpiTransport(Transport):
 
     def _meet(self, timeout_s: float) -> tuple[int, ...]:
         given_up = lambda: self._aborted  # noqa: E731
-        return meet(self._store, self.rank, self.world_size, timeout_s, self.name, given_up)
+        return meet(self._store, self, timeout_s, given_up)
 
     def _met(self, timeout_s: float) -> Channels:
         """Meet the others at the store, and make the communicators."""

@@ -215,7 +215,7 @@ class NcclTransport(Transport):
         """Connect all ranks; see `Transport.connect`."""
         self._store.set(f"gpu/{self.rank}", self._gpu or "")
         given_up = lambda: self._aborted  # noqa: E731
-        self.hosts = meet(self._store, self.rank, self.world_size, timeout_s, self.name, given_up)
+        self.hosts = meet(self._store, self, timeout_s, given_up)
         self._check_gpus()
         try:
             self._group.eager_connect_single_device(self.device)

@@ -151,7 +151,7 @@ class SharedTransport(Transport):
         rank, store = self.rank, self._store
         deadline = time.monotonic() + timeout_s
         given_up = lambda: self._aborted  # noqa: E731
-        self.hosts = meet(store, rank, self.world_size, timeout_s, self.name, given_up)
+        self.hosts = meet(store, self, timeout_s, given_up)
         here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
         if len(here) > cores():
             self._spins, self._is_crowded = _CROWDED_SPINS, True

@@ -38,7 +38,7 @@ from ringcoll.system.shared_memory import (
     read_process,
 )
 from ringcoll.system.shared_tensors import PeerRegions, SharedRegion, region_of, regions_now
-from ringcoll.transport.base import Message
+from ringcoll.transport.base import Message, bytes_at
 from ringcoll.transport.shared_layout import (
     BELL,
     DEPTH,
@@ -64,13 +64,6 @@ _ENTRY_WORDS = ENTRY // WORD
 _MOST_SLICES = 256  # lengths of short messages whose places are remembered
 
 
-def _bytes_at(address: int, nbytes: int) -> memoryview:
-    """Some bytes of this process's memory; the result does not keep the memory alive."""
-    if not nbytes:
-        return memoryview(bytearray())
-    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
-
-
 class RingSend:
     """A message to a peer."""
 
@@ -81,7 +74,7 @@ class RingSend:
         _, self.tensor, self.base, _ = message
         self.channel, self.nbytes = channel, self.tensor.nbytes
         self.address = self.tensor.data_ptr()
-        self.source = _bytes_at(self.address, self.nbytes)
+        self.source = bytes_at(self.address, self.nbytes)
         self.places = channel.outgoing(self.nbytes) if self.nbytes <= SHORT else []
         self.tag = self.number = self.copied = 0
         self.done = False
@@ -115,7 +108,7 @@ class RingReceive:
     ) -> None:
         self.channel, self.nbytes, self.tensor, self.lent = channel, nbytes, tensor, lent
         self.base = self.tag = tag
-        self.into = memoryview(b"") if tensor is None else _bytes_at(tensor.data_ptr(), nbytes)
+        self.into = memoryview(b"") if tensor is None else bytes_at(tensor.data_ptr(), nbytes)
         self.sources = channel.incoming(nbytes) if nbytes <= SHORT else []
         # Of a message that is to be read in the peer's memory: its place there, or in memory that
         # is mapped here; and its number.

@@ -244,7 +244,7 @@ class UcxTransport(Transport):
         store, ucx = self._store, self._ucx
         deadline = time.monotonic() + timeout_s
         given_up = lambda: self._aborted  # noqa: E731
-        self.hosts = meet(store, self.rank, self.world_size, timeout_s, self.name, given_up)
+        self.hosts = meet(store, self, timeout_s, given_up)
         own_host = self.hosts[self.rank]
         with _current(self._device):
             context = _context(self._device, len(set(self.hosts)) == 1)

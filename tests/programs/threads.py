@@ -34,7 +34,7 @@ def together(world_size: int, main: Callable[[int], Any], limit_s: float = 60.0)
     return results
 
 
-def run_case(case: Case, world_size: int, library: Any = ringcoll) -> None:
+def run_case(case: Case, world_size: int, library: Any = ringcoll, **options: Any) -> None:
     """Make a call on all ranks and check everything that they have afterwards."""
 
     def main(group: LocalGroup) -> tuple[list[str], str]:
@@ -45,7 +45,7 @@ def run_case(case: Case, world_size: int, library: Any = ringcoll) -> None:
             assert work.wait()
         return verdict(prepared, group.rank(), world_size), fingerprint(prepared)
 
-    results = run_threads(main, world_size, timeout_s=20)
+    results = run_threads(main, world_size, timeout_s=20, **options)
     wrong = [item for found, _ in results for item in found]
     assert not wrong, (wrong, case)
     if case.collective in ("all_reduce", "all_gather", "broadcast"):

@@ -35,6 +35,7 @@ from ringcoll.transport.gloo import GlooTransport
 from ringcoll.transport.shared import SharedTransport
 from ringcoll.transport.staged import StagedTransport
 from ringcoll.transport.ucx import UcxTransport
+from ringcoll.transport.verified import VerifiedTransport
 from tests.cases.data import COMPLEX, FLOATS, INTEGERS, values
 from tests.cases.reference import bits
 from tests.fakes.fake_cuda import DEVICE, Looking, fake_cuda
@@ -314,10 +315,15 @@ def _shared(store: dist.Store, rank: int, world_size: int) -> Transport:
     return shared.make(store, rank, world_size, torch.device("cpu"), LIMIT_S)
 
 
+def _verified(*group: Any) -> Transport:
+    return VerifiedTransport(_shared(*group))
+
+
 TRANSPORTS: dict[str, Callable[..., Transport]] = {
     "gloo": GlooTransport,
     "shared": _shared,
     "shared, in pieces": InPieces,
+    "shared, verified": _verified,
     "ucx": UcxTransport,
     "staged gloo": _staged,
     "ucx, CUDA tensors": _ucx_on_device,

@@ -115,5 +115,7 @@ def test_gloo_breaks_only_its_own_connections(pool):
 def test_local_refuses_lengths_that_differ():
     first, second = Hub(2).transports()
     first.post([], [Message(1, torch.zeros(3), 0)])
-    with pytest.raises(TransportError, match="3 elements met a receive of 4"):
-        second.post([Message(0, torch.zeros(4), 0)], [])
+    (handle,) = second.post([Message(0, torch.zeros(4), 0)], [])
+    with pytest.raises(TransportError, match="3 elements met a receive of 4") as caught:
+        second.wait(handle, 1)
+    assert caught.value.peer == 0
