@@ -463,7 +463,9 @@ def test_addresses(text: str) -> None:
 @effort(60)
 @given(words(f"transport gloo of ringcoll 0.1.0\n{place()}"))
 def test_the_transport_and_the_host_of_a_rank(text: str) -> None:
-    hosts = outcome(TransportError, meet, store_with("here/1", text), 0, 2, 1.0, "gloo")
+    store = store_with("here/1", text)
+    transport = gloo.GlooTransport(store, 0, 2)
+    hosts = outcome(TransportError, meet, store, transport, 1.0, lambda: False)
     assert "rank 1 with" in str(hosts) if isinstance(hosts, TransportError) else len(hosts) == 2
 
 
