@@ -134,6 +134,8 @@ class Membership:
     def take(self, view: View) -> None:
         """Take a view, and show it at the own door."""
         self.view = view
+        names = view.names()
+        self._ways = {name: way for name, way in self._ways.items() if name in names}
         self.door.set("view", json.dumps(view))
 
     def meeting_place(self) -> dist.Store:

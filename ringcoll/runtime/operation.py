@@ -49,6 +49,8 @@ _log = logging.getLogger("ringcoll")
 
 _SHORT_NBYTES = 32 << 10  # to copy so much takes as long as to bind an instruction or two
 _MOST_BINDINGS = 128  # addresses that an operation remembers
+_TIMES = 3  # that tensors are at a place before their binding is kept
+_UNUSED = 2  # a binding is, if all might have been used so often since its last use
 
 
 class Request(NamedTuple):
@@ -202,13 +204,14 @@ class Binding:
     """An operation that is bound to memory and to a transport.
 
     ``loads`` copy tensors in before the program runs, ``stores`` copy results out; ``wait`` is
-    `Transport.wait`.
+    `Transport.wait`; ``last_run`` is the number of the operation's last run with it.
     """
 
     loads: Sequence[Load]
     program: Sequence[Instruction]
     stores: Sequence[Load]
     wait: Callable[[Handle, float], None]
+    last_run: int = 0
 
 
 class Operation:
@@ -241,7 +244,7 @@ class Operation:
         self.inference, self.has_streams = inference, has_streams(device)
         self.name = request.collective
         self.is_short = is_short(stage.nbytes, device) and not prepared
-        self._keeps = prepared or (stage.is_direct and not self.has_streams)
+        self._prepared, self._keeps = prepared, stage.is_direct and not self.has_streams
         # Elements of each block, if only its two ends know its length: blocks are numbered
         # source * world_size + destination. `None` if the description has all lengths.
         rules = contract(request.collective)
@@ -252,7 +255,8 @@ class Operation:
         self.nbytes_sent = 0  # in one run
         self._may_alias = may_alias and stage.is_direct
         self._bindings: dict[tuple[int, ...], Binding] = {}
-        self._seen: set[tuple[int, ...]] = set()  # places of short tensors
+        self._seen: dict[tuple[int, ...], int] = {}  # how often tensors were at a place
+        self._num_runs = 0
         self._lane_key: object = None
 
     def check(self) -> None:
@@ -301,24 +305,47 @@ class Operation:
         (``is_crowded``), torch must not use threads.
         """
         places = tuple(map(Tensor.data_ptr, tensors))
+        self._num_runs = run = self._num_runs + 1
         binding = self._bindings.get(places)
-        if binding is not None:
-            return binding
-        is_own = self.is_short and not (self._may_alias and places in self._seen)
-        if is_own:
-            if len(self._seen) >= _MOST_BINDINGS:
-                self._seen.clear()
-            self._seen.add(places)
-            places = ()
-            binding = self._bindings.get(places)
         if binding is None:
-            with torch.inference_mode(False):  # later calls may be outside of that mode
-                binding = self._bind(tensors, transport, workspace, is_crowded, is_own=is_own)
-            if is_own or self._keeps:
-                if len(self._bindings) >= _MOST_BINDINGS:
-                    self._bindings.clear()
-                self._bindings[places] = binding
+            is_known = self._is_known(places)
+            is_own = self.is_short and not (self._may_alias and is_known)
+            if is_own:
+                places = ()
+                binding = self._bindings.get(places)
+            if binding is None:
+                keeps = is_own or self._prepared or (self._keeps and is_known)
+                if keeps:
+                    self._make_room()
+                with torch.inference_mode(False):  # later calls may be outside of that mode
+                    binding = self._bind(tensors, transport, workspace, is_crowded, is_own=is_own)
+                if keeps:
+                    self._bindings[places] = binding
+        binding.last_run = run
         return binding
+
+    def _is_known(self, places: tuple[int, ...]) -> bool:
+        """Whether tensors come to these places again and again."""
+        if len(self._seen) >= _MOST_BINDINGS and places not in self._seen:
+            self._seen.clear()
+        self._seen[places] = times = self._seen.get(places, 0) + 1
+        return times > _TIMES
+
+    def _make_room(self) -> None:
+        """Let go of bindings that are not used any more, before another one is made.
+
+        A program that makes its tensors anew has them at other places now and then. What a binding
+        consists of may lie where the last tensor was, and move the next one: so a new binding has to take
+        the memory of an old one, or the heap would grow by a tensor a binding.
+        """
+        oldest = self._num_runs - _UNUSED * (len(self._bindings) + 1)
+        self._bindings = {
+            places: binding
+            for places, binding in self._bindings.items()
+            if self._prepared or binding.last_run >= oldest
+        }
+        if len(self._bindings) >= _MOST_BINDINGS:
+            self._bindings.clear()
 
     def _bind(
         self,
