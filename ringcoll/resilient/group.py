@@ -7,6 +7,7 @@ or somebody has, and so everybody has the result. What a rank is told when it re
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import threading
@@ -253,6 +254,9 @@ class ResilientGroup(OwnGroup):
         times = agreed_s - begin_s, time.monotonic() - agreed_s
         self.changes.append(Change(view.epoch, lost, joined, len(view.members), *times))
         _log.warning("%s%s", self.changes[-1], f": {error}" if error else "")
+        # Old groups are in cycles of references, with connections and memory. Python would look for such
+        # cycles late or never, as training makes few objects.
+        gc.collect()
         self._has_changed = self._has_changed or bool(lost)
         self._has_news = self._has_news or joined > 0
         return view.done

@@ -308,7 +308,11 @@ class Operation:
         self._num_runs = run = self._num_runs + 1
         binding = self._bindings.get(places)
         if binding is None:
-            is_known = self._is_known(places)
+            seen = self._seen
+            if len(seen) >= _MOST_BINDINGS and places not in seen:
+                seen.clear()
+            seen[places] = times = seen.get(places, 0) + 1
+            is_known = times > _TIMES  # tensors come there again and again
             is_own = self.is_short and not (self._may_alias and is_known)
             if is_own:
                 places = ()
@@ -323,13 +327,6 @@ class Operation:
                     self._bindings[places] = binding
         binding.last_run = run
         return binding
-
-    def _is_known(self, places: tuple[int, ...]) -> bool:
-        """Whether tensors come to these places again and again."""
-        if len(self._seen) >= _MOST_BINDINGS and places not in self._seen:
-            self._seen.clear()
-        self._seen[places] = times = self._seen.get(places, 0) + 1
-        return times > _TIMES
 
     def _make_room(self) -> None:
         """Let go of bindings that are not used any more, before another one is made.
