@@ -222,6 +222,9 @@ def soak(options: Any) -> tuple[list[tuple[Any, ...]], list[str], int]:
     num_kills = 0
     try:
         first = [start(rank, outer.port) for rank in range(options.ranks)]
+        while len(addresses) < len(first) and time.monotonic() - begin < _ENTRY_S:
+            hear(time.monotonic() + 0.1)
+        begin = time.monotonic()
         witness = first[1]
         next_look = seconds / 10
         while not faults and time.monotonic() - begin < seconds:

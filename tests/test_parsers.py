@@ -43,6 +43,7 @@ from ringcoll.errors import (
     UnknownAlgorithmError,
     VerificationError,
 )
+from ringcoll.resilient.membership import View
 from ringcoll.runtime import agreement
 from ringcoll.runtime.instructions import Wait
 from ringcoll.runtime.lives import Lives
@@ -51,7 +52,7 @@ from ringcoll.runtime.operation import Turn
 from ringcoll.schedule import Schedule, verify
 from ringcoll.system import settings, tuning
 from ringcoll.system.machine import place
-from ringcoll.system.stores import read_fields, read_text
+from ringcoll.system.stores import read_fields, read_json, read_text
 from ringcoll.system.user_modules import algorithms_named
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
 from ringcoll.training.pipeline_check import check
@@ -470,6 +471,18 @@ def test_the_transport_and_the_host_of_a_rank(text: str) -> None:
 
 
 PROCESS = (os.getppid(), "1", place())
+MEMBER = ["a0", "127.0.0.1", 4711, [*PROCESS]]
+
+
+@effort(100)
+@given(documents([3, 17, [MEMBER, ["b1", "127.0.0.1", 4712, [1, "", ""]]]]))
+def test_who_is_in_a_resilient_group(text: str) -> None:
+    view = outcome(
+        TransportError, lambda store: View.of(read_json(store, "view")), store_with("view", text)
+    )
+    if isinstance(view, View):
+        assert all(0 < member.port < 1 << 16 for member in view.members)
+        assert json.loads(json.dumps(view)) == json.loads(text), "nothing is left out or added"
 
 
 @effort(100)

@@ -409,7 +409,7 @@ def start(group: Any = None, *, transport: str = "auto", host: str | None = None
         is_local = all(where == places[0][0] for where, _ in places)
         host = "127.0.0.1" if is_local else own_address(places[0][1])
     membership = Membership(host)
-    members = tuple(Member.of(*member) for member in told("member", membership.own))
+    members = tuple(Member.of(member) for member in told("member", membership.own))
     made = ResilientGroup(membership, View(1, 0, members), timeout_s, transport)
     made._has_state = True
     return made

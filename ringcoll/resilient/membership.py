@@ -30,9 +30,14 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, PeerLostError
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    GroupBrokenError,
+    PeerLostError,
+    TransportError,
+)
 from ringcoll.runtime.lives import Process
-from ringcoll.system.stores import served, within
+from ringcoll.system.stores import read_json, served, within
 
 __all__ = ["Member", "Membership", "View", "own_address"]
 
@@ -52,9 +57,14 @@ class Member(NamedTuple):
     process: Process
 
     @classmethod
-    def of(cls, name: str, host: str, port: int, process: Iterable[Any]) -> Member:
-        """A member, from JSON."""
-        return cls(name, host, port, Process(*process))
+    def of(cls, told: Any) -> Member:
+        """A member, from JSON. Raises `TransportError` for what no rank tells."""
+        match told:
+            case [str(name), str(host), int(port), process]:
+                known = Process.of(process)
+                if known is not None and 0 < port < 1 << 16:
+                    return cls(name, host, port, known)
+        raise _not_of_a_rank(told)
 
     @property
     def address(self) -> str:
@@ -70,9 +80,12 @@ class View(NamedTuple):
     members: tuple[Member, ...]
 
     @classmethod
-    def of(cls, epoch: int, done: int, members: Iterable[Iterable[Any]]) -> View:
-        """A view, from JSON."""
-        return cls(epoch, done, tuple(Member.of(*member) for member in members))
+    def of(cls, told: Any) -> View:
+        """A view, from JSON. Raises `TransportError` for what no rank tells."""
+        match told:
+            case [int(epoch), int(done), [_, *_] as members]:
+                return cls(epoch, done, tuple(map(Member.of, members)))
+        raise _not_of_a_rank(told)
 
     def names(self) -> list[str]:
         """Names of all members."""
@@ -101,7 +114,7 @@ class _Door:
 
     def read(self, key: str) -> Any:
         """What is under a key, as JSON."""
-        return json.loads(within(_REACH_S, lambda: self.store.get(key)))
+        return within(_REACH_S, lambda: read_json(self.store, key))
 
     def write(self, key: str, value: object) -> None:
         """Put something under a key."""
@@ -156,7 +169,7 @@ class Membership:
     def newcomers(self) -> list[Member]:
         """Processes that want to join, and have come to this member's door."""
         while self.door.check([f"want/{self._num_wanted}"]):
-            self._wants.append(Member.of(*json.loads(self.door.get(f"want/{self._num_wanted}"))))
+            self._wants.append(Member.of(read_json(self.door, f"want/{self._num_wanted}")))
             self._num_wanted += 1
         names = self.view.names()
         self._wants = [
@@ -211,7 +224,7 @@ class Membership:
         deadline = time.monotonic() + limit_s
         address = f"{host}:{port}"
         try:
-            known = View.of(*_Door(host, port).read("view"))
+            known = View.of(_Door(host, port).read("view"))
         except _UNREACHED as error:
             raise PeerLostError(f"no group can be reached at {address}: {error}") from error
         while time.monotonic() < deadline:
@@ -220,7 +233,7 @@ class Membership:
                 raise PeerLostError(f"no member of the group at {address} is left")
             with contextlib.suppress(*_UNREACHED):
                 door = self._way_to(living[0])
-                known = View.of(*door.read("view"))
+                known = View.of(door.read("view"))
                 if known.members[0].name == living[0].name:
                     view = self._ask(door, living[0], deadline)
                     if view is not None:
@@ -268,9 +281,10 @@ class Membership:
                 look_s = now + _LOOK_S
             time.sleep(_POLL_S)
         found = door.read(key)
-        if isinstance(found, dict):
-            raise GroupBrokenError(found["refusal"])
-        return View.of(*found)
+        match found:
+            case {"refusal": str(refusal)}:
+                raise GroupBrokenError(refusal)
+        return View.of(found)
 
     def _lead(self, done: int, newcomers: Iterable[Member], deadline: float) -> View:
         newest = self.view
@@ -318,8 +332,12 @@ class Membership:
         key = f"join/{member.name}"
         if not self.door.check([key]):
             return None
-        number, view = json.loads(self.door.get(key))
-        return (number, View.of(*view)) if number > self._answered.get(member.name, 0) else None
+        match read_json(self.door, key):
+            case [int(number), view]:
+                is_new = number > self._answered.get(member.name, 0)
+                return (number, View.of(view)) if is_new else None
+            case told:
+                raise _not_of_a_rank(told)
 
     def _follow(self, leader: Member, done: int, deadline: float) -> View | None:
         """Say at the leader's door where this member is; its answer, or ``None`` if it has gone."""
@@ -337,7 +355,7 @@ class Membership:
         """Make sure that members have not gone on without this member."""
         for member in members:
             try:
-                theirs = View.of(*self._way_to(member).read("view"))
+                theirs = View.of(self._way_to(member).read("view"))
             except _UNREACHED:
                 self._ways.pop(member.name, None)
                 continue
@@ -345,6 +363,10 @@ class Membership:
                 raise GroupBrokenError(
                     "the others went on without this rank, which had not come for too long"
                 )
+
+
+def _not_of_a_rank(told: object) -> TransportError:
+    return TransportError(f"at a door of the group is what no rank puts there: {told!r:.80}")
 
 
 def _may_go_on(left: list[Member], living: list[Member]) -> bool:

@@ -1,0 +1,42 @@
+"""The scripts in which ranks of resilient groups die: a short run of each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import results
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+def run(script: str, path: Path, *words: str) -> list[Any]:
+    """The tables of a run."""
+    command = [sys.executable, str(FOLDER / script), *words, "--json", str(path)]
+    subprocess.run(command, check=True, timeout=110, capture_output=True)
+    return [*results.read(path).tables]
+
+
+def test_recovery(tmp_path: Path) -> None:
+    words = ("--kills", "2", "--ranks", "2", "--transports", "shared")
+    after, beside = run("recovery.py", tmp_path / "recovery.json", *words)
+    ((name, ranks, survivors, median, slowest, *_),) = after.rows
+    assert (name, ranks, survivors) == ("shared", 2, 2)
+    assert 0 < median <= slowest
+    ((_, _, ordinary, resilient, ratio, _),) = beside.rows
+    assert ratio == resilient / ordinary
+
+
+def test_soak(tmp_path: Path) -> None:
+    (table,) = run("soak.py", tmp_path / "soak.json", "--minutes", "0.15", "--every", "2")
+    assert " 0 faults, 0 files left over" in table.caption
+    *_, last = table.rows
+    _, operations, changes, *_ = last
+    assert operations > 10
+    assert changes >= 2, "one died, and one came"
