@@ -45,6 +45,7 @@ from ringcoll.errors import (
 )
 from ringcoll.resilient.membership import View
 from ringcoll.runtime import agreement
+from ringcoll.runtime.flight_report import read_record, related, report
 from ringcoll.runtime.instructions import Wait
 from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.monitor import Monitor, Running
@@ -427,6 +428,24 @@ def test_bytes_in_the_store(value: bytes) -> None:
         read_fields(store, "key", {"pid": int})
 
 
+_WAITS = {"number": 3, "call": "all_reduce", "meets": False, "step": 4, "peer": 1,
+          "is_receive": True, "chunks": [2]}  # fmt: skip
+_GROUP = {"group": "dp", "transport": "shared", "rank": 0, "world_size": 3,
+          "operations": [{"number": 3, "call": "all_reduce", "complete": False}], "running": _WAITS, "queued": [{"number": 4, "call": "barrier", "complete": False}],
+          "failure": None, "pids": {"1": 2}, "elsewhere": [2]}  # fmt: skip
+RECORD = {"version": 1, "host": "oak", "pid": 1, "command": "train.py",
+          "threads": {"MainThread": "train.py:9 in main"}, "groups": [_GROUP]}  # fmt: skip
+
+
+@effort(300)
+@given(documents(RECORD))
+def test_records_of_processes(text: str) -> None:
+    record = outcome(ArgumentError, read_record, text)
+    if isinstance(record, dict):
+        related([record], {1})
+        assert all(isinstance(line, str) for line in report([record]))
+
+
 SHARED = {"pid": 1, "descriptor": 3, "device": 1, "inode": 5, "nbytes": 4096, "secret": 9,
           "address": 1 << 46}  # fmt: skip
 
@@ -494,7 +513,7 @@ def test_the_process_of_a_rank(text: str) -> None:
 def test_the_process_of_a_rank_is_a_number_and_no_path() -> None:
     for wrong in (f"../../proc/{os.getpid()}", str(os.getppid()), None, 1.0):
         text = json.dumps((wrong, *PROCESS[1:]))
-        assert Lives(store_with("ringcoll/process/1", text), 0, 2)._processes == {}
+        assert Lives(store_with("ringcoll/process/1", text), 0, 2).processes == {}
     text = json.dumps(PROCESS)
     assert Lives(store_with("ringcoll/process/1", text), 0, 2).ended() == {1}, "it began later"
 

@@ -38,6 +38,7 @@ from ringcoll.launch.processes import Ranks, _context
 from ringcoll.resilient.membership import Membership
 from ringcoll.resilient.state import packed, unpacked
 from ringcoll.runtime.announcement import announce
+from ringcoll.runtime.flight_recorder import save
 from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.monitor import Monitor
 from ringcoll.system import tuning
@@ -74,6 +75,7 @@ ONLY = {
     "socket": {
         *("system/stores", "launch/mpi", "transport/gloo", "resilient/membership"),
         "bench/environment",  # the host's name
+        "system/answers",
     },
     "*.create_server": {"system/stores"},
     "*.TCPStore()": {"system/stores", "launch/processes", "launch/mpi", "resilient/membership"},
@@ -91,6 +93,7 @@ ONLY = {
     "json.load*": {
         *("system/tuning", "system/stores", "tracing/records"),  # tests/test_parsers.py tries them
         *("training/checks", "training/pipeline_agreement", "launch/mpi", "bench/peers"),
+        "runtime/flight_report",
     },
     "zlib.decompress": {"tracing/records"},
     "*.fromhex": {"transport/ucx"},
@@ -335,7 +338,9 @@ def test_what_ranks_of_mpi_listen_on(tmp_path: Path) -> None:
     mpiexec.run(command, 2, program, timeout_s=100.0, variables=paths)
     for rank, own in enumerate(("store", "")):
         document = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert set(document["now"]) - set(document["before"]) == ({LOOPBACK} if own else set())
+        now = set(document["now"]) - set(document["before"])
+        hosts = {address for address in now if not address.startswith("@ringcoll-")}
+        assert hosts == ({LOOPBACK} if own else set())
 
 
 def test_a_store_of_torch_listens_on_every_interface() -> None:
@@ -383,6 +388,7 @@ TOLD = {
     r"cpu/0/transport/gloo/0/\d": r"(?s:.*)",  # of torch
     r"cpu/0/monitor/choice/decision": r'\{"measure": (true|false), "hosts": 1, "forced": ""\}',
     r"cpu/0/monitor/choice/table": r'\{"transport": "\w+", "world_size": 2, "hosts": 1, "param.*\}',
+    r"cpu/0/monitor/token": r"[0-9a-f]{32}",
     r"cpu/0/monitor/state/\d": r'\{"calls": \{("0": \["all_reduce\(sum, float32, 1000 elements.*)?\}.*\}',
 }
 
@@ -392,7 +398,11 @@ TOLD = {
 def test_what_is_in_the_store(transport: str) -> None:
     with Ranks(2) as ranks:
         first, second = ranks.run(listeners.all_reduced, installed(transport))
-    assert first.listening == second.listening == [LOOPBACK]
+    for listening in (first.listening, second.listening):
+        assert listening[0] == LOOPBACK
+        assert [re.fullmatch(r"@ringcoll-\d+-\d+", name) is not None for name in listening[1:]] == [
+            True
+        ]
     own = {key: value for key, value in second.told.items() if "ringcoll/" in key}
     assert len(own) >= 8
     for key, value in own.items():
@@ -434,6 +444,17 @@ def trace(path: Path) -> None:
 
 def new(path: Path) -> None:
     assert CliRunner().invoke(cli, ["new", "all_reduce", path.stem]).exit_code == 0
+
+
+def test_only_its_user_reads_the_record_of_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGCOLL_DUMP", str(tmp_path))
+    with umask(0):
+        save()
+    (path,) = tmp_path.iterdir()
+    assert re.fullmatch(rf".*-{os.getpid()}\.json", path.name)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {

@@ -12,6 +12,7 @@
 `prove`           ``ringcoll verify``
 `info`            ``ringcoll info``
 `doctor`          ``ringcoll doctor``
+`dump`            ``ringcoll dump``
 `explain`         ``ringcoll explain``
 `trace`           ``ringcoll trace``
 `train`           ``ringcoll train``

@@ -85,6 +85,11 @@ COMMANDS = {
         "Prove that algorithms are right, and what they cost.",
         "ringcoll verify --world-sizes 1-64",
     ),
+    "dump": CommandEntry(
+        "ringcoll.cli.dump:dump",
+        "What hangs, and where: what each rank of a running program does.",
+        "ringcoll dump",
+    ),
     "doctor": CommandEntry(
         "ringcoll.cli.doctor:doctor",
         "What will be used on this machine, why, and what to expect.",

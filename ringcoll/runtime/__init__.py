@@ -15,6 +15,8 @@
 `lives`              which ranks of the host have ended
 `monitor`            what ranks tell each other when something takes too long
 `announcement`       the failure that breaks a group, told at once
+`flight_recorder`    what the groups of a process do, for who looks on from outside
+`flight_report`      the same of all ranks, merged and in words
 `monitored_barrier`  a barrier in the store, which names the ranks that do not come
 `work`               what an asynchronous operation returns
 `communicator`       one rank's end of a group: meet, resolve, open, drive, finish

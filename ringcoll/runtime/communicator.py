@@ -29,6 +29,7 @@ from ringcoll.runtime.agreement import agree
 from ringcoll.runtime.announcement import announce
 from ringcoll.runtime.comparison import CallComparison
 from ringcoll.runtime.executor import drive
+from ringcoll.runtime.flight_recorder import forget, save, token, watch
 from ringcoll.runtime.lives import Lives, tell
 from ringcoll.runtime.memory import Workspace
 from ringcoll.runtime.monitor import Monitor
@@ -159,6 +160,9 @@ class Communicator:
         self._broken: BaseException | None = None
         self._closed = self._is_foreign = self._asked_to_meet = False
         _open_communicators[self] = None
+        self.token = token(store) if self.world_size > 1 else ""
+        if self.world_size > 1:
+            watch(self)
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -386,9 +390,14 @@ class Communicator:
         else:
             # Peers wait for messages that will not come; messages in flight use the memory.
             text = self.monitor.report(error)
-        if self._broken is None and not self._closed and isinstance(error, Exception):
-            announce(text, is_raised=threading.current_thread() not in self._queue.threads)
+        is_first = self._broken is None and not self._closed
+        if is_first:
+            self.monitor.failed = self.monitor.running()
+            if isinstance(error, Exception):
+                announce(text, is_raised=threading.current_thread() not in self._queue.threads)
         self._break(error)
+        if is_first:
+            save()
         return error
 
     def _break(self, error: BaseException) -> None:
@@ -397,6 +406,15 @@ class Communicator:
         if self._broken is None:
             self._broken = _without_frames(error)
         self.transport.abort()
+
+    @property
+    def broken(self) -> BaseException | None:
+        """The failure that has broken the group, or ``None``."""
+        return self._broken
+
+    def queued(self) -> list[tuple[int, Operation | Turn]]:
+        """The operations that wait for their turn, with their numbers."""
+        return [(item.number, item.operation) for item in tuple(self._queue.items)]
 
     def disown(self) -> None:
         """Let every call raise an error, in a process that was forked off: its parent has the group."""
@@ -492,7 +510,9 @@ class Communicator:
             self.transport.abort()
         self._queue.close(_JOIN_S)
         self.monitor.close()
+        forget(self)
         self.monitor.recent.clear()  # operations are bound to connections
+        self.monitor.failed = None
         self.memory.clear()
         self.operations.clear()
         self.transport.close()

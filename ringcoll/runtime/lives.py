@@ -10,27 +10,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcoll.system.machine import place
+from ringcoll.system.machine import place, process_state
 from ringcoll.system.stores import read_json
 
 __all__ = ["Lives", "Process", "tell"]
 
 _KEY = "ringcoll/process/{}"
-
-
-def _state(pid: int) -> tuple[str, str]:
-    """State of a process, and the time of its start. Raises ``OSError`` if there is no such process."""
-    # The name before the last parenthesis may hold anything.
-    *_, rest = (
-        Path(f"/proc/{pid:d}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-    )
-    fields = rest.split()
-    return fields[0], fields[19]
 
 
 class Process(NamedTuple):
@@ -44,7 +33,7 @@ class Process(NamedTuple):
     def own(cls) -> Process:
         """The process that asks; without a start where ``/proc`` does not show processes."""
         try:
-            start = _state(os.getpid())[1]
+            start = process_state(os.getpid()).start
         except OSError:
             start = ""
         return cls(os.getpid(), start, place())
@@ -67,10 +56,10 @@ class Process(NamedTuple):
         if not self.start or not self.is_here:
             return False
         try:
-            state, start = _state(self.pid)
+            now = process_state(self.pid)
         except OSError:
             return True
-        return start != self.start or state in "ZX"  # a zombie only waits to be reaped
+        return now.start != self.start or now.state in "ZX"  # a zombie only waits to be reaped
 
 
 def tell(store: dist.Store, rank: int, process: Process | None = None) -> None:
@@ -80,12 +69,17 @@ def tell(store: dist.Store, rank: int, process: Process | None = None) -> None:
 
 
 class Lives:
-    """The processes of a group's ranks, each of which has called `tell`."""
+    """The processes of a group's ranks, each of which has called `tell`.
+
+    ``processes`` are those of other ranks on this host, ``elsewhere`` the ranks on other hosts; both as
+    `ended` has seen them.
+    """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._store = store
         self._unknown = set(range(world_size)) - {rank}
-        self._processes: dict[int, Process] = {}  # of ranks on this host
+        self.processes: dict[int, Process] = {}
+        self.elsewhere: set[int] = set()
 
     def ended(self) -> set[int]:
         """The ranks on this host whose process has ended, of those that have told their process."""
@@ -95,5 +89,7 @@ class Lives:
                     self._unknown.discard(peer)
                     process = Process.of(read_json(self._store, _KEY.format(peer)))
                     if process is not None and process.is_here:
-                        self._processes[peer] = process
-        return {peer for peer, process in self._processes.items() if process.has_ended()}
+                        self.processes[peer] = process
+                    elif process is not None and process.place != place():
+                        self.elsewhere.add(peer)
+        return {peer for peer, process in tuple(self.processes.items()) if process.has_ended()}

@@ -131,6 +131,7 @@ class Monitor:
         # The thread that runs operations sets these: number and operation, and its wait.
         self.current: tuple[int, Operation | Turn] | None = None
         self.wait: Wait | None = None
+        self.failed: Running | None = None  # what has broken the group
         self.meets = False  # whether it waits in the store, for all ranks
         self.lives = lives
         self._ended: dict[int, float] = {}  # ranks whose process has ended, and when that was seen
@@ -154,9 +155,12 @@ class Monitor:
             self.awake = True
             self._wake.set()
 
-    def _running(self) -> Running | None:
-        current = self.current
-        return None if current is None else Running(*current, self.wait)
+    def running(self) -> Running | None:
+        """What runs now; other threads may ask, too."""
+        current, wait = self.current, self.wait
+        if current is None:
+            return None
+        return Running(*current, wait if self.current is current else None)
 
     def close(self) -> None:
         """Stop the thread."""
@@ -173,7 +177,7 @@ class Monitor:
         """
         if self.error is not None:
             return self.error
-        running = self._running()
+        running = self.running()
         assert running is not None
         # From a host that is cut off, the store gives no answer, and no time limit ends that.
         try:
@@ -254,7 +258,7 @@ class Monitor:
             self._publish_verdict({"kind": "lost", "peer": self.rank, "text": text})
         if isinstance(error, RingcollError):
             return str(error)
-        running = self._running()
+        running = self.running()
         return text if running is None else f"{text}, in {running._replace(wait=None).where()}"
 
     def _watch(self) -> None:
@@ -263,7 +267,7 @@ class Monitor:
             self._wake.wait()
             if self._stop.is_set() or self.error is not None:
                 return
-            running = self._running()
+            running = self.running()
             if self._says_it_waits and (running is None or running.number != last):
                 with self._lock:
                     self._publish_state(None)  # it does not wait any more

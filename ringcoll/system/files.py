@@ -9,10 +9,11 @@ from pathlib import Path
 __all__ = ["replace_file"]
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a draft beside a file, and put the draft in the file's place at once.
 
-    What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is.
+    What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is. Of ``mode``, the
+    ``umask`` takes away what it says.
 
     Raises
     ------
@@ -26,7 +27,7 @@ def replace_file(path: Path, text: str) -> None:
     draft.unlink(missing_ok=True)  # of a process that had the number before, and was killed
     try:
         # A new file: in a folder of all users, whoever guesses its name could have made a link.
-        draft.touch(exist_ok=False)
+        draft.touch(mode, exist_ok=False)
         draft.write_text(text, encoding="utf-8")
         with draft.open("rb") as file:
             os.fsync(file.fileno())

@@ -10,8 +10,24 @@ import platform
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["cores", "cpu", "free_bytes", "hosts_of", "place"]
+__all__ = ["ProcessState", "cores", "cpu", "free_bytes", "hosts_of", "place", "process_state"]
+
+
+class ProcessState(NamedTuple):
+    """A process: the letter of its state, the number of its parent, and the time of its start."""
+
+    state: str
+    parent: int
+    start: str
+
+
+def process_state(pid: int) -> ProcessState:
+    """The state of a process. Raises ``OSError`` if there is no such process."""
+    stat = Path(f"/proc/{pid:d}/stat").read_text(encoding="utf-8", errors="replace")
+    fields = stat.rpartition(")")[2].split()  # the name before the last parenthesis holds anything
+    return ProcessState(fields[0], int(fields[1]), fields[19])
 
 
 def cores() -> int:

@@ -8,6 +8,7 @@
 ``RINGCOLL_REDUCTION``        the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
 ``RINGCOLL_VERIFY_MESSAGES``  ``1``: messages have checksums; ``0``: none has
 ``RINGCOLL_FAULTS``           faults on purpose: see `ringcoll.transport.faulty`
+``RINGCOLL_DUMP``             a folder: each rank whose group breaks writes its record to it
 ``RINGCOLL_DEBUG``            the log's level, ``info`` or ``debug``; ``detail`` also compares calls
 ============================  ======================================================
 
@@ -26,6 +27,7 @@ from ringcoll.errors import ArgumentError, RulesError, TuningFileError
 __all__ = [
     "TRANSPORT_VARIABLES",
     "compares_calls",
+    "dump_folder",
     "error_file",
     "faults",
     "forced_rules",
@@ -44,6 +46,7 @@ TRANSPORT_VARIABLES = {"cpu": "RINGCOLL_TRANSPORT", "cuda": "RINGCOLL_CUDA_TRANS
 _TUNING = "RINGCOLL_TUNING"
 _REDUCTION = "RINGCOLL_REDUCTION"
 VERIFY_MESSAGES, FAULTS = "RINGCOLL_VERIFY_MESSAGES", "RINGCOLL_FAULTS"
+DUMP = "RINGCOLL_DUMP"
 _DEBUG, _DETAIL = "RINGCOLL_DEBUG", "detail"
 
 _log = logging.getLogger("ringcoll")
@@ -147,6 +150,12 @@ def verifies_messages() -> bool | None:
 def faults() -> str:
     """The text of ``RINGCOLL_FAULTS``; empty if the variable is not set."""
     return os.environ.get(FAULTS, "")
+
+
+def dump_folder() -> Path | None:
+    """The folder of ``RINGCOLL_DUMP``, or ``None``."""
+    name = os.environ.get(DUMP)
+    return Path(name) if name else None
 
 
 def compares_calls() -> bool:

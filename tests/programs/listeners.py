@@ -40,7 +40,7 @@ class Opened(NamedTuple):
 
 
 def listening() -> list[str]:
-    """The hosts' addresses, and paths, on which this process listens."""
+    """The hosts' addresses, paths and names without files (``@``), on which this process listens."""
     hosts = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -53,6 +53,8 @@ def listening() -> list[str]:
             is_known = opened.family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
             if is_known and opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 address = opened.getsockname()
+                if isinstance(address, bytes):
+                    address = address.decode().replace("\0", "@")
                 hosts.add(str(address[0] if isinstance(address, tuple) else address))
     return sorted(hosts)
 

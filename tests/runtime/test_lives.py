@@ -10,14 +10,14 @@ import torch.distributed as dist
 
 from ringcoll.runtime import lives
 from ringcoll.runtime.lives import Lives, tell
-from ringcoll.system.machine import place
+from ringcoll.system.machine import place, process_state
 
 pytestmark = pytest.mark.processes
 
 
 def told(store: dist.Store, rank: int, pid: int, *, start: str = "", where: str = "") -> None:
     """What `tell` would tell for another process."""
-    began = start or lives._state(pid)[1]
+    began = start or process_state(pid).start
     store.set(lives._KEY.format(rank), json.dumps((pid, began, where or place())))
 
 

@@ -1,0 +1,210 @@
+"""What the groups of this process do, for who looks on from outside while a program hangs.
+
+Problem: a program that hangs says nothing, and the rank at fault is seldom the rank that one looks at.
+All that there is to know is kept in any case: a `Monitor` has a group's last operations, and the
+message that is waited for. So nothing is added to an operation. Who asks (``ringcoll dump``) makes a
+thread of this process read what is there; until then the thread sleeps in the kernel. The thread is
+there as long as a group of more than one rank is.
+
+A record is plain data, which `ringcoll.runtime.flight_report` merges over the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import signal
+import sys
+import threading
+import uuid
+import weakref
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ringcoll.errors import ArgumentError
+from ringcoll.runtime.monitor import Running
+from ringcoll.runtime.operation import Operation, Turn
+from ringcoll.runtime.plan import Plan
+from ringcoll.schedule.ir import Recv, RecvReduce, Send
+from ringcoll.system.answers import Answering
+from ringcoll.system.files import replace_file
+from ringcoll.system.settings import DUMP, dump_folder
+
+if TYPE_CHECKING:
+    from ringcoll.runtime.communicator import Communicator
+
+__all__ = ["dump_on_signal", "forget", "record", "save", "token", "watch"]
+
+_log = logging.getLogger("ringcoll")
+
+_LAST = 256  # operations of each group
+_COMMAND = 200  # characters
+_LIBRARY = tuple(
+    f"{Path(str(file)).parents[n]}{os.sep}" for file, n in ((__file__, 1), (torch.__file__, 0))
+)
+_STANDARD = f"{Path(os.__file__).parent}{os.sep}"
+
+_watched: tuple[
+    weakref.ref[Communicator], ...
+] = ()  # replaced as a whole, so read without the lock
+_answering: Answering | None = None
+_changing = threading.RLock()  # a group may be collected, and closed, in the thread that holds it
+
+
+def token(store: dist.Store) -> str:
+    """A text that all ranks of a group get, and no other group has; empty if the store is gone."""
+    with contextlib.suppress(RuntimeError):
+        return store.compare_set("token", "", uuid.uuid4().hex).decode(errors="replace")
+    return ""
+
+
+def watch(member: Communicator) -> None:
+    """Tell of a group from now on."""
+    global _answering, _watched  # noqa: PLW0603  # the process has a single one
+    with _changing:
+        _watched = (*_watched, weakref.ref(member))
+        if _answering is None:
+            try:
+                _answering = Answering(lambda: json.dumps(record()))
+            except OSError as error:
+                _log.debug("`ringcoll dump` cannot ask this process: %s", error)
+
+
+def forget(member: Communicator) -> None:
+    """Tell of a group no more; with the last group the thread ends."""
+    global _answering, _watched  # noqa: PLW0603  # as above
+    with _changing:
+        _watched = tuple(one for one in _watched if one() not in (None, member))
+        if not _watched and _answering is not None:
+            _answering.end()
+            _answering = None
+
+
+def _in_child() -> None:
+    global _answering, _changing, _watched  # noqa: PLW0603  # as above
+    _changing, _watched = threading.RLock(), ()
+    if _answering is not None:
+        _answering.leave_to_parent()
+        _answering = None
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def record() -> dict[str, Any]:
+    """What this process does, as JSON holds it: see `ringcoll.runtime.flight_report`."""
+    members = [member for one in _watched if (member := one()) is not None]
+    frames = sys._current_frames()
+    main = threading.main_thread()
+    named = (
+        ("MainThread" if thread is main else thread.name, frames.get(thread.ident or 0))
+        for thread in threading.enumerate()
+    )
+    return {
+        "version": 1,
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "command": " ".join(sys.argv)[:_COMMAND],
+        "threads": {name: place for name, frame in named if (place := _place(frame))},
+        "groups": [_group(member) for member in members],
+    }
+
+
+def save() -> None:
+    """Write the record to the folder of ``RINGCOLL_DUMP``, if there is one."""
+    folder = dump_folder()
+    if folder is None:
+        return
+    path = folder / f"{platform.node()}-{os.getpid()}.json"
+    try:
+        replace_file(path, json.dumps(record()), 0o600)
+    except OSError as error:
+        _log.warning("the record of this process cannot be written: %s", error)
+
+
+def dump_on_signal(number: signal.Signals) -> None:
+    """Write the record to the folder of ``RINGCOLL_DUMP`` on a signal; called in the main thread.
+
+    Python calls a signal's function in the main thread, which must not be in a call of C++, such as a
+    wait in gloo. ``ringcoll dump`` needs no signal.
+
+    Raises
+    ------
+    ArgumentError
+        The variable names no folder.
+    """
+    if dump_folder() is None:
+        raise ArgumentError("not set", argument=DUMP, expected="a folder", got="")
+    signal.signal(number, lambda *_: save())
+
+
+def _place(frame: FrameType | None) -> str:
+    """The innermost frame of the user's code: neither of this library, torch, nor Python."""
+    while frame is not None:
+        code = frame.f_code
+        is_standard = code.co_filename.startswith(_STANDARD) and "-packages" not in code.co_filename
+        if not (is_standard or code.co_filename.startswith((*_LIBRARY, "<frozen"))):
+            return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
+def _group(member: Communicator) -> dict[str, Any]:
+    monitor = member.monitor
+    running = monitor.failed or monitor.running()
+    number = None if running is None else running.number
+    return {
+        "group": member.token,
+        "transport": member.transport.name,
+        "rank": member.rank,
+        "world_size": member.world_size,
+        "operations": [
+            _call(index, operation, complete=index != number)
+            for index, operation in tuple(monitor.recent)[-_LAST:]
+        ],
+        "running": None if running is None else _running(running, member.rank, monitor.meets),
+        "queued": [_call(index, operation) for index, operation in member.queued()[:_LAST]],
+        "failure": None if member.broken is None else str(member.broken),
+        "pids": {str(rank): process.pid for rank, process in monitor.lives.processes.items()},
+        "elsewhere": sorted(monitor.lives.elsewhere),
+    }
+
+
+def _call(number: int, operation: Operation | Turn, *, complete: bool = False) -> dict[str, Any]:
+    call = operation.description or operation.name
+    return {"number": number, "call": call, "complete": complete}
+
+
+def _running(running: Running, rank: int, meets: bool) -> dict[str, Any]:
+    number, operation, wait = running
+    return {
+        "number": number,
+        "call": operation.description or operation.name,
+        "meets": meets,
+        "step": None if wait is None else wait.step,
+        "peer": None if wait is None else wait.peer,
+        "is_receive": wait is not None and wait.is_receive,
+        "chunks": _chunks(running, rank),
+    }
+
+
+def _chunks(running: Running, rank: int) -> list[int]:
+    """The chunks of the message that is waited for."""
+    plan, wait = running.operation.plan, running.wait
+    if wait is None or not isinstance(plan, Plan):
+        return []
+    chunks: set[int] = set()
+    for operation in [*plan.schedule.steps(rank)][wait.step]:
+        match operation:
+            case Recv(peer, refs) | RecvReduce(peer, refs) if wait.is_receive and peer == wait.peer:
+                chunks.update(ref.chunk for ref in refs)
+            case Send(peer, refs) if not wait.is_receive and peer == wait.peer:
+                chunks.update(ref.chunk for ref in refs)
+    return sorted(chunks)
