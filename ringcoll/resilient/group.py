@@ -109,7 +109,7 @@ class ResilientGroup(OwnGroup):
         self._has_changed = False  # since the last operation that is complete
         self._has_news = True  # of newcomers, which `admit` has not told yet
         self._has_state = False
-        self._kept: dict[int, Tensor] = {}
+        self._kept: list[Tensor] = []
         self._failure: BaseException | None = None
         self._issuing = threading.Lock()
         self._queue: Queue[_Attempt] = Queue("ringcoll-resilient", self._complete)
@@ -150,6 +150,8 @@ class ResilientGroup(OwnGroup):
 
         Raises
         ------
+        ArgumentError
+            The tensors are on a GPU.
         GroupChangedError
             A rank was lost, and the call may be another now; its tensors are as before.
         GroupBrokenError
@@ -159,6 +161,14 @@ class ResilientGroup(OwnGroup):
         with self._issuing:
             inner = self._inner
             first = make(inner)
+            if first.operation.has_streams:
+                raise ArgumentError(
+                    "this group knows when an operation is complete on the host only",
+                    rank=self.rank(),
+                    argument="tensor",
+                    expected="a CPU tensor",
+                    got=first.operation.device,
+                )
             work = Work(first.operation.name, first.results, self._queue.help)
             with self._queue.turn:
                 self._queue.put(_Attempt(make, inner, first, work))
@@ -171,8 +181,11 @@ class ResilientGroup(OwnGroup):
         error: BaseException | None = None
         try:
             self._run(item)
-        except BaseException as raised:  # noqa: BLE001  # `Work.wait` raises it
+        except GroupChangedError as raised:
             error = raised
+        except BaseException as raised:  # noqa: BLE001  # `Work.wait` raises it
+            error = self._failure = self._failure or raised
+            self._membership.leave()  # the others need not wait for this rank
         self._queue.num_done += 1
         work = item.work
         return work if work.complete(error) else None
@@ -199,16 +212,12 @@ class ResilientGroup(OwnGroup):
                 break
             except TransportError as error:
                 done = self._change(error)
-                if done > self._done:  # somebody has passed the barrier
-                    assert has_result
+                if done > self._done:  # somebody has passed the barrier, so all have come to it
+                    assert has_result or name == "barrier"
                     self._done = done
                     break
                 self._put_back(results)
                 has_result = False
-            except BaseException as error:
-                self._failure = error
-                self._membership.leave()  # the others need not wait for this rank
-                raise
 
     def _told(self, name: str) -> str:
         change = self.changes[-1]
@@ -218,17 +227,20 @@ class ResilientGroup(OwnGroup):
         )
 
     def _keep(self, results: Sequence[Tensor]) -> None:
-        """Keep what an operation is going to overwrite."""
+        """Keep what an operation is going to overwrite, in memory that serves all operations."""
         for number, tensor in enumerate(results):
-            kept = self._kept.get(number)
-            if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
-                self._kept[number] = tensor.detach().clone()
-            else:
-                kept.copy_(tensor.detach())
+            if number == len(self._kept) or self._kept[number].numel() < tensor.nbytes:
+                memory = torch.empty(tensor.nbytes, dtype=torch.uint8)
+                self._kept[number : number + 1] = [memory]
+            self._copy_of(tensor, number).copy_(tensor.detach())
 
     def _put_back(self, results: Sequence[Tensor]) -> None:
         for number, tensor in enumerate(results):
-            tensor.detach().copy_(self._kept[number])
+            with torch.inference_mode(tensor.is_inference()):
+                tensor.detach().copy_(self._copy_of(tensor, number))
+
+    def _copy_of(self, tensor: Tensor, number: int) -> Tensor:
+        return self._kept[number][: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
     # --- changes ----------------------------------------------------------------------------
 

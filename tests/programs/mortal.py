@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 import ringcoll
 from ringcoll import resilient
-from ringcoll.errors import RingcollError
+from ringcoll.errors import PeerLostError, RingcollError
 from ringcoll.resilient.membership import Membership, View
+from ringcoll.runtime.communicator import Communicator
 from ringcoll.system.stores import served
 from ringcoll.training.data_parallel import BucketedDataParallel
 
@@ -371,6 +372,40 @@ def leaves(store: dist.Store, rank: int, world_size: int) -> Any:
     y = value_of(rank, 100)
     ringcoll.all_reduce(y, group=group)
     return first, y, group.size()
+
+
+def late_failure(store: dist.Store, rank: int, world_size: int, name: str) -> Any:
+    """The last rank is told of a failure when the others have come through an operation."""
+    group = started(store, rank, world_size)
+    ringcoll.barrier(group)
+    x = value_of(rank, 1000)
+
+    def call() -> None:
+        if name == "barrier":
+            ringcoll.barrier(group)
+        else:
+            ringcoll.all_reduce(x, group=group)
+
+    if rank == world_size - 1:
+        run = Communicator.run
+        with mock.patch.object(Communicator, "run", autospec=True) as patched:
+
+            def fail_after(member: Communicator, operation: Any, *rest: Any) -> Any:
+                run(member, operation, *rest)
+                if operation.name == "barrier":
+                    patched.side_effect = run
+                    time.sleep(0.5)
+                    raise PeerLostError("told too late", peer=0)
+
+            patched.side_effect = fail_after
+            call()
+    else:
+        call()
+    y = torch.ones(5)
+    ringcoll.all_reduce(y, group=group)
+    found = x, y, group.size(), [change.lost for change in group.changes]
+    group.close()
+    return found
 
 
 def refused(store: dist.Store, rank: int, world_size: int) -> list[str]:

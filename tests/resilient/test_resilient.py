@@ -137,6 +137,15 @@ def test_a_second_rank_dies_while_they_agree(first: int, second: int, moment: st
             assert count == 3
 
 
+@pytest.mark.parametrize("name", ["all_reduce", "barrier"])
+def test_what_others_have_come_through_is_not_tried_again(name: str):
+    for rank, (x, y, size, lost) in enumerate(run_mortals(mortal.late_failure, 3, name)):
+        wanted = sum_of(range(3), 1000) if name == "all_reduce" else value_of(rank, 1000)
+        assert torch.equal(x, wanted)
+        assert y.tolist() == [3.0] * 5
+        assert (size, lost) == (3, [()])
+
+
 def test_a_rank_that_is_stopped_is_left_out_and_told_so():
     *others, last = run_mortals(mortal.stopped, 3)
     for x, size in others:
