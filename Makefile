@@ -12,10 +12,12 @@ TRAIN_FLAGS ?=
 WORKERS ?= 2
 PEERS_FLAGS ?= --json benchmarks/records/peers-shared.json
 GPU_FLAGS ?=
+MUTANTS ?=
+MUTANTS_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-gpu peers bench-peers results docs notebooks clean
+.PHONY: help demo test lint format mutants bench bench-gpu peers bench-peers results docs notebooks clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -37,6 +39,10 @@ lint: $(VENV)/.installed-dev ## Lint, formatting, types
 format: $(VENV)/.installed-dev ## Put the code into the standard format
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+
+# A sample takes about 20 minutes of one core, all of them many hours.
+mutants: $(VENV)/.installed-mutants ## Do tests fail if the library is wrong? 40 changes a file; all: MUTANTS=all
+	@$(BIN)/python -m tests.mutants --mutants '$(MUTANTS)' $(MUTANTS_FLAGS)
 
 bench: $(VENV)/.installed-plot ## The all-reduce benchmark, in the layout of nccl-tests
 	@$(BIN)/ringcoll bench all_reduce $(BENCH_FLAGS)

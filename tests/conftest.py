@@ -21,7 +21,11 @@ from ringcoll.launch.processes import Ranks
 from tests.programs.ranks import join
 
 # Importing it has an effect, which collecting doctests must not have.
-collect_ignore = ["fakes/registers_wrong_algorithm.py"]
+collect_ignore = [
+    "fakes/registers_wrong_algorithm.py",
+    "mutants/changes.py",
+    "mutants/operators.py",
+]
 
 # What was measured for this user must not choose here; ranks inherit it.
 os.environ["RINGCOLL_TUNING"] = "off"
@@ -30,6 +34,10 @@ os.environ["RINGCOLL_TUNING"] = "off"
 _CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 settings.register_profile("usual", max_examples=100, deadline=None, suppress_health_check=_CHECKS)
 settings.register_profile("thorough", settings.get_profile("usual"), max_examples=1000)
+# Once for each mutant, always the same (`make mutants`).
+settings.register_profile(
+    "mutants", settings.get_profile("usual"), max_examples=25, derandomize=True, database=None
+)
 settings.load_profile("usual")
 
 

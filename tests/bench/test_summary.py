@@ -3,6 +3,7 @@
 import pytest
 
 from ringcoll.bench import algbw, busbw, summarize
+from ringcoll.bench.summary import spread_in_words
 
 
 def test_hand_computed_statistics():
@@ -28,6 +29,17 @@ def test_one_sample_has_no_spread():
     summary = summarize([0.5])
     assert (summary.p25_s, summary.p50_s, summary.p99_s) == (0.5, 0.5, 0.5)
     assert (summary.spread, summary.stdev_s) == (0.0, 0.0)
+
+
+def test_few_samples_are_marked():
+    assert spread_in_words(summarize([1.0, 2.0, 3.0, 4.0])) == "~60%"
+    assert spread_in_words(summarize([1.0, 2.0, 3.0, 4.0, 5.0])) == "67%"
+
+
+def test_times_of_nothing_divide_nothing():
+    summary = summarize([0.0, 0.0, 0.0, 1.0])
+    assert (summary.p50_s, summary.spread) == (0.0, 0.0)
+    assert algbw(8, 0.0) == busbw("all_reduce", 2, 8, 0.0) == 0.0
 
 
 def test_the_line_that_nccl_tests_published():
