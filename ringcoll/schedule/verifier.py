@@ -430,7 +430,8 @@ class _Verifier:
                 self.write(rank, target, total, written)
             else:
                 raise self.fail(f"{operation!r} is not an operation", rank)
-        if len(step) > 1 or type(step[0]) is Reduce:
+        # A message of one chunk that stands alone reads the place that it writes, or another.
+        if len(step) > 1 or type(step[0]) is Reduce or len(written) > 1:
             self.mark_staged(rank, step, written)
         return written
 

@@ -117,7 +117,8 @@ def main() -> None:
         if arguments.files and not any(part in file for part in arguments.files):
             continue
         source = (ROOT / file).read_text(encoding="utf-8")
-        every = places(source, chosen, settings.get("functions", ()), config["skip"])
+        functions = settings.get("functions", ())
+        every = places(source, chosen, functions, config["skip"], config["keywords"])
         some = every if number == "all" else sampled(source, every, int(number), config["seed"])
         if arguments.lines:
             first, _, last = arguments.lines.partition("-")

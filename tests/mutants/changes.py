@@ -67,7 +67,11 @@ def operators(patterns: Sequence[str]) -> list[Any]:
 
 
 def places(
-    source: str, chosen: Sequence[Any], within: Sequence[str] = (), skip: Sequence[str] = ()
+    source: str,
+    chosen: Sequence[Any],
+    within: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    keywords: Sequence[str] = (),
 ) -> list[Place]:
     """Where a source can be changed; annotations are left alone.
 
@@ -81,9 +85,11 @@ def places(
         Functions that are changed; all, if there are none.
     skip
         Regular expressions; lines that match one of them in full are left alone.
+    keywords
+        Keyword arguments that are left alone.
     """
     tree = ast.parse(source)
-    annotations, functions = list(_annotations(tree)), dict(_functions(tree))
+    left_alone, functions = list(_left_alone(tree, keywords)), dict(_functions(tree))
     lines = source.splitlines()
     nodes = list(ast_nodes(get_ast(source)))
     found: list[Place] = []
@@ -92,7 +98,7 @@ def places(
         for occurrence, (start, _) in enumerate(positions):
             line = start[0]
             text = lines[line - 1].strip()
-            if any(first <= start < last for first, last in annotations):
+            if any(first <= start < last for first, last in left_alone):
                 continue
             if any(re.fullmatch(pattern, text) for pattern in skip):
                 continue
@@ -141,13 +147,15 @@ def _compiles(source: str) -> bool:
     return True
 
 
-def _annotations(tree: ast.AST) -> Iterator[tuple[_Position, _Position]]:
+def _left_alone(tree: ast.AST, keywords: Sequence[str]) -> Iterator[tuple[_Position, _Position]]:
     for node in ast.walk(tree):
-        for name in ("annotation", "returns"):
-            annotation = getattr(node, name, None)
-            if isinstance(annotation, ast.expr):
-                start = annotation.lineno, annotation.col_offset
-                yield start, (annotation.end_lineno or 0, annotation.end_col_offset or 0)
+        parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        if isinstance(node, ast.keyword) and node.arg in keywords:
+            parts.append(node.value)
+        for part in parts:
+            if isinstance(part, ast.expr):
+                start = part.lineno, part.col_offset
+                yield start, (part.end_lineno or 0, part.end_col_offset or 0)
 
 
 def _functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[tuple[int, int], str]]:

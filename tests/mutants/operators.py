@@ -1,4 +1,4 @@
-"""Two operators that cosmic-ray has not: a check is left out, or a part of its condition."""
+"""Operators that cosmic-ray has not: a check is left out, a part of its condition, or of a key."""
 
 from __future__ import annotations
 
@@ -71,4 +71,27 @@ class RemoveOperand(Operator):  # type: ignore[misc]  # cosmic-ray has no types
         )
 
 
-OWN = (RemoveStatement, RemoveOperand)
+class RemoveElement(Operator):  # type: ignore[misc]  # cosmic-ray has no types
+    """Leave out an element of three or more in a tuple or list of a function, such as a key."""
+
+    def mutation_positions(self, node: Any) -> Iterator[_Position]:
+        if node.type != "testlist_comp" or not parso.tree.search_ancestor(node, "funcdef"):
+            return
+        if node.children[1].type != "sync_comp_for" and len(node.children) >= 5:
+            for element in node.children[::2]:
+                yield element.start_pos, element.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        del node.children[2 * index : 2 * index + 2]
+        return node
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        return (
+            Example("def f():\n    key = (a, b, c)\n", "def f():\n    key = ( b, c)\n"),
+            Example("def f():\n    key = [a, b, c]\n", "def f():\n    key = [a, c]\n", 1),
+            Example("def f():\n    key = (a, b, c)\n", "def f():\n    key = (a, b,)\n", 2),
+        )
+
+
+OWN = (RemoveStatement, RemoveOperand, RemoveElement)

@@ -35,7 +35,7 @@ from ringcoll.schedule.ir import (
     send,
     tmp,
 )
-from ringcoll.schedule.verifier import Proof, bitwise_equal, verify
+from ringcoll.schedule.verifier import Proof, _Symbols, bitwise_equal, verify
 
 EVERY = tuple(algorithms())
 
@@ -1216,6 +1216,35 @@ def test_a_recv_reduce_in_its_own_place_is_not_staged() -> None:
         assert verify(schedule_of("all_reduce", name, 8)).staged == frozenset()
 
 
+def test_staged_where_one_message_reads_and_writes_crosswise() -> None:
+    def program(rank: int) -> Program:
+        first, second, third = tmp(0, 0), tmp(1, 0), tmp(2, 0)
+        if rank == 0:
+            yield Step(recv(2, first), copy(second, inp(0)))
+            yield Step(copy(third, first))
+            yield Step(recv_reduce(1, (first, second), (second, first)))
+            yield Step(reduce(out(0), first, third))
+            yield Step(send(1, out(0)), send(2, out(0)))
+            return
+        yield Step(send(0, inp(0))) if rank == 2 else Step()
+        yield Step()
+        yield Step(send(0, inp(0), inp(0))) if rank == 1 else Step()
+        yield Step()
+        yield Step(recv(0, out(0)))
+
+    assert verify(Schedule("all_reduce", "crosswise", 3, 1, 3, program)).staged == {(0, 2)}
+
+
+def test_a_copy_of_an_input_to_its_own_output_is_not_staged() -> None:
+    """In place there is nothing to do."""
+
+    def program(rank: int) -> Program:
+        yield Step(copy(out(rank), inp(rank)))
+        yield Step(send(1 - rank, inp(rank)), recv(1 - rank, out(1 - rank)))
+
+    assert verify(Schedule("all_gather", "copied", 2, 2, 0, program)).staged == frozenset()
+
+
 def proof_of(collective: str, name: str, world_size: int, root: int = 0) -> Proof:
     return verify(schedule_of(collective, name, world_size, root))
 
@@ -1260,6 +1289,29 @@ def test_not_bitwise_equal_where_ranks_differ() -> None:
     assert not proof.rank_order
     assert not proof.left_fold
     assert not bitwise_equal(proof, proof)
+    direct = proof_of("all_reduce", "direct", 3)
+    assert proof.orders == direct.orders  # those of rank 0
+    assert not bitwise_equal(proof, direct)
+    assert not bitwise_equal(direct, proof)
+
+
+def test_orders_are_compared_down_to_the_leaves() -> None:
+    """A leaf has no operands: the numbers that stand in their place are not values."""
+    symbols = _Symbols()
+    zero, one, zero_of_1, one_of_1 = [
+        symbols.leaf(rank, chunk) for chunk in (0, 1) for rank in (0, 1)
+    ]
+    first, second = symbols.join(zero, one), symbols.join(zero_of_1, one_of_1)
+    turned = symbols.join(one, zero)
+    assert symbols.same_order(first, second)
+    assert symbols.same_order(second, first)
+    assert not symbols.same_order(first, turned)
+    symbols.leaf(0, 2)  # the last value, where -1 would lead to
+    for leaf in (zero, one, one_of_1):
+        assert not symbols.same_order(first, leaf)
+        assert not symbols.same_order(leaf, first)
+    assert not symbols.same_order(zero, one)
+    assert symbols.same_order(zero, zero_of_1)
 
 
 def test_not_bitwise_equal_across_chunks_that_meet_in_short_vectors_only() -> None:
