@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +21,8 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import register, schedule_of, unregister
+from ringcoll.collectives.calls import Deferred, _extent, together
+from ringcoll.collectives.groups import OwnGroup
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
 from ringcoll.runtime import communicator, operation
 from ringcoll.schedule import Program, Step, inp, out, recv, reduce, send, tmp
@@ -139,6 +141,156 @@ def test_the_key_tells_calls_apart() -> None:
             assert len(member.operations) == before + 1, number
 
     run_threads(main, 2)
+
+
+def test_strides_are_told_apart() -> None:
+    """Tensors of one shape that lie in memory in several ways; none of them is contiguous."""
+
+    def main(group: LocalGroup) -> None:
+        member = group.communicator
+        places = [
+            lambda memory: memory.as_strided((2, 3), (1, 2)),
+            lambda memory: memory.as_strided((2, 3), (12, 2)),
+            lambda memory: memory.as_strided((2, 3), (3, 6)),
+            lambda memory: memory.as_strided((2, 3), (12, 2), 1),
+        ]
+        new = [1, 1, 1, 0]  # operations; where a tensor begins does not matter
+        for place, num_new in zip(places, new, strict=True):
+            before = len(member.operations)
+            for _ in range(2):
+                memory = torch.arange(24.0) * (group.rank() + 1)
+                expected = torch.arange(24.0) * (group.rank() + 1)
+                place(expected).copy_(place(torch.arange(24.0)) * 3)
+                ringcoll.all_reduce(place(memory), group=group)
+                assert torch.equal(memory, expected)
+                assert len(member.operations) == before + num_new
+
+    run_threads(main, 2)
+
+
+def test_tensors_may_come_to_need_gradients_while_an_operation_waits() -> None:
+    def main(group: LocalGroup) -> list[float]:
+        planned, later = torch.ones(3), torch.ones(3)
+        operation = ringcoll.all_reduce.plan(planned, group=group)
+        planned.requires_grad_()
+        operation()
+        assert planned.requires_grad
+        pieces = [torch.zeros(3, requires_grad=True), torch.zeros(3)]
+        ringcoll.all_gather(pieces, torch.full((3,), group.rank() + 1.0), group)
+        work = ringcoll.all_reduce(later, group=group, async_op=True)
+        later.requires_grad_()
+        assert work is not None
+        work.wait()
+        return [planned[0].item(), later[0].item(), *(piece[0].item() for piece in pieces)]
+
+    assert run_threads(main, 2) == [[2.0, 2.0, 1.0, 2.0]] * 2
+
+
+def test_a_group_that_defers_is_not_prepared_unless_that_is_asked() -> None:
+    def main(group: LocalGroup) -> None:
+        deferred = Deferred(group)
+        assert Deferred.of(deferred) is deferred
+        assert Deferred.of(group).group is group
+        assert not deferred.prepared
+        before = len(group.communicator.operations)
+        call = ringcoll.all_reduce(torch.ones(5), group=deferred)
+        assert len(group.communicator.operations) == before + 1  # kept, as of any call
+        assert call is not None
+        assert call is not None
+        again: Any = ringcoll.all_reduce(torch.ones(5), group=deferred)
+        assert again.operation is call.operation  # type: ignore[attr-defined]
+        prepared = [ringcoll.all_reduce.plan(torch.ones(5), group=group) for _ in range(2)]
+        own = {id(each.operation) for each in (again, *prepared)}
+        assert len(own) == 3, "it keeps what it is bound to"
+        assert len(group.communicator.operations) == before + 1
+        for each in (call, again, *prepared):
+            each()
+
+    run_threads(main, 1)
+
+
+def test_in_place_calls_at_other_addresses_are_one_operation() -> None:
+    def main(group: LocalGroup) -> None:
+        kept = group.communicator.operations
+        own = slice(2 * group.rank(), 2 * group.rank() + 2)
+        memories = [torch.zeros(64) for _ in range(5)]
+        for number, memory in enumerate(memories):
+            memory[own] = group.rank() + 1.0
+            ringcoll.all_gather_single(memory[:4], memory[own], group)
+            assert memory[:5].tolist() == [1.0, 1.0, 2.0, 2.0, 0.0]
+            if number == 0:
+                before = len(kept)
+            assert len(kept) == before
+
+    run_threads(main, 2)
+
+
+def test_the_extent_of_strided_tensors() -> None:
+    memory = torch.zeros(64)
+    assert _extent(memory.as_strided((2, 3), (12, 2))) == 4 * (12 + 4 + 1)
+    assert _extent(memory.as_strided((5,), (0,))) == 4
+    assert _extent(memory.as_strided((), ())) == 4
+    assert _extent(memory.as_strided((3, 0), (1, 1))) == 0
+    assert _extent(memory.double()[::7]) == 8 * 64
+
+
+def test_what_overlaps_in_its_last_element_is_refused_on_every_call() -> None:
+    def main(group: LocalGroup) -> None:
+        for begin, overlaps in ((5, False), (4, True), (4, True), (5, False)):
+            memory = torch.zeros(32)
+            outputs = [memory[:5:2], memory[begin : begin + 5 : 2]]  # 0, 2, 4 and so on
+            if overlaps:
+                with pytest.raises(ArgumentError, match="memory"):
+                    ringcoll.all_gather(outputs, torch.full((3,), group.rank() + 1.0), group)
+            else:
+                ringcoll.all_gather(outputs, torch.full((3,), group.rank() + 1.0), group)
+                assert [*map(torch.Tensor.tolist, outputs)] == [[1.0] * 3, [2.0] * 3]
+
+    run_threads(main, 2)
+
+
+class Retrying(OwnGroup):
+    """A group that runs calls in its own way."""
+
+    retries = True
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+
+    def rank(self) -> int:
+        return 5
+
+    def retried(self, make: Callable[[OwnGroup], Any], async_op: bool) -> None:
+        self.asked.append(async_op)
+
+
+def test_a_group_that_retries_gets_the_call_and_cannot_be_prepared() -> None:
+    group = Retrying()
+    for async_op in (False, True):
+        ringcoll.all_reduce(torch.ones(3), group=group, async_op=async_op)
+    assert group.asked == [False, True]
+    with pytest.raises(ArgumentError, match="cannot be prepared or joined") as caught:
+        ringcoll.all_reduce.plan(torch.ones(3), group=group)
+    assert "rank 5" in str(caught.value)
+
+
+def test_calls_of_several_devices_are_not_joined() -> None:
+    def call(device: str) -> Any:
+        return SimpleNamespace(
+            operation=SimpleNamespace(device=torch.device(device)),
+            member=SimpleNamespace(rank=0),
+            tensors=[device],
+            results=[device],
+        )
+
+    with pytest.raises(ArgumentError, match="must be on one device") as caught:
+        together(Deferred(None), [call("cpu"), call("cpu"), call("meta")])
+    assert "meta" in str(caught.value)
+    first, second = call("cpu"), call("cpu")
+    joined: Any = together(Deferred(None), [first, second])
+    assert joined is first
+    assert first.following == [(second.operation, second.tensors)]
+    assert (first.num_parts, first.results) == (2, ["cpu", "cpu"])
 
 
 def test_factors_of_torchs_own_operators_are_told_apart() -> None:

@@ -149,13 +149,29 @@ def _compiles(source: str) -> bool:
 
 def _left_alone(tree: ast.AST, keywords: Sequence[str]) -> Iterator[tuple[_Position, _Position]]:
     for node in ast.walk(tree):
-        parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _signature(node)
+        parts = [getattr(node, "annotation", None)]
         if isinstance(node, ast.keyword) and node.arg in keywords:
             parts.append(node.value)
         for part in parts:
             if isinstance(part, ast.expr):
                 start = part.lineno, part.col_offset
                 yield start, (part.end_lineno or 0, part.end_col_offset or 0)
+
+
+def _signature(
+    node: ast.FunctionDef | ast.AsyncFunctionDef,
+) -> Iterator[tuple[_Position, _Position]]:
+    """A signature without its defaults: cosmic-ray takes its stars for operators."""
+    start = node.lineno, node.col_offset
+    for default in sorted(
+        filter(None, [*node.args.defaults, *node.args.kw_defaults]),
+        key=lambda default: (default.lineno, default.col_offset),
+    ):
+        yield start, (default.lineno, default.col_offset)
+        start = default.end_lineno or 0, default.end_col_offset or 0
+    yield start, (node.body[0].lineno, node.body[0].col_offset)
 
 
 def _functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[tuple[int, int], str]]:

@@ -225,6 +225,38 @@ def test_a_factor_of_a_narrow_dtype_is_not_rounded_first(factor: Any) -> None:
     assert reduction.scale(THIRD).shape == THIRD.shape
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128], ids=str)
+def test_wide_inputs_are_scaled_as_they_are(dtype: torch.dtype) -> None:
+    inputs = torch.tensor([1 / 3, 1e-3, 12345.678], dtype=torch.float64).to(dtype)
+    scale = resolve(premul_sum(0.1), dtype).scale
+    assert scale is not None
+    assert torch.equal(scale(inputs), inputs * 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, *UNSIGNED, *SIGNED, *FLOATS, *COMPLEX], ids=str)
+@pytest.mark.parametrize("name", EXACT)
+def test_memory_is_shared_where_that_is_said(dtype: torch.dtype, name: str) -> None:
+    """What is written to the encoded tensor has to be in the user's: otherwise it is decoded."""
+    try:
+        reduction = resolve(name, dtype)
+    except ArgumentError:
+        return
+    tensor = torch.zeros(4, dtype=torch.uint8).to(dtype)
+    encoded = reduction.encode(tensor)
+    decoded = reduction.decode(encoded)
+    shares = [each.data_ptr() == tensor.data_ptr() for each in (encoded, decoded)]
+    assert shares == [reduction.shares_memory] * 2
+
+
+def test_a_factor_of_the_user_is_not_kept() -> None:
+    """The factor may be changed, and is given back."""
+    factor = torch.tensor([2.0])
+    op = premul_sum(factor)
+    assert resolve(op, torch.float32) is not resolve(op, torch.float32)
+    for kept in ("sum", dist.ReduceOp.MAX, premul_sum(2.0), Operator("min"), UserOp(torch.add)):
+        assert resolve(kept, torch.float32) is resolve(kept, torch.float32)
+
+
 @pytest.mark.parametrize(
     "dtype, wire, words",
     [
