@@ -193,7 +193,11 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
         if few < world_size:
             fewer, half = entry.counts(few // 2), entry.schedule(few // 2)
             before = _means(half, tally_of(half))
-            messages = _extended(messages, before[0], counts.rounds, base.rounds, fewer.rounds)
+            # In a direct exchange the messages grow with the ranks, and the rounds do not.
+            by_rounds = counts.rounds, base.rounds, fewer.rounds
+            by_ranks = world_size, few, few // 2
+            by = by_ranks if base.rounds == fewer.rounds else by_rounds
+            messages = _extended(messages, before[0], *by)
             by_traffic = traffic, float(base.traffic), float(fewer.traffic)
             sent = _extended(sent, before[1], *by_traffic)
             moved = _extended(moved, before[2], reduced, float(base.reduced), float(fewer.reduced))

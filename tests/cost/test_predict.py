@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from ringcoll.algorithms import Algorithm, Cost, algorithms, find, register, schedule_of, unregister
 from ringcoll.cost.counts import wavefront_counts
 from ringcoll.cost.links import LinkCosts
-from ringcoll.cost.predict import Parameters, Prediction, predict, predictions
+from ringcoll.cost.predict import (
+    Parameters,
+    Prediction,
+    _countable,
+    _profile,
+    predict,
+    predictions,
+)
 from ringcoll.cost.table import crowded_parameters
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule.contracts import CONTRACTS
@@ -249,3 +256,41 @@ def test_built_in_costs_know_of_crowds() -> None:
     )
     assert crowded.crowded_alpha_s == 4 * alone.crowded_alpha_s
     assert crowded_parameters(costs_of("ucx"), 8, 4, cores=2) == alone
+
+
+@pytest.mark.parametrize("name", ["ring", "direct", "two_shot"])
+@pytest.mark.parametrize("world_size", [33, 64, 200])
+def test_what_is_not_counted_goes_on_in_a_straight_line(name: str, world_size: int) -> None:
+    """Rings and direct exchanges are straight lines, so the guess is what would be counted."""
+    entry = find("all_reduce", name)
+    proof = verify(schedule_of("all_reduce", name, world_size))
+    profile = _profile(entry, world_size)
+    assert _countable(entry, world_size) < world_size
+    assert profile.messages_mean == pytest.approx(float(proof.messages_mean))
+    assert profile.sent_mean == pytest.approx(float(proof.sent_mean))
+    assert profile.reduced_mean == pytest.approx(float(proof.reduced))
+
+
+@pytest.mark.parametrize("name, most", [("ring", 14), ("binary_tree", 3), ("binomial_tree", 3)])
+def test_a_segment_adds_the_messages_of_the_busiest_rank(name: str, most: int) -> None:
+    pieces = _profile(find("all_reduce", name), 8).pieces
+    assert pieces is None or pieces.further == most - 1
+
+
+def test_a_chain_has_no_further_messages_and_is_cut_as_often_as_is_allowed() -> None:
+    chain = find("broadcast", "chain")
+    pieces = _profile(chain, 8).pieces
+    assert pieces is not None
+    assert pieces.further == 0
+    free = replace(costs(), alpha_s=1e-9, crowded_alpha_s=1e-9, overhead_s=0.0)
+    assert predict(chain, 1 << 40, 8, free).num_segments == 1024
+    assert predict(chain, 0, 8, free).num_segments == 1
+
+
+@pytest.mark.parametrize("collective", CONTRACTS)
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_what_cannot_run_is_not_predicted(collective: str, world_size: int) -> None:
+    rows = predictions(collective, 1 << 10, world_size, costs())
+    able = {entry.name for entry in algorithms(collective) if not entry.restriction(world_size)}
+    assert rows
+    assert {row.algorithm for row in rows} <= able

@@ -88,7 +88,12 @@ def test_who_waits_helps_up_to_the_own_operation(queue: Queue[Item]) -> None:
     queue.serving.release()
     queue.help(items[3].work)
     assert items[3].work.done
-    queue.help(Work("elsewhere", []))  # nothing is left to do
+    elsewhere = Work("elsewhere", [])
+    queue.help(elsewhere)  # nothing is left to do
+    queue.items.append(Item())
+    queue.help(elsewhere)
+    assert not queue.items
+    assert not elsewhere.done
 
 
 def test_the_queue_is_free_after_a_helper_has_failed(queue: Queue[Item]) -> None:
