@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ringcoll.bench import BenchRequest, Workload
 from ringcoll.bench.contenders import DTYPES, SHARED
+from ringcoll.bench.limits import LIMITS
 from ringcoll.bench.measure import (
     Meeting,
     Result,
@@ -22,10 +23,13 @@ from ringcoll.bench.measure import (
     _defined,
     _more_rounds,
     _one_round,
+    _settled,
+    _several,
     _turns,
     alternate,
     measure,
 )
+from ringcoll.errors import ArgumentError
 
 module: Any = import_module("ringcoll.bench.measure")  # a function of the package has that name
 
@@ -130,7 +134,7 @@ def test_rounds_end_with_the_time(clock: Clock) -> None:
 
     clock.start = start  # type: ignore[method-assign]
     samples = alternate(clock, [clock.operation(0.1)], turn=1, least=3, most=100, seconds=10.0)  # type: ignore[arg-type]
-    assert 3 <= len(samples.times_s[0]) <= 10
+    assert 8 <= len(samples.times_s[0]) <= 10
     samples = alternate(clock, [clock.operation(0.1)], turn=1, least=3, most=100, seconds=0.0)  # type: ignore[arg-type]
     assert len(samples.times_s[0]) == 3
 
@@ -289,13 +293,16 @@ class Contenders:
         self.clock, self.costs_s = clock, costs_s
         self.calls: list[tuple[str, bool]] = []
         self.waited = 0
+        self.error: type[Exception] = ValueError
 
     def __call__(self, contender: str, workload: Workload, buffers: Any, *_: Any) -> Any:
         def call(async_op: bool) -> Any:
             self.calls.append((contender, async_op))
             if contender == "refusing":
-                raise ValueError("not\tfor\nthis")
-            self.clock.now_s += self.costs_s[contender]
+                raise self.error("not\tfor\nthis")
+            storages = [each.untyped_storage().data_ptr() for each in (buffers.inp, buffers.out)]
+            name = f"{contender}_in_place" if storages[0] == storages[1] else contender
+            self.clock.now_s += self.costs_s.get(name, self.costs_s[contender])
             if contender != "idle":
                 buffers.out.copy_(buffers.inp)
             return SimpleNamespace(wait=self.wait)
@@ -364,7 +371,12 @@ def test_only_asked_modes_are_timed(contenders: Contenders) -> None:
     assert len(ring.in_place.samples_s) == 2
 
 
-def test_what_native_refuses_is_said_and_not_timed(contenders: Contenders) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, TypeError, NotImplementedError])
+def test_what_native_refuses_is_said_and_not_timed(
+    contenders: Contenders, error: type[Exception]
+) -> None:
+    contenders.error = error
+
     def named(contender: str, *arguments: Any) -> Any:
         return contenders("refusing" if contender == "native" else contender, *arguments)
 
@@ -390,6 +402,55 @@ def test_the_fastest_scout_is_measured_anew(contenders: Contenders) -> None:
     assert fast.timed.samples_s == pytest.approx([0.5, 0.5])
 
 
+def test_scouts_are_compared_in_the_last_mode_that_is_timed(contenders: Contenders) -> None:
+    contenders.costs_s["slow_in_place"] = 0.25
+    request = BenchRequest("all_gather", ("ring",), (400,), scouts=("slow", "fast"), most=2)
+    assert [each.contender for each in measure(request)] == ["ring", "slow"]
+
+
+def test_a_limit_is_timed_in_the_last_mode_and_not_checked(
+    monkeypatch: pytest.MonkeyPatch, world: None
+) -> None:
+    done: list[int] = []
+    monkeypatch.setattr(module, "limit_caller", lambda *_: done.append)
+    request = BenchRequest("all_gather", (LIMITS[0],), (400,), most=2)
+    (limit,) = measure(request)
+    assert limit.out_of_place is None
+    assert limit.in_place is not None
+    assert (limit.wrong, len(limit.in_place.samples_s) * limit.in_place.turn) == (None, 2)
+    assert sum(done) > 2
+
+    def refuse(*_: object) -> None:
+        raise ArgumentError("not here", argument="name", expected="another", got="this")
+
+    monkeypatch.setattr(module, "limit_caller", refuse)
+    (limit,) = measure(request)
+    assert limit.timed is None
+    assert "not here" in str(limit.refused)
+
+
+@pytest.mark.parametrize("device, waits", [("cuda", 1), ("cpu", 0)])
+def test_a_turn_ends_when_the_gpu_has_done_everything(
+    monkeypatch: pytest.MonkeyPatch, device: str, waits: int
+) -> None:
+    events: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append("settled"))
+    _several(events.append, False, torch.device(device), 2)
+    assert events == [False, False] + ["settled"] * waits
+    events.clear()
+    _settled(events.append, torch.device(device), 3)
+    assert events == [3] + ["settled"] * waits
+
+
+def test_groups_are_closed_at_the_end(
+    contenders: Contenders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(module, "close_groups", lambda: closed.append(len(contenders.calls)))
+    measure(BenchRequest("all_gather", ("ring",), (400,), most=1))
+    assert closed == [len(contenders.calls)]
+
+
 def test_contenders_in_shared_memory_have_buffers_of_their_own(world: None) -> None:
     request = BenchRequest("all_gather", ("ring",), (400,))
     own = Meeting()
@@ -397,5 +458,7 @@ def test_contenders_in_shared_memory_have_buffers_of_their_own(world: None) -> N
     plain = bench._buffers_of("ring", False)
     assert bench._buffers_of("native", False) is plain
     assert bench._buffers_of("ring", True) is not plain
+    assert {is_shared for _, is_shared in bench._buffers} == {False}
     assert bench._buffers_of(SHARED, False) is not plain
+    assert (False, True) in bench._buffers
     own.close()

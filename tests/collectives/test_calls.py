@@ -170,7 +170,7 @@ def test_strides_are_told_apart() -> None:
 
 def test_tensors_may_come_to_need_gradients_while_an_operation_waits() -> None:
     def main(group: LocalGroup) -> list[float]:
-        planned, later = torch.ones(3), torch.ones(3)
+        planned, later = torch.ones(6)[::2], torch.ones(3)  # strided: results are copied back
         operation = ringcoll.all_reduce.plan(planned, group=group)
         planned.requires_grad_()
         operation()
