@@ -202,6 +202,8 @@ def test_a_group_that_defers_is_not_prepared_unless_that_is_asked() -> None:
         prepared = [ringcoll.all_reduce.plan(torch.ones(5), group=group) for _ in range(2)]
         own = {id(each.operation) for each in (again, *prepared)}
         assert len(own) == 3, "it keeps what it is bound to"
+        kept = {id(each) for each in group.communicator.operations.values()}
+        assert not kept & {id(each.operation) for each in prepared}
         assert len(group.communicator.operations) == before + 1
         for each in (call, again, *prepared):
             each()
