@@ -26,13 +26,19 @@ class _Row:
     all: int
     tried: int = 0
     killed: int = 0
-    accepted: int = 0
+    same: int = 0  # accepted, as they have the same effect: no test can kill them
+    accepted: int = 0  # for other reasons
     survivors: list[Mutant] = field(default_factory=list)
 
     def cells(self) -> list[str]:
-        percent = f"{100 * self.killed / self.tried:.0f} %" if self.tried else ""
-        numbers = self.all, self.tried, self.killed, self.accepted, len(self.survivors)
-        return [self.file, *map(str, numbers), percent]
+        numbers = self.all, self.tried, self.killed, self.same, self.accepted, len(self.survivors)
+        return [self.file, *map(str, numbers), f"{self.percent:.0f} %"]
+
+    @property
+    def percent(self) -> float:
+        """Killed, of those that have another effect."""
+        others = self.tried - self.same
+        return 100 * self.killed / others if others else 100.0
 
 
 def _try_all(
@@ -60,7 +66,10 @@ def _try_all(
             if outcome.by:
                 failed = [outcome.by, *(name for name in failed if name != outcome.by)]
         elif mutant.change in reasons:
-            row.accepted += 1
+            if reasons[mutant.change].startswith("same"):
+                row.same += 1
+            else:
+                row.accepted += 1
         else:
             row.survivors.append(mutant)
             print(_entry(mutant), flush=True)
@@ -79,20 +88,23 @@ def _entry(mutant: Mutant) -> str:
     )
 
 
-def _print_table(rows: Sequence[_Row]) -> None:
+def _print_table(rows: Sequence[_Row]) -> _Row:
+    """Print a line for each file, and return the last one, which is of all."""
     total = _Row("all", sum(row.all for row in rows))
     for row in rows:
         total.tried += row.tried
         total.killed += row.killed
+        total.same += row.same
         total.accepted += row.accepted
         total.survivors += row.survivors
-    lines = [["file", "mutants", "tried", "killed", "accepted", "survived", "killed"]]
+    lines = [["file", "mutants", "tried", "killed", "same", "accepted", "survived", "killed"]]
     lines += [row.cells() for row in [*rows, total]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print()
     for name, *numbers in lines:
         cells = [text.rjust(width) for text, width in zip(numbers, widths[1:], strict=True)]
         print("  ".join([name.ljust(widths[0]), *cells]))
+    return total
 
 
 def _arguments() -> argparse.Namespace:
@@ -131,14 +143,13 @@ def main() -> None:
         _try_all(file, settings, tried, reasons, rows[-1])
     if arguments.list:
         return
-    _print_table(rows)
-    tried_in_all, killed = sum(row.tried for row in rows), sum(row.killed for row in rows)
+    total = _print_table(rows)
     wrong = []
-    if any(row.survivors for row in rows):
+    if total.survivors:
         wrong.append(
             "mutants have survived that tests/mutants/accepted.toml does not list: see above"
         )
-    if 100 * killed < config["wanted"] * tried_in_all:
+    if total.percent < config["wanted"]:
         wrong.append(f"fewer than {config['wanted']} % of the mutants were killed")
     if wrong:
         sys.exit("\n".join(wrong))

@@ -46,6 +46,7 @@ def test_empty_regions_are_left_out_unless_all_are_empty() -> None:
 
 
 def test_working_memory_is_aligned_as_its_operands() -> None:
+    assert ALIGNMENT % 64 == 0, "bytes of a line of the cache, for dtypes of one byte"
     supply = Supply(Space.STAGING, 2)
     like = Region(IN, 0, ALIGNMENT + 7, 5)
     assert supply.take(5, like) == Region(Space.STAGING, 2, 7, 5)
