@@ -43,6 +43,7 @@ class Hub:
         self.condition = threading.Condition()
         self.aborted = ""
         self.arrived: set[int] = set()  # ranks that have connected
+        self.left: set[int] = set()  # ranks that have closed their transport
         self._sends: dict[tuple[int, int, int], deque[Half]] = defaultdict(deque)
         self._receives: dict[tuple[int, int, int], deque[Half]] = defaultdict(deque)
 
@@ -118,10 +119,15 @@ class LocalTransport(Transport):
             hub.arrived.add(rank)
             hub.condition.notify_all()
             hub.condition.wait_for(
-                lambda: len(hub.arrived) == self.world_size or hub.aborted, timeout_s
+                lambda: (
+                    len(hub.arrived) == self.world_size or hub.aborted or hub.left - hub.arrived
+                ),
+                timeout_s,
             )
             if hub.aborted:
                 raise PeerLostError(hub.aborted)
+            if gone := sorted(hub.left - hub.arrived):
+                raise PeerLostError(f"rank {gone[0]} has left", peer=gone[0])
             missing = sorted({*range(self.world_size)} - hub.arrived)
         if missing:
             raise late(rank, missing, timeout_s)
@@ -146,14 +152,18 @@ class LocalTransport(Transport):
         """Wait for one message; see `Transport.wait`."""
         assert isinstance(handle, Half)
         with self.hub.condition:
-            self.hub.condition.wait_for(lambda: handle.done or self.hub.aborted, timeout_s)
+            hub, peer = self.hub, handle.message.peer
+            hub.condition.wait_for(
+                lambda: handle.done or hub.aborted or peer in hub.left, timeout_s
+            )
             if handle.error is not None:
                 raise handle.error
             if handle.done:
                 return
-            peer = handle.message.peer
-            if self.hub.aborted:
-                raise PeerLostError(self.hub.aborted, peer=peer)
+            if hub.aborted:
+                raise PeerLostError(hub.aborted, peer=peer)
+            if peer in hub.left:
+                raise PeerLostError(f"rank {peer} has left", peer=peer)
             raise CollectiveTimeoutError(f"no message within {timeout_s:g} s", peer=peer)
 
     def abort(self) -> None:
@@ -161,4 +171,7 @@ class LocalTransport(Transport):
         self.hub.abort(f"rank {self.rank} broke the connection")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Let no rank wait for messages of this rank that it has not posted."""
+        with self.hub.condition:
+            self.hub.left.add(self.rank)
+            self.hub.condition.notify_all()

@@ -467,6 +467,11 @@ class UcxTransport(Transport):
         self._wake()
         with self._at_end:
             if self._worker is not None:
+                # A peer may have given up while this rank waited for nothing.
+                heard, rounds = self._heard, iter(range(1000))
+                while heard is not None and not heard.completed and next(rounds, None) is not None:
+                    self._worker.progress()
+                is_broken = is_broken or (heard is not None and heard.completed)
                 self._worker.cancel_inflight_requests()
                 self._let_go(is_broken=is_broken)
             self._endpoints.clear()

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -411,6 +412,21 @@ def groups_come_and_go(num_groups: int) -> list[tuple[int, int, int]]:
             now = _held()
         held.append(now)
     return held
+
+
+def leaves_when_others_have_given_up(transport: str) -> float:
+    """Seconds in which a group ends on a rank that has missed that the others gave up waiting for it."""
+    limit, options = timedelta(seconds=20), ringcoll.Options(transport=transport)
+    group = dist.new_group(timeout=limit, backend="ringcoll", pg_options=options)
+    ringcoll.barrier(group)
+    if dist.get_rank() != 1:
+        with contextlib.suppress(CollectiveTimeoutError, PeerLostError):
+            ringcoll.all_reduce(torch.ones(1), group=group, timeout=0.5)
+            return -1.0
+    dist.barrier()
+    begin = time.monotonic()
+    dist.destroy_process_group(group)
+    return time.monotonic() - begin
 
 
 def late_choice() -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringcoll.errors import TransportError
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.launch.processes import RankError, Ranks
 from ringcoll.transport.base import Message
 from ringcoll.transport.local import Hub
@@ -29,6 +29,16 @@ def test_between_processes(pool, transport: str, name: str, world_size: int):
 @pytest.mark.processes
 def test_closing_wakes_who_waits_on_another_thread(pool):
     assert pool(2).run(transports.conforms, "ucx", "closed_while_waiting") == [""] * 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shared", "gloo", "ucx"])
+def test_a_group_ends_on_a_rank_that_others_have_given_up(pool, transport: str):
+    """Over UCX it once waited for ever for peers that had let go of it."""
+    if transport == "ucx":
+        pytest.importorskip("ucxx")
+    seconds = pool(3).run(transports.leaves_when_others_have_given_up, transport)
+    assert all(0 <= item < 10 for item in seconds), seconds
 
 
 @pytest.mark.processes
@@ -110,6 +120,23 @@ def test_processes_are_on_one_host(pool, transport: str):
 @pytest.mark.processes
 def test_gloo_breaks_only_its_own_connections(pool):
     assert pool(2).run(spares_other_connections) == [[], []]
+
+
+def test_local_tells_that_a_rank_has_left():
+    first, second, third = Hub(3).transports()
+    (unsent,) = first.post([Message(1, torch.zeros(3), 0)], [])
+    (sent,) = third.post([Message(1, torch.zeros(3), 0)], [])
+    second.post([], [Message(2, torch.ones(3), 0)])
+    second.close()
+    third.wait(sent, 1)  # what has been sent still arrives
+    with pytest.raises(PeerLostError, match="rank 1 has left") as caught:
+        first.wait(unsent, 20)
+    assert caught.value.peer == 1
+    with pytest.raises(PeerLostError, match="rank 1 has left"):
+        first.connect(20)  # it has not come to meet the others
+    second.hub.arrived.add(1)
+    with pytest.raises(CollectiveTimeoutError, match="rank 2"):
+        first.connect(0.1)
 
 
 def test_local_refuses_lengths_that_differ():
