@@ -46,6 +46,7 @@ __all__ = ["Call", "Communicator", "Part"]
 
 _EXIT_S = 10.0  # for operations that are pending when the process ends
 _WHILE_S = 0.0005  # between looks whether the queue is empty
+_NO_MEMORY = "can't allocate memory"  # in what torch says, which has no class of its own for it
 _JOIN_S = 5.0  # for threads that have nothing to wait for any more
 _MOST_OPERATIONS = 512  # kinds of calls that a group remembers
 _SPREADS = 0x9E3779B1  # odd, so that histories that differ stay different
@@ -390,6 +391,8 @@ class Communicator:
         else:
             # Peers wait for messages that will not come; messages in flight use the memory.
             text = self.monitor.report(error)
+            if type(error) is RuntimeError and _NO_MEMORY in str(error):
+                error = TransportError(text)
         is_first = self._broken is None and not self._closed
         if is_first:
             self.monitor.failed = self.monitor.running()
@@ -508,6 +511,8 @@ class Communicator:
                 f"rank {self.rank}: the group was closed"
             )
             self.transport.abort()
+        elif self.world_size > 1:
+            self._comparison.leave()
         self._queue.close(_JOIN_S)
         self.monitor.close()
         forget(self)

@@ -6,6 +6,7 @@ all transports each call is, if ``RINGCOLL_DEBUG`` is ``detail``.
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import torch.distributed as dist
@@ -17,6 +18,8 @@ from ringcoll.system.stores import appears, read_text
 
 __all__ = ["CallComparison"]
 
+_LEFT = "left/{}"
+
 
 class CallComparison:
     """The calls that a rank has compared with the other ranks."""
@@ -26,6 +29,12 @@ class CallComparison:
         self.known: set[str] = set()
         self.compares_each = compares_calls()
         self._count = 0
+
+    def leave(self) -> None:
+        """Tell ranks that wait to compare a call that this rank comes to no comparison any more."""
+        if self.known:
+            with contextlib.suppress(RuntimeError):  # there is no store any more
+                self._store.set(_LEFT.format(self._monitor.rank), "")
 
     def compare(self, description: str, timeout_s: float, *, capturing: bool) -> None:
         """Compare a call with those of all other ranks: each kind once, or each for debugging.
@@ -49,9 +58,14 @@ class CallComparison:
         self._store.set(keys[rank], description)
         deadline = time.monotonic() + timeout_s
         for peer, key in enumerate(keys):
-            if not appears(self._store, [key], deadline, lambda: monitor.error is not None):
+            left = _LEFT.format(peer)
+            given_up = lambda left=left: monitor.error is not None or self._store.check([left])  # noqa: E731
+            # A rank may have come, and left afterwards.
+            if not (appears(self._store, [key], deadline, given_up) or self._store.check([key])):
                 if monitor.error is not None:
                     raise PeerLostError(f"rank {rank} gave up rank {peer}", peer=peer)
+                if self._store.check([left]):
+                    raise PeerLostError(f"rank {peer} has closed the group", peer=peer)
                 raise CollectiveTimeoutError(
                     f"rank {rank} waited {timeout_s:g} s for rank {peer}", peer=peer
                 )

@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
-__all__ = ["FakeGroup", "FakeWork", "World"]
+__all__ = ["AbortableGroup", "FakeGroup", "FakeWork", "World"]
 
 LIMIT_S = 10.0
 MOST_IN_A_GROUP = 256
@@ -152,3 +152,14 @@ class FakeGroup:
 
     def shutdown(self) -> None:
         self.calls.append("shutdown")
+
+
+class AbortableGroup(FakeGroup):
+    """A group whose `abort` ends what its own rank waits for, as NCCL's does; the others wait on."""
+
+    def abort(self) -> None:
+        super().abort()
+        with self._world.lock:
+            for work in self._world.running[self._rank]:
+                work.error = "NCCL communicator was aborted"
+                work.finished.set()

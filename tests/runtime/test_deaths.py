@@ -1,0 +1,56 @@
+"""The conformance suite of faults: ranks that die, stop, leave or lack something; see `tests.programs.deaths`."""
+
+from __future__ import annotations
+
+import signal
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tests.programs.deaths import ENDINGS, Told, judge, run_ending
+from tests.programs.mortal import Ended
+
+TRANSPORTS = ("shared", "gloo", "ucx")
+KILLED = Ended(-signal.SIGKILL, 10.0)
+TOLD = Told("PeerLostError", "rank 0 lost rank 1, in all_reduce, operation 1", True, 10.5)
+IDLE, ALL_DESTROY = "killed while the group is idle", "killed as all destroy the group"
+STOPPED = "stopped (SIGSTOP)"
+
+
+@pytest.mark.parametrize(
+    "name,told,wanted",
+    [
+        (IDLE, [TOLD, KILLED, TOLD], "right"),
+        (IDLE, [TOLD, KILLED, TOLD._replace(kind="", text="")], "silent"),
+        (IDLE, [TOLD, KILLED, TOLD._replace(is_typed=False)], "untyped"),
+        (IDLE, [TOLD, KILLED, TOLD._replace(text="rank 2, in all_reduce")], "unnamed"),
+        (IDLE, [TOLD, KILLED, TOLD._replace(text="rank 1")], "unnamed"),
+        (IDLE, [TOLD, KILLED, TOLD._replace(at_s=16.0)], "late"),
+        (IDLE, [TOLD, KILLED, Ended(-6)], "crashes"),
+        (IDLE, [TOLD, KILLED, Ended(-6, TOLD)], "crashes"),
+        (IDLE, [TOLD, KILLED, Ended(None)], "hangs"),
+        (IDLE, [TOLD, KILLED, RuntimeError("before it could tell")], "crashes"),
+        (ALL_DESTROY, [TOLD, KILLED, TOLD], "false alarm"),
+        (ALL_DESTROY, [Told("", "", True, 11.0), KILLED, Told("", "", True, 11.0)], "right"),
+        (STOPPED, [TOLD._replace(at_s=2.1)] * 3, "right"),
+        (STOPPED, [TOLD._replace(at_s=2.1), KILLED, TOLD._replace(at_s=2.1)], "crashes"),
+        (STOPPED, [TOLD._replace(at_s=9.0)] * 3, "late"),
+    ],
+)
+def test_what_is_right(name: str, told: list[Any], wanted: str):
+    assert judge(ENDINGS[name], told) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ENDINGS)
+def test_ranks_come_to_an_end(name: str):
+    """Each over one transport, which take turns; benchmarks/faults.py tries all of them."""
+    number = [*ENDINGS].index(name)
+    turn = TRANSPORTS[number % len(TRANSPORTS) :] + TRANSPORTS[: number % len(TRANSPORTS)]
+    has_ucx = find_spec("ucxx") is not None
+    ending = ENDINGS[name]
+    transport = next(over for over in turn if over not in ending.but and (over != "ucx" or has_ucx))
+    told = run_ending(name, transport)
+    assert judge(ending, told) in ("right", "late"), (transport, told)  # the machine may be busy
