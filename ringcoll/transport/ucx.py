@@ -68,6 +68,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,6 +91,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": "3s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "5"}
 _OPTIONS = {**_KEEPALIVE, "TLS": "^cma"}
 _TOLD = {"pid": int, "address": str}  # what ranks tell each other
 _LOOPBACK = Path("/sys/class/net/lo")
+_CLOSING_S = 0.1  # for the connections of a broken group to be closed, on a busy machine
 _SLEEP_S = 0.5  # between two looks at the clock and at peers on other hosts
 
 
@@ -458,8 +460,12 @@ class UcxTransport(Transport):
             if is_broken or peer in self._ended:
                 with contextlib.suppress(self._ucx.UCXError):
                     endpoint.close()
-        for _ in range(1000):
+        # What is not closed by then is waited for without end when the worker goes.
+        deadline = time.monotonic() + (_CLOSING_S if is_broken or self._ended else 0.0)
+        for number in count():
             self._worker.progress()
+            if number >= 1000 and time.monotonic() > deadline:
+                break
 
     def close(self) -> None:
         """Let go of the connections."""
