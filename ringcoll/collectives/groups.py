@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.errors import ArgumentError, RingcollError, TransportError
 from ringcoll.runtime.communicator import Call, Communicator
 from ringcoll.runtime.work import Work
 from ringcoll.system import streams
@@ -355,10 +355,11 @@ def _member(
     name = catalogue.resolved(device.type, asked, rank)
     # The same prefix for every transport: there the ranks see that they have different transports.
     meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
-    transport = as_asked(
-        catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s),
-        verify_messages=verify_messages,
-    )
+    try:
+        made = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)
+    except OSError as error:  # no descriptors are left, for instance
+        raise TransportError(f"rank {rank} cannot have the transport {name}: {error}") from error
+    transport = as_asked(made, verify_messages=verify_messages)
     sends = None if device.type == "cpu" else device
     return Communicator(transport, monitor, timeout_s, sends, own)
 

@@ -391,7 +391,9 @@ class Communicator:
         else:
             # Peers wait for messages that will not come; messages in flight use the memory.
             text = self.monitor.report(error)
-            if type(error) is RuntimeError and _NO_MEMORY in str(error):
+            is_lack = type(error) is RuntimeError and _NO_MEMORY in str(error)
+            # To connect may need files and descriptors that the process cannot have.
+            if is_lack or (isinstance(error, OSError) and not self._has_met):
                 error = TransportError(text)
         is_first = self._broken is None and not self._closed
         if is_first:

@@ -76,7 +76,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import CollectiveTimeoutError, MissingExtraError, PeerLostError
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    MissingExtraError,
+    PeerLostError,
+    TransportError,
+)
 from ringcoll.system.machine import cores
 from ringcoll.system.stores import not_of_a_rank
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, meet, settle, told_by
@@ -248,10 +253,13 @@ class UcxTransport(Transport):
         given_up = lambda: self._aborted  # noqa: E731
         self.hosts = meet(store, self, timeout_s, given_up)
         own_host = self.hosts[self.rank]
-        with _current(self._device):
-            context = _context(self._device, len(set(self.hosts)) == 1)
-            self._worker = ucx.UCXWorker(context)
-        self._worker.init_blocking_progress_mode()
+        try:
+            with _current(self._device):
+                context = _context(self._device, len(set(self.hosts)) == 1)
+                self._worker = ucx.UCXWorker(context)
+            self._worker.init_blocking_progress_mode()
+        except ucx.UCXError as error:  # of memory to share, for instance
+            raise TransportError(f"rank {self.rank} cannot start UCX: {error}") from error
         self._descriptor = self._worker.epoll_file_descriptor
         for descriptor in (self._descriptor, self._alarm):
             self._sleeper.register(descriptor, select.POLLIN)

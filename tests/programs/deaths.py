@@ -250,8 +250,9 @@ def _cut_connections(store: dist.Store) -> int:
             if not str(entry.readlink()).startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(entry.name))) as end:
-                ports = {end.getpeername()[1], end.getsockname()[1]}
-                if end.family in (socket.AF_INET, socket.AF_INET6) and to_store not in ports:
+                if end.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                if to_store not in (end.getpeername()[1], end.getsockname()[1]):
                     end.shutdown(socket.SHUT_RDWR)
                     count += 1
     return count
@@ -333,6 +334,9 @@ def _on_rank(store: dist.Store, rank: int, world_size: int, name: str, transport
         "ringcoll", store=store, rank=rank, world_size=world_size, timeout=limit,
         pg_options=options,
     )  # fmt: skip
+    # What torch does before all have the group is torch's own.
+    store.set(f"made {rank}", "")
+    store.wait([f"made {peer}" for peer in range(world_size)], limit)
     begin_s = time.monotonic()
     try:
         ending.run(rank in ending.victims, store)

@@ -5,18 +5,18 @@ rank, over any transport, and `judge` says what became of a kind. The second hal
 stop, is `tests.programs.deaths`.
 
 Run as ``mpiexec -n 3 python -m tests.programs.disagreements FOLDER NAME...``, ranks of an MPI program
-write what they met to FOLDER/RANK.pickle.
+write what they met to FOLDER/RANK.json.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
@@ -720,8 +720,8 @@ def main(folder: Path, names: Sequence[str]) -> None:
         after = ringcoll.mpi_group(timeout_s=60.0)
         ringcoll.barrier(after)
         after.close()
-        path = folder / f"{after.rank()}.pickle"
-        path.write_bytes(pickle.dumps(found))
+        path = folder / f"{after.rank()}.json"
+        path.write_text(json.dumps({name: astuple(met) for name, met in found.items()}))
 
 
 if __name__ == "__main__":

@@ -54,3 +54,19 @@ def test_ranks_come_to_an_end(name: str):
     transport = next(over for over in turn if over not in ending.but and (over != "ucx" or has_ucx))
     told = run_ending(name, transport)
     assert judge(ending, told) in ("right", "late"), (transport, told)  # the machine may be busy
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "transport,name",
+    [("ucx", "no file may grow (a full disk)"), ("ucx", "no descriptors are left"),
+     ("gloo", "no descriptors are left")],
+)  # fmt: skip
+def test_what_a_rank_lacks_is_an_error_of_the_library(transport: str, name: str):
+    """They were errors of the system, or of UCX."""
+    if transport == "ucx" and find_spec("ucxx") is None:
+        pytest.skip("ucxx is not installed")
+    told = run_ending(name, transport)
+    assert told[1].kind in ("TransportError", "PeerLostError"), told
+    assert judge(ENDINGS[name], told) in ("right", "late"), told
