@@ -336,7 +336,9 @@ def _on_rank(store: dist.Store, rank: int, world_size: int, name: str, transport
     )  # fmt: skip
     # What torch does before all have the group is torch's own.
     store.set(f"made {rank}", "")
-    store.wait([f"made {peer}" for peer in range(world_size)], limit)
+    if rank in ending.victims:
+        with contextlib.suppress(RuntimeError):  # another victim had the store
+            store.wait([f"made {peer}" for peer in range(world_size)], limit)
     begin_s = time.monotonic()
     try:
         ending.run(rank in ending.victims, store)
