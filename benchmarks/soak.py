@@ -1,7 +1,7 @@
 """Ranks die and come for as long as it is told: whether all values are right, and nothing grows.
 
 Processes on one host form a resilient group and run random collectives, whose results are known. Every
-few seconds one of them is killed, and another one joins. Smaller groups are made and closed meanwhile. One
+few seconds one of them is killed, and another one joins; each time a group is closed and another one made. One
 process, the witness, is never killed: what it holds is counted in each tenth of the time, the first
 of which is for what is made once.
 """
