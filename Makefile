@@ -40,7 +40,7 @@ format: $(VENV)/.installed-dev ## Put the code into the standard format
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-# A sample takes about 20 minutes of one core, all of them many hours.
+# A sample takes an hour or more of one core, all of them a day; of one file: MUTANTS_FLAGS="--files summary".
 mutants: $(VENV)/.installed-mutants ## Do tests fail if the library is wrong? 40 changes a file; all: MUTANTS=all
 	@$(BIN)/python -m tests.mutants --mutants '$(MUTANTS)' $(MUTANTS_FLAGS)
 
