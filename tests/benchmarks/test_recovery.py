@@ -1,4 +1,4 @@
-"""The scripts in which ranks of resilient groups die: a short run of each."""
+"""The scripts about ranks that die, and what it costs to see that: a short run of each."""
 
 from __future__ import annotations
 
@@ -40,3 +40,12 @@ def test_soak(tmp_path: Path) -> None:
     _, operations, changes, *_ = last
     assert operations > 10
     assert changes >= 2, "one died, and one came"
+
+
+def test_detection(tmp_path: Path) -> None:
+    words = ("--turns", "4", "--transports", "shared")
+    (table,) = run("detection.py", tmp_path / "detection.json", *words)
+    ((name, on, off, ratio, spread),) = table.rows
+    assert name == "shared"
+    assert min(on, off, ratio) > 0
+    assert spread >= 0
