@@ -647,12 +647,16 @@ def test_a_rank_that_fails_wakes_the_others():
 
 
 def test_a_rank_that_does_not_come_is_named():
+    over = threading.Barrier(3)  # who returns has left, which is another error
+
     def main(group: LocalGroup) -> str:
         if group.rank() == 1:
+            over.wait(30)
             return ""
         with pytest.raises(CollectiveTimeoutError) as caught:
             ringcoll.all_reduce(torch.ones(3), group=group, algorithm="direct", timeout=0.5)
         assert caught.value.peer == 1
+        over.wait(30)
         return str(caught.value)
 
     texts = run_threads(main, 3)

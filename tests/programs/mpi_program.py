@@ -286,7 +286,7 @@ def _calls(group: Any) -> dict[str, Callable[[], Pairs]]:
 
 
 NO_COLLECTIVES = {
-    "Explanation", "LocalGroup", "MpiGroup", "Options", "UserOp", "Work", "bytes_sent", "close",
+    "Explanation", "Faults", "LocalGroup", "MpiGroup", "Options", "UserOp", "Work", "bytes_sent", "close",
     "empty_shared", "explain", "mpi_group", "premul_sum", "run_threads", "share", "trace", "use",
 }  # fmt: skip
 

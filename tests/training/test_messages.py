@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -62,7 +63,14 @@ def test_the_sender_may_go_on_with_its_tensor():
 
 
 def test_a_message_that_does_not_come():
-    caught = run_threads(lambda group: None if group.rank() else late(group), 2)[0]
+    over = threading.Barrier(2)  # who returns has left, which is another error
+
+    def rank_main(group):
+        caught = None if group.rank() else late(group)
+        over.wait(30)
+        return caught
+
+    caught = run_threads(rank_main, 2)[0]
     assert caught.kind == CollectiveTimeoutError.__name__
     assert "rank 0 waited to receive from rank 1, at most 0.05 s: no message" in caught.text
     assert caught.peer == 1

@@ -134,6 +134,8 @@ def test_bad_arguments():
 
 @pytest.mark.parametrize("staleness", [None, 2])
 def test_a_worker_that_goes_without_a_word(staleness: int | None):
+    over = threading.Barrier(3)  # who returns has left, which is another error
+
     def rank_main(group):
         module = initial(0)
         if group.rank() == 0:
@@ -145,6 +147,7 @@ def test_a_worker_that_goes_without_a_word(staleness: int | None):
                 server.serve()
         else:
             ServerWorker(module, group)
+        over.wait(30)
 
     run_threads(rank_main, 3)
 
