@@ -24,6 +24,7 @@ from common import Table, environment, introduce, parser, write
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import ringcoll
 from ringcoll import resilient
 from ringcoll.launch.processes import Ranks
 from ringcoll.system.stores import served
@@ -117,6 +118,7 @@ def run(world_size: int, victim: int, transport: str, delay_s: float) -> list[tu
 
 def steps(transport: str) -> tuple[list[float], list[float]]:
     """Seconds of steps on the default group and on a resilient group, taking turns."""
+    ringcoll.use(transport=transport)
     group = resilient.start(transport=transport)
     model = perceptron()
     plain, lasting = DistributedDataParallel(model), resilient.data_parallel(model, group)
