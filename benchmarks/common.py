@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import torch.distributed as dist
 
 from ringcoll.bench import environment as machine
 from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.system.stores import served
 from ringcoll.transport import catalogue
 
 __all__ = [
     "FORMATS",
+    "Processes",
     "Table",
     "busy_loops",
     "environment",
     "introduce",
     "introduction",
+    "meeting_place",
     "parser",
     "write",
 ]
@@ -57,6 +65,47 @@ def busy_loops(number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
         for loop in loops:
             loop.kill()
             loop.wait()
+
+
+class Processes:
+    """Processes of which some may die: forked from one that has imported torch, ended with the block.
+
+    ``preload`` is the module of their function.
+    """
+
+    def __init__(self, preload: str) -> None:
+        self._context: Any = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "ringcoll.resilient", preload])
+        self.all: list[Any] = []
+
+    def start(self, function: Callable[..., object], *arguments: object) -> tuple[Any, Connection]:
+        """Start ``function(*arguments, connection)``; return the process, and the connection's end."""
+        own, theirs = self._context.Pipe()
+        process = self._context.Process(target=function, args=(*arguments, theirs))
+        process.start()
+        theirs.close()
+        self.all.append(process)
+        return process, own
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.all:
+            process.kill()
+            process.join()
+
+
+def meeting_place(rank: int, port: int, limit: timedelta, *, in_rank_0: bool) -> dist.Store:
+    """The store at which ranks meet: that at a port of this host, or one that dies with rank 0."""
+    outer = dist.TCPStore("127.0.0.1", port, None, False, timeout=limit)
+    if not in_rank_0:
+        return outer
+    if rank == 0:
+        store = served()
+        outer.set("port", str(store.port))
+        return store
+    return dist.TCPStore("127.0.0.1", int(outer.get("port")), None, False, timeout=limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from common import Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.collectives.groups import StoreGroup
+from ringcoll.collectives.own_groups import StoreGroup
 from ringcoll.launch.processes import Ranks, rendezvous
 
 _IN_A_TURN = 500

@@ -10,7 +10,6 @@ Wanted: of 1,000 kills over all transports, all survivors do so within 2 seconds
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import time
@@ -21,15 +20,23 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import Table, environment, introduce, parser, write
+from common import (
+    Processes,
+    Table,
+    environment,
+    introduce,
+    meeting_place,
+    parser,
+    write,
+)
 
 import ringcoll
 from ringcoll.errors import RingcollError
 from ringcoll.system.settings import TRANSPORT_VARIABLES
+from ringcoll.system.stores import served
 
 TRANSPORTS = ("shared", "ucx", "gloo")
 _LIMIT_S = 60.0  # of an operation, so that no time limit helps
@@ -104,14 +111,7 @@ def on_rank(case: Case, rank: int, port: int, parent: Connection) -> None:
     os.environ[TRANSPORT_VARIABLES["cpu"]] = case.transport
     torch.set_num_threads(1)
     limit = timedelta(seconds=_LIMIT_S)
-    store: dist.Store = dist.TCPStore("127.0.0.1", port, None, False, timeout=limit)
-    if case.store_dies:
-        outer = store
-        if rank == 0:
-            store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, timeout=limit)
-            outer.set("port", str(store.port))
-        else:
-            store = dist.TCPStore("127.0.0.1", int(outer.get("port")), None, False, timeout=limit)
+    store = meeting_place(rank, port, limit, in_rank_0=case.store_dies)
     dist.init_process_group(
         "ringcoll", store=store, rank=rank, world_size=case.world_size, timeout=limit
     )
@@ -150,27 +150,22 @@ def judge(case: Case, told: Told | None, exit_code: int | None, killed_s: float)
 
 def run(case: Case) -> list[tuple[str, float | None, Told | None]]:
     """Run a case: a judgement for each survivor, its seconds, and what it told."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "ringcoll", "ringcoll.backend", __name__])
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    ends: dict[int, Connection] = {}
-    ranks: dict[int, Any] = {}
-    try:
-        for rank in range(case.world_size):
-            ends[rank], theirs = context.Pipe()
-            ranks[rank] = context.Process(target=on_rank, args=(case, rank, store.port, theirs))
-            ranks[rank].start()
-            theirs.close()
-        for end in ends.values():
+    store = served()
+    with Processes(__name__) as processes:
+        ranks, ends = zip(
+            *(processes.start(on_rank, case, rank, store.port) for rank in range(case.world_size)),
+            strict=True,
+        )
+        for end in ends:
             if not end.poll(_PATIENCE_S):
                 raise TimeoutError(f"a rank of {case} did not begin")
             end.recv()
-        for end in ends.values():
+        for end in ends:
             end.send("go")
         time.sleep(case.delay_s)
         ranks[case.victim].kill()
         killed_s = time.monotonic()
-        waiting = {end: rank for rank, end in ends.items() if rank != case.victim}
+        waiting = {end: rank for rank, end in enumerate(ends) if rank != case.victim}
         told: dict[int, Told] = {}
         while waiting and (left_s := killed_s + _PATIENCE_S - time.monotonic()) > 0:
             for end in wait([*waiting], left_s):
@@ -178,16 +173,12 @@ def run(case: Case) -> list[tuple[str, float | None, Told | None]]:
                 with contextlib.suppress(EOFError):
                     told[rank] = ends[rank].recv()
         found = []
-        for rank in set(ranks) - {case.victim}:
+        for rank in set(range(case.world_size)) - {case.victim}:
             ranks[rank].join(_WANTED_S * 5)
             word = judge(case, told.get(rank), ranks[rank].exitcode, killed_s)
             seconds = told[rank].at_s - killed_s if rank in told else None
             found.append((word, seconds, told.get(rank)))
         return found
-    finally:
-        for process in ranks.values():
-            process.kill()
-            process.join()
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ ordinary group and on a resilient group.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import time
@@ -20,7 +19,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import Table, environment, introduce, parser, write
+from common import (
+    Processes,
+    Table,
+    environment,
+    introduce,
+    meeting_place,
+    parser,
+    write,
+)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -51,13 +58,7 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def on_rank(rank: int, world_size: int, port: int, transport: str, parent: Connection) -> None:
     """Train until a rank is lost and some steps more; tell when each step ended, and the change."""
     torch.set_num_threads(1)
-    outer = dist.TCPStore("127.0.0.1", port, None, False, timeout=_LIMIT)
-    if rank == 0:
-        store = served()
-        outer.set("port", str(store.port))
-    else:
-        own = int(outer.get("port"))
-        store = dist.TCPStore("127.0.0.1", own, None, False, timeout=_LIMIT)
+    store = meeting_place(rank, port, _LIMIT, in_rank_0=True)
     dist.init_process_group(
         "ringcoll", store=store, rank=rank, world_size=world_size, timeout=_LIMIT
     )
@@ -81,19 +82,15 @@ def on_rank(rank: int, world_size: int, port: int, transport: str, parent: Conne
 
 def run(world_size: int, victim: int, transport: str, delay_s: float) -> list[tuple[Any, ...]]:
     """Kill a rank; for each survivor: seconds to the first step, to agree, to form, and of a step."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "ringcoll.resilient", __name__])
-    outer = served()
-    ends: list[Connection] = []
-    ranks: list[Any] = []
-    try:
-        for rank in range(world_size):
-            own, theirs = context.Pipe()
-            ends.append(own)
-            arguments = (rank, world_size, outer.port, transport, theirs)
-            ranks.append(context.Process(target=on_rank, args=arguments))
-            ranks[-1].start()
-            theirs.close()
+    store = served()
+    with Processes(__name__) as processes:
+        ranks, ends = zip(
+            *(
+                processes.start(on_rank, rank, world_size, store.port, transport)
+                for rank in range(world_size)
+            ),
+            strict=True,
+        )
         for end in ends:
             end.recv()
         time.sleep(delay_s)
@@ -110,10 +107,6 @@ def run(world_size: int, victim: int, transport: str, delay_s: float) -> list[tu
             )
             found.append((first_s - killed_s, change.agreed_s, change.formed_s, step_s))
         return found
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
 
 
 def steps(transport: str) -> tuple[list[float], list[float]]:

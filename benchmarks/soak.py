@@ -9,7 +9,6 @@ of which is for what is made once.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import random
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import Table, environment, introduce, parser, write
+from common import Processes, Table, environment, introduce, parser, write
 
 import ringcoll
 from ringcoll import resilient
@@ -180,8 +179,6 @@ def main() -> None:
 
 def soak(options: Any) -> tuple[list[tuple[Any, ...]], list[str], int]:
     """Let ranks work, die and come; return what the witness held, faults, and the number of kills."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "ringcoll.resilient", __name__])
     choose, outer = random.Random(options.seed), served()
     ranks: dict[Connection, Any] = {}
     addresses: dict[Connection, str] = {}
@@ -192,12 +189,9 @@ def soak(options: Any) -> tuple[list[tuple[Any, ...]], list[str], int]:
     seconds = 60 * options.minutes
 
     def start(number: int, where: Any) -> Connection:
-        own, theirs = context.Pipe()
-        arguments = (number, options.ranks, where, options.transport, theirs)
-        ranks[own] = context.Process(target=on_rank, args=arguments)  # type: ignore[assignment]
-        ranks[own].start()
-        theirs.close()
-        return own
+        process, end = processes.start(on_rank, number, options.ranks, where, options.transport)
+        ranks[end] = process
+        return end
 
     def hear(until: float) -> None:
         while (left := until - time.monotonic()) > 0:
@@ -220,7 +214,7 @@ def soak(options: Any) -> tuple[list[tuple[Any, ...]], list[str], int]:
 
     is_over = False
     num_kills = 0
-    try:
+    with Processes(__name__) as processes:
         first = [start(rank, outer.port) for rank in range(options.ranks)]
         while len(addresses) < len(first) and time.monotonic() - begin < _ENTRY_S:
             hear(time.monotonic() + 0.1)
@@ -249,10 +243,6 @@ def soak(options: Any) -> tuple[list[tuple[Any, ...]], list[str], int]:
             end.send("end")
         hear(time.monotonic() + 10.0)
         faults += ["a process did not end" for _ in set(ranks) - killed]
-    finally:
-        for process in ranks.values():
-            process.kill()
-            process.join()
     return rows, faults, num_kills
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "CorruptMessageError",
     "GroupBrokenError",
+    "GroupChangedError",
     "MismatchError",
     "MissingExtraError",
     "PeerLostError",

@@ -5,6 +5,7 @@
 `calls`          the way of a call: key, look-up, run; prepared operations
 `arguments`      all checks of arguments that one rank can make by itself
 `groups`         from a group that a user names to this rank's communicator
+`own_groups`     groups that torch does not know: of threads, of MPI, of a store
 `sharing`        tensors of a group move to shared memory
 `sparse`         all-reduce of sparse tensors
 `explanation`    which algorithm would run, and why

@@ -24,7 +24,8 @@ from torch.nn import Parameter
 
 from ringcoll.algorithms import registry
 from ringcoll.collectives.arguments import Timeout, seconds
-from ringcoll.collectives.groups import OwnGroup, as_group, communicator, known
+from ringcoll.collectives.groups import as_group, communicator, known
+from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import as_operator
 from ringcoll.runtime.communicator import Call

@@ -6,27 +6,19 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import ArgumentError, RingcollError, TransportError
-from ringcoll.runtime.communicator import Call, Communicator
-from ringcoll.runtime.work import Work
-from ringcoll.system import streams
-from ringcoll.system.stores import private
+from ringcoll.collectives.own_groups import ANY_GPU, OwnGroup, member_at
+from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.runtime.communicator import Communicator
 from ringcoll.transport import catalogue
-from ringcoll.transport.asked import as_asked
-from ringcoll.transport.base import Handle, Message
 
 __all__ = [
-    "MessageWork",
-    "OwnGroup",
-    "StoreGroup",
     "abort",
     "as_group",
     "bytes_sent",
@@ -40,8 +32,6 @@ __all__ = [
 
 _log = logging.getLogger("ringcoll")
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
-_ANY_GPU = torch.device("cuda")
-_OWN_TAG = 1 << 31  # apart from the tags of operations, which have 31 bits
 # By group, without keeping it alive. A plain dictionary, because a look-up has to be quick.
 _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
 _making = threading.Lock()
@@ -49,118 +39,6 @@ _making = threading.Lock()
 _asked: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 _verified: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # likewise
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-
-class MessageWork(NamedTuple):
-    """A message of an `OwnGroup` that is on its way."""
-
-    member: Communicator
-    handle: Handle
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is complete, at most the group's time limit by default.
-
-        Raises
-        ------
-        CollectiveTimeoutError, PeerLostError
-            The peer did not come, or has left.
-        """
-        limit_s = self.member.timeout_s if timeout is None else timeout.total_seconds()
-        self.member.transport.wait(self.handle, limit_s)
-        return True
-
-
-class OwnGroup:
-    """One rank of a group that torch does not know: the group brings its communicator.
-
-    ``members`` are all communicators of the rank; `on` may add communicators. `isend` and `irecv`
-    are as those of ``torch.distributed``, in which a process group of torch has them. Over MPI they
-    follow the group's first collective, in which the ranks meet, and no operation runs meanwhile;
-    MPI may have fewer than 32 bits for a tag, so that tags are apart as those of two operations are.
-    """
-
-    retries = False  # whether calls go through `retried`
-
-    def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
-        self.members = [communicator]
-
-    def rank(self) -> int:
-        """Rank of this process or thread."""
-        return self.communicator.rank
-
-    def size(self) -> int:
-        """Number of ranks."""
-        return self.communicator.world_size
-
-    def on(self, device: torch.device) -> Communicator:
-        """The communicator for tensors on a device."""
-        return self.communicator
-
-    def retried(self, make: Callable[[OwnGroup], Call], async_op: bool) -> Work | None:
-        """Run a call that ``make`` makes for a group, in a way of the group's own."""
-        raise NotImplementedError
-
-    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> MessageWork:
-        """Start to send a contiguous tensor, which stays as it is until the message is complete."""
-        return self._start(tensor.device, [], [Message(dst, tensor.view(-1), tag | _OWN_TAG)])
-
-    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> MessageWork:
-        """Start to receive into a contiguous tensor; messages of a tag arrive in order."""
-        return self._start(tensor.device, [Message(src, tensor.view(-1), tag | _OWN_TAG)], [])
-
-    def _start(
-        self, device: torch.device, receives: list[Message], sends: list[Message]
-    ) -> MessageWork:
-        member = self.on(device)
-        return MessageWork(member, *member.transport.post(receives, sends))
-
-    def close(self, drain_s: float = 0.0) -> None:
-        """Release the group's resources, on all its ranks; the group cannot be used any more.
-
-        ``drain_s`` is the time limit, in seconds, for operations that nobody has waited for yet.
-        """
-        for member in self.members:
-            member.close(drain_s)
-
-
-class StoreGroup(OwnGroup):
-    """One rank of a group whose ranks meet at a store.
-
-    Parameters
-    ----------
-    store
-        Store that all ranks see, and that nobody else uses.
-    rank, world_size
-        This rank, and number of ranks.
-    timeout_s
-        Time limit, in seconds, of operations that have no time limit of their own.
-    transport, cuda_transport
-        As for `use`.
-    """
-
-    def __init__(
-        self,
-        store: dist.Store,
-        rank: int,
-        world_size: int,
-        timeout_s: float,
-        transport: str | None = None,
-        cuda_transport: str | None = None,
-    ) -> None:
-        self._making = threading.Lock()
-        self._place = store, rank, world_size, timeout_s
-        self._cuda_transport = cuda_transport
-        super().__init__(_member(*self._place, torch.device("cpu"), transport))
-
-    def on(self, device: torch.device) -> Communicator:
-        """The communicator for tensors on a device."""
-        if device.type == "cpu":
-            return self.communicator
-        with self._making:
-            if len(self.members) == 1:
-                self.members.append(_member(*self._place, device, self._cuda_transport))
-        return self.members[1]
 
 
 def as_group(group: Any) -> OwnGroup | dist.ProcessGroup:
@@ -226,7 +104,7 @@ def communicator(group: Any, device: torch.device) -> Communicator:
             member = _known[weakref.ref(group)][device.type]
         except (KeyError, TypeError):  # a new group, or no group at all
             member = _introduce(group, device)
-    if member.device is not None and device not in (member.device, _ANY_GPU):
+    if member.device is not None and device not in (member.device, ANY_GPU):
         raise ArgumentError(
             "the CUDA tensors of a group have to be on one device",
             rank=member.rank,
@@ -316,7 +194,7 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     # `close` makes the group as new, so it must not see its old keys in the store.
     prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
     asked = _asked.get(group, {}).get(device.type)
-    return _member(
+    return member_at(
         group.get_group_store(),
         group.rank(),
         group.size(),
@@ -326,42 +204,6 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
         prefix=prefix,
         verify_messages=_verified.get(group),
     )
-
-
-def _member(
-    store: dist.Store,
-    rank: int,
-    world_size: int,
-    timeout_s: float,
-    device: torch.device,
-    asked: str | None,
-    *,
-    prefix: str = "ringcoll",
-    verify_messages: bool | None = None,
-) -> Communicator:
-    """A rank's end of a group whose ranks meet at a store, for tensors on a device."""
-    if device.type not in ("cpu", "cuda"):
-        raise ArgumentError(
-            "tensors on this device cannot be sent",
-            rank=rank,
-            argument="tensor",
-            expected="cpu or cuda",
-            got=device,
-        )
-    own = private(store)  # a long wait on the user's connection would block it
-    store = dist.PrefixStore(prefix, own)
-    if device == _ANY_GPU:
-        device = torch.device("cuda", streams.current_device())
-    name = catalogue.resolved(device.type, asked, rank)
-    # The same prefix for every transport: there the ranks see that they have different transports.
-    meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
-    try:
-        made = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)
-    except OSError as error:  # no descriptors are left, for instance
-        raise TransportError(f"rank {rank} cannot have the transport {name}: {error}") from error
-    transport = as_asked(made, verify_messages=verify_messages)
-    sends = None if device.type == "cpu" else device
-    return Communicator(transport, monitor, timeout_s, sends, own)
 
 
 def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll._version import __version__
-from ringcoll.collectives.groups import OwnGroup
+from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError, TransportError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system.stores import served

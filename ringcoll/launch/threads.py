@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringcoll.collectives.groups import OwnGroup
+from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import PeerLostError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.transport.asked import as_asked

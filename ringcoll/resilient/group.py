@@ -8,39 +8,34 @@ or somebody has, and so everybody has the result. What a rank is told when it re
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import OwnGroup, StoreGroup, as_group, time_limit_s
+from ringcoll.collectives.own_groups import OwnGroup, StoreGroup
 from ringcoll.errors import (
-    ArgumentError,
     GroupBrokenError,
     GroupChangedError,
     PeerLostError,
     TransportError,
 )
-from ringcoll.resilient.membership import Member, Membership, View, own_address
+from ringcoll.resilient.membership import Member, Membership, View
 from ringcoll.resilient.state import packed, unpacked
 from ringcoll.runtime.communicator import Call, Communicator
-from ringcoll.runtime.lives import Lives, tell
+from ringcoll.runtime.lives import tell
 from ringcoll.runtime.queue import Queue
 from ringcoll.runtime.work import Work
-from ringcoll.system.machine import place
-from ringcoll.system.stores import private, store_host
-from ringcoll.transport.base import told_by
 
-__all__ = ["Change", "ResilientGroup", "join", "start"]
+__all__ = ["Change", "ResilientGroup"]
 
 _log = logging.getLogger("ringcoll")
 _SAME_SHAPES = ("all_reduce", "barrier")  # for every number of ranks
@@ -101,14 +96,20 @@ class ResilientGroup(OwnGroup):
     retries = True
 
     def __init__(
-        self, membership: Membership, view: View, timeout_s: float, transport: str
+        self,
+        membership: Membership,
+        view: View,
+        timeout_s: float,
+        transport: str,
+        *,
+        has_state: bool,
     ) -> None:
         self._membership, self._timeout_s, self._transport = membership, timeout_s, transport
         self.changes: list[Change] = []
         self._done = view.done  # operations that are complete on all ranks
         self._has_changed = False  # since the last operation that is complete
         self._has_news = True  # of newcomers, which `admit` has not told yet
-        self._has_state = False
+        self._has_state = has_state
         self._kept: list[Tensor] = []
         self._failure: BaseException | None = None
         self._issuing = threading.Lock()
@@ -151,7 +152,7 @@ class ResilientGroup(OwnGroup):
         Raises
         ------
         ArgumentError
-            The tensors are on a GPU.
+            The call is wrong; or its tensors are not on the CPU.
         GroupChangedError
             A rank was lost, and the call may be another now; its tensors are as before.
         GroupBrokenError
@@ -161,14 +162,6 @@ class ResilientGroup(OwnGroup):
         with self._issuing:
             inner = self._inner
             first = make(inner)
-            if first.operation.has_streams:
-                raise ArgumentError(
-                    "this group knows when an operation is complete on the host only",
-                    rank=self.rank(),
-                    argument="tensor",
-                    expected="a CPU tensor",
-                    got=first.operation.device,
-                )
             work = Work(first.operation.name, first.results, self._queue.help)
             with self._queue.turn:
                 self._queue.put(_Attempt(make, inner, first, work))
@@ -281,7 +274,11 @@ class ResilientGroup(OwnGroup):
         for peer, member in enumerate(view.members):  # some may die before they tell
             tell(store, peer, member.process)
         inner = StoreGroup(store, rank, len(view.members), self._timeout_s, self._transport)
-        api.barrier(inner)
+        try:
+            api.barrier(inner)
+        except TransportError:
+            inner.close()
+            raise
         return inner
 
     # --- who joins --------------------------------------------------------------------------
@@ -349,117 +346,3 @@ class ResilientGroup(OwnGroup):
         self._failure = self._failure or GroupBrokenError("this rank has left the group")
         self._membership.leave()
         self._inner.close(drain_s)
-
-
-def start(group: Any = None, *, transport: str = "auto", host: str | None = None) -> ResilientGroup:
-    """Make a resilient group of the ranks of a process group; all of them call this.
-
-    Parameters
-    ----------
-    group
-        A process group of torch; by default the default group. It may be of any backend, and is not used
-        any more: its store may die with rank 0. Its time limit is that of the operations, and how long a
-        rank that lives, but does not come, is waited for.
-    transport
-        As for `ringcoll.use`.
-    host
-        Address of this machine on which new ranks can be asked to be let in, and ranks agree; by
-        default the loopback interface, or that on which other hosts' ranks are reached.
-
-    Returns
-    -------
-    ResilientGroup
-        The value for ``group=`` of the public functions.
-
-    Raises
-    ------
-    ArgumentError
-        The group is no process group of torch.
-    CollectiveTimeoutError
-        Some rank did not come.
-
-    Examples
-    --------
-    ::
-
-        dist.init_process_group("ringcoll")
-        group = resilient.start()                       # a new rank: resilient.join("127.0.0.1:4711")
-        step = 0
-        while step < 1000:
-            if group.admit():                           # ranks have come: all get rank 0's state
-                step = group.send_state(model, optimizer, step=step)
-            loss = loss_of(model(batch(step, group.rank(), group.size())))
-            loss.backward()
-            for param in model.parameters():            # who is there, also if ranks die meanwhile
-                ringcoll.all_reduce(param.grad, dist.ReduceOp.AVG, group)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-    """
-    group = as_group(group)
-    if isinstance(group, OwnGroup):
-        raise ArgumentError(
-            "cannot be made resilient",
-            rank=group.rank(),
-            argument="group",
-            expected="a process group of torch",
-            got=group,
-        )
-    rank, world_size, timeout_s = group.rank(), group.size(), time_limit_s(group)
-    store = dist.PrefixStore("ringcoll/resilient", private(group.get_group_store()))
-    tell(store, rank)
-    lives = Lives(store, rank, world_size)
-    everyone = range(world_size)
-
-    def told(name: str, value: object) -> list[Any]:
-        store.set(f"{name}/{rank}", json.dumps(value))
-        found = told_by(store, name, rank, everyone, timeout_s, lambda: bool(lives.ended()))
-        return [found[peer] for peer in everyone]
-
-    places = told("place", [place(), store_host(store)])
-    if host is None:
-        is_local = all(where == places[0][0] for where, _ in places)
-        host = "127.0.0.1" if is_local else own_address(places[0][1])
-    membership = Membership(host)
-    members = tuple(Member.of(member) for member in told("member", membership.own))
-    made = ResilientGroup(membership, View(1, 0, members), timeout_s, transport)
-    made._has_state = True
-    return made
-
-
-def join(
-    address: str,
-    *,
-    timeout_s: float = 1800.0,
-    transport: str = "auto",
-    host: str | None = None,
-) -> ResilientGroup:
-    """Join a resilient group, at the next step at which its ranks call `ResilientGroup.admit`.
-
-    Parameters
-    ----------
-    address
-        `ResilientGroup.address` of any of its ranks, such as ``"127.0.0.1:4711"``.
-    timeout_s
-        Time limit of the wait and of each operation, in seconds.
-    transport, host
-        As for `start`.
-
-    Returns
-    -------
-    ResilientGroup
-        The group, in which this process is the last rank, or one of the last ranks.
-
-    Raises
-    ------
-    ArgumentError
-        The address is none.
-    PeerLostError, CollectiveTimeoutError
-        No rank of the group can be reached; the ranks did not let this process join.
-    """
-    peer, _, port = address.rpartition(":")
-    if not peer or not port.isdecimal():
-        raise ArgumentError("no address", argument="address", expected="HOST:PORT", got=address)
-    membership = Membership(own_address(peer) if host is None else host)
-    view = membership.join(peer, int(port), timeout_s)
-    return ResilientGroup(membership, view, timeout_s, transport)

@@ -158,7 +158,7 @@ class Communicator:
         self._num_barriers = self._history = 0
         self._streams: dict[torch.device, Streams] = {}
         self._lane: Lane | None = None  # of the operation that runs
-        self._broken: BaseException | None = None
+        self.broken: BaseException | None = None  # the failure that has broken the group
         self._closed = self._is_foreign = self._asked_to_meet = False
         _open_communicators[self] = None
         self.token = token(store) if self.world_size > 1 else ""
@@ -203,7 +203,7 @@ class Communicator:
         queue = self._queue
         lane = work = None
         with queue.turn:
-            if self._closed or self._broken is not None:
+            if self._closed or self.broken is not None:
                 self._refuse()
             is_mine = not queue.items and not async_op and queue.serving.acquire(False)
             try:
@@ -274,7 +274,7 @@ class Communicator:
         number, operation, tensors, timeout_s, following, lane, work = item
         error: BaseException | None = None
         try:
-            if self._broken is not None:
+            if self.broken is not None:
                 self._refuse()
             self._run(number, operation, tensors, timeout_s, following, lane)
         except BaseException as raised:  # noqa: BLE001  # see above
@@ -370,7 +370,7 @@ class Communicator:
         # Whatever broke the group meanwhile met no connections to break.
         if self.monitor.error is not None:
             raise _without_frames(self.monitor.error)
-        if self._broken is not None:
+        if self.broken is not None:
             self._refuse()
         self._has_met = True
         self.monitor.lives.ended()  # by now all are known
@@ -395,7 +395,7 @@ class Communicator:
             # To connect may need files and descriptors that the process cannot have.
             if is_lack or (isinstance(error, OSError) and not self._has_met):
                 error = TransportError(text)
-        is_first = self._broken is None and not self._closed
+        is_first = self.broken is None and not self._closed
         if is_first:
             self.monitor.failed = self.monitor.running()
             if isinstance(error, Exception):
@@ -408,14 +408,9 @@ class Communicator:
     def _break(self, error: BaseException) -> None:
         if self._is_foreign:
             return
-        if self._broken is None:
-            self._broken = _without_frames(error)
+        if self.broken is None:
+            self.broken = _without_frames(error)
         self.transport.abort()
-
-    @property
-    def broken(self) -> BaseException | None:
-        """The failure that has broken the group, or ``None``."""
-        return self._broken
 
     def queued(self) -> list[tuple[int, Operation | Turn]]:
         """The operations that wait for their turn, with their numbers."""
@@ -436,8 +431,8 @@ class Communicator:
         if self._closed:
             raise GroupBrokenError(f"rank {self.rank}: the group was closed")
         raise GroupBrokenError(
-            f"rank {self.rank}: the group is broken by an earlier failure: {self._broken}"
-        ) from self._broken
+            f"rank {self.rank}: the group is broken by an earlier failure: {self.broken}"
+        ) from self.broken
 
     # --- memory and streams -----------------------------------------------------------------
 
@@ -494,7 +489,7 @@ class Communicator:
     def monitored_barrier(self, timeout_s: float, wait_all_ranks: bool) -> None:
         """See `ringcoll.monitored_barrier`."""
         with self._queue.turn:
-            if self._closed or self._broken is not None:
+            if self._closed or self.broken is not None:
                 self._refuse()
             self._num_barriers += 1
         store = dist.PrefixStore("barrier", self.store)
@@ -508,10 +503,8 @@ class Communicator:
             return
         self._closed = True
         # Of a broken group nobody takes part in what is queued: waiting for it is in vain.
-        if self._broken is not None or not self._queue.close(drain_s):
-            self._broken = self._broken or GroupBrokenError(
-                f"rank {self.rank}: the group was closed"
-            )
+        if self.broken is not None or not self._queue.close(drain_s):
+            self.broken = self.broken or GroupBrokenError(f"rank {self.rank}: the group was closed")
             self.transport.abort()
         elif self.world_size > 1:
             self._comparison.leave()

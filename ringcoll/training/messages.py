@@ -34,7 +34,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives.groups import OwnGroup, as_group, time_limit_s
+from ringcoll.collectives.groups import as_group, time_limit_s
+from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.training.phases import waiting
 

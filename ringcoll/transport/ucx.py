@@ -482,10 +482,12 @@ class UcxTransport(Transport):
         with self._at_end:
             if self._worker is not None:
                 # A peer may have given up while this rank waited for nothing.
-                heard, rounds = self._heard, iter(range(1000))
-                while heard is not None and not heard.completed and next(rounds, None) is not None:
+                heard = self._heard
+                for _ in range(1000 if heard is not None else 0):
+                    if heard.completed:
+                        is_broken = True
+                        break
                     self._worker.progress()
-                is_broken = is_broken or (heard is not None and heard.completed)
                 self._worker.cancel_inflight_requests()
                 self._let_go(is_broken=is_broken)
             self._endpoints.clear()

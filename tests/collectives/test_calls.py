@@ -22,7 +22,7 @@ import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import register, schedule_of, unregister
 from ringcoll.collectives.calls import Deferred, _extent, together
-from ringcoll.collectives.groups import OwnGroup
+from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
 from ringcoll.runtime import communicator, operation
 from ringcoll.schedule import Program, Step, inp, out, recv, reduce, send, tmp

@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from ringcoll.collectives.own_groups import StoreGroup
+from ringcoll.errors import ArgumentError
 from tests.programs import ranks
 
 pytestmark = pytest.mark.processes
@@ -63,3 +67,15 @@ def test_a_broken_group_leaves_nothing(pool):
 
 def test_a_group_may_be_closed_and_used_again(pool):
     assert pool(3).run(ranks.close_and_use_again, 3) == [[3, 6, 9]] * 3
+
+
+def test_a_group_that_meets_at_a_store_is_for_cpu_tensors():
+    group = StoreGroup(dist.HashStore(), 0, 1, 5.0)
+    try:
+        assert group.on(torch.device("cpu")) is group.communicator
+        with pytest.raises(
+            ArgumentError, match=r"rank 0: .*CPU tensors \(expected cpu, got cuda\)"
+        ):
+            group.on(torch.device("cuda"))
+    finally:
+        group.close()

@@ -28,7 +28,8 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, premul_sum
-from ringcoll.collectives.groups import OwnGroup, communicator
+from ringcoll.collectives.groups import communicator
+from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import RingcollError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.schedule.contracts import CONTRACTS

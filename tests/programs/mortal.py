@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import ringcoll
 from ringcoll import resilient
 from ringcoll.errors import PeerLostError, RingcollError
-from ringcoll.resilient.membership import Membership, View
+from ringcoll.resilient.membership import Membership
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system.stores import served
 from ringcoll.training.data_parallel import BucketedDataParallel
@@ -433,11 +433,3 @@ def refused(store: dist.Store, rank: int, world_size: int) -> list[str]:
     texts.append(str(x.tolist()))
     group.close()
     return texts
-
-
-def view_of(epoch: int, names: Sequence[str]) -> View:
-    """A view of members that do not exist."""
-    from ringcoll.resilient.membership import Member
-    from ringcoll.runtime.lives import Process
-
-    return View(epoch, 0, tuple(Member(name, "127.0.0.1", 1, Process(1, "", "")) for name in names))

@@ -1,0 +1,181 @@
+"""Groups that bring their own end of each rank, and that torch does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.errors import ArgumentError, TransportError
+from ringcoll.runtime.communicator import Call, Communicator
+from ringcoll.runtime.work import Work
+from ringcoll.system import streams
+from ringcoll.system.stores import private
+from ringcoll.transport import catalogue
+from ringcoll.transport.asked import as_asked
+from ringcoll.transport.base import Handle, Message
+
+__all__ = ["ANY_GPU", "MessageWork", "OwnGroup", "StoreGroup", "member_at"]
+
+ANY_GPU = torch.device("cuda")
+"""The current GPU of a process, whichever that is."""
+
+_OWN_TAG = 1 << 31  # apart from the tags of operations, which have 31 bits
+
+
+class MessageWork(NamedTuple):
+    """A message of an `OwnGroup` that is on its way."""
+
+    member: Communicator
+    handle: Handle
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the message is complete, at most the group's time limit by default.
+
+        Raises
+        ------
+        CollectiveTimeoutError, PeerLostError
+            The peer did not come, or has left.
+        """
+        limit_s = self.member.timeout_s if timeout is None else timeout.total_seconds()
+        self.member.transport.wait(self.handle, limit_s)
+        return True
+
+
+class OwnGroup:
+    """One rank of a group that torch does not know: the group brings its communicator.
+
+    ``members`` are all communicators of the rank; `on` may add communicators. `isend` and `irecv`
+    are as those of ``torch.distributed``, in which a process group of torch has them. Over MPI they
+    follow the group's first collective, in which the ranks meet, and no operation runs meanwhile;
+    MPI may have fewer than 32 bits for a tag, so that tags are apart as those of two operations are.
+    """
+
+    retries = False  # whether calls go through `retried`
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.members = [communicator]
+
+    def rank(self) -> int:
+        """Rank of this process or thread."""
+        return self.communicator.rank
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.communicator.world_size
+
+    def on(self, device: torch.device) -> Communicator:
+        """The communicator for tensors on a device."""
+        return self.communicator
+
+    def retried(self, make: Callable[[OwnGroup], Call], async_op: bool) -> Work | None:
+        """Run a call that ``make`` makes for a group, in a way of the group's own."""
+        raise NotImplementedError
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> MessageWork:
+        """Start to send a contiguous tensor, which stays as it is until the message is complete."""
+        return self._start(tensor.device, [], [Message(dst, tensor.view(-1), tag | _OWN_TAG)])
+
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> MessageWork:
+        """Start to receive into a contiguous tensor; messages of a tag arrive in order."""
+        return self._start(tensor.device, [Message(src, tensor.view(-1), tag | _OWN_TAG)], [])
+
+    def _start(
+        self, device: torch.device, receives: list[Message], sends: list[Message]
+    ) -> MessageWork:
+        member = self.on(device)
+        return MessageWork(member, *member.transport.post(receives, sends))
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Release the group's resources, on all its ranks; the group cannot be used any more.
+
+        ``drain_s`` is the time limit, in seconds, for operations that nobody has waited for yet.
+        """
+        for member in self.members:
+            member.close(drain_s)
+
+
+class StoreGroup(OwnGroup):
+    """One rank of a group for CPU tensors, whose ranks meet at a store.
+
+    Parameters
+    ----------
+    store
+        Store that all ranks see, and that nobody else uses.
+    rank, world_size
+        This rank, and number of ranks.
+    timeout_s
+        Time limit, in seconds, of operations that have no time limit of their own.
+    transport
+        As for `use`.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        transport: str | None = None,
+    ) -> None:
+        cpu = torch.device("cpu")
+        super().__init__(member_at(store, rank, world_size, timeout_s, cpu, transport))
+
+    def on(self, device: torch.device) -> Communicator:
+        """The communicator for tensors on a device.
+
+        Raises
+        ------
+        ArgumentError
+            The device is not the CPU.
+        """
+        if device.type != "cpu":
+            raise ArgumentError(
+                "this group is for CPU tensors",
+                rank=self.rank(),
+                argument="tensor",
+                expected="cpu",
+                got=device,
+            )
+        return self.communicator
+
+
+def member_at(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    device: torch.device,
+    asked: str | None,
+    *,
+    prefix: str = "ringcoll",
+    verify_messages: bool | None = None,
+) -> Communicator:
+    """A rank's end of a group whose ranks meet at a store, for tensors on a device."""
+    if device.type not in ("cpu", "cuda"):
+        raise ArgumentError(
+            "tensors on this device cannot be sent",
+            rank=rank,
+            argument="tensor",
+            expected="cpu or cuda",
+            got=device,
+        )
+    own = private(store)  # a long wait on the user's connection would block it
+    store = dist.PrefixStore(prefix, own)
+    if device == ANY_GPU:
+        device = torch.device("cuda", streams.current_device())
+    name = catalogue.resolved(device.type, asked, rank)
+    # The same prefix for every transport: there the ranks see that they have different transports.
+    meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
+    try:
+        made = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)
+    except OSError as error:  # no descriptors are left, for instance
+        raise TransportError(f"rank {rank} cannot have the transport {name}: {error}") from error
+    transport = as_asked(made, verify_messages=verify_messages)
+    sends = None if device.type == "cpu" else device
+    return Communicator(transport, monitor, timeout_s, sends, own)

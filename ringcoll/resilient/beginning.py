@@ -1,0 +1,132 @@
+"""How a resilient group begins, and how another process joins it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch.distributed as dist
+
+from ringcoll.collectives.groups import as_group, time_limit_s
+from ringcoll.collectives.own_groups import OwnGroup
+from ringcoll.errors import ArgumentError
+from ringcoll.resilient.group import ResilientGroup
+from ringcoll.resilient.membership import Member, Membership, View, own_address
+from ringcoll.runtime.lives import Lives, tell
+from ringcoll.system.machine import place
+from ringcoll.system.stores import private, store_host
+from ringcoll.transport.base import told_by
+
+__all__ = ["join", "start"]
+
+
+def start(group: Any = None, *, transport: str = "auto", host: str | None = None) -> ResilientGroup:
+    """Make a resilient group of the ranks of a process group; all of them call this.
+
+    Parameters
+    ----------
+    group
+        A process group of torch; by default the default group. It may be of any backend, and is not used
+        any more: its store may die with rank 0. Its time limit is that of the operations, and how long a
+        rank that lives, but does not come, is waited for.
+    transport
+        As for `ringcoll.use`.
+    host
+        Address of this machine on which new ranks can be asked to be let in, and ranks agree; by
+        default the loopback interface, or that on which other hosts' ranks are reached.
+
+    Returns
+    -------
+    ResilientGroup
+        The value for ``group=`` of the public functions.
+
+    Raises
+    ------
+    ArgumentError
+        The group is no process group of torch.
+    CollectiveTimeoutError
+        Some rank did not come.
+
+    Examples
+    --------
+    ::
+
+        dist.init_process_group("ringcoll")
+        group = resilient.start()                       # a new rank: resilient.join("127.0.0.1:4711")
+        step = 0
+        while step < 1000:
+            if group.admit():                           # ranks have come: all get rank 0's state
+                step = group.send_state(model, optimizer, step=step)
+            loss = loss_of(model(batch(step, group.rank(), group.size())))
+            loss.backward()
+            for param in model.parameters():            # who is there, also if ranks die meanwhile
+                ringcoll.all_reduce(param.grad, dist.ReduceOp.AVG, group)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+    """
+    group = as_group(group)
+    if isinstance(group, OwnGroup):
+        raise ArgumentError(
+            "cannot be made resilient",
+            rank=group.rank(),
+            argument="group",
+            expected="a process group of torch",
+            got=group,
+        )
+    rank, world_size, timeout_s = group.rank(), group.size(), time_limit_s(group)
+    store = dist.PrefixStore("ringcoll/resilient", private(group.get_group_store()))
+    tell(store, rank)
+    lives = Lives(store, rank, world_size)
+    everyone = range(world_size)
+
+    def told(name: str, value: object) -> list[Any]:
+        store.set(f"{name}/{rank}", json.dumps(value))
+        found = told_by(store, name, rank, everyone, timeout_s, lambda: bool(lives.ended()))
+        return [found[peer] for peer in everyone]
+
+    places = told("place", [place(), store_host(store)])
+    if host is None:
+        is_local = all(where == places[0][0] for where, _ in places)
+        host = "127.0.0.1" if is_local else own_address(places[0][1])
+    membership = Membership(host)
+    members = tuple(Member.of(member) for member in told("member", membership.own))
+    return ResilientGroup(membership, View(1, 0, members), timeout_s, transport, has_state=True)
+
+
+def join(
+    address: str,
+    *,
+    timeout_s: float = 1800.0,
+    transport: str = "auto",
+    host: str | None = None,
+) -> ResilientGroup:
+    """Join a resilient group, at the next step at which its ranks call `ResilientGroup.admit`.
+
+    Parameters
+    ----------
+    address
+        `ResilientGroup.address` of any of its ranks, such as ``"127.0.0.1:4711"``.
+    timeout_s
+        Time limit of the wait and of each operation, in seconds.
+    transport, host
+        As for `start`.
+
+    Returns
+    -------
+    ResilientGroup
+        The group, in which this process is the last rank, or one of the last ranks.
+
+    Raises
+    ------
+    ArgumentError
+        The address is none.
+    PeerLostError, CollectiveTimeoutError
+        No rank of the group can be reached; the ranks did not let this process join.
+    """
+    peer, _, port = address.rpartition(":")
+    if not peer or not port.isdecimal():
+        raise ArgumentError("no address", argument="address", expected="HOST:PORT", got=address)
+    membership = Membership(own_address(peer) if host is None else host)
+    view = membership.join(peer, int(port), timeout_s)
+    return ResilientGroup(membership, view, timeout_s, transport, has_state=False)
