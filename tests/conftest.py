@@ -29,6 +29,8 @@ collect_ignore = [
 
 # What was measured for this user must not choose here; ranks inherit it.
 os.environ["RINGCOLL_TUNING"] = "off"
+# torch's stores look up the names of those who connect, which may take as long (resolv.conf(5)).
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # `pytest --hypothesis-profile thorough` tries ten times as much; see `tests.cases.effort`.
 _CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)

@@ -24,27 +24,25 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcoll.errors import (
-    CollectiveTimeoutError,
-    GroupBrokenError,
-    PeerLostError,
-    TransportError,
-)
+from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, PeerLostError
 from ringcoll.runtime.lives import Process
-from ringcoll.system.stores import read_json, served, within
+from ringcoll.system.stores import Answer, begun, not_of_a_rank, read_json, served, within
 
 __all__ = ["Member", "Membership", "View", "own_address"]
 
 _POLL_S = 0.002  # between two looks at a door
 _LOOK_S = 0.1  # between two looks at the door of a member that does not come
 _LEADING_S = 10.0  # for a leader to look at members that do not answer
-_REACH_S = 2.0  # for a connection to a door, and for an answer
+_REACH_S = 2.0  # for an answer
+# For a connection to a door: torch looks up the other's name, for its messages, and a name server that
+# loses a question lets it wait 5 seconds, or twice 5 (resolv.conf(5)).
+_CONNECT_S = 12.0
 _UNREACHED = (OSError, dist.DistError)
 
 
@@ -64,7 +62,7 @@ class Member(NamedTuple):
                 known = Process.of(process)
                 if known is not None and 0 < port < 1 << 16:
                     return cls(name, host, port, known)
-        raise _not_of_a_rank(told)
+        raise not_of_a_rank("member", told)
 
     @property
     def address(self) -> str:
@@ -85,7 +83,7 @@ class View(NamedTuple):
         match told:
             case [int(epoch), int(done), [_, *_] as members]:
                 return cls(epoch, done, tuple(map(Member.of, members)))
-        raise _not_of_a_rank(told)
+        raise not_of_a_rank("view", told)
 
     def names(self) -> list[str]:
         """Names of all members."""
@@ -105,24 +103,37 @@ class _Door:
     def __init__(self, host: str, port: int) -> None:
         # torch would write lines to the terminal if nobody listens.
         socket.create_connection((host, port), _REACH_S).close()
-        limit = timedelta(seconds=_REACH_S)
-        self.store = within(_REACH_S, lambda: dist.TCPStore(host, port, None, False, timeout=limit))
+        limit = timedelta(seconds=_CONNECT_S)
+        self._store = begun(lambda: dist.TCPStore(host, port, None, False, timeout=limit))
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether it is not known yet who listens there."""
+        return not self._store.done()
+
+    def store(self, limit_s: float = _REACH_S) -> dist.Store:
+        """Its store, once there is a connection."""
+        return self._store.result(limit_s)
 
     def has(self, key: str) -> bool:
         """Whether there is a key."""
-        return within(_REACH_S, lambda: self.store.check([key]))
+        return self._ask(lambda store: store.check([key]))
 
     def read(self, key: str) -> Any:
         """What is under a key, as JSON."""
-        return within(_REACH_S, lambda: read_json(self.store, key))
+        return self._ask(lambda store: read_json(store, key))
 
     def write(self, key: str, value: object) -> None:
         """Put something under a key."""
-        within(_REACH_S, lambda: self.store.set(key, json.dumps(value)))
+        self._ask(lambda store: store.set(key, json.dumps(value)))
 
     def number(self, key: str) -> int:
         """A number that nobody else gets."""
-        return within(_REACH_S, lambda: self.store.add(key, 1)) - 1
+        return self._ask(lambda store: store.add(key, 1)) - 1
+
+    def _ask(self, question: Callable[[dist.Store], Answer]) -> Answer:
+        store = self.store()
+        return within(_REACH_S, lambda: question(store))
 
 
 class Membership:
@@ -157,7 +168,7 @@ class Membership:
         if leader.name == self.own.name:
             return self.door
         try:
-            return self._way_to(leader).store
+            return self._connected(leader).store()
         except _UNREACHED as error:
             raise PeerLostError(f"rank 0 at {leader.address} is gone: {error}", peer=0) from error
 
@@ -224,7 +235,9 @@ class Membership:
         deadline = time.monotonic() + limit_s
         address = f"{host}:{port}"
         try:
-            known = View.of(_Door(host, port).read("view"))
+            door = _Door(host, port)
+            door.store(_CONNECT_S)
+            known = View.of(door.read("view"))
         except _UNREACHED as error:
             raise PeerLostError(f"no group can be reached at {address}: {error}") from error
         while time.monotonic() < deadline:
@@ -250,6 +263,22 @@ class Membership:
             self._ways[member.name] = _Door(member.host, member.port)
         return self._ways[member.name]
 
+    def _connected(self, member: Member) -> _Door:
+        """The door of another member, which is waited for as long as somebody may listen there."""
+        door = self._way_to(member)
+        deadline = time.monotonic() + _CONNECT_S
+        while door.is_connecting and time.monotonic() < deadline:
+            if member.process.has_ended():
+                break
+            time.sleep(_POLL_S)
+        return door
+
+    def _forget(self, member: Member) -> None:
+        """Connect anew the next time, to a door that has not answered."""
+        door = self._ways.get(member.name)
+        if door is not None and not door.is_connecting:
+            del self._ways[member.name]
+
     def _is_gone(self, member: Member) -> bool:
         """Whether a member has surely ended, or has left."""
         if member.name == self.own.name:
@@ -261,7 +290,7 @@ class Membership:
         except ConnectionRefusedError:
             return True  # its machine answers, and nobody listens at its door any more
         except _UNREACHED:
-            self._ways.pop(member.name, None)
+            self._forget(member)
             return False
 
     def _ask(self, door: _Door, member: Member, deadline: float) -> View | None:
@@ -337,18 +366,18 @@ class Membership:
                 is_new = number > self._answered.get(member.name, 0)
                 return (number, View.of(view)) if is_new else None
             case told:
-                raise _not_of_a_rank(told)
+                raise not_of_a_rank(key, told)
 
     def _follow(self, leader: Member, done: int, deadline: float) -> View | None:
         """Say at the leader's door where this member is; its answer, or ``None`` if it has gone."""
         try:
-            door = self._way_to(leader)
+            door = self._connected(leader)
             self._check_not_left([leader])
             self._tries += 1
             door.write(f"join/{self.own.name}", (self._tries, self.view._replace(done=done)))
             return self._answer(door, leader, self._tries, deadline)
         except _UNREACHED:
-            self._ways.pop(leader.name, None)
+            self._forget(leader)
             return None
 
     def _check_not_left(self, members: Iterable[Member]) -> None:
@@ -357,16 +386,12 @@ class Membership:
             try:
                 theirs = View.of(self._way_to(member).read("view"))
             except _UNREACHED:
-                self._ways.pop(member.name, None)
+                self._forget(member)
                 continue
             if theirs.epoch > self.view.epoch and self.own.name not in theirs.names():
                 raise GroupBrokenError(
                     "the others went on without this rank, which had not come for too long"
                 )
-
-
-def _not_of_a_rank(told: object) -> TransportError:
-    return TransportError(f"at a door of the group is what no rank puts there: {told!r:.80}")
 
 
 def _may_go_on(left: list[Member], living: list[Member]) -> bool:

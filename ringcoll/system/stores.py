@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from ringcoll.errors import TransportError
 
 __all__ = [
     "appears",
+    "begun",
     "not_of_a_rank",
     "private",
     "read_fields",
@@ -152,31 +154,30 @@ def private(store: dist.Store) -> dist.Store:
     return store
 
 
-def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
+def begun(function: Callable[[], Answer]) -> Future[Answer]:
     """Call a function that may never return, such as a look into the store of a process that is stopped.
 
-    Raises
-    ------
-    TimeoutError
-        It did not return in time; its thread stays behind.
+    Its thread stays behind if it does not return.
     """
-    found: list[Answer] = []
-    failed: list[BaseException] = []
+    answer: Future[Answer] = Future()
 
     def call() -> None:
         try:
-            found.append(function())
-        except BaseException as error:  # noqa: BLE001  # raised below
-            failed.append(error)
+            answer.set_result(function())
+        except BaseException as error:  # noqa: BLE001  # `Future.result` raises it
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=call, name="ringcoll-asks", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if failed:
-        raise failed[0]
-    if not found:
+    threading.Thread(target=call, name="ringcoll-asks", daemon=True).start()
+    return answer
+
+
+def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
+    """Call a function that may never return; see `begun`. Raises `TimeoutError` if it does not in time."""
+    answer = begun(function)
+    wait([answer], limit_s)
+    if not answer.done():
         raise TimeoutError(f"no answer within {limit_s:g} s")
-    return found[0]
+    return answer.result()
 
 
 def served(host: str = "127.0.0.1") -> dist.TCPStore:
