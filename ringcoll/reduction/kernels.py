@@ -161,7 +161,7 @@ class Kernel:
         """The kernel in CUDA C++; `header` comes before it."""
         types = (self.work, self.first, self.rest, self.into, self.copy, self.rounded or self.work)
         words = ", ".join(f"ringcoll::{word}" for word in (self.op, self.finish, *types))
-        sizes = (self.sources, self.results, self.pack, self.run, self.unroll)
+        sizes = (self.sources, self.results, self.pack, self.run, self.unroll, self.threads)
         sources = ", ".join(f"source{i}" for i in range(self.sources))
         results = ", ".join(f"into{i}" for i in range(self.results))
         return f"""

@@ -16,7 +16,8 @@
 //     bytes:      < 16    16       16       16              16      < 16
 //
 // Heads and tails are reduced element by element. If the vectors are not aligned alike, no head
-// aligns all of them; then a pack is read in shorter runs, at worst of one element.
+// aligns all of them; then a pack is read in shorter runs, at worst of one element, of which
+// neighbouring threads take neighbours.
 // Python chooses head and run (kernels.py), and adds a kernel that calls `reduce`.
 //
 // No header is included, so that any compiler can compile this file: NVRTC, nvcc, and a C++
@@ -227,6 +228,104 @@ RINGCOLL_NARROW(bfloat16)
 RINGCOLL_NARROW(float8_e4m3fn)
 RINGCOLL_NARROW(float8_e5m2)
 
+// ---- Two neighbours at a time -------------------------------------------------------------
+//
+// GPUs have instructions that convert two numbers: to 16-bit floats from sm_80 on, from and to 8-bit
+// floats from sm_89 on (PTX ISA 8.8, `cvt`). The second operand becomes the lower half.
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define RINGCOLL_CONVERTS_TO_16_BITS
+__device__ inline uint32 float16_pair(float upper, float lower) {
+    uint32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
+    return pair;
+}
+__device__ inline uint32 bfloat16_pair(float upper, float lower) {
+    uint32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
+    return pair;
+}
+#endif
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define RINGCOLL_CONVERTS_8_BITS
+__device__ inline uint16 e4m3_pair(float upper, float lower) {
+    uint16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(upper), "f"(lower));
+    return pair;
+}
+__device__ inline uint16 e5m2_pair(float upper, float lower) {
+    uint16 pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(upper), "f"(lower));
+    return pair;
+}
+__device__ inline uint32 float16_pair_of_e4m3(uint16 pair) {
+    uint32 halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    return halves;
+}
+__device__ inline uint32 float16_pair_of_e5m2(uint16 pair) {
+    uint32 halves;
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    return halves;
+}
+#endif
+
+template <class Into, class From>
+__device__ inline void convert_pair(const From* from, Into* into) {
+    into[0] = Convert<Into, From>::from(from[0]);
+    into[1] = Convert<Into, From>::from(from[1]);
+}
+
+#ifdef RINGCOLL_CONVERTS_TO_16_BITS
+__device__ inline void convert_pair(const float32* from, float16* into) {
+    uint32 pair = float16_pair(from[1], from[0]);
+    memcpy(into, &pair, 4);
+}
+__device__ inline void convert_pair(const float32* from, bfloat16* into) {
+    uint32 pair = bfloat16_pair(from[1], from[0]);
+    memcpy(into, &pair, 4);
+}
+#endif
+
+#ifdef RINGCOLL_CONVERTS_8_BITS
+__device__ inline void widen_pair(uint32 halves, float32* into) {
+    float16 lower = {(uint16)halves}, upper = {(uint16)(halves >> 16)};
+    into[0] = widen(lower);
+    into[1] = widen(upper);
+}
+__device__ inline void convert_pair(const float8_e4m3fn* from, float32* into) {
+    uint16 pair;
+    memcpy(&pair, from, 2);
+    widen_pair(float16_pair_of_e4m3(pair), into);
+}
+__device__ inline void convert_pair(const float8_e5m2* from, float32* into) {
+    uint16 pair;
+    memcpy(&pair, from, 2);
+    widen_pair(float16_pair_of_e5m2(pair), into);
+}
+// The instructions take the largest number for what is too large. The next pattern of bits is what
+// torch has: NaN, or infinity.
+__device__ inline void convert_pair(const float32* from, float8_e4m3fn* into) {
+    uint16 pair = e4m3_pair(from[1], from[0]);
+    if (RINGCOLL_LARGE_E4M3 == 0x7F)
+        pair += (fabsf(from[0]) > 464.0f ? 1 : 0) + (fabsf(from[1]) > 464.0f ? 0x100 : 0);
+    memcpy(into, &pair, 2);
+}
+__device__ inline void convert_pair(const float32* from, float8_e5m2* into) {
+    uint16 pair = e5m2_pair(from[1], from[0]);
+    pair += (fabsf(from[0]) >= 61440.0f ? 1 : 0) + (fabsf(from[1]) >= 61440.0f ? 0x100 : 0);
+    memcpy(into, &pair, 2);
+}
+#endif
+
+template <int NUMEL, class Into, class From>
+__device__ inline void convert(const From* from, Into* into) {
+#pragma unroll
+    for (int i = 0; i + 1 < NUMEL; i += 2) convert_pair(from + i, into + i);
+    if (NUMEL % 2) into[NUMEL - 1] = Convert<Into, From>::from(from[NUMEL - 1]);
+}
+
 // ---- Operators ----------------------------------------------------------------------------
 
 // Integers wrap around. In C++ only unsigned integers do, and none of them is narrower than an int.
@@ -412,22 +511,28 @@ struct Access<16> {
 template <class T, int RUN>
 struct alignas(RUN * sizeof(T)) Run { T value[RUN]; };
 
-// PACK elements, in accesses of RUN elements each.
-template <class T, int PACK, int RUN>
+// NUMEL elements in a thread's registers, in accesses of RUN elements, which are `stride` apart.
+template <class T, int NUMEL, int RUN>
 struct Pack {
     typedef Access<RUN * sizeof(T)> Memory;
-    Run<T, RUN> run[PACK / RUN];
+    T value[NUMEL];
 
-    __device__ inline void load(const T* from) {
+    __device__ inline void load(const T* from, int64 stride) {
 #pragma unroll
-        for (int i = 0; i < PACK / RUN; ++i) Memory::load(run[i], from + i * RUN);
+        for (int i = 0; i < NUMEL / RUN; ++i) {
+            Run<T, RUN> run;
+            Memory::load(run, from + i * stride);
+            memcpy(value + i * RUN, &run, sizeof run);
+        }
     }
-    __device__ inline void store(T* into) const {
+    __device__ inline void store(T* into, int64 stride) const {
 #pragma unroll
-        for (int i = 0; i < PACK / RUN; ++i) Memory::store(run[i], into + i * RUN);
+        for (int i = 0; i < NUMEL / RUN; ++i) {
+            Run<T, RUN> run;
+            memcpy(&run, value + i * RUN, sizeof run);
+            Memory::store(run, into + i * stride);
+        }
     }
-    __device__ inline T& operator[](int i) { return run[i / RUN].value[i % RUN]; }
-    __device__ inline const T& operator[](int i) const { return run[i / RUN].value[i % RUN]; }
 };
 
 // ---- The reduction ------------------------------------------------------------------------
@@ -437,7 +542,7 @@ struct Pack {
 // stored, so that a result and its copy in a narrower type are equal.
 template <class Op_, class Finish_, class Work_, class First_, class Rest_, class Into_,
           class Copy_, class Rounded_, int SOURCES_, int RESULTS_, int PACK_, int RUN_,
-          int UNROLL_>
+          int UNROLL_, int THREADS_>
 struct Kernel {
     typedef Op_ Op;
     typedef Finish_ Finish;
@@ -448,7 +553,7 @@ struct Kernel {
     typedef Copy_ Copy;
     typedef Rounded_ Rounded;
     static const int SOURCES = SOURCES_, RESULTS = RESULTS_, PACK = PACK_, RUN = RUN_,
-                     UNROLL = UNROLL_;
+                     UNROLL = UNROLL_, THREADS = THREADS_;
 };
 
 template <class K>
@@ -460,67 +565,72 @@ struct Arguments {
     double real, imag;     // of Finish
 };
 
-// The operands of PACK neighbouring elements, in the registers of a thread.
-template <class K, int PACK, int RUN>
+// The operands of NUMEL elements, in the registers of a thread. Neighbouring threads have
+// neighbouring runs: so a warp's access is to one piece of memory, however short the runs are.
+template <class K, int NUMEL, int RUN>
 struct Loaded {
-    Pack<typename K::First, PACK, RUN> first;
-    Pack<typename K::Rest, PACK, RUN> rest[K::SOURCES > 1 ? K::SOURCES - 1 : 1];
+    static const int STRIDE = K::THREADS * RUN;
+    Pack<typename K::First, NUMEL, RUN> first;
+    Pack<typename K::Rest, NUMEL, RUN> rest[K::SOURCES > 1 ? K::SOURCES - 1 : 1];
 
     __device__ inline void load(const Arguments<K>& a, int64 at) {
-        first.load((const typename K::First*)a.source[0] + at);
+        first.load((const typename K::First*)a.source[0] + at, STRIDE);
 #pragma unroll
         for (int s = 1; s < K::SOURCES; ++s)
-            rest[s - 1].load((const typename K::Rest*)a.source[s] + at);
+            rest[s - 1].load((const typename K::Rest*)a.source[s] + at, STRIDE);
     }
 
     __device__ inline void store(const Arguments<K>& a, int64 at) const {
-        typedef typename K::Work Work;
-        typedef typename K::Into Into;
-        typedef typename K::Copy Copy;
-        typedef typename K::Rounded Rounded;
-        Pack<Into, PACK, RUN> into;
-        Pack<Copy, PACK, RUN> copy;
+        typename K::Work total[NUMEL], other[NUMEL];
+        convert<NUMEL>(first.value, total);
 #pragma unroll
-        for (int i = 0; i < PACK; ++i) {
-            Work total = Convert<Work, typename K::First>::from(first[i]);
+        for (int s = 1; s < K::SOURCES; ++s) {
+            convert<NUMEL>(rest[s - 1].value, other);
 #pragma unroll
-            for (int s = 1; s < K::SOURCES; ++s)
-                total = K::Op::apply(total, Convert<Work, typename K::Rest>::from(rest[s - 1][i]));
-            total = K::Finish::apply(total, a.real, a.imag);
-            total = Convert<Work, Rounded>::from(Convert<Rounded, Work>::from(total));
-            into[i] = Convert<Into, Work>::from(total);
-            if (K::RESULTS > 1) copy[i] = Convert<Copy, Work>::from(total);
+            for (int i = 0; i < NUMEL; ++i) total[i] = K::Op::apply(total[i], other[i]);
         }
-        into.store((Into*)a.into[0] + at);
-        if (K::RESULTS > 1) copy.store((Copy*)a.into[K::RESULTS - 1] + at);
+#pragma unroll
+        for (int i = 0; i < NUMEL; ++i) total[i] = K::Finish::apply(total[i], a.real, a.imag);
+        typename K::Rounded rounded[NUMEL];
+        convert<NUMEL>(total, rounded);
+        convert<NUMEL>(rounded, total);
+        Pack<typename K::Into, NUMEL, RUN> into;
+        convert<NUMEL>(total, into.value);
+        into.store((typename K::Into*)a.into[0] + at, STRIDE);
+        if (K::RESULTS > 1) {
+            Pack<typename K::Copy, NUMEL, RUN> copy;
+            convert<NUMEL>(total, copy.value);
+            copy.store((typename K::Copy*)a.into[K::RESULTS - 1] + at, STRIDE);
+        }
     }
 };
 
 // Every block takes tiles of UNROLL packs a thread, until no tile is left.
 template <class K>
 __device__ inline void reduce(const Arguments<K>& a) {
-    const int64 packs = (a.numel - a.head) / K::PACK;
-    const int64 tail = a.numel - a.head - packs * K::PACK;
-    const int64 tile = (int64)blockDim.x * K::UNROLL;
-    for (int64 start = blockIdx.x * tile; start < packs; start += gridDim.x * tile) {
-        const int64 mine = start + threadIdx.x;
-        Loaded<K, K::PACK, K::RUN> loaded[K::UNROLL];
-        if (start + tile <= packs) {  // no condition in between: all loads go out together
+    const int64 tile = K::THREADS * K::UNROLL * K::PACK, stride = gridDim.x * tile;
+    const int64 body = (a.numel - a.head) / K::RUN * K::RUN;  // elements in runs
+    const int64 tail = a.numel - a.head - body;
+    const int64 mine = a.head + threadIdx.x * K::RUN;
+    for (int64 start = blockIdx.x * tile; start < body; start += stride) {
+        if (start + tile <= body) {  // no condition in between: all loads go out together
+            Loaded<K, K::PACK, K::RUN> loaded[K::UNROLL];
 #pragma unroll
             for (int u = 0; u < K::UNROLL; ++u)
-                loaded[u].load(a, a.head + (mine + u * blockDim.x) * K::PACK);
+                loaded[u].load(a, mine + start + u * K::THREADS * K::PACK);
 #pragma unroll
             for (int u = 0; u < K::UNROLL; ++u)
-                loaded[u].store(a, a.head + (mine + u * blockDim.x) * K::PACK);
+                loaded[u].store(a, mine + start + u * K::THREADS * K::PACK);
         } else {
 #pragma unroll 1
-            for (int64 pack = mine; pack < packs; pack += blockDim.x) {
-                loaded[0].load(a, a.head + pack * K::PACK);
-                loaded[0].store(a, a.head + pack * K::PACK);
+            for (int64 at = start + threadIdx.x * K::RUN; at < body; at += K::THREADS * K::RUN) {
+                Loaded<K, K::RUN, K::RUN> loaded;
+                loaded.load(a, a.head + at);
+                loaded.store(a, a.head + at);
             }
         }
     }
-    // Head and tail together have fewer elements than two packs, so than a block has threads.
+    // Head and tail together have fewer elements than two runs, so than a block has threads.
     if (blockIdx.x == 0 && threadIdx.x < a.head + tail) {
         const int64 at = threadIdx.x < a.head ? threadIdx.x : a.numel - tail + threadIdx.x - a.head;
         Loaded<K, 1, 1> one;

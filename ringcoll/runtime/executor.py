@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ringcoll.reduction import TORCH, Engine, Reduction
 from ringcoll.runtime.plan import Combine, Plan, Post, Wait
-from ringcoll.runtime.regions import ALIGNMENT, Region
+from ringcoll.runtime.regions import ALIGNMENT
 from ringcoll.transport.base import Handle, Message, Transport
 
 __all__ = ["Instruction", "Posting", "Reading", "Watch", "bind", "drive"]
@@ -72,6 +72,8 @@ def bind(
     reduction
         Meaning of ``(+)``; ``None`` if the plan reduces nothing.
     """
+    own = next((tensor for tensor in (*outputs, *inputs) if tensor.numel()), workspace)
+    workspace = workspace[_apart(own, workspace) :] if plan.workspace_numel else workspace
     work = (workspace,)
     regions = plan.regions
     views: dict[int, Tensor] = {}
@@ -79,7 +81,7 @@ def bind(
     wire = workspace.dtype if reduction is None else reduction.wire_dtype
     if wire is not workspace.dtype:
         # They are widened when they are reduced, and on the way come as they are.
-        narrow = (torch.empty(plan.arriving_numel, dtype=wire, device=workspace.device),)
+        narrow = (_like(workspace, plan.arriving_numel, wire),)
     spaces = (inputs, outputs, work, work, work, narrow)
 
     def view(number: int) -> Tensor:
@@ -123,7 +125,8 @@ def bind(
             finished = transport.world_size if instruction.final else None
             rounded = None
             if narrow is not work and index in plan.departing:
-                rounded = _thin(regions[instruction.into], wire, workspace.device)
+                total = view(instruction.into)
+                rounded = _like(total, total.numel(), wire)
                 thin[instruction.into] = rounded
             into = view(instruction.into)
             if index in lent:
@@ -229,10 +232,16 @@ class _Borrower:
         self._bind([into], chain, self._finished, rounded)()
 
 
-def _thin(region: Region, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for a total in the wire dtype, aligned as the total itself."""
-    skipped = region.offset % ALIGNMENT
-    return torch.empty(skipped + region.numel, dtype=dtype, device=device)[skipped:]
+def _like(tensor: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+    """Memory of another dtype that is aligned as a tensor, in elements."""
+    memory = torch.empty(numel + ALIGNMENT, dtype=dtype, device=tensor.device)
+    return memory[_apart(tensor, memory) :][:numel]
+
+
+def _apart(tensor: Tensor, memory: Tensor) -> int:
+    """How many elements of memory to leave out, so that the rest is aligned as a tensor."""
+    at, start = (one.data_ptr() // one.itemsize for one in (tensor, memory))
+    return (at - start) % ALIGNMENT
 
 
 def drive(

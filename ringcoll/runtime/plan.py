@@ -29,7 +29,7 @@ from itertools import accumulate, pairwise
 
 from ringcoll.runtime.instructions import Combine, Instruction, Move, Post, Wait
 from ringcoll.runtime.loans import loans
-from ringcoll.runtime.regions import Layout, Memory, Region, Space, Supply, joined
+from ringcoll.runtime.regions import ALIGNMENT, Layout, Memory, Region, Space, Supply, joined
 from ringcoll.schedule.ir import (
     Copy,
     Operation,
@@ -55,7 +55,8 @@ class Plan:
         The memory that the instructions name by number. All spaces but input and
         output lie in one tensor of working memory.
     workspace_numel
-        Elements of working memory, beyond the user's tensors.
+        Elements of working memory, beyond the user's tensors: those that are used, and so many more
+        that they can be aligned as the user's tensors.
     arriving_numel
         End of the last region of ``Space.ARRIVING``. These regions have the offsets of staging
         memory, and may be in a tensor of their own, of another dtype.
@@ -186,6 +187,7 @@ class _Compiler:
         staging = (self.staging, *self.early_areas)
         sizes = {(area.space, area.part): area.most for area in (*staging, self.packing)}
         sizes[Space.SCRATCH, 0] = self.memory.scratch_numel
+        used = sum(sizes.values())
         starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         starts |= {
             (Space.ARRIVING, area.part): starts[Space.STAGING, area.part] for area in staging
@@ -203,7 +205,7 @@ class _Compiler:
             segments=self.segments,
             regions=regions,
             instructions=tuple(self.instructions),
-            workspace_numel=sum(sizes.values()),
+            workspace_numel=used + ALIGNMENT if used else 0,
             arriving_numel=max((area.offset + area.numel for area in arriving), default=0),
             departing=_departing(self.instructions, regions),
             waves=tuple(self.wave_starts),

@@ -25,6 +25,7 @@ COMPILER = next((found for name in ("g++", "clang++", "c++") if (found := shutil
 
 # What CUDA has built in.
 _SHIM = """
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -57,6 +58,67 @@ static inline unsigned short host_float_to_half(float value) {
 }
 """
 
+# A GPU's instructions that convert two numbers, by their definition (PTX ISA 8.8, `cvt`): the nearest
+# number, of two the even one; `satfinite` takes the largest number for what is too large.
+_INSTRUCTIONS = """
+#include <algorithm>
+#include <vector>
+
+#define RINGCOLL_CONVERTS_TO_16_BITS
+#define RINGCOLL_CONVERTS_8_BITS
+
+struct Format {
+    int exponent, mantissa;     // bits
+    unsigned largest, nan;      // of all patterns without a sign
+    bool saturates;
+    std::vector<double> values; // of the patterns, up to the one after the largest
+
+    Format(int exponent, int mantissa, unsigned largest, bool saturates)
+        : exponent(exponent), mantissa(mantissa), largest(largest),
+          nan((1u << (exponent + mantissa)) - 1), saturates(saturates) {
+        const int bias = (1 << (exponent - 1)) - 1;
+        for (unsigned bits = 0; bits <= largest + 1; ++bits) {
+            const int power = bits >> mantissa, step = std::max(power, 1) - bias - mantissa;
+            const unsigned fraction = bits & ((1u << mantissa) - 1);
+            values.push_back(std::ldexp(fraction + (power ? 1u << mantissa : 0u), step));
+        }
+    }
+    unsigned nearest(float value) const {
+        if (value != value) return nan;
+        const unsigned sign = std::signbit(value) ? nan + 1 : 0;
+        const double magnitude = std::fabs((double)value);
+        if (saturates && magnitude > values[largest]) return sign | largest;
+        if (magnitude >= values[largest + 1]) return sign | (largest + 1);
+        const unsigned above = std::upper_bound(values.begin(), values.end(), magnitude) - values.begin();
+        const double up = values[above] - magnitude, down = magnitude - values[above - 1];
+        return sign | (up < down || (up == down && above % 2 == 0) ? above : above - 1);
+    }
+    float value(unsigned bits) const {
+        const unsigned magnitude = bits & nan;
+        const float sign = bits > nan ? -1.0f : 1.0f;
+        if (magnitude <= largest) return sign * (float)values[magnitude];
+        return magnitude == largest + 1 && magnitude != nan ? sign * INFINITY : NAN;
+    }
+};
+static const Format FLOAT16(5, 10, 0x7BFF, false), BFLOAT16(8, 7, 0x7F7F, false);
+static const Format E4M3(4, 3, 0x7E, true), E5M2(5, 2, 0x7B, true);
+
+static unsigned pair(const Format& format, float upper, float lower) {
+    return format.nearest(upper) << (1 + format.exponent + format.mantissa) | format.nearest(lower);
+}
+static unsigned float16_pair_of(const Format& format, unsigned short both) {
+    return pair(FLOAT16, format.value(both >> 8), format.value(both & 0xFF));
+}
+namespace ringcoll {
+static unsigned float16_pair(float upper, float lower) { return pair(FLOAT16, upper, lower); }
+static unsigned bfloat16_pair(float upper, float lower) { return pair(BFLOAT16, upper, lower); }
+static unsigned short e4m3_pair(float upper, float lower) { return pair(E4M3, upper, lower); }
+static unsigned short e5m2_pair(float upper, float lower) { return pair(E5M2, upper, lower); }
+static unsigned float16_pair_of_e4m3(unsigned short both) { return float16_pair_of(E4M3, both); }
+static unsigned float16_pair_of_e5m2(unsigned short both) { return float16_pair_of(E5M2, both); }
+}
+"""
+
 
 def _with_loop(kernel: Kernel, name: str) -> str:
     """A kernel, and a function that runs all its threads."""
@@ -84,6 +146,8 @@ class HostKernels:
         All that will be run.
     change
         Applied to the kernels' source, to make wrong ones.
+    converts
+        Whether there are a GPU's instructions that convert numbers.
     """
 
     def __init__(
@@ -91,9 +155,11 @@ class HostKernels:
         folder: Path,
         kernels: Sequence[Kernel],
         change: Callable[[str], str] = lambda text: text,
+        *,
+        converts: bool = False,
     ) -> None:
         self._number = {kernel: number for number, kernel in enumerate(dict.fromkeys(kernels))}
-        text = _SHIM + change(header())
+        text = _SHIM + (_INSTRUCTIONS if converts else "") + change(header())
         text += "".join(_with_loop(one, f"kernel{i}") for one, i in self._number.items())
         source, library = folder / "kernels.cpp", folder / "kernels.so"
         source.write_text(text, encoding="utf-8")

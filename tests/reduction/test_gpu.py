@@ -33,6 +33,7 @@ from tests.cases.strategies import cases, operators
 from tests.fakes.host_kernels import COMPILER, HOST_STREAM, HostEngine
 
 needs_compiler = pytest.mark.skipif(not COMPILER, reason="there is no C++ compiler")
+_LONG = 1 << 17  # short tensors are copied to memory of the operation's own
 DTYPES = (*data.INTEGERS, *data.FLOATS, *data.COMPLEX, torch.bool)
 
 
@@ -90,6 +91,7 @@ def test_collectives_on_kernels(host: HostEngine, drawn: tuple[Case, int]) -> No
 
 
 @needs_compiler
+@pytest.mark.parametrize("start", [0, 1, 3])
 @pytest.mark.parametrize(
     "algorithm, wire, wanted",
     [
@@ -99,18 +101,23 @@ def test_collectives_on_kernels(host: HostEngine, drawn: tuple[Case, int]) -> No
     ],
 )
 def test_which_kernels_run(
-    host: HostEngine, algorithm: str, wire: Any, wanted: set[tuple[int, int, str, str]]
+    host: HostEngine, algorithm: str, wire: Any, wanted: set[tuple[int, int, str, str]], start: int
 ) -> None:
-    """One a step for the ring, one for all operands where they come at once; and one to send."""
+    """One a step for the ring, one for all operands where they come at once; and one to send.
+
+    Working memory is aligned as the user's tensor, wherever that starts: accesses are wide.
+    """
     host.kernels.clear()
+    values = torch.arange(float(_LONG)) % 60
 
     def main(group: LocalGroup) -> Tensor:
-        tensor = torch.arange(64.0) + group.rank()
+        tensor = torch.empty(_LONG + start)[start:]
+        tensor.copy_(values + group.rank())
         ringcoll.all_reduce(tensor, group=group, algorithm=algorithm, wire_dtype=wire)
         return tensor
 
     results = run_threads(main, 4)
-    assert all(torch.equal(one, torch.arange(64.0) * 4 + 6) for one in results)
+    assert all(torch.equal(one, values * 4 + 6) for one in results)
     used = {(one.sources, one.results, one.first, one.rest) for one in host.kernels}
     assert used == wanted
     assert {one.run for one in host.kernels} == {4}, "all are aligned alike"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringcoll.reduction.kernels import Place, aligned
+from ringcoll.reduction.kernels import Kernel, Place, aligned, header
 from tests.cases.effort import effort
 from tests.cases.kernel_checks import bits, check, folded, wide
 from tests.cases.kernel_table import (
@@ -151,7 +151,52 @@ def test_the_factor_of_premul_sum(kernels: HostKernels, dtype: torch.dtype) -> N
     check(kernels, kernel, (dtype,) * 3, 999, [3, 3], expected, factor=factor)
 
 
-def test_every_number_of_8_and_16_bits(kernels: HostKernels) -> None:
+def widening(dtype: torch.dtype) -> Kernel:
+    narrow = plain("Sum", dtype, 1)
+    return replace(narrow, into="float32", copy="float32")
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["software", "instructions"])
+def converting(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> HostKernels:
+    """Kernels that convert, without and with a GPU's instructions for it."""
+    some = [
+        *(on_the_wire(torch.float32, dtype, 1) for dtype in NARROW),
+        *map(widening, NARROW),
+        *(plain("Sum", dtype) for dtype in NARROW),
+    ]
+    every = [*chain(*map(runs, some))]
+    return HostKernels(tmp_path_factory.mktemp("converting"), every, converts=request.param)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_sums_of_what_is_converted(converting: HostKernels, dtype: torch.dtype) -> None:
+    kernel = plain("Sum", dtype)
+    for offset in range(kernel.pack):
+        for offsets in ([offset] * 3, [offset, 0, kernel.pack // 2]):
+            check(
+                converting,
+                kernel,
+                (dtype,) * 3,
+                400 + offset,
+                offsets,
+                lambda sources: folded("Sum", sources, torch.float32),
+                seed=offset,
+            )
+
+
+def test_every_number_of_8_and_16_bits_is_widened(converting: HostKernels) -> None:
+    for dtype in NARROW:
+        unit = torch.uint8 if dtype.itemsize == 1 else torch.int16
+        every = torch.arange(1 << (8 * dtype.itemsize)).to(unit).view(dtype)
+        for aligned_to in (every, every[1:]):
+            result = torch.empty_like(aligned_to, dtype=torch.float32)
+            converting(widening(dtype), [result], [aligned_to])
+            assert bits(result) == bits(aligned_to.float())
+
+
+def test_every_number_of_8_and_16_bits_is_rounded_to(converting: HostKernels) -> None:
     """Rounded as torch does it: of float32 near every narrow number, and half way between."""
     for dtype in NARROW:
         unit = torch.uint8 if dtype.itemsize == 1 else torch.int16
@@ -159,12 +204,13 @@ def test_every_number_of_8_and_16_bits(kernels: HostKernels) -> None:
         numbers = every[every.isfinite()].unique()
         middles = (numbers[1:] + numbers[:-1]) / 2
         beyond = numbers.abs().max() * torch.tensor([1.01, 1.03, 1.0714, 1.08, 1.2, 2.0, 1e30])
-        exact = torch.cat([numbers, middles, beyond, -beyond, torch.tensor([float("inf")])])
+        special = torch.tensor([float("inf"), float("nan"), 1e-45, -0.0])
+        exact = torch.cat([numbers, middles, beyond, -beyond, special])
         near = [torch.nextafter(exact, torch.tensor(side)) for side in (float("inf"), -1e38)]
         given = torch.cat([exact, *near]).contiguous()
         kernel = on_the_wire(torch.float32, dtype, 1)
         wide_result, narrow_result = torch.empty_like(given), torch.empty_like(given, dtype=dtype)
-        kernels(kernel, [wide_result, narrow_result], [given])
+        converting(kernel, [wide_result, narrow_result], [given])
         expected = given.to(dtype)
         assert bits(narrow_result) == bits(expected)
         assert bits(wide_result) == bits(expected.float())
@@ -173,8 +219,10 @@ def test_every_number_of_8_and_16_bits(kernels: HostKernels) -> None:
 WRONG = [
     ("a.numel - tail + threadIdx.x - a.head", "a.numel - tail + threadIdx.x", "tail"),
     ("threadIdx.x < a.head + tail", "threadIdx.x < tail", "head"),
-    ("start + tile <= packs", "start + tile <= packs + 1", "last tile"),
-    ("start += gridDim.x * tile", "start += 2 * gridDim.x * tile", "stride of the blocks"),
+    ("start + tile <= body", "start + tile <= body + K::PACK", "last tile"),
+    ("stride = gridDim.x * tile", "stride = 2 * gridDim.x * tile", "stride of the blocks"),
+    ("STRIDE = K::THREADS * RUN", "STRIDE = K::THREADS", "stride of the runs"),
+    ("at += K::THREADS * K::RUN", "at += K::THREADS * K::PACK", "last runs"),
     ("right != right || less(left", "less(left", "NaN on the right"),
     ("0x7FFF + ((bits >> 16) & 1)", "0x8000", "halves to even"),
 ]
@@ -192,13 +240,68 @@ def test_wrong_kernels_are_found(tmp_path: Path, old: str, new: str, what: str) 
     failures = 0
     kernel = plain("Sum", dtype)
     tile = 256 * kernel.unroll * kernel.pack
-    for op, numel, offset in product(("Sum", "Max"), (44, 3 * tile - kernel.pack), (0, 3)):
+    places = ([0] * 3, [3] * 3, [0, 2, 4])
+    for op, numel, offsets in product(("Sum", "Max"), (44, 3 * tile - kernel.pack), places):
         calls = partial(folded, op, work=torch.float32)
         try:
-            check(wrong, plain(op, dtype), (dtype,) * 3, numel, [offset] * 3, calls, most_blocks=2)
+            check(wrong, plain(op, dtype), (dtype,) * 3, numel, offsets, calls, most_blocks=2)
         except AssertionError:
             failures += 1
     assert failures, what
+
+
+def test_torch_may_take_nan_for_what_is_too_large(tmp_path: Path) -> None:
+    """As some versions do for the float8 without infinity."""
+    kernel = on_the_wire(torch.float32, torch.float8_e4m3fn, 1)
+    line, _, _ = header().partition("\n")
+    for converts in (False, True):
+        folder = tmp_path / str(converts)
+        folder.mkdir()
+        change = lambda text: text.replace(line, "#define RINGCOLL_LARGE_E4M3 127")  # noqa: E731
+        kernels = HostKernels(folder, [replace(kernel, run=4)], change, converts=converts)
+        last = torch.nextafter(torch.tensor(464.0), torch.tensor(465.0)).item()
+        given = torch.tensor([464.0, last, -last, -464.0, 1e30, float("inf"), 448.0, float("nan")])
+        wide, narrow = torch.empty(8), torch.empty(8, dtype=torch.float8_e4m3fn)
+        kernels(kernel, [wide, narrow], [given])
+        nan = float("nan")
+        expected = torch.tensor([448.0, nan, nan, -448.0, nan, nan, 448.0, nan])
+        assert bits(wide) == bits(expected)
+        assert bits(narrow) == bits(expected)
+
+
+WRONG_CONVERSIONS = [
+    ("float16_pair(from[1], from[0])", "float16_pair(from[0], from[1])", torch.float16),
+    ("bfloat16_pair(from[1], from[0])", "bfloat16_pair(from[0], from[1])", torch.bfloat16),
+    ("fabsf(from[0]) >= 61440.0f", "fabsf(from[0]) > 61440.0f", torch.float8_e5m2),
+    ("fabsf(from[1]) >= 61440.0f ? 0x100", "fabsf(from[1]) >= 61440.0f ? 1", torch.float8_e5m2),
+    ("(uint16)(halves >> 16)", "(uint16)halves", torch.float8_e4m3fn),
+]
+
+
+@pytest.mark.parametrize("old, new, dtype", WRONG_CONVERSIONS, ids=[str(i) for i in range(5)])
+def test_wrong_conversions_are_found(
+    tmp_path: Path, old: str, new: str, dtype: torch.dtype
+) -> None:
+    assert old in header()
+    some = [widening(dtype), on_the_wire(torch.float32, dtype, 1)]
+    every = [*chain(*map(runs, some))]
+    for change, is_right in ((str, True), (lambda text: text.replace(old, new), False)):
+        (tmp_path / str(is_right)).mkdir()
+        kernels = HostKernels(tmp_path / str(is_right), every, change, converts=True)
+        unit = torch.uint8 if dtype.itemsize == 1 else torch.int16
+        narrow = torch.arange(1 << (8 * dtype.itemsize)).to(unit).view(dtype)
+        wide = torch.empty(narrow.numel())
+        kernels(widening(dtype), [wide], [narrow])
+        middle = torch.tensor([61440.0, -61440.0, 61440.0, 1.0])
+        given, back = torch.cat([narrow.float(), middle]), torch.empty(narrow.numel() + 4)
+        rounded = torch.empty_like(back, dtype=dtype)
+        kernels(on_the_wire(torch.float32, dtype, 1), [back, rounded], [given])
+        expected = given.to(dtype)
+        assert (
+            bits(wide) == bits(narrow.float())
+            and bits(rounded) == bits(expected)
+            and bits(back) == bits(expected.float())
+        ) is is_right
 
 
 @given(
