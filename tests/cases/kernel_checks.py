@@ -9,9 +9,19 @@ from torch import Tensor
 
 from benchmarks.on_gpu.correctness import numbers
 from ringcoll.reduction.kernels import Kernel
-from tests.cases.kernel_table import NARROW, UNSIGNED
+from tests.cases.kernel_table import NARROW, UNSIGNED, on_the_wire, widening
 
-__all__ = ["Run", "bits", "check", "fitting", "folded", "wide"]
+__all__ = [
+    "Run",
+    "bits",
+    "check",
+    "check_rounding",
+    "check_widening",
+    "every_number",
+    "fitting",
+    "folded",
+    "wide",
+]
 
 Run = Callable[..., Kernel]
 """``run(kernel, into, sources, factor, most_blocks)`` returns the kernel with its run."""
@@ -134,3 +144,36 @@ def fitting(
     start = -memory.data_ptr() % 64
     whole = memory[start : start + nbytes].view(dtype)
     return whole[around + offset : around + offset + numel], whole
+
+
+def every_number(dtype: torch.dtype) -> Tensor:
+    """All patterns of bits of a type of 8 or 16 bits."""
+    unit = torch.uint8 if dtype.itemsize == 1 else torch.int16
+    return torch.arange(1 << (8 * dtype.itemsize)).to(unit).view(dtype)
+
+
+def check_widening(run: Run, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Every number of a narrow type, from aligned memory and from memory that is not."""
+    every = every_number(dtype).to(device)
+    for vector in (every, every[1:]):
+        result = torch.empty_like(vector, dtype=torch.float32)
+        run(widening(dtype), [result], [vector])
+        assert bits(result) == bits(vector.cpu().float())
+
+
+def check_rounding(run: Run, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Numbers of float32 near every number of a narrow type, and half way between two."""
+    every = every_number(dtype).float()
+    numbers = every[every.isfinite()].unique()
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    beyond = numbers.abs().max() * torch.tensor([1.01, 1.03, 1.0714, 1.08, 1.2, 2.0, 1e30])
+    special = torch.tensor([float("inf"), float("nan"), 1e-45, -0.0])
+    exact = torch.cat([numbers, middles, beyond, -beyond, special])
+    near = [torch.nextafter(exact, torch.tensor(side)) for side in (float("inf"), -1e38)]
+    given = torch.cat([exact, *near]).contiguous()
+    kept = torch.empty_like(given, device=device)
+    rounded = torch.empty_like(kept, dtype=dtype)
+    run(on_the_wire(torch.float32, dtype, 1), [kept, rounded], [given.to(device)])
+    expected = given.to(dtype)
+    assert bits(rounded) == bits(expected)
+    assert bits(kept) == bits(expected.float())

@@ -22,6 +22,7 @@ __all__ = [
     "on_the_wire",
     "plain",
     "runs",
+    "widening",
 ]
 
 NARROW = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -70,6 +71,11 @@ def arriving(work: torch.dtype, wire: torch.dtype) -> list[Kernel]:
     wide, thin = name(work), name(wire)
     pairs = (wide, thin), (thin, wide)
     return [Kernel("Sum", "Plain", *pair, wide, wide, 2, 1) for pair in pairs]
+
+
+def widening(dtype: torch.dtype) -> Kernel:
+    """Every number of a narrow type, in float32."""
+    return replace(plain("Sum", dtype, 1), into="float32", copy="float32")
 
 
 def runs(kernel: Kernel) -> list[Kernel]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import chain, product
 from pathlib import Path
 
@@ -13,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringcoll.reduction.kernels import Kernel, Place, aligned, header
+from ringcoll.reduction.kernels import Place, aligned, header
 from tests.cases.effort import effort
-from tests.cases.kernel_checks import bits, check, folded, wide
+from tests.cases.kernel_checks import (
+    bits,
+    check,
+    check_rounding,
+    check_widening,
+    every_number,
+    folded,
+    wide,
+)
 from tests.cases.kernel_table import (
     COMPLEX,
     FLOATS,
@@ -28,6 +35,7 @@ from tests.cases.kernel_table import (
     on_the_wire,
     plain,
     runs,
+    widening,
 )
 from tests.fakes.host_kernels import COMPILER, HostKernels
 
@@ -151,11 +159,6 @@ def test_the_factor_of_premul_sum(kernels: HostKernels, dtype: torch.dtype) -> N
     check(kernels, kernel, (dtype,) * 3, 999, [3, 3], expected, factor=factor)
 
 
-def widening(dtype: torch.dtype) -> Kernel:
-    narrow = plain("Sum", dtype, 1)
-    return replace(narrow, into="float32", copy="float32")
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["software", "instructions"])
 def converting(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -186,68 +189,10 @@ def test_sums_of_what_is_converted(converting: HostKernels, dtype: torch.dtype) 
             )
 
 
-def test_every_number_of_8_and_16_bits_is_widened(converting: HostKernels) -> None:
-    for dtype in NARROW:
-        unit = torch.uint8 if dtype.itemsize == 1 else torch.int16
-        every = torch.arange(1 << (8 * dtype.itemsize)).to(unit).view(dtype)
-        for aligned_to in (every, every[1:]):
-            result = torch.empty_like(aligned_to, dtype=torch.float32)
-            converting(widening(dtype), [result], [aligned_to])
-            assert bits(result) == bits(aligned_to.float())
-
-
-def test_every_number_of_8_and_16_bits_is_rounded_to(converting: HostKernels) -> None:
-    """Rounded as torch does it: of float32 near every narrow number, and half way between."""
-    for dtype in NARROW:
-        unit = torch.uint8 if dtype.itemsize == 1 else torch.int16
-        every = torch.arange(1 << (8 * dtype.itemsize)).to(unit).view(dtype).float()
-        numbers = every[every.isfinite()].unique()
-        middles = (numbers[1:] + numbers[:-1]) / 2
-        beyond = numbers.abs().max() * torch.tensor([1.01, 1.03, 1.0714, 1.08, 1.2, 2.0, 1e30])
-        special = torch.tensor([float("inf"), float("nan"), 1e-45, -0.0])
-        exact = torch.cat([numbers, middles, beyond, -beyond, special])
-        near = [torch.nextafter(exact, torch.tensor(side)) for side in (float("inf"), -1e38)]
-        given = torch.cat([exact, *near]).contiguous()
-        kernel = on_the_wire(torch.float32, dtype, 1)
-        wide_result, narrow_result = torch.empty_like(given), torch.empty_like(given, dtype=dtype)
-        converting(kernel, [wide_result, narrow_result], [given])
-        expected = given.to(dtype)
-        assert bits(narrow_result) == bits(expected)
-        assert bits(wide_result) == bits(expected.float())
-
-
-WRONG = [
-    ("a.numel - tail + threadIdx.x - a.head", "a.numel - tail + threadIdx.x", "tail"),
-    ("threadIdx.x < a.head + tail", "threadIdx.x < tail", "head"),
-    ("start + tile <= body", "start + tile <= body + K::PACK", "last tile"),
-    ("stride = gridDim.x * tile", "stride = 2 * gridDim.x * tile", "stride of the blocks"),
-    ("STRIDE = K::THREADS * RUN", "STRIDE = K::THREADS", "stride of the runs"),
-    ("at += K::THREADS * K::RUN", "at += K::THREADS * K::PACK", "last runs"),
-    ("right != right || less(left", "less(left", "NaN on the right"),
-    ("0x7FFF + ((bits >> 16) & 1)", "0x8000", "halves to even"),
-]
-
-
-@pytest.mark.parametrize("old, new, what", WRONG, ids=[one[2] for one in WRONG])
-def test_wrong_kernels_are_found(tmp_path: Path, old: str, new: str, what: str) -> None:
-    def change(text: str) -> str:
-        assert old in text
-        return text.replace(old, new)
-
-    dtype = torch.bfloat16
-    some = [one for op in ("Sum", "Max") for one in runs(plain(op, dtype))]
-    wrong = HostKernels(tmp_path, some, change)
-    failures = 0
-    kernel = plain("Sum", dtype)
-    tile = 256 * kernel.unroll * kernel.pack
-    places = ([0] * 3, [3] * 3, [0, 2, 4])
-    for op, numel, offsets in product(("Sum", "Max"), (44, 3 * tile - kernel.pack), places):
-        calls = partial(folded, op, work=torch.float32)
-        try:
-            check(wrong, plain(op, dtype), (dtype,) * 3, numel, offsets, calls, most_blocks=2)
-        except AssertionError:
-            failures += 1
-    assert failures, what
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_every_number_of_8_and_16_bits(converting: HostKernels, dtype: torch.dtype) -> None:
+    check_widening(converting, dtype)
+    check_rounding(converting, dtype)
 
 
 def test_torch_may_take_nan_for_what_is_too_large(tmp_path: Path) -> None:
@@ -288,8 +233,7 @@ def test_wrong_conversions_are_found(
     for change, is_right in ((str, True), (lambda text: text.replace(old, new), False)):
         (tmp_path / str(is_right)).mkdir()
         kernels = HostKernels(tmp_path / str(is_right), every, change, converts=True)
-        unit = torch.uint8 if dtype.itemsize == 1 else torch.int16
-        narrow = torch.arange(1 << (8 * dtype.itemsize)).to(unit).view(dtype)
+        narrow = every_number(dtype)
         wide = torch.empty(narrow.numel())
         kernels(widening(dtype), [wide], [narrow])
         middle = torch.tensor([61440.0, -61440.0, 61440.0, 1.0])

@@ -21,7 +21,14 @@ from ringcoll.reduction import resolve
 from ringcoll.reduction.gpu import bound
 from ringcoll.reduction.kernels import MOST_SOURCES
 from tests.cases.engine_cases import DTYPES, engine_cases, wrong
-from tests.cases.kernel_checks import bits, check, folded, wide
+from tests.cases.kernel_checks import (
+    bits,
+    check,
+    check_rounding,
+    check_widening,
+    folded,
+    wide,
+)
 from tests.cases.kernel_table import (
     COMPLEX,
     FLOATS,
@@ -100,6 +107,29 @@ def test_a_wire_dtype(work: torch.dtype, wire: torch.dtype) -> None:
                 check(run, kernel, types, numel, offsets, expected, device="cuda")
 
 
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_every_number_of_8_and_16_bits(dtype: torch.dtype) -> None:
+    check_widening(run, dtype, "cuda")
+    check_rounding(run, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_every_float32_is_rounded_as_torch_rounds_it(dtype: torch.dtype) -> None:
+    """All 2^32 of them, a sixteenth at a time."""
+    unit = torch.uint8 if dtype.itemsize == 1 else torch.int16
+    for part in range(16):
+        start = (part << 28) - (1 << 31)
+        patterns = torch.arange(start, start + (1 << 28), dtype=torch.int32, device="cuda")
+        given = patterns.view(torch.float32)
+        kept, rounded = torch.empty_like(given), torch.empty_like(given, dtype=dtype)
+        run(on_the_wire(torch.float32, dtype, 1), [kept, rounded], [given])
+        expected = given.to(dtype)
+        is_nan = expected.float().isnan()
+        assert torch.equal(rounded.float().isnan(), is_nan)
+        assert bool(((rounded.view(unit) == expected.view(unit)) | is_nan).all())
+        assert bool(((kept == expected.float()) | is_nan).all())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
 def test_a_second_copy(dtype: torch.dtype) -> None:
     kernel = replace(plain("Max", dtype, 2), results=2)
@@ -130,22 +160,6 @@ def test_the_division_of_avg(dtype: torch.dtype) -> None:
         return torch.tensor(numbers, dtype=dtype)
 
     check(run, kernel, (dtype,) * 3, 999, [1, 1, 1], expected, factor=3, device="cuda")
-
-
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_every_number_of_8_and_16_bits(dtype: torch.dtype) -> None:
-    """Half way between two, and just beside, as torch rounds it."""
-    unit = torch.uint8 if dtype.itemsize == 1 else torch.int16
-    every = torch.arange(1 << (8 * dtype.itemsize)).to(unit).view(dtype).float()
-    numbers = every[every.isfinite()].unique()
-    exact = torch.cat([numbers, (numbers[1:] + numbers[:-1]) / 2, torch.tensor([float("inf")])])
-    near = [torch.nextafter(exact, torch.tensor(side)) for side in (float("inf"), -1e38)]
-    given = torch.cat([exact, *near]).contiguous()
-    kept = torch.empty_like(given, device="cuda")
-    sent = torch.empty_like(given, dtype=dtype, device="cuda")
-    run(on_the_wire(torch.float32, dtype, 1), [kept, sent], [given.cuda()])
-    assert bits(sent) == bits(given.to(dtype))
-    assert bits(kept) == bits(given.to(dtype).float())
 
 
 @pytest.mark.parametrize("op", ["Sum", "Product", "Min", "Max"])
