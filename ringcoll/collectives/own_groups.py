@@ -169,7 +169,7 @@ def member_at(
     store = dist.PrefixStore(prefix, own)
     if device == ANY_GPU:
         device = torch.device("cuda", streams.current_device())
-    name = catalogue.resolved(device.type, asked, rank)
+    name = catalogue.resolved(device.type, asked, rank, device)
     # The same prefix for every transport: there the ranks see that they have different transports.
     meeting, monitor = dist.PrefixStore("transport", store), dist.PrefixStore("monitor", store)
     try:

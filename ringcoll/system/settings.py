@@ -12,7 +12,8 @@
 ``RINGCOLL_DEBUG``            the log's level, ``info`` or ``debug``; ``detail`` also compares calls
 ============================  ======================================================
 
-``torchrun`` sets ``TORCHELASTIC_ERROR_FILE``, in which it looks for the error of a rank.
+``torchrun`` sets ``TORCHELASTIC_ERROR_FILE``, in which it looks for the error of a rank. Torch's
+allocator reads ``PYTORCH_ALLOC_CONF``, and its older name ``PYTORCH_CUDA_ALLOC_CONF``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = [
     "compares_calls",
     "dump_folder",
     "error_file",
+    "expandable_segments",
     "faults",
     "forced_rules",
     "forced_text",
@@ -45,6 +47,7 @@ TRANSPORT_VARIABLES = {"cpu": "RINGCOLL_TRANSPORT", "cuda": "RINGCOLL_CUDA_TRANS
 """The variable that forces a transport, by the type of the tensors' device."""
 _TUNING = "RINGCOLL_TUNING"
 _REDUCTION = "RINGCOLL_REDUCTION"
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 VERIFY_MESSAGES, FAULTS = "RINGCOLL_VERIFY_MESSAGES", "RINGCOLL_FAULTS"
 DUMP = "RINGCOLL_DUMP"
 _DEBUG, _DETAIL = "RINGCOLL_DEBUG", "detail"
@@ -60,6 +63,16 @@ def forced_transport(kind: str) -> str | None:
 def ranks_may_share_gpus(nccl_version: tuple[int, ...]) -> bool:
     """Whether NCCL connects ranks that share a GPU: since 2.30, if NCCL's variable allows it."""
     return nccl_version >= (2, 30) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
+def expandable_segments() -> str:
+    """The setting by which torch's allocator makes expandable segments, as ``NAME=VALUE``, or ``""``."""
+    for name in _ALLOCATOR:
+        for setting in os.environ.get(name, "").split(","):
+            key, _, value = setting.partition(":")
+            if (key.strip(), value.strip()) == ("expandable_segments", "True"):
+                return f"{name}={setting.strip()}"
+    return ""
 
 
 def reduction() -> str:

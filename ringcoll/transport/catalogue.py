@@ -2,7 +2,8 @@
 
 A transport is one file and one entry. The file has a function ``check()``, which raises
 `MissingExtraError` if the transport is not installed (`ArgumentError` if no extra installs it),
-and ``make(store, rank, world_size, device, timeout_s)``. Settings, `ringcoll.use`, choices of
+and ``make(store, rank, world_size, device, timeout_s)``. It may have ``check_device(device)``, which
+raises `ArgumentError` if the transport is installed, but cannot send a CUDA device's memory. Settings, `ringcoll.use`, choices of
 commands, messages about extras and the costs for when nothing was measured are read from the
 entry. The catalogue imports no torch.
 """
@@ -30,7 +31,7 @@ class Entry:
     Parameters
     ----------
     module
-        The module with ``check`` and ``make``, and perhaps ``remark``.
+        The module with ``check`` and ``make``, and perhaps ``check_device`` and ``remark``.
     sends
         Types of devices whose memory it sends: ``"cpu"``, ``"cuda"``.
     stages
@@ -71,6 +72,17 @@ class Entry:
         """
         import_module(self.module).check()
 
+    def check_device(self, device: Any) -> None:
+        """Make sure that the transport, which is installed, can send the memory of a device.
+
+        Raises
+        ------
+        ArgumentError
+            The transport cannot do so in this process.
+        """
+        if device is not None and device.type == "cuda":
+            getattr(import_module(self.module), "check_device", _accept)(device)
+
     @property
     def remark(self) -> str:
         """What makes the transport slower here than it could be; empty if there is nothing."""
@@ -85,6 +97,11 @@ class Entry:
 
 
 _log = logging.getLogger("ringcoll")
+
+
+def _accept(device: Any) -> None:
+    """The check of a module that has none."""
+
 
 # Costs: alpha, beta, gamma, further messages. Two ranks on one host, by `ringcoll tune` on 2
 # cores. For NCCL, which has not been measured, an order of magnitude.
@@ -216,7 +233,8 @@ def named(kind: str, asked: str | None, rank: int | None = None) -> str:
 
 
 @cache
-def _automatic(kind: str, but: str = "") -> str:
+def _automatic(kind: str, but: str = "", device: Any = None) -> str:
+    unusable: list[tuple[str, RingcollError]] = []
     for entry in entries():
         if entry.automatic and entry.carries(kind) and entry.name != but:
             try:
@@ -224,6 +242,15 @@ def _automatic(kind: str, but: str = "") -> str:
             except RingcollError as error:
                 _log.debug('"auto" does not stand for %s: %s', entry.name, error)
                 continue
+            try:
+                entry.check_device(device)
+            except RingcollError as error:  # it is installed: somebody may count on it
+                unusable.append((entry.name, error))
+                continue
+            for name, reason in unusable:
+                _log.warning(
+                    '"auto" stands for %s on %s, not %s: %s', entry.name, device, name, reason
+                )
             return entry.name
     raise AssertionError("gloo is always there")
 
@@ -233,24 +260,35 @@ def beside(name: str, kind: str) -> Entry:
     return _ENTRIES[_automatic(kind, name)]
 
 
-def resolved(kind: str, asked: str | None = None, rank: int | None = None) -> str:
+def resolved(
+    kind: str, asked: str | None = None, rank: int | None = None, device: Any = None
+) -> str:
     """Name the transport for tensors of one type of device, also for ``"auto"``.
 
     If different transports are installed for different ranks, the ranks see it when they meet.
 
+    Parameters
+    ----------
+    kind, asked, rank
+        As for `named`.
+    device
+        The ``torch.device`` of the tensors; ``None`` if it is not known yet, or not in use yet.
+
     Raises
     ------
     ArgumentError
-        There is no transport of that name for such tensors, or torch does not bring it.
+        There is no transport of that name for such tensors, torch does not bring it, or it cannot
+        send the memory of the device.
     MissingExtraError
         The transport is not installed.
     """
     name = named(kind, asked, rank)
     if name == "auto":
-        return _automatic(kind)
+        return _automatic(kind, device=device)
     try:
         entry(name).check()
-    except ArgumentError as error:  # no extra installs it
+        entry(name).check_device(device)
+    except ArgumentError as error:  # no extra helps
         forced = forced_transport(kind)
         raise ArgumentError(
             str(error),

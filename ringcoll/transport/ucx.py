@@ -46,14 +46,23 @@ of UCX 1.21 and ucxx 0.52 (the functions are named):
   one has taken its address. Both processes may be on one GPU: they have different contexts, which
   is what CUDA asks for. Within a process CUDA opens no handle of its own.
 - Memory that was not made by ``cudaMalloc`` has no such handle unless it can be exported as a
-  fabric handle (``uct_cuda_ipc_mem_add_reg``). Torch's expandable segments cannot: messages
-  are still right, but go through host memory (openucx/ucx issue 11548).
+  fabric handle (``uct_cuda_ipc_mem_add_reg``). Torch's expandable segments cannot: UCX would go
+  through host memory without a word (openucx/ucx issue 11548). So they are refused: `check_device`
+  reads the allocator's settings, and `bind` asks CUDA about each tensor for a peer on this host. If
+  ``UCX_TLS`` leaves ``cuda_ipc`` out, no memory is exported, and none is refused.
+- Where ``libuct_cuda.so`` cannot be loaded, since it needs ``libcuda.so.1`` and
+  ``libnvidia-ml.so.1``, UCX takes addresses of a GPU for addresses of the host, and the process ends
+  by a signal. So a context for CUDA tensors has to list ``cuda_copy`` among its resources.
+  `UCXContext.cuda_support` does not tell: it compares the mask of memory types with the number of
+  CUDA's type, which is the host's bit, and is ``True`` on machines without a GPU (`context.cpp`).
 - Whether an address is of a GPU is looked up by CUDA for every message, as ucxx turns UCX's cache
   of that off (``UCX_MEMTYPE_CACHE=n``, set when ucxx is imported): the cache misses
   what was allocated before UCX was there (openucx/ucx issue 2755).
 - A UCX context asks for the device of the CUDA context that is current
   (``uct_cuda_base_query_devices_common``) to tell which devices are near to it. So one is made
   for each device, with that device current, and one for CPU memory.
+- CUDA's current context is per thread, and UCX looks for it in whatever thread calls. A thread that
+  runs operations is inside the device; a thread that aborts or closes need not be, and enters it.
 """
 
 from __future__ import annotations
@@ -77,16 +86,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import (
+    ArgumentError,
     CollectiveTimeoutError,
     MissingExtraError,
     PeerLostError,
     TransportError,
 )
 from ringcoll.system.machine import cores
+from ringcoll.system.settings import expandable_segments
 from ringcoll.system.stores import not_of_a_rank
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, meet, settle, told_by
 
-__all__ = ["UcxTransport", "check", "make"]
+__all__ = ["UcxTransport", "check", "check_device", "make"]
 
 _ABORT = 1 << 63  # the tag of the message that says: give up
 _SPINS = 500  # looks before sleeping, with a core for each rank: some 0.15 ms
@@ -98,6 +109,8 @@ _TOLD = {"pid": int, "address": str}  # what ranks tell each other
 _LOOPBACK = Path("/sys/class/net/lo")
 _CLOSING_S = 0.1  # for the connections of a broken group to be closed, on a busy machine
 _SLEEP_S = 0.5  # between two looks at the clock and at peers on other hosts
+# Of cuda.h: two numbers of `CUpointer_attribute`, and a bit of `CUmemAllocationHandleType`.
+_IS_LEGACY_CUDA_IPC_CAPABLE, _ALLOWED_HANDLE_TYPES, _FABRIC = 10, 14, 8
 
 
 @functools.cache
@@ -131,6 +144,29 @@ def check() -> None:
     _ucx()
 
 
+def check_device(device: torch.device) -> None:
+    """Make sure that UCX can send the memory of a CUDA device.
+
+    Raises
+    ------
+    ArgumentError
+        UCX cannot reach the device's memory, or torch allocates memory that cannot be exported.
+    TransportError
+        UCX cannot start.
+    """
+    try:
+        with _current(device):
+            context = _context(device, True)
+    except _ucx().UCXError as error:
+        raise TransportError(f"UCX cannot start: {error}") from error
+    setting = expandable_segments()
+    if setting and _lists(context, "cuda_ipc"):
+        raise ArgumentError(
+            f"{setting} makes torch allocate memory that CUDA IPC cannot export; leave "
+            "expandable_segments out, or take another transport"
+        )
+
+
 def make(
     store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float
 ) -> Transport:
@@ -143,11 +179,28 @@ def _context(device: torch.device, is_local: bool) -> Any:
     """The context of the process for a device, which has to be current.
 
     If it is for ranks of this host only (``is_local``), it listens on the loopback interface.
+
+    Raises
+    ------
+    ArgumentError
+        The device is a GPU, whose memory UCX would take for the host's.
     """
     ucx = _ucx()
     asked = _OPTIONS | ({"NET_DEVICES": _LOOPBACK.name} if is_local and _LOOPBACK.exists() else {})
     options = {key: value for key, value in asked.items() if f"UCX_{key}" not in os.environ}
-    return ucx.UCXContext(options, (ucx.Feature.TAG, ucx.Feature.WAKEUP))
+    context = ucx.UCXContext(options, (ucx.Feature.TAG, ucx.Feature.WAKEUP))
+    if device.type == "cuda" and not _lists(context, "cuda_copy"):
+        raise ArgumentError(
+            "UCX has no CUDA support in this process: it needs libuct_cuda.so, libcuda.so.1 and "
+            "libnvidia-ml.so.1, and UCX_TLS, if it is set, has to allow cuda_copy and cuda_ipc; "
+            "ucx_info -d shows what UCX has, UCX_LOG_LEVEL=debug why not more"
+        )
+    return context
+
+
+def _lists(context: Any, resource: str) -> bool:
+    """Whether a context has some of UCX's ways to move data; see the module."""
+    return f" {resource}/" in context.info
 
 
 @contextlib.contextmanager
@@ -159,6 +212,41 @@ def _current(device: torch.device) -> Iterator[None]:
     with torch.cuda.device(device):
         settle([device])  # before the first work there may be no context
         yield
+
+
+@contextlib.contextmanager
+def _entered(device: torch.device) -> Iterator[None]:
+    """Make a CUDA device current, and its context too, without waiting for its work.
+
+    A device that has failed is let be: who aborts or closes goes on.
+    """
+    with contextlib.ExitStack() as stack:
+        if device.type == "cuda":
+            with contextlib.suppress(RuntimeError):
+                stack.enter_context(torch.cuda.device(device))
+                torch.cuda.current_stream(
+                    device
+                ).query()  # before the first call there is no context
+        yield
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _is_exportable(address: int) -> bool:
+    """Whether CUDA IPC lets other processes open memory, as far as CUDA says."""
+    attribute, is_legacy, handles = (
+        _driver().cuPointerGetAttribute,
+        ctypes.c_int(),
+        ctypes.c_uint64(),
+    )
+    pointer = ctypes.c_uint64(address)
+    if attribute(ctypes.byref(is_legacy), _IS_LEGACY_CUDA_IPC_CAPABLE, pointer) or is_legacy.value:
+        return True
+    failed = attribute(ctypes.byref(handles), _ALLOWED_HANDLE_TYPES, pointer)
+    return not failed and bool(handles.value & _FABRIC)
 
 
 @functools.cache
@@ -240,6 +328,7 @@ class UcxTransport(Transport):
         self._far: set[int] = set()  # peers on other hosts, whose endpoints know when they end
         self._heard: Any = None  # the request that an `abort` of a peer completes
         self._spins = _SPINS
+        self._exports = False  # whether peers on this host open this process's memory
         self._keep: list[object] = []
         self._alarm = os.eventfd(
             0, os.EFD_NONBLOCK | os.EFD_CLOEXEC
@@ -257,6 +346,7 @@ class UcxTransport(Transport):
             with _current(self._device):
                 context = _context(self._device, len(set(self.hosts)) == 1)
                 self._worker = ucx.UCXWorker(context)
+            self._exports = self._device.type == "cuda" and _lists(context, "cuda_ipc")
             self._worker.init_blocking_progress_mode()
         except ucx.UCXError as error:  # of memory to share, for instance
             raise TransportError(f"rank {self.rank} cannot start UCX: {error}") from error
@@ -331,7 +421,16 @@ class UcxTransport(Transport):
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
     ) -> Callable[[int], list[Handle]]:
-        """Make messages ready; see `Transport.bind`."""
+        """Make messages ready; see `Transport.bind`.
+
+        Raises
+        ------
+        ArgumentError
+            A message is in memory of the GPU that cannot be exported.
+        """
+        if self._exports:
+            for message in (*receives, *sends):
+                self._check_memory(message)
         recv, of, everything = self._worker.tag_recv, self._ucx.UCXXTag, self._ucx.UCXXTagMaskFull
         own = self.rank << 31
         arriving = [
@@ -361,6 +460,21 @@ class UcxTransport(Transport):
             return handles
 
         return post
+
+    def _check_memory(self, message: Message) -> None:
+        """Refuse memory that a peer on this host cannot open."""
+        peer, tensor, _, _ = message
+        is_opened = self.hosts[peer] == self.hosts[self.rank] and tensor.device.type == "cuda"
+        if is_opened and tensor.nbytes and not _is_exportable(tensor.data_ptr()):
+            raise ArgumentError(
+                f"rank {peer} cannot open this memory by CUDA IPC; torch's expandable segments, for "
+                "instance, are such memory (PYTORCH_ALLOC_CONF). Let torch allocate it without them, "
+                'or take another transport: cuda_transport="gloo"',
+                rank=self.rank,
+                argument="tensor",
+                expected="memory that cudaMalloc has made",
+                got=f"{tensor.nbytes} bytes at {tensor.data_ptr():#x} on {tensor.device}",
+            )
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
@@ -437,14 +551,14 @@ class UcxTransport(Transport):
     def _give_up(self) -> None:
         """Take back what is in flight, so that nothing is written any more."""
         self._aborted = True
-        with self._at_end:
+        with self._at_end, _entered(self._device):
             if self._worker is not None:
                 self._worker.cancel_inflight_requests()
 
     def abort(self) -> None:
         """Wake all who wait, here and at the peers."""
         self._wake()
-        with self._at_end:
+        with self._at_end, _entered(self._device):
             if self._worker is None or self._has_told:
                 return
             self._has_told = True
@@ -479,7 +593,7 @@ class UcxTransport(Transport):
         """Let go of the connections."""
         is_broken = self._aborted
         self._wake()
-        with self._at_end:
+        with self._at_end, _entered(self._device):
             if self._worker is not None:
                 # A peer may have given up while this rank waited for nothing.
                 heard = self._heard

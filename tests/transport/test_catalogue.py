@@ -105,6 +105,7 @@ def test_ucx_is_told_the_device(monkeypatch: pytest.MonkeyPatch):
             self.device = device
 
     monkeypatch.setattr(ucx, "check", lambda: None)
+    monkeypatch.setattr(ucx, "check_device", lambda device: None)
     monkeypatch.setattr(ucx, "UcxTransport", Ucx)
     group = alone()
     ringcoll.use(group, cuda_transport="auto")  # no NCCL
