@@ -1,52 +1,74 @@
 """CUDA tensors over transports that only know CPU memory: gloo and MPI.
 
-A transport around another transport. A message of a CUDA tensor passes through pinned host memory, in
-pieces of `SEGMENT_BYTES`, so that one piece is copied while another is on its way::
+A transport around another transport. A message of a CUDA tensor passes through host memory, in
+pieces of `SEGMENT_BYTES`. A GPU copies by itself only from and to *pinned* memory, which is slow to
+get and takes memory from everybody. So each direction has a *window* of at most 8 pinned pieces,
+which are used in turn, and the pieces that wait for a peer lie in ordinary memory::
 
-    sender's GPU     | copy 0 | copy 1 | copy 2 |
-    transport below           | send 0      | send 1      | send 2      |
-    receiver's GPU                          | copy 0 |    | copy 1 |    | copy 2 |
+    sender's GPU     | down 0 | down 1 | down 2 | down 3 |      pinned: at most 8 pieces
+    its host                  | copy 0 | copy 1 | copy 2 |      from pinned to ordinary memory
+    transport below                    | send 0      | send 1      | send 2      |
+    receiver's host                                  | copy 0 |    | copy 1 |    | copy 2 |
+    receiver's GPU                                            | up 0 |      | up 1 |
+
+A rank that sends and receives does both at once: uploads go on between downloads::
+
+    down | 0 1 2 3 4 5 6 7 | 8 | 9 | 10 | 11 | ...    a thread, on a stream of the transport's own
+    up                     | 0 | 1 | 2  | 3  | ...    the thread that waits, on its current stream
 
 Pieces follow from the number of bytes alone, so both ends cut alike. They are sent as bytes,
 under the message's tag: within a tag order matches. An empty message is one empty piece.
 Both ends of a message have to stage it: both have a CUDA tensor, or neither.
 
+No rank waits for a peer while it holds a pinned piece
+------------------------------------------------------
+A piece of the window is held for two copies, which take only this rank's GPU and host. If it were
+held until a peer has sent or taken it, ranks could wait for each other in a circle, although all
+their messages are posted: a peer that comes late would hold all pieces, and the one that this peer
+waits for would get none. A wait below cannot be polled, either (gloo): a rank cannot wait for
+several messages at once. So all receives are posted below when they are posted here, sends as soon as the
+GPU has copied them, and no message waits for the wait of another. That costs one more copy in host
+memory at each end.
+
 Streams
 -------
-- *Sends.* All pieces are copied to the host on a stream of the transport's own, which waits for
-  the current one first. `StagedTransport.bind`'s function hands each to the transport
-  below as soon as its event is complete; so it returns when all are on the host. By then nobody
-  reads the tensor's memory any more: no allocator has to know of the other stream.
-- *Receives.* All pieces are posted below at once, before any send. `StagedTransport.wait` waits
-  for one after the other, and enqueues its copy to the device on the current stream.
-
-Pinned memory comes from torch's caching allocator of it, when a message is posted, and goes
-back piece by piece. A block that goes back while a copy of it is enqueued is not given out
-before that copy is done, since torch's ``copy_`` notes the stream in the allocator
-(``CachingHostAllocator_recordEvent`` in ``ATen/native/cuda/Copy.cu``); another way of copying
-would not. It rounds blocks up to powers of two, of which a whole piece is one.
+- *Sends.* Downloads run on a stream of the transport's own, which first waits for what was
+  enqueued on the current stream before the post. If a post has no more pieces than the window, the
+  thread that posts sees to them. Otherwise a thread of the transport does, until nothing
+  is left; it never waits for a peer. All sends go the same way as long as it runs, so that their order is kept.
+- *Receives.* `StagedTransport.wait` waits for one piece after the other, copies it into the window,
+  and enqueues its copy to the device on the current stream.
+- A message's tensor lives until the message has been waited for. By then nobody reads its
+  memory any more: no allocator has to know of the other stream.
 """
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport
 
-__all__ = ["SEGMENT_BYTES", "Copies", "StagedTransport"]
+__all__ = ["PINNED_BYTES", "SEGMENT_BYTES", "Copies", "StagedTransport", "Window"]
 
 # The copy of one piece at either end overlaps with nothing: some 0.1 ms each at 20 GB/s. A piece
 # also costs a message below, 0.1 ms over gloo, which takes 2 ms to move so many bytes.
 # An estimate from gloo's figures on a CPU; not measured on a GPU.
 SEGMENT_BYTES = 1 << 21
+PINNED_BYTES = 32 << 20
+"""Pinned memory of a group, in bytes: the most, whatever its messages are."""
+_MOST_PIECES = PINNED_BYTES // SEGMENT_BYTES // 2  # 8 in each direction
+_JOIN_S = 1.0
 
 
 def _pinned(nbytes: int) -> Tensor:
@@ -55,35 +77,81 @@ def _pinned(nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
+def _ordinary(nbytes: int) -> Tensor:
+    """Host memory for a piece that waits for a peer."""
+    with torch.inference_mode(False):  # as above
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+
+def _move(into: Tensor, source: Tensor, nbytes: int) -> None:
+    """Copy bytes in host memory, in this thread alone, without Python's lock."""
+    ctypes.memmove(into.data_ptr(), source.data_ptr(), nbytes)
+
+
 class Copies:
-    """Copies between a GPU's memory and the host's; nothing else here touches CUDA."""
+    """Copies between a GPU's memory and the host's; with `_pinned`, all here that touches CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def download(self, pieces: Sequence[Tensor]) -> list[tuple[Tensor, torch.cuda.Event]]:
-        """Enqueue copies to the host, after what is enqueued on the current stream.
+    def mark(self) -> torch.cuda.Event:
+        """The place in the current stream after what is enqueued there."""
+        event: torch.cuda.Event = torch.cuda.current_stream(self._device).record_event()
+        return event
 
-        Returns
-        -------
-        list of (host, ready)
-            Host memory, which holds the piece once the event is complete.
-        """
-        if not pieces:
-            return []
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        copies = []
+    def download(self, piece: Tensor, host: Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
+        """Enqueue a copy to the host, after a mark; the event is complete when the copy is."""
         with torch.cuda.stream(self._stream):
-            for piece in pieces:
-                host = _pinned(piece.numel())
-                host.copy_(piece, non_blocking=True)
-                copies.append((host, self._stream.record_event()))
-        return copies
+            self._stream.wait_event(after)
+            host.copy_(piece, non_blocking=True)
+            copied: torch.cuda.Event = self._stream.record_event()
+        return copied
 
-    def upload(self, host: Tensor, into: Tensor) -> None:
-        """Enqueue a copy to the device on the current stream."""
+    def upload(self, host: Tensor, into: Tensor) -> torch.cuda.Event:
+        """Enqueue a copy to the device on the current stream; the event as of `download`."""
         into.copy_(host, non_blocking=True)
+        return self.mark()
+
+
+class Window:
+    """Pinned pieces of one direction, which are used in turn.
+
+    Parameters
+    ----------
+    nbytes
+        Bytes of a piece.
+    length
+        Number of pieces, which are made when they are needed.
+    """
+
+    def __init__(self, nbytes: int, length: int) -> None:
+        self._nbytes, self.length = nbytes, length
+        self._num_made = 0
+        self._used: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+
+    def take(self) -> Tensor:
+        """The piece that was used the longest time ago; wait until its last copy is done."""
+        used = self._used
+        is_free = bool(used) and used[0][1].query()  # type: ignore[no-untyped-call]
+        if self._num_made < self.length and not is_free:
+            self._num_made += 1
+            return _pinned(self._nbytes)
+        host, copied = used.popleft()
+        copied.synchronize()
+        return host
+
+    def give(self, host: Tensor, copied: torch.cuda.Event) -> None:
+        """Give a piece back that is in use until an event is complete."""
+        self._used.append((host, copied))
+
+    def clear(self) -> None:
+        """Let the memory go. Torch's allocator waits for copies that are still enqueued.
+
+        For copies by ``copy_`` it does (``CachingHostAllocator_recordEvent`` in
+        ``ATen/native/cuda/Copy.cu``); for copies by other means it would not.
+        """
+        self._used.clear()
 
 
 class _Piece(NamedTuple):
@@ -95,13 +163,30 @@ class _Piece(NamedTuple):
 
 
 class _Flight:
-    """A message on its way: the tensor, and the pieces that are not complete."""
+    """A message on its way.
 
-    __slots__ = ("pieces", "tensor")
+    ``pieces`` are those on their way below; ``num_left`` is the number of those that are to be sent
+    and are not there yet; ``after`` is the place in the stream after which they may be read.
+    """
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    __slots__ = ("after", "num_left", "peer", "pieces", "tag", "tensor")
+
+    def __init__(self, message: Message, mixed: int, after: torch.cuda.Event | None = None) -> None:
+        self.peer, self.tensor, self.tag = message.peer, message.tensor, message.tag ^ mixed
         self.pieces: deque[_Piece] = deque()
+        self.num_left, self.after = 0, after
+
+
+class _Download(NamedTuple):
+    """A piece to be sent: the pinned memory that it is copied to, and the end of that copy.
+
+    A piece that is not staged has neither.
+    """
+
+    flight: _Flight
+    piece: Tensor
+    pinned: Tensor | None
+    copied: torch.cuda.Event | None
 
 
 class StagedTransport(AroundTransport):
@@ -115,23 +200,54 @@ class StagedTransport(AroundTransport):
         self, below: Transport, device: torch.device, *, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
         super().__init__(below)
+        assert 0 < segment_bytes <= PINNED_BYTES // 2
         self._device, self._segment_bytes = device, segment_bytes
         self._copies = Copies(device)
+        length = min(_MOST_PIECES, PINNED_BYTES // 2 // segment_bytes)
+        self._downs, self._ups = Window(segment_bytes, length), Window(segment_bytes, length)
+        self._uploading = threading.Lock()
+        self._changed = threading.Condition()  # guards what follows
+        self._leaving: deque[tuple[_Flight, Tensor]] = deque()  # pieces to be copied and sent
+        self._is_draining = False  # whether a thread sees to them
+        self._thread: threading.Thread | None = None
+        self._is_aborted = False
+        self._error: BaseException | None = None  # of the thread that sees to sends
         # Failed messages stay here: the transport below may still use their host memory.
         self._flying: set[_Flight] = set()
 
+    def abort(self) -> None:
+        """Abort the transport below, and send nothing more."""
+        self._stop()
+        super().abort()
+
     def close(self) -> None:
         """Close the transport below, and let the host memory go."""
+        self._stop()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
         super().close()
         self._flying.clear()
+        self._downs.clear()
+        self._ups.clear()
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._is_aborted = True
+            self._leaving.clear()
+            self._changed.notify_all()
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
     ) -> Callable[[int], list[Handle]]:
         """Make messages ready; see `Transport.bind`. Host memory is taken when they are posted."""
-        if not any(self._stages(message.tensor) for message in (*receives, *sends)):
-            return self.below.bind(receives, sends)
-        return partial(self._post, receives, sends)
+        post = partial(self._post, receives, sends)
+        if any(self._stages(message.tensor) for message in (*receives, *sends)):
+            return post
+        straight = self.below.bind(receives, sends)
+        if not sends:
+            return straight
+        # Behind sends that are still to come, so that order is kept.
+        return lambda mixed: post(mixed) if self._is_draining else straight(mixed)
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
@@ -139,13 +255,47 @@ class StagedTransport(AroundTransport):
             self.below.wait(handle, timeout_s)
             return
         deadline = time.monotonic() + timeout_s
-        while handle.pieces:
-            below, host, into = handle.pieces[0]
-            self.below.wait(below, max(deadline - time.monotonic(), 0.001))
-            handle.pieces.popleft()
-            if into is not host:
-                self._copies.upload(host, into)
+        try:
+            if handle.num_left:
+                self._wait_until_sent(handle, timeout_s)
+            while handle.pieces:
+                below, host, into = handle.pieces[0]
+                self.below.wait(below, max(deadline - time.monotonic(), 0.001))
+                handle.pieces.popleft()
+                if into is not host:
+                    self._upload(host, into)
+        except TransportError:
+            self._check()
+            raise
         self._flying.discard(handle)
+
+    def _wait_until_sent(self, flight: _Flight, timeout_s: float) -> None:
+        """Wait until all pieces of a message are on their way below."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not flight.num_left or self._is_aborted or self._error is not None,
+                timeout_s,
+            )
+            if not flight.num_left:
+                return
+            if self._is_aborted or self._error is not None:
+                raise PeerLostError("the connection was broken", peer=flight.peer)
+        raise CollectiveTimeoutError(
+            f"a message was not copied to the host within {timeout_s:g} s", peer=flight.peer
+        )
+
+    def _check(self) -> None:
+        """Raise the error that has kept messages from being sent."""
+        if self._error is not None:
+            raise self._error
+
+    def _upload(self, host: Tensor, into: Tensor) -> None:
+        """Enqueue the copy of a piece to the device, by way of the window."""
+        nbytes = host.numel()
+        with self._uploading:
+            pinned = self._ups.take()
+            _move(pinned, host, nbytes)
+            self._ups.give(pinned, self._copies.upload(pinned[:nbytes], into))
 
     def _stages(self, tensor: Tensor) -> bool:
         return tensor.device.type == self._device.type
@@ -159,42 +309,104 @@ class StagedTransport(AroundTransport):
     def _post(
         self, receives: Sequence[Message], sends: Sequence[Message], mixed: int
     ) -> list[Handle]:
+        self._check()
         flights = [self._receive(message, mixed) for message in receives]
-        staged = [message.tensor for message in sends if self._stages(message.tensor)]
-        pieces = [piece for tensor in staged for piece in self._pieces(tensor)]
-        arriving = iter(self._copies.download(pieces))  # in the order in which they are enqueued
-        flights += [self._send(message, mixed, arriving) for message in sends]
+        after = self._copies.mark() if sends else None
+        leaving = []
+        for message in sends:
+            flight = _Flight(message, mixed, after)
+            pieces = self._pieces(message.tensor)
+            flight.num_left = len(pieces)
+            leaving += [(flight, piece) for piece in pieces]
+            flights.append(flight)
+        self._flying.update(flights)
+        self._send(leaving)
         return [*flights]
 
     def _receive(self, message: Message, mixed: int) -> _Flight:
         """Post all pieces of a message, into host memory."""
-        peer, tensor, tag, _ = message
+        flight, tensor = _Flight(message, mixed), message.tensor
         pieces = self._pieces(tensor)
-        hosts = [_pinned(piece.numel()) if self._stages(tensor) else piece for piece in pieces]
-        flight = self._flight(tensor)
-        handles = self.below.post([Message(peer, host, tag ^ mixed) for host in hosts], [])
+        hosts = [_ordinary(piece.numel()) for piece in pieces] if self._stages(tensor) else pieces
+        handles = self.below.post([Message(flight.peer, host, flight.tag) for host in hosts], [])
         flight.pieces.extend(map(_Piece, handles, hosts, pieces))
         return flight
 
-    def _send(
-        self, message: Message, mixed: int, arriving: Iterator[tuple[Tensor, torch.cuda.Event]]
-    ) -> _Flight:
-        """Post each piece of a message when its copy is there."""
-        peer, tensor, tag, _ = message
-        flight = self._flight(tensor)
-        for piece in self._pieces(tensor):
-            host = piece
-            if self._stages(tensor):
-                host, ready = next(arriving)
-                ready.synchronize()
-            (handle,) = self.below.post([], [Message(peer, host, tag ^ mixed)])
-            flight.pieces.append(_Piece(handle, host, host))
-        return flight
+    def _send(self, pieces: Sequence[tuple[_Flight, Tensor]]) -> None:
+        """Send pieces behind those that are still to be sent, in this thread or another one."""
+        with self._changed:
+            self._leaving.extend(pieces)
+            is_mine, self._is_draining = not self._is_draining, self._is_draining or bool(pieces)
+        if not is_mine or not pieces:
+            return
+        if len(pieces) <= self._downs.length:
+            self._drain()
+            self._check()
+        else:
+            self._thread = threading.Thread(
+                target=self._drain, name=f"ringcoll-staging-{self.rank}", daemon=True
+            )
+            self._thread.start()
 
-    def _flight(self, tensor: Tensor) -> _Flight:
-        flight = _Flight(tensor)
-        self._flying.add(flight)
-        return flight
+    def _drain(self) -> None:
+        """Copy pieces to the host and send them, until there are none."""
+        downloads: deque[_Download] = deque()
+        try:
+            while True:
+                while len(downloads) < self._downs.length:
+                    leaving = self._next(is_last=not downloads)
+                    if leaving is None:
+                        break
+                    downloads.append(self._download(*leaving))
+                if not downloads:
+                    return
+                self._pass_on(downloads.popleft())
+        except BaseException as error:  # noqa: BLE001  # raised by who waits, or by who posts
+            with self._changed:
+                self._error, self._is_draining = error, False
+                self._leaving.clear()
+                self._changed.notify_all()
+            self.below.abort()  # messages are missing: nobody is to wait for them
+
+    def _next(self, *, is_last: bool) -> tuple[_Flight, Tensor] | None:
+        """The next piece to be sent; if there is none, the thread is done if all others are sent."""
+        with self._changed:
+            if self._leaving:
+                return self._leaving.popleft()
+            if is_last:
+                self._is_draining = False
+            return None
+
+    def _download(self, flight: _Flight, piece: Tensor) -> _Download:
+        """Enqueue the copy of a piece to the host, if the piece is staged."""
+        if not self._stages(piece):
+            return _Download(flight, piece, None, None)
+        pinned = self._downs.take()
+        assert flight.after is not None
+        copied = self._copies.download(piece, pinned[: piece.numel()], flight.after)
+        return _Download(flight, piece, pinned, copied)
+
+    def _pass_on(self, download: _Download) -> None:
+        """Hand a piece to the transport below when it is on the host."""
+        flight, host, pinned, copied = download
+        if pinned is not None and copied is not None:
+            copied.synchronize()
+            host = self._out_of(pinned, host.numel())
+            self._downs.give(pinned, copied)
+        if self._is_aborted:
+            return
+        (handle,) = self.below.post([], [Message(flight.peer, host, flight.tag)])
+        flight.pieces.append(_Piece(handle, host, host))
+        with self._changed:
+            flight.num_left -= 1
+            if not flight.num_left:
+                self._changed.notify_all()
+
+    def _out_of(self, pinned: Tensor, nbytes: int) -> Tensor:
+        """The content of a pinned piece, in memory that may wait for a peer."""
+        host = _ordinary(nbytes)
+        _move(host, pinned, nbytes)
+        return host
 
 
 def staged_if_needed(below: Transport, device: torch.device) -> Transport:

@@ -10,9 +10,10 @@ import inspect
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -25,19 +26,18 @@ from torch import Tensor
 import ringcoll
 from ringcoll import LocalGroup
 from ringcoll.algorithms import algorithms
-from ringcoll.errors import CollectiveTimeoutError
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.schedule.contracts import contract
 from ringcoll.transport import local, staged, ucx
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, settle
 from ringcoll.transport.local import Hub, LocalTransport
 from ringcoll.transport.nccl import NcclTransport
-from ringcoll.transport.staged import Copies, StagedTransport
+from ringcoll.transport.staged import PINNED_BYTES, SEGMENT_BYTES, Copies, StagedTransport
 from tests.cases.calls import Case, prepare, verdict
 from tests.cases.data import FLOATS, INTEGERS, values
 from tests.cases.effort import effort
 from tests.cases.reference import bits
-from tests.fakes import fake_cuda as fake
 from tests.fakes.fake_cuda import DEVICE, WHEN, FakeEvent, Looking, fake_cuda, off_device, on_device
 from tests.programs.transports import CONFORMANCE
 
@@ -118,45 +118,41 @@ def test_streams_order_messages(make: Make, world_size: int, when: str):
 
 
 class DoesNotWaitForTheStream(Copies):
-    def download(self, pieces: Sequence[Tensor]) -> Any:
-        with mock.patch.object(self._stream, "wait_stream"):
-            return super().download(pieces)
+    def download(self, piece: Tensor, host: Tensor, after: Any) -> Any:
+        with mock.patch.object(self._stream, "wait_event"):
+            return super().download(piece, host, after)
+
+
+class WaitsForTheStreamOfItsOwnThread(Copies):
+    def download(self, piece: Tensor, host: Tensor, after: Any) -> Any:
+        return super().download(piece, host, self.mark())
 
 
 class ForgetsTheEvents(Copies):
-    def download(self, pieces: Sequence[Tensor]) -> Any:
-        return [(host, FakeEvent()) for host, _ in super().download(pieces)]
+    def download(self, piece: Tensor, host: Tensor, after: Any) -> Any:
+        super().download(piece, host, after)
+        return FakeEvent()
 
 
 class UploadsOnItsOwnStream(Copies):
-    def upload(self, host: Tensor, into: Tensor) -> None:
+    def upload(self, host: Tensor, into: Tensor) -> Any:
         with torch.cuda.stream(self._stream):
-            super().upload(host, into)
+            return super().upload(host, into)
 
 
-class OneBufferForAll(Copies):
-    """Whichever piece arrives last is uploaded everywhere."""
+class UsesPinnedMemoryAgainTooSoon(Copies):
+    """Whichever piece arrives later is uploaded in the place of one before."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._buffer = torch.zeros(64, dtype=torch.uint8)
-
-    def upload(self, host: Tensor, into: Tensor) -> None:
-        buffer = self._buffer[: host.numel()]
-        buffer.copy_(host)
-        super().upload(buffer, into)
+    def upload(self, host: Tensor, into: Tensor) -> Any:
+        super().upload(host, into)
+        return FakeEvent()
 
 
-class OneBufferForSends(Copies):
-    """Its memory is used again while it is being sent."""
+class SendsPinnedMemory(StagedTransport):
+    """It is used again while it is being sent."""
 
-    def download(self, pieces: Sequence[Tensor]) -> Any:
-        found = super().download(pieces)
-        buffer = torch.zeros(64, dtype=torch.uint8)
-        for host, ready in found:
-            ready.synchronize()
-            buffer[: host.numel()].copy_(host)
-        return [(buffer[: host.numel()], ready) for host, ready in found]
+    def _out_of(self, pinned: Tensor, nbytes: int) -> Tensor:
+        return pinned[:nbytes]
 
 
 class UploadsTooSoon(StagedTransport):
@@ -164,9 +160,9 @@ class UploadsTooSoon(StagedTransport):
         assert isinstance(handle, staged._Flight)
         for piece in handle.pieces:
             if piece.into is not piece.host:
-                self._copies.upload(piece.host, piece.into)
-        while handle.pieces:
-            self.below.wait(handle.pieces.popleft().handle, timeout_s)
+                self._upload(piece.host, piece.into)
+        handle.pieces = deque(piece._replace(into=piece.host) for piece in handle.pieces)
+        super().wait(handle, timeout_s)
 
 
 class PostsSendsBackwards(StagedTransport):
@@ -175,16 +171,84 @@ class PostsSendsBackwards(StagedTransport):
         return pieces[::-1] if self.rank else pieces
 
 
+class LetsTheLastOverTake(StagedTransport):
+    """A short post is sent while a thread still sees to a long one."""
+
+    def _send(self, pieces: Any) -> None:
+        if len(pieces) > self._downs.length:
+            super()._send(pieces)
+            return
+        for flight, piece in pieces:
+            self._pass_on(self._download(flight, piece))
+
+
+def sent_before_received(transport: Transport) -> str:
+    """More pieces than the window has are sent before the peer takes any; a short one follows."""
+    rank, wrong = transport.rank, []
+    for turn in range(3):
+        wanted = [values(torch.uint8, n, rank=0, block=turn) for n in (40 * 7 + 3, 5)]
+        tensors = [on_device(torch.zeros_like(one)) for one in wanted]
+        token = Message(1 - rank, torch.zeros(1), 1)
+        if rank == 0:
+            handles = []
+            for tensor, content in zip(tensors, wanted, strict=True):
+                tensor.copy_(content, non_blocking=True)
+                handles += transport.post([], [Message(1, tensor, 0)])
+            handles += transport.post([], [token])
+        else:
+            for handle in transport.post([token], []):
+                transport.wait(handle, LIMIT_S)
+            handles = [
+                handle
+                for tensor in tensors
+                for handle in transport.post([Message(0, tensor, 0)], [])
+            ]
+        for handle in handles:
+            transport.wait(handle, LIMIT_S)
+        torch.cuda.current_stream().synchronize()
+        if [bits(off_device(one)) for one in tensors] != [*map(bits, wanted)]:
+            wrong.append(f"turn {turn}")
+    return ", ".join(wrong)
+
+
+class Slow(Copies):
+    """Its downloads take a while, in which a short post could overtake a long one."""
+
+    def download(self, piece: Tensor, host: Tensor, after: Any) -> Any:
+        if threading.current_thread().name.startswith("ringcoll-staging"):
+            time.sleep(0.002)
+        return super().download(piece, host, after)
+
+
+def broken_when_late(make: Make, when: Callable[[], bool]) -> list[str]:
+    def slow(below: Transport) -> Transport:
+        transport = make(below)
+        assert isinstance(transport, StagedTransport)
+        if type(transport._copies) is Copies:
+            transport._copies = Slow(DEVICE)
+        return transport
+
+    with fake_cuda(when):
+        return all_ranks([slow(end) for end in Hub(2).transports()], sent_before_received)
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_what_is_sent_before_it_is_received_is_kept_in_order(when: str):
+    assert broken_when_late(cut, WHEN[when]) == ["", ""]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         DoesNotWaitForTheStream,
+        WaitsForTheStreamOfItsOwnThread,
         ForgetsTheEvents,
         UploadsOnItsOwnStream,
-        OneBufferForAll,
-        OneBufferForSends,
+        UsesPinnedMemoryAgainTooSoon,
+        SendsPinnedMemory,
         UploadsTooSoon,
         PostsSendsBackwards,
+        LetsTheLastOverTake,
     ],
 )
 def test_what_staging_could_get_wrong_is_seen(wrong: Any):
@@ -195,7 +259,11 @@ def test_what_staging_could_get_wrong_is_seen(wrong: Any):
             transport._copies = wrong(DEVICE)
         return transport
 
-    assert any(any(broken(make, WHEN[when])) for when in ("late", "early"))
+    assert any(
+        any(look(make, WHEN[when]))
+        for look in (broken, broken_when_late)
+        for when in ("late", "early")
+    )
 
 
 @pytest.mark.parametrize("forgets", ["nothing", "post", "transfer"])
@@ -290,32 +358,329 @@ def test_cpu_and_device_tensors_keep_their_order_in_one_tag():
     assert found == [[[10], [11], [12], [13]], [[0], [1], [2], [3]]]
 
 
-def test_pinned_memory_is_taken_when_posted_and_goes_with_each_piece():
-    taken: list[weakref.ref[Tensor]] = []
+class Gated(Copies):
+    """A download beyond the window waits for an upload, and an upload for the downloads before it."""
 
-    def pinned(nbytes: int) -> Tensor:
-        host = fake.pinned(nbytes)
-        taken.append(weakref.ref(host))
-        return host
+    def __init__(self, device: torch.device, num_pieces: int, window: int) -> None:
+        super().__init__(device)
+        self._num_pieces, self._window = num_pieces, window
+        self._changed = threading.Condition()
+        self._downs = self._ups = 0
 
-    def living() -> int:
-        return sum(one() is not None for one in taken)
+    def _wait(self, is_due: Callable[[], bool]) -> None:
+        with self._changed:
+            if not self._changed.wait_for(is_due, LIMIT_S):
+                raise RuntimeError(f"stuck after {self._downs} downloads and {self._ups} uploads")
 
-    with fake_cuda(WHEN["early"]), mock.patch.object(staged, "_pinned", pinned):
+    def _note(self, downs: int, ups: int) -> None:
+        with self._changed:
+            self._downs, self._ups = self._downs + downs, self._ups + ups
+            self._changed.notify_all()
+
+    def download(self, piece: Tensor, host: Tensor, after: Any) -> Any:
+        self._wait(lambda: self._downs <= self._ups + self._window)
+        copied = super().download(piece, host, after)
+        self._note(1, 0)
+        return copied
+
+    def upload(self, host: Tensor, into: Tensor) -> Any:
+        self._wait(lambda: self._downs >= min(self._ups + self._window, self._num_pieces))
+        copied = super().upload(host, into)
+        self._note(0, 1)
+        return copied
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("num_pieces, segment_bytes", [(20, SEGMENT_BYTES), (500, 1 << 10)])
+def test_uploads_go_on_between_downloads_in_little_pinned_memory(
+    num_pieces: int, segment_bytes: int, when: str
+):
+    """A long message each way; the timeline is that of rank 0 alone, as its peer has CPU tensors."""
+    nbytes = num_pieces * segment_bytes - 3
+    wanted = [torch.arange(nbytes, dtype=torch.int32).add_(rank).to(torch.uint8) for rank in (0, 1)]
+
+    def main(transport: Transport) -> bool:
+        rank, peer = transport.rank, 1 - transport.rank
+        own, arrived = wanted[rank].clone(), torch.zeros_like(wanted[peer])
+        if rank == 0:
+            receives, sends = [on_device(arrived)], [on_device(own)]
+        else:  # pieces as the other end has them
+            receives, sends = arrived.split(segment_bytes), own.split(segment_bytes)
+        messages = [[Message(peer, one, 0) for one in some] for some in (receives, sends)]
+        for handle in transport.post(*messages):
+            transport.wait(handle, LIMIT_S)
+        torch.cuda.current_stream().synchronize()
+        return torch.equal(arrived, wanted[peer])
+
+    window, most = 8, 2 * 8 * segment_bytes
+    with fake_cuda(WHEN[when]) as timeline:
+        below = Hub(2).transports()
+        transport = StagedTransport(below[0], DEVICE, segment_bytes=segment_bytes)
+        transport._copies = Gated(DEVICE, num_pieces, window)
+        assert all_ranks([transport, below[1]], main) == [True, True]
+        order = timeline.order()
+        assert order.count("d") == order.count("u") == num_pieces
+        assert order.startswith("d" * window)
+        together = order[window : order.rindex("d") + 1]
+        assert together.count("u") >= num_pieces - window - 1
+        assert "ddd" not in together, order
+        assert "uuu" not in together, order
+        assert timeline.most_pinned <= most <= PINNED_BYTES, timeline
+        if when == "late":  # copies take as long as they may
+            assert timeline.most_pinned == most
+            assert timeline.overlaps() >= num_pieces, f"\n{timeline}"
+        assert timeline.pinned == timeline.most_pinned, "it is kept for the next message"
+        transport.close()
+        del transport
+        assert timeline.pinned == 0
+
+
+def test_pinned_memory_is_taken_when_it_is_needed_and_used_again():
+    """Short messages, of which each is waited for, need one piece in each direction."""
+    with fake_cuda(WHEN["early"]) as timeline:
         ends = [cut(end) for end in Hub(2).transports()]
-        device = [on_device(torch.zeros(20, dtype=torch.int8)) for _ in range(4)]
-        receive = ends[0].bind([Message(1, one, 0) for one in device[:2]], [])
-        send = ends[1].bind([], [Message(0, one, 0) for one in device[2:]])
-        assert living() == 0
-        arriving, leaving = receive(0), send(0)
-        assert living() == 12
-        for handle in leaving:
-            ends[1].wait(handle, LIMIT_S)
-        ends[0].wait(arriving[0], LIMIT_S)
-        del handle, leaving, arriving[0]
-        assert living() == 3
-        ends[0].wait(arriving[0], LIMIT_S)
-        assert living() == 0
+        device = [on_device(torch.zeros(5, dtype=torch.int8)) for _ in range(2)]
+        receive = ends[0].bind([Message(1, device[0], 0)], [])
+        send = ends[1].bind([], [Message(0, device[1], 0)])
+        for _ in range(5):
+            (arriving,), (leaving,) = receive(0), send(0)
+            ends[1].wait(leaving, LIMIT_S)
+            ends[0].wait(arriving, LIMIT_S)
+        assert timeline.most_pinned == timeline.pinned == 2 * 7
+
+
+def test_the_window_fits_into_the_limit():
+    with fake_cuda():
+        for segment_bytes, length in [(7, 8), (SEGMENT_BYTES, 8), (6 << 20, 2), (16 << 20, 1)]:
+            transport = StagedTransport(Hub(1).transports()[0], DEVICE, segment_bytes=segment_bytes)
+            assert transport._downs.length == transport._ups.length == length
+            assert 2 * length * segment_bytes <= PINNED_BYTES == 32 << 20
+
+
+# --- no rank waits for another one longer than its messages make it wait ---------------------------
+
+
+@pytest.mark.parametrize("sends_first", [False, True])
+@pytest.mark.parametrize("num_messages", [1, 30])
+def test_a_peer_that_comes_late_holds_up_nobody(sends_first: bool, num_messages: int):
+    """Rank 1 sends when rank 2 has all from rank 0, which waits for rank 1."""
+
+    def main(transport: Transport) -> list[int]:
+        rank = transport.rank
+        handles: list[Handle] = []
+        arrived = [on_device(torch.zeros(700, dtype=torch.uint8)) for _ in range(num_messages)]
+
+        def content() -> list[Tensor]:
+            return [on_device(torch.full((700,), rank, dtype=torch.uint8)) for _ in arrived]
+
+        def wait() -> None:
+            while handles:
+                transport.wait(handles.pop(0), LIMIT_S)
+
+        def receive(src: int) -> None:
+            handles.extend(transport.post([Message(src, one, 0) for one in arrived], []))
+
+        def send(dst: int) -> None:
+            handles.extend(transport.post([], [Message(dst, one, 0) for one in content()]))
+
+        token = torch.zeros(1)
+        if rank == 0:
+            if sends_first:
+                send(2)
+            receive(1)
+            if not sends_first:
+                send(2)
+        elif rank == 2:
+            receive(0)
+            wait()
+            handles.extend(transport.post([], [Message(1, token, 1)]))
+        else:
+            handles.extend(transport.post([Message(2, token, 1)], []))
+            wait()
+            send(0)
+        wait()
+        torch.cuda.current_stream().synchronize()
+        return sorted({int(value) for one in arrived for value in off_device(one).unique()})
+
+    with fake_cuda() as timeline:
+        ends = [cut(end) for end in Hub(3).transports()]
+        assert all_ranks(ends, main) == [[1], [0], [0]]  # rank 1 receives nothing but a token
+    assert timeline.most_pinned <= 3 * 2 * 8 * 7
+
+
+class Stuck(Copies):
+    """The GPU does nothing until the test lets it."""
+
+    def __init__(self, device: torch.device, error: BaseException | None = None) -> None:
+        super().__init__(device)
+        self.free, self.error = threading.Event(), error
+
+    def download(self, piece: Tensor, host: Tensor, after: Any) -> Any:
+        self.free.wait(LIMIT_S)
+        if self.error is not None:
+            raise self.error
+        return super().download(piece, host, after)
+
+
+def stuck(error: BaseException | None = None) -> tuple[StagedTransport, Stuck, list[Handle]]:
+    """A rank with a receive, and a long send that is not on its way yet."""
+    transport = StagedTransport(Hub(2).transports()[0], DEVICE, segment_bytes=7)
+    transport._copies = copies = Stuck(DEVICE, error)
+    tensor = on_device(torch.zeros(700, dtype=torch.uint8))
+    return transport, copies, transport.post([Message(1, tensor, 0)], [Message(1, tensor, 0)])
+
+
+def test_a_send_that_does_not_leave_the_gpu_has_a_time_limit():
+    with fake_cuda():
+        transport, copies, (_, send) = stuck()
+        with pytest.raises(
+            CollectiveTimeoutError, match=r"not copied to the host within 0\.01 s"
+        ) as it:
+            transport.wait(send, 0.01)
+        assert it.value.peer == 1
+        copies.free.set()
+        transport.close()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("end", ["abort", "close"])
+def test_who_waits_is_woken_when_the_transport_ends(which: int, end: str):
+    with fake_cuda():
+        transport, copies, handles = stuck()
+        raised: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                transport.wait(handles[which], LIMIT_S)
+            except PeerLostError as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        if end == "close":  # the transport below wakes nobody when it is closed
+            transport.abort()
+        getattr(transport, end)()
+        thread.join(20)
+        assert [error.peer for error in raised] == [1]  # type: ignore[attr-defined]
+        copies.free.set()
+        assert transport._thread is not None
+        transport._thread.join(20)
+        assert not transport._thread.is_alive()
+        with pytest.raises(PeerLostError):
+            transport.wait(handles[1], 0.01)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_error_while_sending_is_told_whoever_waits(which: int):
+    with fake_cuda():
+        transport, copies, handles = stuck(RuntimeError("CUDA error: out of memory"))
+        threading.Timer(0.05, copies.free.set).start()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            transport.wait(handles[which], LIMIT_S)
+        assert transport.below.hub.aborted  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="out of memory"):
+            transport.post(
+                [Message(1, torch.zeros(1), 0)], [Message(1, on_device(torch.zeros(1)), 0)]
+            )
+
+
+def test_an_error_of_a_short_send_is_raised_where_it_is_posted():
+    with fake_cuda():
+        transport = cut(Hub(2).transports()[0])
+        assert isinstance(transport, StagedTransport)
+        transport._copies = copies = Stuck(DEVICE, RuntimeError("CUDA error"))
+        copies.free.set()
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            transport.post([], [Message(1, on_device(torch.zeros(1)), 0)])
+
+
+# --- random messages, against a model --------------------------------------------------------------
+
+
+class Planned(NamedTuple):
+    """A message of a program: which step it is of, and whether its tensors are on the device."""
+
+    src: int
+    dst: int
+    tag: int
+    nbytes: int
+    step: int
+    is_staged: bool
+
+    def content(self, number: int) -> Tensor:
+        return values(torch.uint8, self.nbytes, rank=self.src, block=number)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[int, list[Planned]]:
+    world_size = draw(st.integers(2, 4))
+    ranks = st.integers(0, world_size - 1)
+    around = [k * 7 + n for k in (1, 2, 7, 8, 9, 16, 17, 25) for n in (-1, 0, 1)]
+    messages = draw(
+        st.lists(
+            st.builds(
+                Planned,
+                ranks,
+                ranks,
+                st.integers(0, 1),
+                st.sampled_from([0, 1, *around]),
+                st.integers(0, 2),
+                st.booleans() | st.just(True),
+            ).filter(lambda one: one.src != one.dst),
+            max_size=12,
+        )
+    )
+    return world_size, messages
+
+
+@effort(2000)
+@given(programs(), st.randoms(use_true_random=False), st.sampled_from(sorted(WHEN)))
+def test_random_messages_arrive_as_in_the_model(
+    program: tuple[int, list[Planned]], random: Random, when: str
+):
+    """The model: what is sent under a tag arrives in order. Ranks post a step, in parts, and wait for it."""
+    world_size, messages = program
+    seeds = [random.random() for _ in range(world_size)]
+
+    def main(transport: Transport) -> list[str]:
+        rank, mine, wrong = transport.rank, Random(seeds[transport.rank]), []
+        plain = {
+            number: message.content(number)
+            if message.src == rank
+            else torch.full((message.nbytes,), 0xEE, dtype=torch.uint8)
+            for number, message in enumerate(messages)
+        }
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for step in range(3):
+                handles: list[Handle] = []
+                posts: tuple[list[Message], list[Message]] = [], []
+                for number, message in enumerate(messages):
+                    if message.step != step or rank not in (message.src, message.dst):
+                        continue
+                    is_send, tensor = message.src == rank, plain[number]
+                    if message.is_staged:
+                        tensor = on_device(tensor)
+                    peer = message.dst if is_send else message.src
+                    posts[is_send].append(Message(peer, tensor, message.tag))
+                    if mine.random() < 0.3:
+                        handles += transport.post(*posts)
+                        posts = [], []
+                handles += transport.post(*posts)
+                mine.shuffle(handles)
+                for handle in handles:
+                    transport.wait(handle, LIMIT_S)
+            torch.cuda.current_stream().synchronize()
+        for number, message in enumerate(messages):
+            if message.dst == rank and bits(plain[number]) != bits(message.content(number)):
+                wrong.append(f"{number}: {message}")
+        transport.close()
+        return wrong
+
+    with fake_cuda(WHEN[when]) as timeline:
+        assert (
+            all_ranks([cut(end) for end in Hub(world_size).transports()], main) == [[]] * world_size
+        )
+    assert timeline.most_pinned <= world_size * 2 * 8 * 7
 
 
 def test_pinned_memory_is_the_cpus_and_nobodys_inference_tensor(monkeypatch: pytest.MonkeyPatch):
@@ -332,6 +697,9 @@ def test_pinned_memory_is_the_cpus_and_nobodys_inference_tensor(monkeypatch: pyt
     assert asked == [(True, "cpu")]
     assert host.nbytes == 3
     assert not host.is_inference()
+    monkeypatch.undo()
+    with torch.inference_mode():
+        assert not staged._ordinary(3).is_inference()
 
 
 class Forgetful(LocalTransport):
