@@ -171,7 +171,7 @@ class PostsSendsBackwards(StagedTransport):
         return pieces[::-1] if self.rank else pieces
 
 
-class LetsTheLastOverTake(StagedTransport):
+class LetsShortPostsOvertake(StagedTransport):
     """A short post is sent while a thread still sees to a long one."""
 
     def _send(self, pieces: Any) -> None:
@@ -248,7 +248,7 @@ def test_what_is_sent_before_it_is_received_is_kept_in_order(when: str):
         SendsPinnedMemory,
         UploadsTooSoon,
         PostsSendsBackwards,
-        LetsTheLastOverTake,
+        LetsShortPostsOvertake,
     ],
 )
 def test_what_staging_could_get_wrong_is_seen(wrong: Any):
@@ -460,52 +460,83 @@ def test_the_window_fits_into_the_limit():
 # --- no rank waits for another one longer than its messages make it wait ---------------------------
 
 
-@pytest.mark.parametrize("sends_first", [False, True])
-@pytest.mark.parametrize("num_messages", [1, 30])
-def test_a_peer_that_comes_late_holds_up_nobody(sends_first: bool, num_messages: int):
-    """Rank 1 sends when rank 2 has all from rank 0, which waits for rank 1."""
+def circle(make: Make, ways: tuple[str, str], num_messages: int, order: int = 1) -> list[Any]:
+    """Rank 0 posts messages with rank 1 and rank 2; rank 1 begins when those of rank 2 are through.
+
+    ``ways`` says what rank 0 does with each of the two, ``order`` is -1 if it posts for rank 2 first.
+    """
+    others = {"send": "receive", "receive": "send"}
 
     def main(transport: Transport) -> list[int]:
         rank = transport.rank
         handles: list[Handle] = []
-        arrived = [on_device(torch.zeros(700, dtype=torch.uint8)) for _ in range(num_messages)]
+        arrived: list[Tensor] = []
 
-        def content() -> list[Tensor]:
-            return [on_device(torch.full((700,), rank, dtype=torch.uint8)) for _ in arrived]
+        def post(way: str, peer: int) -> None:
+            value = rank if way == "send" else 99
+            tensors = [torch.full((700,), value, dtype=torch.uint8) for _ in range(num_messages)]
+            messages = [Message(peer, on_device(tensor), 0) for tensor in tensors]
+            handles.extend(transport.post(*([[], messages] if way == "send" else [messages, []])))
+            if way == "receive":
+                arrived.extend(tensors)
 
         def wait() -> None:
             while handles:
                 transport.wait(handles.pop(0), LIMIT_S)
 
-        def receive(src: int) -> None:
-            handles.extend(transport.post([Message(src, one, 0) for one in arrived], []))
-
-        def send(dst: int) -> None:
-            handles.extend(transport.post([], [Message(dst, one, 0) for one in content()]))
-
-        token = torch.zeros(1)
+        token = Message(3 - rank, torch.zeros(1), 1)
         if rank == 0:
-            if sends_first:
-                send(2)
-            receive(1)
-            if not sends_first:
-                send(2)
+            for peer in (1, 2)[::order]:
+                post(ways[peer - 1], peer)
         elif rank == 2:
-            receive(0)
+            post(others[ways[1]], 0)
             wait()
-            handles.extend(transport.post([], [Message(1, token, 1)]))
+            handles.extend(transport.post([], [token]))
         else:
-            handles.extend(transport.post([Message(2, token, 1)], []))
+            handles.extend(transport.post([token], []))
             wait()
-            send(0)
+            post(others[ways[0]], 0)
         wait()
         torch.cuda.current_stream().synchronize()
-        return sorted({int(value) for one in arrived for value in off_device(one).unique()})
+        return [int(value) for one in arrived for value in one.unique()]
 
+    return all_ranks([make(end) for end in Hub(3).transports()], main)
+
+
+WAYS = [("receive", "send"), ("receive", "receive"), ("send", "send"), ("send", "receive")]
+
+
+@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("num_messages", [1, 30])
+def test_a_peer_that_comes_late_holds_up_nobody(
+    ways: tuple[str, str], order: int, num_messages: int
+):
     with fake_cuda() as timeline:
-        ends = [cut(end) for end in Hub(3).transports()]
-        assert all_ranks(ends, main) == [[1], [0], [0]]  # rank 1 receives nothing but a token
-    assert timeline.most_pinned <= 3 * 2 * 8 * 7
+        found = circle(cut, ways, num_messages, order)
+        assert timeline.most_pinned <= 3 * 2 * 8 * 7
+    wanted: list[list[int]] = [[], [], []]
+    for peer, way in zip((1, 2)[::order], ways[::order], strict=True):
+        source, into = (0, peer) if way == "send" else (peer, 0)
+        wanted[into] += [source] * num_messages
+    assert found == wanted
+
+
+class HoldsPinnedMemory(StagedTransport):
+    """It is in use until the peer has got the piece: the circle must show it."""
+
+    def _pass_on(self, download: Any) -> None:
+        super()._pass_on(download)
+        if download.pinned is not None and download.flight.pieces:
+            self.below.wait(download.flight.pieces[-1].handle, 1.0)
+
+
+def test_pieces_that_are_held_until_the_peer_has_them_close_the_circle():
+    with fake_cuda():
+        found = circle(
+            lambda below: HoldsPinnedMemory(below, DEVICE, segment_bytes=7), ("send", "send"), 1
+        )
+    assert any(isinstance(error, str) for error in found), found
 
 
 class Stuck(Copies):
