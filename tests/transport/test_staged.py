@@ -307,9 +307,14 @@ class Noting(LocalTransport):
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
     ) -> Callable[[int], list[Handle]]:
-        self.posted += [(False, one.tensor.nbytes) for one in receives]
-        self.posted += [(True, one.tensor.nbytes) for one in sends]
-        return super().bind(receives, sends)
+        start = super().bind(receives, sends)
+
+        def post(mixed: int) -> list[Handle]:
+            self.posted += [(False, one.tensor.nbytes) for one in receives]
+            self.posted += [(True, one.tensor.nbytes) for one in sends]
+            return start(mixed)
+
+        return post
 
 
 @pytest.mark.parametrize(
@@ -555,7 +560,7 @@ class Stuck(Copies):
 
 def stuck(error: BaseException | None = None) -> tuple[StagedTransport, Stuck, list[Handle]]:
     """A rank with a receive, and a long send that is not on its way yet."""
-    transport = StagedTransport(Hub(2).transports()[0], DEVICE, segment_bytes=7)
+    transport = StagedTransport(Noting(Hub(2), 0), DEVICE, segment_bytes=7)
     transport._copies = copies = Stuck(DEVICE, error)
     tensor = on_device(torch.zeros(700, dtype=torch.uint8))
     return transport, copies, transport.post([Message(1, tensor, 0)], [Message(1, tensor, 0)])
@@ -573,6 +578,29 @@ def test_a_send_that_does_not_leave_the_gpu_has_a_time_limit():
         transport.close()
 
 
+def test_cpu_tensors_are_sent_behind_what_is_still_to_be_sent():
+    """Receives of CPU tensors are posted at once."""
+    with fake_cuda():
+        transport, copies, (_, send) = stuck()
+        host = torch.zeros(5, dtype=torch.uint8)
+        _, behind = transport.post([Message(1, host, 0)], [Message(1, host, 0)])
+        below = transport.below
+        assert isinstance(below, Noting)
+        assert below.posted == [(False, 7)] * 100 + [(False, 5)]
+        assert transport._thread is not None
+        copies.free.set()
+        transport._thread.join(20)
+        assert below.posted[101:] == [(True, 7)] * 100 + [(True, 5)]
+        transport.post([], [Message(1, host, 0)])
+        assert below.posted[-2:] == [(True, 5)] * 2, "now it goes straight to the transport below"
+        arriving = [torch.zeros(7, dtype=torch.uint8) for _ in range(100)] + [
+            torch.zeros_like(host)
+        ] * 2
+        below.hub.transports()[1].post([Message(0, one, 0) for one in arriving], [])
+        for handle in (behind, send):
+            transport.wait(handle, LIMIT_S)
+
+
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("end", ["abort", "close"])
 def test_who_waits_is_woken_when_the_transport_ends(which: int, end: str):
@@ -582,11 +610,11 @@ def test_who_waits_is_woken_when_the_transport_ends(which: int, end: str):
 
         def wait() -> None:
             try:
-                transport.wait(handles[which], LIMIT_S)
+                transport.wait(handles[which], 100.0)
             except PeerLostError as error:
                 raised.append(error)
 
-        thread = threading.Thread(target=wait)
+        thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         if end == "close":  # the transport below wakes nobody when it is closed
             transport.abort()
@@ -599,6 +627,8 @@ def test_who_waits_is_woken_when_the_transport_ends(which: int, end: str):
         assert not transport._thread.is_alive()
         with pytest.raises(PeerLostError):
             transport.wait(handles[1], 0.01)
+        assert isinstance(transport.below, Noting)
+        assert not any(is_send for is_send, _ in transport.below.posted), "nothing is sent any more"
 
 
 @pytest.mark.parametrize("which", [0, 1])
