@@ -32,6 +32,7 @@ bound: Counter[str] = Counter()
 """How often this process has bound reductions to kernels, and to torch's operators instead."""
 
 _MOST_RESULTS = 2
+_MOST_CHARACTERS = 300  # of an error of CuPy: its first line
 _choosing = threading.Lock()
 _chosen: dict[str, Engine] = {}
 
@@ -47,25 +48,43 @@ def _stream(handle: int) -> _Stream:
     return _Stream(handle)
 
 
+def _import_cupy() -> Any:
+    """Import CuPy; the warnings of an import are nobody's, even where the user makes them errors."""
+    with warnings.catch_warnings():  # it is process-wide: an import is short, and happens once
+        warnings.simplefilter("ignore")
+        return import_module("cupy")
+
+
 def _unusable() -> str:
-    """The reason why CuPy cannot be used; an empty text if CuPy can be used."""
+    """The reason why CuPy cannot be used, in one line; an empty text if CuPy can be used."""
     major = (torch.version.cuda or "13").partition(".")[0]
     advice = f"pip install 'ringcoll[cuda{major}]'"
     try:
-        cupy: Any = import_module("cupy")
+        cupy = _import_cupy()
     except ImportError as error:
-        return f"CuPy is not installed ({error}): {advice}"
+        return f"CuPy is not installed ({_in_one_line(error)}): {advice}"
     except Exception as error:  # noqa: BLE001  # a broken installation raises anything
-        return f"CuPy cannot be imported ({error}): {advice}"
+        return f"CuPy cannot be imported ({_in_one_line(error)}): {advice}"
     try:
         cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
         if str(cuda) != major:
             return f"CuPy is built for CUDA {cuda}, torch for CUDA {torch.version.cuda}: {advice}"
-        # A kernel needs NVRTC, a folder for the compiled kernel, and a driver that is new enough.
-        _ = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing").kernel
+        # A kernel needs NVRTC, CUDA's headers, a folder for the compiled kernel, and a driver that
+        # is new enough. CuPy warns of some of it; that must not be an error here.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _ = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing").kernel
     except Exception as error:  # noqa: BLE001  # CuPy has many kinds of its own
-        return f"CuPy does not work here: {error}"
+        text = _in_one_line(error)
+        return f"CuPy does not work here: {text}" + (f": {advice}" if "header" in text else "")
     return ""
+
+
+def _in_one_line(error: Exception) -> str:
+    """The first line of an error that says something, not too long: compilers say a lot."""
+    lines = filter(None, map(str.strip, str(error).splitlines()))
+    text = next(lines, "") or type(error).__name__
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def engine(wanted: str = "auto", device: torch.device | None = None) -> Engine:
@@ -92,7 +111,9 @@ def engine(wanted: str = "auto", device: torch.device | None = None) -> Engine:
             # A trial would end the capture. The message of the capture asks for a run before it.
             return Engine("it was first asked for while a CUDA graph was captured")
         if wanted not in _chosen:
-            _chosen[wanted] = _choose(wanted)
+            chosen = _chosen[wanted] = _choose(wanted)
+            if wanted == "auto" and not isinstance(chosen, CupyEngine):
+                _warn(chosen.reason)  # after it is kept: where warnings are errors, this raises
         return _chosen[wanted]
 
 
@@ -102,13 +123,15 @@ def _choose(wanted: str) -> Engine:
         return Engine("it was asked for")
     reason = _unusable()
     if not reason:
-        return CupyEngine(import_module("cupy"))
+        return CupyEngine(_import_cupy(), required=wanted == "cupy")
     if wanted == "cupy":
         raise MissingExtraError(reason)
-    warnings.warn(
-        f"reductions on the GPU are done by torch: {reason}", RuntimeWarning, stacklevel=4
-    )
     return Engine(reason)
+
+
+def _warn(reason: str) -> None:
+    message = f"reductions on the GPU are done by torch: {reason}"
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 # Names of operators in the kernels: for numbers, and for bool.
@@ -127,14 +150,24 @@ _BOOL_OPS = {**_OPS, "sum": "Bor", "max": "Bor", "product": "Band", "min": "Band
 
 
 class CupyEngine(Engine):
-    """The kernels of ``reduce.cuh``, by the module ``cupy``; torch's operators without a kernel."""
+    """The kernels of ``reduce.cuh``, by the module ``cupy``; torch's operators without a kernel.
 
-    def __init__(self, cupy: Any) -> None:
+    Parameters
+    ----------
+    cupy
+        The module.
+    required
+        Whether a kernel that cannot be compiled is an error. Otherwise torch's operators do its
+        work, with a warning for the first such kernel.
+    """
+
+    def __init__(self, cupy: Any, *, required: bool = False) -> None:
         super().__init__("CuPy works here")
-        self._cupy = cupy
+        self._cupy, self._required = cupy, required
         self.name = f"cupy {getattr(cupy, '__version__', '')}"
         self._compiled: dict[Kernel, Any] = {}
         self._loaded: dict[tuple[Kernel, int | None], Any] = {}
+        self._failed: set[tuple[Kernel, int | None]] = set()
         self._loading = threading.Lock()
 
     def bind(
@@ -201,8 +234,8 @@ class CupyEngine(Engine):
         Returns
         -------
         callable or None
-            ``None`` if a vector is not aligned to its own elements, or if the kernel would have
-            to be loaded while a CUDA graph is captured. The callable keeps the tensors alive,
+            ``None`` if a vector is not aligned to its own elements, if the kernel would have to be
+            loaded while a CUDA graph is captured, or if it cannot be compiled. The callable keeps the tensors alive,
             and does nothing on the host but the launch. The tensors' device has to be the
             current device when the callable is called.
         """
@@ -220,15 +253,27 @@ class CupyEngine(Engine):
         """The kernel, compiled and loaded into a device; ``None`` if it cannot be loaded now."""
         key = kernel, device.index
         function = self._loaded.get(key)
-        if function is None and not _capturing(device):
+        if function is None and key not in self._failed and not _capturing(device):
             with self._loading, torch.cuda.device(device):
-                raw = self._compiled.get(kernel)
-                if raw is None:
-                    program = kernels.header() + kernel.definition()
-                    raw = self._cupy.RawKernel(program, "ringcoll_reduce", options=kernels.OPTIONS)
-                    self._compiled[kernel] = raw
-                function = self._loaded[key] = raw.kernel  # loaded into the current device
+                try:
+                    function = self._loaded[key] = self._load(kernel)
+                except Exception as error:
+                    if self._required:
+                        raise
+                    is_first = not self._failed
+                    self._failed.add(key)
+                    if is_first:
+                        _warn(f"CuPy cannot compile a kernel: {_in_one_line(error)}")
         return function
+
+    def _load(self, kernel: Kernel) -> Any:
+        """Compile a kernel, once, and load it into the current device."""
+        raw = self._compiled.get(kernel)
+        if raw is None:
+            program = kernels.header() + kernel.definition()
+            raw = self._cupy.RawKernel(program, "ringcoll_reduce", options=kernels.OPTIONS)
+            self._compiled[kernel] = raw
+        return raw.kernel
 
 
 def _launch(

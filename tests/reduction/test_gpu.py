@@ -6,6 +6,7 @@ Where whole collectives run, the kernels do so on the CPU, on CPU tensors.
 from __future__ import annotations
 
 import builtins
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -200,9 +201,13 @@ class FakeCupy:
     __version__ = "0.0"
 
     def __init__(
-        self, runtime: int = 13020, error: Exception | None = None, broken: bool = False
+        self,
+        runtime: int = 13020,
+        error: Exception | None = None,
+        broken: str = "",
+        warns: bool = False,
     ) -> None:
-        self.broken = broken
+        self.broken, self.warns = broken, warns
         self.launches: list[tuple[Any, ...]] = []
         self.compiled: list[tuple[str, str, tuple[str, ...]]] = []
 
@@ -214,8 +219,10 @@ class FakeCupy:
         self.cuda = SimpleNamespace(runtime=SimpleNamespace(runtimeGetVersion=version))
 
     def RawKernel(self, code: str, name: str, options: tuple[str, ...] = ()) -> Any:  # noqa: N802
+        if self.warns:
+            warnings.warn("a header is old", UserWarning, stacklevel=1)
         if self.broken:
-            raise RuntimeError("no NVRTC")
+            raise RuntimeError(self.broken)
         self.compiled.append((code, name, options))
         return SimpleNamespace(kernel=lambda *told: self.launches.append(told))
 
@@ -270,6 +277,10 @@ def fresh() -> Iterator[None]:
     gpu._chosen.clear()
 
 
+NO_HEADERS = "Failed to find CUDA headers\n  in: /usr/local/cuda\nSet CUDA_PATH"
+PIP = "pip install 'ringcoll[cuda13]'"
+
+
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(
     "cupy, told",
@@ -277,7 +288,12 @@ def fresh() -> Iterator[None]:
         (None, "CuPy is not installed"),
         (FakeCupy(runtime=12090), "CuPy is built for CUDA 12, torch for CUDA 13.0"),
         (FakeCupy(error=RuntimeError("no driver")), "CuPy does not work here: no driver"),
-        (FakeCupy(broken=True), "CuPy does not work here: no NVRTC"),
+        (FakeCupy(broken="no NVRTC"), "CuPy does not work here: no NVRTC"),
+        (
+            FakeCupy(broken=NO_HEADERS),
+            f"CuPy does not work here: Failed to find CUDA headers: {PIP}",
+        ),
+        (FakeCupy(broken="x" * 1000), "CuPy does not work here: " + "x" * 300 + "..."),
     ],
 )
 def test_without_cupy(monkeypatch: pytest.MonkeyPatch, cupy: Any, told: str) -> None:
@@ -296,7 +312,8 @@ def test_without_cupy(monkeypatch: pytest.MonkeyPatch, cupy: Any, told: str) -> 
     for text in (str(warning.message), engine.reason):
         assert told in text
         installs = "pip install 'ringcoll[cuda13]'" in text
-        assert installs == ("does not work" not in told), "where that would help"
+        assert installs == ("does not work" not in told or "header" in told), "where it would help"
+        assert "\n" not in text
     assert gpu.engine() is engine, "and it is said once"
     with pytest.raises(MissingExtraError) as caught:
         gpu.engine("cupy")
@@ -310,6 +327,54 @@ def test_with_cupy(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsReco
     assert gpu.engine().name == "cupy 0.0"
     assert gpu.engine("torch").name == "torch"
     assert not recwarn.list
+
+
+@pytest.mark.usefixtures("fresh")
+def test_warnings_of_cupy_are_not_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> Any:
+        warnings.warn("a library is old", FutureWarning, stacklevel=1)
+        return FakeCupy(warns=True)
+
+    monkeypatch.setattr(gpu, "import_module", find)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gpu.engine().name == "cupy 0.0"
+        with pytest.raises(UserWarning):
+            warnings.warn("of the user", stacklevel=1)  # the user's own filters are as before
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_warning_that_is_an_error_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "import_module", lambda name: FakeCupy(broken="no NVRTC"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="no NVRTC"):
+            gpu.engine()
+        assert gpu.engine().name == "torch"
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_kernel_that_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch, required: bool) -> None:
+    """torch does its work, and that is said once; or it is an error, if kernels are required."""
+    monkeypatch.setattr(gpu, "_capturing", lambda device: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.inference_mode(False))
+    engine = CupyEngine(FakeCupy(broken="error: no such instruction\nand more"), required=required)
+    left, right = torch.ones(2, 5000)
+
+    def reduce(*ops: str) -> None:
+        for op in ops:
+            engine.bind(resolve(op, torch.float32), [left], [left, right], None)()
+
+    if required:
+        with pytest.raises(RuntimeError, match="no such instruction"):
+            reduce("sum")
+        return
+    with pytest.warns(RuntimeWarning, match="by torch: CuPy cannot compile.*instruction$") as seen:
+        reduce("sum", "sum", "product")
+    assert len(seen) == 1
+    assert left.tolist() == [3.0] * 5000
 
 
 @pytest.mark.usefixtures("fresh")
