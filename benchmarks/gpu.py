@@ -1,9 +1,10 @@
 """Everything about the GPU in one command: correctness, bandwidth, host time, collectives.
 
-At most 8 minutes on one H200. Every stage runs in a process of its own, with a time limit; its rows
-are kept even if it fails. After each stage the script writes ``run.md``, a section for gpu.md, and
-``run.json`` to a new folder: ``--out``, or that name with a number if the folder exists, so that
-no run overwrites the results of another run. At the end stand the goals and whether they were met.
+It takes no arguments, and at most 8 minutes on one H200. Every stage runs in a process of its own, with a
+time limit; its rows are kept even if it fails. The record, ``run.md``, which is a section for gpu.md, and
+``run.json``, is written anew as rows come, so that it is complete up to then whenever the script is
+ended. It goes to a new folder: ``--out``, or that name with a number if the folder exists, so that no
+run overwrites the results of another run. At the end stand the goals and whether they were met.
 
 Exit status: 0 if every goal that was measured was met; 1 if a goal was not met, or there is no GPU.
 """
@@ -18,7 +19,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 
@@ -28,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it need not be i
 
 from benchmarks.on_gpu import goals
 from benchmarks.on_gpu.rows import Row, Settings, load, markdown, missing, store
-from benchmarks.on_gpu.stages import STAGES
+from benchmarks.on_gpu.stages import MOST_S, STAGES, USUAL
+from ringcoll.system.files import replace_file
 
 _ROOT = sys.path[0]
-_MOST_S = 480.0
-_SHAPES_S = 180.0  # beyond it, if shapes of launches are tried out
+_LOOK_S = 1.0  # between two looks for new rows of a stage that runs
 _LAST_WORDS = 1500  # characters at the end of the log of a stage that failed
 
 NEEDED = f"""There is no GPU that torch {torch.__version__} can use, so nothing can be measured here.
@@ -59,6 +62,7 @@ def main() -> int:
     if not options.dry_run and not torch.cuda.is_available():
         print(NEEDED, file=sys.stderr)
         return 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the stage, too
     options.out = _new_folder(options.out)
     rows = _run_all(options, settings)
     print("\n".join(markdown(goals.goals(rows))))
@@ -74,8 +78,7 @@ def _options() -> argparse.Namespace:
     arguments.add_argument(
         "--stages",
         type=_stages,
-        default=list(STAGES),
-        help=f"some of {','.join(STAGES)}; facts in any case",
+        help=f"some of {','.join(STAGES)}; facts in any case; without it all but the shapes",
     )
     arguments.add_argument(
         "--out",
@@ -84,7 +87,7 @@ def _options() -> argparse.Namespace:
         help="folder of results; a number is added to the name if the folder exists",
     )
     arguments.add_argument("--quick", action="store_true", help="fewer sizes, less time")
-    arguments.add_argument("--tune", action="store_true", help="try out shapes of launches")
+    arguments.add_argument("--tune", action="store_true", help="also try out shapes of launches")
     arguments.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes")
     arguments.add_argument("--commit", default="", help="name of the commit, if git cannot say it")
     arguments.add_argument("--child", choices=list(STAGES), help=argparse.SUPPRESS)
@@ -108,23 +111,41 @@ def _new_folder(wanted: Path) -> Path:
 
 
 def _run_all(options: argparse.Namespace, settings: Settings) -> list[Row]:
-    """Run the chosen stages; results are written after each stage."""
-    deadline = time.monotonic() + _MOST_S + _SHAPES_S * settings.tune
+    """Run the chosen stages; the record is written as rows come."""
+    asked = options.stages or [*USUAL, *(["shapes"] if settings.tune else [])]
+    names = list(dict.fromkeys(["facts", *asked]))
+    reserved_s = {name: STAGES[name].limit_s for name in names}
+    deadline = time.monotonic() + max(MOST_S, sum(reserved_s.values()))
     rows: list[Row] = []
-    for name in dict.fromkeys(["facts", *options.stages]):
+    for name in names:
         start = time.monotonic()
-        new_rows = _run_apart(name, options.out, sys.argv[1:], deadline - start)
+        del reserved_s[name]
+        limit_s = deadline - start - sum(reserved_s.values())  # what the others need is theirs
+        record = partial(_write_under_way, options.out, settings, tuple(rows), name)
+        new_rows = _run_apart(name, options.out, sys.argv[1:], limit_s, record)
         rows += new_rows
+        _write(options.out, settings, rows)
         print("\n".join(markdown(new_rows)))
         print(f"\n{name}: {time.monotonic() - start:.0f} s", flush=True)
-        _write(options.out, settings, rows)
     return rows
 
 
-def _run_apart(name: str, folder: Path, arguments: list[str], left_s: float) -> list[Row]:
+def _write_under_way(
+    folder: Path, settings: Settings, before: tuple[Row, ...], name: str, so_far: list[Row]
+) -> None:
+    rest = missing(STAGES[name].table, "the rest", "it was under way")
+    _write(folder, settings, [*before, *so_far, rest])
+
+
+def _run_apart(
+    name: str,
+    folder: Path,
+    arguments: list[str],
+    limit_s: float,
+    record: Callable[[list[Row]], object],
+) -> list[Row]:
     """Run a stage in a process of its own; a failure is a row."""
     file, log, stage = folder / f"{name}.jsonl", folder / f"{name}.log", STAGES[name]
-    limit_s = min(stage.limit_s, left_s)
     if limit_s <= 0:
         return [missing(stage.table, "everything", "there was no time left")]
     command = [sys.executable, __file__, *arguments, "--child", name, "--rows", str(file)]
@@ -132,7 +153,7 @@ def _run_apart(name: str, folder: Path, arguments: list[str], left_s: float) -> 
         child = subprocess.Popen(
             command, stdout=output, stderr=output, start_new_session=True, env=_environment()
         )
-        reason = _wait(child, limit_s)
+        reason = _wait(child, limit_s, lambda: record(load(file)))
     rows = load(file)
     if reason:
         last_words = log.read_text(encoding="utf-8", errors="replace")[-_LAST_WORDS:]
@@ -146,18 +167,20 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def _wait(child: subprocess.Popen[bytes], limit_s: float) -> str:
+def _wait(child: subprocess.Popen[bytes], limit_s: float, meanwhile: Callable[[], object]) -> str:
     """Wait for a stage, and end the processes that it left; return the reason of a failure, or ""."""
+    deadline = time.monotonic() + limit_s
     try:
-        status = child.wait(limit_s)
-        reason = f"it ended with status {status}" if status else ""
-    except subprocess.TimeoutExpired:
-        reason = f"it was ended after {limit_s:.0f} s"
+        while (left_s := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = child.wait(min(left_s, _LOOK_S))
+                return f"it ended with status {status}" if status else ""
+            meanwhile()
+        return f"it was ended after {limit_s:.0f} s"
     finally:
         with contextlib.suppress(ProcessLookupError):  # the stage has a session of its own
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    return reason
 
 
 def _write(folder: Path, settings: Settings, rows: list[Row]) -> None:
@@ -167,13 +190,13 @@ def _write(folder: Path, settings: Settings, rows: list[Row]) -> None:
     about = "A rehearsal on the CPU: no time in it means anything." if settings.rehearsal else ""
     command = f"`python benchmarks/gpu.py {' '.join(sys.argv[1:])}`"
     text = [title, "", command, *filter(None, [about]), *markdown([*reached, *rows]), ""]
-    (folder / "run.md").write_text("\n".join(text), encoding="utf-8")
+    replace_file(folder / "run.md", "\n".join(text))
     document = {
         "settings": asdict(settings),
         "goals": [row.cells for row in reached],
         "rows": [asdict(row) for row in rows],
     }
-    (folder / "run.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    replace_file(folder / "run.json", json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
 """Bandwidth of the kernels, against a copy on the device, and against torch.
 
 Every byte that has to be read or written counts once: three vectors for a sum in place, four
-for a sum that is copied along the way, nine for a sum of eight sources. A copy counts twice
-its size; it is timed in a CUDA graph and without a graph, and the faster way is the limit. Buffers
-take turns, so that no buffer is in the L2 cache.
+for a sum that is copied along the way, nine for a sum of eight sources. A copy counts twice its
+size, moves as many bytes as the kernel, and random ones: memory that is all zeros takes less power.
+It is timed in a CUDA graph and without a graph, and the faster way is the limit. Buffers take turns,
+so that no buffer is in the L2 cache.
+
+Ratios are medians over pairs of samples (`clock.paired`), with the bounds between which the true median
+lies: ``from`` and ``to``.
 """
 
 from __future__ import annotations
@@ -17,21 +21,38 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.on_gpu.clock import Timer, alternate, rotation, timer
+from benchmarks.on_gpu.clock import Ratio, Timer, alternate, paired, rotation, timer
 from benchmarks.on_gpu.rows import Row, Settings, missing
-from ringcoll.bench.summary import Summary
+from ringcoll.bench.contenders import DTYPES
+from ringcoll.bench.summary import summarize
 from ringcoll.bench.units import as_size
 from ringcoll.errors import MissingExtraError
 from ringcoll.reduction import TORCH, Engine, gpu, resolve
 from ringcoll.reduction.gpu import CupyEngine
 from ringcoll.reduction.kernels import Kernel, c_type, launch_of
 
-__all__ = ["KERNELS", "SHAPES", "Case", "Tuned", "bandwidth", "copy_bandwidth", "shapes"]
+__all__ = [
+    "EVERY_DTYPE",
+    "KERNELS",
+    "MISALIGNED",
+    "SHAPES",
+    "Case",
+    "Tuned",
+    "bandwidth",
+    "copy_bandwidth",
+    "every_dtype",
+    "misaligned_cases",
+    "shapes",
+]
 
 KERNELS = "Kernels: bandwidth against a copy and torch"
+EVERY_DTYPE = "Kernels: sum of every dtype, aligned and misaligned"
 SHAPES = "Kernels: shapes of launches"
 
 _ROUNDS, _QUICK_ROUNDS = 15, 5
+_DTYPE_ROUNDS = 9
+_FOLLOWING_WARM_S = 0.1  # of cases and shapes that follow each other soon
+_LARGE_NBYTES = 1 << 28
 _RANKS = 8  # by which an average is divided
 
 
@@ -69,7 +90,7 @@ class Case:
         dtypes = (*self.sources, *self.results)
         offsets = self.offsets or (0,) * len(dtypes)
         vectors = [
-            _vector(numel, dtype, offset, device)
+            _vector(numel, dtype, offset, device, small=self.in_place)
             for dtype, offset in zip(dtypes, offsets, strict=True)
         ]
         sources, into = vectors[: len(self.sources)], vectors[len(self.sources) :]
@@ -86,9 +107,22 @@ class _Vectors(NamedTuple):
     sources: list[Tensor]
 
 
-def _vector(numel: int, dtype: torch.dtype, offset: int, device: torch.device) -> Tensor:
-    # torch aligns what it allocates to 512 bytes. Millions of additions stay finite.
-    return torch.randn(numel + offset, device=device).mul_(1e-6).to(dtype)[offset:]
+def _vector(
+    numel: int, dtype: torch.dtype, offset: int, device: torch.device, *, small: bool
+) -> Tensor:
+    """Random numbers; small ones stay finite if they are added up a million times."""
+    total = numel + offset  # torch aligns what it allocates to 512 bytes
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return _random_bytes(
+            total * dtype.itemsize, device, 2 if dtype is torch.bool else 256
+        ).view(dtype)[offset:]
+    wide = dtype if dtype.is_complex or dtype is torch.float64 else torch.float32
+    normal = torch.randn(total, dtype=wide, device=device)
+    return (normal.mul_(1e-6) if small else normal).to(dtype)[offset:]
+
+
+def _random_bytes(nbytes: int, device: torch.device, end: int = 256) -> Tensor:
+    return torch.randint(end, (nbytes,), dtype=torch.uint8, device=device)
 
 
 _F32, _BF16 = torch.float32, torch.bfloat16
@@ -102,6 +136,11 @@ CASES = (
     Case("sum float32, aligned differently", (_F32,) * 2, (_F32,), offsets=(0, 1, 0)),
 )
 
+_NAMES = dict.fromkeys(("f8e4m3", "f8e5m2", "bfloat16", "float", "half", *DTYPES))  # goals first
+_ALIGNMENTS = {"": (0, 0, 0), ", one element off": (1, 1, 1), ", aligned differently": (0, 1, 0)}
+MISALIGNED = tuple(filter(None, _ALIGNMENTS))
+"""How the names of cases with misaligned operands end."""
+
 
 def _sizes(settings: Settings) -> tuple[int, ...]:
     if settings.rehearsal:
@@ -110,21 +149,34 @@ def _sizes(settings: Settings) -> tuple[int, ...]:
     return tuple(1 << power for power in powers)
 
 
+def _every_dtype() -> Iterator[Case]:
+    for name, (where, offsets) in product(_NAMES, _ALIGNMENTS.items()):
+        dtype = DTYPES[name]
+        yield Case(f"sum {name}{where}", (dtype,) * 2, (dtype,), offsets, in_place=False)
+
+
+def misaligned_cases() -> tuple[str, ...]:
+    """The names of the sums of misaligned operands, of every dtype."""
+    return tuple(case.name for case in _every_dtype() if any(case.offsets))
+
+
 def _copies(nbytes: int, device: torch.device) -> list[Timer]:
     """Copies in a CUDA graph, where the device may have another way to copy, and without a graph."""
     sets = rotation(2 * nbytes, device)
-    pairs = [torch.zeros(2, nbytes, dtype=torch.uint8, device=device) for _ in range(sets)]
+    pairs = [[_random_bytes(nbytes, device) for _ in range(2)] for _ in range(sets)]
     runs = [partial(torch.Tensor.copy_, *pair) for pair in pairs]
     return [timer(runs, 2 * nbytes, device, captured=captured) for captured in (True, False)]
 
 
-def _faster(summaries: Sequence[Summary]) -> Summary:
-    return min(summaries, key=lambda summary: summary.p50_s)
+def _faster(samples: Sequence[Sequence[float]]) -> int:
+    """Number of the contender with the smallest median."""
+    return min(range(len(samples)), key=lambda number: summarize(samples[number]).p50_s)
 
 
 def copy_bandwidth(nbytes: int, device: torch.device, rounds: int = _ROUNDS) -> float:
     """Bytes that a copy within a device reads and writes in a second."""
-    return 2 * nbytes / _faster(alternate(_copies(nbytes, device), rounds)).p50_s
+    samples = alternate(_copies(nbytes, device), rounds)
+    return 2 * nbytes / summarize(samples[_faster(samples)]).p50_s
 
 
 def bandwidth(settings: Settings) -> Iterator[Row]:
@@ -135,13 +187,31 @@ def bandwidth(settings: Settings) -> Iterator[Row]:
         return
     rounds = _QUICK_ROUNDS if settings.quick or settings.rehearsal else _ROUNDS
     for nbytes in reversed(_sizes(settings)):  # the most important sizes first
-        copies = _copies(nbytes, settings.place)
         for case in CASES:
-            try:
-                yield _measured(case, nbytes, engine, copies, settings.place, rounds)
-            except Exception as error:  # noqa: BLE001  # CuPy's own kinds, too: a row each
-                yield missing(KERNELS, f"{case.name}, {as_size(nbytes)}", error)
-        del copies
+            yield _row(KERNELS, case, nbytes, engine, settings.place, rounds)
+
+
+def every_dtype(settings: Settings) -> Iterator[Row]:
+    """Time the sum of two vectors of every dtype, aligned and misaligned, at one size."""
+    engine = _engine(settings, EVERY_DTYPE)
+    if isinstance(engine, Row):
+        yield engine
+        return
+    nbytes = 1 << 12 if settings.rehearsal else _LARGE_NBYTES
+    rounds = _QUICK_ROUNDS if settings.quick or settings.rehearsal else _DTYPE_ROUNDS
+    for case in _every_dtype():
+        if not settings.rehearsal or _torch_adds(case.results[0], settings.place):
+            warm_s = _FOLLOWING_WARM_S
+            yield _row(EVERY_DTYPE, case, nbytes, engine, settings.place, rounds, warm_s=warm_s)
+
+
+def _torch_adds(dtype: torch.dtype, device: torch.device) -> bool:
+    ones = torch.ones(2, device=device).to(dtype)
+    try:
+        torch.add(ones, ones)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _engine(settings: Settings, table: str = KERNELS) -> Engine | Row:
@@ -153,45 +223,68 @@ def _engine(settings: Settings, table: str = KERNELS) -> Engine | Row:
         return missing(table, "everything", error)
 
 
+def _row(
+    table: str,
+    case: Case,
+    nbytes: int,
+    engine: Engine,
+    device: torch.device,
+    rounds: int,
+    **options: float,
+) -> Row:
+    try:
+        return Row(table, _measured(case, nbytes, engine, device, rounds, **options))
+    except Exception as error:  # noqa: BLE001  # CuPy's own kinds, too: a row each
+        return missing(table, f"{case.name}, {as_size(nbytes)}", error)
+
+
 def _measured(
     case: Case,
     nbytes: int,
     engine: Engine,
-    copies: Sequence[Timer],
     device: torch.device,
     rounds: int,
-) -> Row:
+    **options: float,
+) -> dict[str, object]:
     numel = nbytes // case.results[0].itemsize
     moved = case.nbytes(numel)
     sets = [case.vectors(numel, device) for _ in range(rotation(moved, device))]
     before = gpu.bound.copy()
     ours = timer([case.bind(engine, vectors) for vectors in sets], moved, device)
     bound = gpu.bound - before
-    theirs = timer([case.bind(TORCH, vectors) for vectors in sets], moved, device)
-    kernel, torchs, *others = alternate([ours, theirs, *copies], rounds)
-    copy = _faster(others)
-    speed, limit = moved / kernel.p50_s, 2 * nbytes / copy.p50_s
-    return Row(
-        KERNELS,
-        {
-            "what": case.name,
-            "size": as_size(nbytes),
-            "nbytes": nbytes,
-            "by": "kernel" if bound["cupy"] else "torch",
-            "time (us)": kernel.p50_s * 1e6,
-            "GB/s": speed / 1e9,
-            "spread": kernel.spread,
-            "copy GB/s": limit / 1e9,
-            "copy spread": copy.spread,
-            "copy by": copies[others.index(copy)].how,
+    copies = _copies(moved // 2, device)
+    contenders = [ours, *copies]
+    if _torch_adds(case.results[0], device):
+        contenders.append(timer([case.bind(TORCH, vectors) for vectors in sets], moved, device))
+    kernel_s, *others = alternate(contenders, rounds, **options)
+    fastest = _faster(others[: len(copies)])
+    copy_s, kernel, copy = others[fastest], summarize(kernel_s), summarize(others[fastest])
+    cells: dict[str, object] = {
+        "what": case.name,
+        "size": as_size(nbytes),
+        "nbytes": nbytes,
+        "by": "kernel" if bound["cupy"] else "torch",
+        "time (us)": kernel.p50_s * 1e6,
+        "GB/s": moved / kernel.p50_s / 1e9,
+        "spread": kernel.spread,
+        "copy GB/s": 2 * (moved // 2) / copy.p50_s / 1e9,
+        "copy spread": copy.spread,
+        "copy by": copies[fastest].how,
+        **_ratio_cells("/ copy", paired(kernel_s, copy_s)),
+    }
+    for torch_s in others[len(copies) :]:  # of a dtype that torch can add
+        torchs = summarize(torch_s)
+        cells |= {
             "torch GB/s": moved / torchs.p50_s / 1e9,
             "torch spread": torchs.spread,
-            "/ copy": speed / limit,
-            "/ torch": torchs.p50_s / kernel.p50_s,
-            "buffers": len(sets),
-            "timed by": f"{ours.how}, {theirs.how}",
-        },
-    )
+            **_ratio_cells("/ torch", paired(kernel_s, torch_s)),
+        }
+    how = ", ".join(dict.fromkeys(contender.how for contender in contenders))
+    return cells | {"pairs": rounds, "buffers": len(sets), "timed by": how}
+
+
+def _ratio_cells(name: str, ratio: Ratio) -> dict[str, object]:
+    return {name: ratio.median, f"{name} from": ratio.low, f"{name} to": ratio.high}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +300,6 @@ _TUNED = CASES[:4]
 _THREADS, _UNROLL, _BLOCKS = (128, 256, 512, 1024), (1, 2, 4, 8), (1, 2, 3, 4, 8)
 _MOST_THREADS = 2048  # of a multiprocessor
 _MOST_LOADS = 32  # of a thread: 128 of its 255 registers
-_SHAPES_WARM_S = 0.1  # there are some 250, which follow each other soon
 _SHOWN = 8
 
 
@@ -221,7 +313,7 @@ def shapes(settings: Settings) -> Iterator[Row]:
         yield engine
         return
     device = settings.place
-    nbytes = 1 << 12 if settings.rehearsal else 1 << 28
+    nbytes = 1 << 12 if settings.rehearsal else _LARGE_NBYTES
     limit = copy_bandwidth(nbytes, device)
     for case in _TUNED:
         numel = nbytes // case.results[0].itemsize
@@ -232,10 +324,11 @@ def shapes(settings: Settings) -> Iterator[Row]:
             try:
                 run = _launching(engine, tuned, vectors)
                 sampled = timer([run], case.nbytes(numel), device)
-                (summary,) = alternate([sampled], _QUICK_ROUNDS, warm_s=_SHAPES_WARM_S)
+                (times,) = alternate([sampled], _QUICK_ROUNDS, warm_s=_FOLLOWING_WARM_S)
             except Exception as error:  # noqa: BLE001  # the device has too few registers
                 yield missing(SHAPES, f"{case.name}, {shape}", error)
                 continue
+            summary = summarize(times)
             tried.append((case.nbytes(numel) / summary.p50_s, tuned, summary.spread))
         tried.sort(key=lambda shape: -shape[0])
         usual = [shape for shape in tried[_SHOWN:] if _is_usual(shape[1])]

@@ -4,12 +4,15 @@ A kernel on a megabyte takes a microsecond, and its launch several. So as many c
 millisecond are captured in a CUDA graph, and events around its replay measure their time.
 Calls that cannot be captured are timed one by one. The GPU is kept busy until all calls are enqueued.
 Contenders take turns, in an order that changes: a GPU that heats up slows all contenders. Samples
-until its clocks have gone up do not count.
+until its clocks have gone up do not count. Two contenders are compared by the pairs of their samples
+of the same round, so that what changes from round to round changes both.
 """
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,13 +21,14 @@ import torch
 
 from ringcoll.bench.summary import Summary, summarize
 
-__all__ = ["Timer", "alternate", "host_samples", "rotation", "timer"]
+__all__ = ["Ratio", "Timer", "alternate", "host_samples", "paired", "rotation", "timer"]
 
 _CACHES = 4  # buffers take turns until they are so many times what the L2 cache holds
 _SAMPLE_S = 1e-3  # of a sample: much longer than the time between two events without work
 _LAUNCH_S = 2e-6  # of a kernel within a graph; taken to tell how many make up a sample
 _BYTES_PER_S = 3e12  # the same
 _AHEAD_CYCLES = 1_000_000  # half a millisecond: a graph of some hundred kernels is enqueued in less
+_TAIL = 0.025  # of both sides: 95 % lie between
 _WARM_S = 0.3  # of work, after which a GPU that was idle runs at the clocks that it keeps
 
 
@@ -34,6 +38,40 @@ class Timer(NamedTuple):
     sample: Callable[[], float]
     how: str
     """``"graph"``, ``"events"``, or ``"host"`` where there is no GPU."""
+
+
+class Ratio(NamedTuple):
+    """How many times as fast: the median over pairs of samples, and where the true median lies.
+
+    The true median is between ``low`` and ``high`` with a probability of 95 %; with fewer than 6
+    pairs, which cannot say that, these are the smallest and the largest ratio.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.4g} ({self.low:.4g} to {self.high:.4g})"
+
+
+def paired(ours_s: Sequence[float], theirs_s: Sequence[float]) -> Ratio:
+    """Compare two contenders by their samples of the same rounds; above 1 ours is the faster one.
+
+    The bounds are those of the sign test: of n ratios, each is above the true median as a coin
+    shows heads.
+
+    Examples
+    --------
+    >>> print(paired([1.0, 2.0, 4.0], [2.0, 4.0, 4.0]))
+    2 (1 to 2)
+    """
+    ratios = sorted(theirs / ours for ours, theirs in zip(ours_s, theirs_s, strict=True))
+    number, tail, left_out = len(ratios), 0.0, 0
+    while (tail := tail + math.comb(number, left_out) / 2**number) <= _TAIL:
+        left_out += 1
+    outer = max(0, left_out - 1)
+    return Ratio(statistics.median(ratios), ratios[outer], ratios[-1 - outer])
 
 
 def rotation(nbytes: int, device: torch.device) -> int:
@@ -107,8 +145,16 @@ def _between_events(run: Callable[[], object]) -> float:
     return float(begin.elapsed_time(end)) / 1e3  # it is in milliseconds
 
 
-def alternate(timers: Sequence[Timer], rounds: int, *, warm_s: float = _WARM_S) -> list[Summary]:
-    """Take samples of contenders in turns; those of the first ``warm_s`` do not count."""
+def alternate(
+    timers: Sequence[Timer], rounds: int, *, warm_s: float = _WARM_S
+) -> list[tuple[float, ...]]:
+    """Take samples of contenders in turns; those of the first ``warm_s`` do not count.
+
+    Returns
+    -------
+    list
+        The samples of each contender, in seconds, in the order of the rounds.
+    """
     order, shuffler = list(range(len(timers))), random.Random(0)  # no secret
 
     def one_round() -> list[float]:
@@ -121,7 +167,7 @@ def alternate(timers: Sequence[Timer], rounds: int, *, warm_s: float = _WARM_S) 
     while time.perf_counter() < warm:
         one_round()
     samples = [one_round() for _ in range(rounds)]
-    return [summarize(times) for times in zip(*samples, strict=True)]
+    return [*zip(*samples, strict=True)]
 
 
 def host_samples(

@@ -2,7 +2,8 @@
 
 The ranks are real processes, and every result is checked to the last bit. `ringcoll.bench.measure`
 takes the times; each turn ends when the GPU has done everything. The columns are the columns of
-nccl-tests.
+nccl-tests. Ranks on one GPU are measured without MPS and, where it can be started, with MPS: the
+column ``MPS`` says which.
 
 The copy limit
 --------------
@@ -20,14 +21,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import ringcoll
+from benchmarks.on_gpu import mps
 from benchmarks.on_gpu.bandwidth import copy_bandwidth
 from benchmarks.on_gpu.rows import NOT_RUN, Row, Settings, missing
 from ringcoll.algorithms import find, schedule_of
@@ -42,7 +45,7 @@ from ringcoll.runtime.plan import Combine, Move, Plan, Post, compile_plan
 from ringcoll.runtime.regions import Layout
 from ringcoll.system.settings import TRANSPORT_VARIABLES
 
-__all__ = ["NCCL", "SHARED", "moved_nbytes", "nccl", "shared"]
+__all__ = ["NCCL", "SHARED", "moved_nbytes", "nccl", "shared", "shared_with_mps"]
 
 SHARED = "Collectives among ranks on one GPU"
 NCCL = "Collectives over NCCL"
@@ -114,6 +117,8 @@ class _Pool:
         Bytes a second, if ranks share a GPU.
     variables
         More of the environment.
+    uses_mps
+        Says whether the ranks use MPS, while they run; ``None`` if that is no question.
     """
 
     table: str
@@ -124,6 +129,7 @@ class _Pool:
     limit_s: float
     copy_speed: float | None = None
     variables: tuple[tuple[str, str], ...] = ()
+    uses_mps: Callable[[], bool] | None = None
 
     def measure(self, emit: _Emit) -> None:
         """Start the ranks and measure; a failure is a row."""
@@ -155,6 +161,7 @@ class _Pool:
             "collective": workload.collective,
             "ranks": result.world_size,
             "over": "torch's own" if result.contender == NATIVE else self.transport,
+            **({} if self.uses_mps is None else {"MPS": "yes" if self.uses_mps() else "no"}),
             "size": as_size(result.nbytes),
             "nbytes": result.nbytes,
             "algorithm": result.contender,
@@ -241,28 +248,57 @@ def _requests(
     )
 
 
+# (ranks, transport), the ones of the goals first.
+_LAYOUTS = ((4, "ucx"), (4, "gloo"), (2, "ucx"), (8, "ucx"), (2, "gloo"), (8, "gloo"))
+_MPS_LAYOUTS = ((4, "ucx"), (2, "ucx"), (8, "ucx"), (4, "gloo"))
+
+
 def shared(settings: Settings, emit: _Emit) -> None:
-    """Measure with several ranks on one GPU; the sizes of the goals come first."""
+    """Measure with several ranks on one GPU, whose contexts take turns: without MPS."""
+    with mps.without_mps() as variables:
+        _share(settings, emit, _LAYOUTS, variables, lambda: False)
+
+
+def shared_with_mps(settings: Settings, emit: _Emit) -> None:
+    """Measure with several ranks on one GPU whose work runs at once: with MPS."""
+    with ExitStack() as stack:
+        try:
+            variables = {} if settings.rehearsal else stack.enter_context(mps.with_mps())
+        except mps.MpsError as error:
+            emit(missing(SHARED, "everything with MPS", error))
+            return
+        uses_mps = partial(mps.is_used, variables)
+        _share(settings, emit, _MPS_LAYOUTS, variables, uses_mps)
+
+
+def _share(
+    settings: Settings,
+    emit: _Emit,
+    layouts: tuple[tuple[int, str], ...],
+    variables: Mapping[str, str],
+    uses_mps: Callable[[], bool],
+) -> None:
     if settings.rehearsal:
-        sizes, worlds, seconds = _TINY, [2], 0.2
+        sizes, layouts, seconds = _TINY, ((2, "ucx"), (2, "gloo")), 0.2
     else:
-        sizes, worlds, seconds = _SIZES, [4, 2, 8], 3.0 if settings.quick else 9.0
+        sizes, seconds = _SIZES, 2.0 if settings.quick else 4.0
     speed = copy_bandwidth(sizes[-1], settings.place)
     plain = dict.fromkeys(_ALGORITHMS, (AUTO,))
     staged: _Algorithms = {**plain, "all_reduce": (AUTO, NATIVE)}
     # All ranks use one GPU, even if the machine has several.
-    alone = (("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]),)
-    for world_size in worlds:
-        for transport, algorithms in (("ucx", _ALGORITHMS), ("gloo", staged)):
-            fitting = {
-                name: tuple(each for each in some if not _restricted(name, each, world_size))
-                for name, some in algorithms.items()
-            }
-            least = 5 if transport == "ucx" else 2  # over gloo an operation may take a second
-            requests = _requests(settings, fitting, sizes, seconds, least)
-            # Native collectives are gloo's: NCCL may refuse ranks that share a GPU.
-            pool = _Pool(SHARED, world_size, transport, "gloo", requests, _RUN_S, speed, alone)
-            pool.measure(emit)
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    environment = (("CUDA_VISIBLE_DEVICES", gpu), *variables.items())
+    for world_size, transport in layouts:
+        algorithms, least = (_ALGORITHMS, 5) if transport == "ucx" else (staged, 2)
+        fitting = {
+            name: tuple(each for each in some if not _restricted(name, each, world_size))
+            for name, some in algorithms.items()
+        }
+        requests = _requests(settings, fitting, sizes, seconds, least)
+        # Native collectives are gloo's: NCCL may refuse ranks that share a GPU.
+        _Pool(
+            SHARED, world_size, transport, "gloo", requests, _RUN_S, speed, environment, uses_mps
+        ).measure(emit)
 
 
 def _restricted(collective: str, name: str, world_size: int) -> bool:

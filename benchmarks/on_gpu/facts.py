@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.on_gpu import mps
 from benchmarks.on_gpu.rows import Row, Settings
 from ringcoll._version import __version__
 from ringcoll.reduction import gpu
@@ -35,6 +36,8 @@ def facts(settings: Settings) -> Iterator[Row]:
         "GPU memory": _memory,
         "driver": driver,
         "clocks (SM, memory; MHz)": lambda: ask_driver("clocks.max.sm,clocks.max.memory"),
+        "compute mode": lambda: ask_driver("compute_mode"),
+        "MPS": mps.state,
         "torch": lambda: torch.__version__,
         "CUDA of torch": lambda: torch.version.cuda or _absent("torch is built without CUDA"),
         "NCCL": nccl,

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,11 +26,14 @@ from benchmarks.on_gpu import (
     correctness,
     goals,
     host_time,
+    mps,
     rounding,
     rows,
 )
 from benchmarks.on_gpu.rows import NOT_RUN, Row, Settings
-from benchmarks.on_gpu.stages import STAGES
+from benchmarks.on_gpu.stages import MOST_S, STAGES, USUAL
+from ringcoll.bench.contenders import DTYPES
+from ringcoll.bench.summary import summarize
 from ringcoll.cli.app import cli
 from ringcoll.errors import MissingExtraError, RingcollError
 from ringcoll.reduction import TORCH, gpu, resolve
@@ -77,7 +81,7 @@ def test_a_rehearsal_of_every_stage(name: str):
     assert [row.cells["what"] for row in found if NOT_RUN in row.cells] == expected.get(name, [])
 
 
-@pytest.mark.parametrize("name", ["bandwidth", "host_time", "correctness"])
+@pytest.mark.parametrize("name", ["bandwidth", "every_dtype", "host_time", "correctness"])
 def test_without_cupy_a_row_says_so(name: str, monkeypatch: pytest.MonkeyPatch):
     def refuse(wanted: str) -> None:
         raise MissingExtraError("CuPy is not installed: pip install")
@@ -148,6 +152,50 @@ def test_the_script_needs_no_installed_library(tmp_path: Path):
     assert "| ringcoll | of the copy |" in (elsewhere / "gpu-run" / "run.md").read_text()
 
 
+@pytest.mark.processes
+def test_the_script_needs_no_arguments(script: Any, monkeypatch, tmp_path: Path):
+    started: list[tuple[str, float]] = []
+
+    def run_apart(name: str, folder: Path, arguments: list[str], limit_s: float, record: Any):
+        started.append((name, limit_s))
+        return [rows.missing(STAGES[name].table, "everything", "a stand-in")]
+
+    monkeypatch.setattr(script, "_run_apart", run_apart)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(script.signal, "signal", lambda *given: None)
+    monkeypatch.chdir(tmp_path)
+    assert run(script, monkeypatch) == 0
+    assert [name for name, _ in started] == [*USUAL]
+    assert json.loads((tmp_path / "gpu-run" / "run.json").read_text())["settings"] == {
+        "device": "cuda", "quick": False, "tune": False, "commit": "",
+    }  # fmt: skip
+    # Each stage may use the time that the stages before it left, and no stage another one's.
+    now = MOST_S - sum(STAGES[name].limit_s for name in USUAL)
+    assert now >= 0, "they fit in 8 minutes"
+    for name, limit_s in started:
+        now += STAGES[name].limit_s
+        assert now - 60 < limit_s <= now
+    started.clear()
+    assert run(script, monkeypatch, "--tune") == 0
+    assert [name for name, _ in started] == [*USUAL, "shapes"]
+
+
+@pytest.mark.processes
+def test_the_record_is_complete_while_a_stage_runs(script: Any, monkeypatch, tmp_path: Path):
+    """It is read by the stage itself, which ends when its first row is there."""
+    reading = tmp_path / "reading.py"
+    reading.write_text(READS.format(ROW))
+    monkeypatch.setattr(script, "__file__", str(reading))
+    facts = Row(STAGES["facts"].table, {"what": "GPU", "found": "of a test"})
+    record = partial(script._write_under_way, tmp_path, REHEARSAL, (facts,), "host_time")
+    (row,) = script._run_apart("host_time", tmp_path, [], 60.0, record)
+    assert row.cells == {"what": "kept"}
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert [row["cells"].get(NOT_RUN) for row in seen["rows"]] == [None, None, "it was under way"]
+    assert {goal["verdict"] for goal in seen["goals"]} == {NOT_RUN}
+    assert "of a test" in (tmp_path / "run.md").read_text()
+
+
 def test_without_a_gpu_it_says_what_it_takes(script: ModuleType, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert run(script, monkeypatch, "--out", str(tmp_path / "out")) == 1
@@ -161,6 +209,17 @@ def test_stages_that_there_are_not(script: ModuleType, monkeypatch, capsys):
     assert "'pigeons' is none of facts" in capsys.readouterr().err
 
 
+READS = """import pathlib, sys, time
+out = pathlib.Path(sys.argv[-1])
+out.write_text('{}\\n')
+deadline = time.monotonic() + 50
+record = out.with_name("run.json")
+while "kept" not in (text := record.read_text() if record.exists() else ""):
+    if time.monotonic() > deadline:
+        sys.exit("no record")
+    time.sleep(0.05)
+out.with_name("seen.json").write_text(text)
+"""
 WRITES = "import json, os, sys, time\nopen(sys.argv[-1], 'w').write('{}\\n{{\"table\": ')\n"
 ROW = json.dumps({"table": "a", "cells": {"what": "kept"}})
 
@@ -184,13 +243,13 @@ def test_a_stage_that_fails_keeps_what_it_has_found(
     monkeypatch.setattr(script, "__file__", str(failing))
     monkeypatch.setenv("PYTHONPATH", "more")
     limit_s = 10.0 if "sleep" in end else 60.0  # time for Python to start, on a busy machine
-    first, last = script._run_apart("facts", tmp_path, [], limit_s)
+    first, last = script._run_apart("facts", tmp_path, [], limit_s, print)
     assert first.cells == {"what": "kept"}
     assert told in last.cells[NOT_RUN]
 
 
 def test_a_stage_for_which_there_is_no_time(script: Any, tmp_path: Path):
-    (row,) = script._run_apart("facts", tmp_path, [], -1.0)
+    (row,) = script._run_apart("facts", tmp_path, [], -1.0, print)
     assert row.cells[NOT_RUN] == "there was no time left"
 
 
@@ -275,9 +334,8 @@ def test_events_around_a_graph_or_calls(
     assert [clock.rotation(nbytes, device) for nbytes in (1000, 3000, 9000)] == [4, 2, 1]
     made = clock.timer([fake.call] * 3, 1000, device, captured=captured)
     assert made.how == ("graph" if captures and captured else "events")
-    (found,) = clock.alternate([made], 4, warm_s=0)
-    assert found.samples == 4
-    assert found.p50_s == pytest.approx(1e-3, rel=1e-9), "without what the host needs"
+    (times,) = clock.alternate([made], 4, warm_s=0)
+    assert times == pytest.approx([1e-3] * 4, rel=1e-9), "without what the host needs"
     if made.how == "graph":
         assert fake.graphs[-1] % 3 == 0
         assert fake.graphs[-1] > 100  # a sample lasts much longer than a call
@@ -294,8 +352,56 @@ def test_what_a_cold_gpu_does_is_left_out(monkeypatch: pytest.MonkeyPatch):
         return 1.0 if now > 0.25 else 3.0
 
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now))
-    for found in clock.alternate([clock.Timer(sample, "graph")] * 2, 5):
-        assert (found.samples, found.max_s) == (5, 1.0)
+    for times in clock.alternate([clock.Timer(sample, "graph")] * 2, 5):
+        assert times == (1.0,) * 5
+
+
+def test_contenders_are_compared_by_samples_of_the_same_round():
+    """A GPU that is slow in every other round slows both; the ratio does not see it."""
+    rounds: dict[str, int] = {"ours": 0, "theirs": 0}
+
+    def sampled(name: str, seconds: float) -> clock.Timer:
+        def sample() -> float:
+            rounds[name] += 1
+            return seconds * (2.0 if rounds[name] % 2 else 1.0)
+
+        return clock.Timer(sample, "host")
+
+    ours, theirs = clock.alternate([sampled("ours", 2.0), sampled("theirs", 3.0)], 16)
+    assert summarize(ours).spread > 0.5
+    assert clock.paired(ours, theirs) == (1.5, 1.5, 1.5)
+    assert str(clock.paired(ours, theirs)) == "1.5 (1.5 to 1.5)"
+
+
+@pytest.mark.parametrize(
+    "pairs, left_out", [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (15, 3), (30, 9)]
+)
+def test_the_bounds_are_those_of_the_sign_test(pairs: int, left_out: int):
+    ratio = clock.paired([2.0] * pairs, [2.0 * number for number in range(pairs, 0, -1)])
+    assert ratio == ((pairs + 1) / 2, 1 + left_out, pairs - left_out)
+
+
+def test_samples_without_a_pair_are_no_ratio():
+    with pytest.raises(ValueError, match="zip"):
+        clock.paired([1.0, 1.0], [1.0])
+
+
+def test_copies_and_operands_are_random_bytes(monkeypatch: pytest.MonkeyPatch):
+    copied: list[Any] = []
+    monkeypatch.setattr(bandwidth, "timer", lambda runs, *given, **options: copied.extend(runs))
+    bandwidth._copies(1 << 16, CPU)
+    for run in copied:
+        for buffer in run.args:
+            assert len(buffer.unique()) == 256
+    for case in bandwidth._every_dtype():
+        _, sources = case.vectors(1 << 12, CPU)
+        dtype, offset = sources[1].dtype, case.offsets[1]
+        assert sources[1].storage_offset() == offset
+        values = torch.view_as_real(sources[1]) if dtype.is_complex else sources[1]
+        if dtype.is_floating_point or dtype.is_complex:
+            assert bool(values.double().isfinite().all())
+        wanted = 2 if dtype is torch.bool else 16
+        assert len(values.double().unique()) >= wanted, case.name
 
 
 def test_the_faster_way_to_copy_is_the_limit(monkeypatch: pytest.MonkeyPatch):
@@ -407,11 +513,13 @@ def test_a_kernel_that_fails_costs_a_row(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bandwidth, "_engine", lambda *given: engine)
     found = [*bandwidth.bandwidth(REHEARSAL)]
     assert len(found) == 2 * len(bandwidth.CASES)
+    found += bandwidth.every_dtype(REHEARSAL)
     found += bandwidth.shapes(REHEARSAL)
     entries = [("sum", "half", torch.float16, None), ("max", "half", torch.float16, None)]
     monkeypatch.setattr(correctness, "table", lambda: iter(entries))
     correctness.rows(slice(None), engine, CPU, rehearsal=True, emit=found.append)
-    assert {row.table for row in found} == {bandwidth.KERNELS, bandwidth.SHAPES, correctness.TABLE}
+    tables = {bandwidth.KERNELS, bandwidth.EVERY_DTYPE, bandwidth.SHAPES, correctness.TABLE}
+    assert {row.table for row in found} == tables
     assert {row.cells[NOT_RUN] for row in found} == {"error: identifier is undefined"}
 
 
@@ -457,8 +565,8 @@ def test_a_checker_that_sees_nothing_is_found_out(monkeypatch: pytest.MonkeyPatc
 def test_a_kernel_and_its_shapes_are_measured(tmp_path: Path):
     case = bandwidth.CASES[0]
     engine = HostEngine(tmp_path)
-    row = bandwidth._measured(case, 4096, engine, bandwidth._copies(4096, CPU), CPU, 2)
-    assert row.cells["by"] == "kernel"
+    measured = bandwidth._measured(case, 4096, engine, CPU, 2)
+    assert measured["by"] == "kernel"
     assert case.nbytes(1024) == 3 * 4096
     vectors = case.vectors(3 * 4096 + 5, CPU)
     expected = vectors.sources[0] + vectors.sources[1]
@@ -468,6 +576,138 @@ def test_a_kernel_and_its_shapes_are_measured(tmp_path: Path):
     assert torch.equal(vectors.into[0], expected)
     assert not bandwidth._is_usual(tuned)
     assert bandwidth._is_usual(replace(tuned, threads=256, unroll=4, resident=3))
+
+
+@compiles
+def test_every_dtype_is_measured_aligned_and_misaligned(tmp_path: Path):
+    """torch adds no floats of 8 bits, and the row has no ratio to torch."""
+    cases = {case.name: case for case in bandwidth._every_dtype()}
+    assert [*cases][:2] == ["sum f8e4m3", "sum f8e4m3, one element off"]
+    assert {case.results[0] for case in cases.values()} == {*DTYPES.values()}
+    assert len(bandwidth.misaligned_cases()) == 2 * len(DTYPES) == 2 * len(cases) / 3
+    engine = HostEngine(tmp_path)
+    for name, has_torch in (("sum f8e4m3, aligned differently", False), ("sum bfloat16", True)):
+        row = bandwidth._row(bandwidth.EVERY_DTYPE, cases[name], 4096, engine, CPU, 7)
+        assert row.cells["by"] == "kernel"
+        assert row.cells["/ copy from"] <= row.cells["/ copy"] <= row.cells["/ copy to"]
+        assert ("/ torch" in row.cells) == has_torch
+
+
+def test_what_is_measured_is_what_is_shown(monkeypatch: pytest.MonkeyPatch):
+    """Kernel, two ways to copy and torch, by samples that drift from round to round."""
+    drift = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+    microseconds = [12.0, 10.0, 11.0, 24.0]
+    moved: list[int] = []
+
+    def alternate(timers: Any, rounds: int, **options: Any) -> list[tuple[float, ...]]:
+        return [tuple(us * 1e-6 * factor for factor in drift) for us in microseconds]
+
+    def timer(runs: Any, nbytes: int, *given: Any, **options: Any) -> clock.Timer:
+        moved.append(nbytes)
+        return clock.Timer(lambda: 1.0, "host")
+
+    monkeypatch.setattr(bandwidth, "alternate", alternate)
+    monkeypatch.setattr(bandwidth, "timer", timer)
+    shown = bandwidth._measured(bandwidth.CASES[0], 4096, TORCH, CPU, 6)
+    assert moved == [3 * 4096] * 4, "the copy moves as many bytes as the sum"
+    assert (shown["by"], shown["pairs"]) == ("torch", 6)
+    assert shown["time (us)"] == pytest.approx(27.0)
+    for name in ("/ copy", "/ copy from", "/ copy to"):
+        assert shown[name] == pytest.approx(10 / 12)
+    for name in ("/ torch", "/ torch from", "/ torch to"):
+        assert shown[name] == pytest.approx(2.0)
+    assert shown["GB/s"] == pytest.approx(3 * 4096 / 27e-6 / 1e9)
+    assert shown["copy GB/s"] == pytest.approx(3 * 4096 / 22.5e-6 / 1e9)
+
+
+# --- MPS ------------------------------------------------------------------------------
+
+# It listens where the variable says, as the daemon does; a client is a file "server".
+CONTROL = """#!{python}
+import os, pathlib, sys, time
+folder = pathlib.Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", {usual!r}))
+control = folder / "control"
+if sys.argv[1:] == ["-f"]:
+    if {broken!r}:
+        sys.exit("no permission")
+    control.write_text("listens")
+    deadline = time.monotonic() + 60
+    while control.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    sys.exit()
+if not control.exists():
+    sys.exit("Cannot find MPS control daemon process")
+command = sys.stdin.read().strip()
+if command == "quit":
+    control.unlink()
+elif command == "get_server_list":
+    print(*(path.name for path in folder.glob("server*")))
+"""
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a stand-in for the program that controls MPS, and returns the usual folder of pipes."""
+    usual, programs = tmp_path / "usual", tmp_path / "programs"
+    usual.mkdir()
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+
+    def make(*, broken: bool = False) -> Path:
+        program = programs / "nvidia-cuda-mps-control"
+        text = CONTROL.format(python=sys.executable, usual=str(usual), broken=broken)
+        program.write_text(text)
+        program.chmod(0o755)
+        return usual
+
+    return make
+
+
+def test_no_mps_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert mps.state().startswith("does not run (")
+    assert not mps.is_used({})
+    with pytest.raises(mps.MpsError, match="nvidia-cuda-mps-control"), mps.with_mps():
+        pass
+    found: list[Row] = []
+    collectives.shared_with_mps(Settings("cuda"), found.append)
+    assert [row.cells["what"] for row in found] == ["everything with MPS"]
+
+
+@pytest.mark.processes
+def test_mps_is_started_and_ended(control: Any):
+    control()
+    assert "Cannot find MPS control daemon" in mps.state()
+    with mps.with_mps() as variables:
+        folder = Path(variables["CUDA_MPS_PIPE_DIRECTORY"])
+        assert not mps.is_used(variables), "no process has used it yet"
+        (folder / "server 17").touch()
+        assert mps.is_used(variables)
+        assert mps.state().startswith("does not run"), "others do not find it"
+    assert not folder.exists()
+    assert not mps.is_used(variables)
+
+
+@pytest.mark.processes
+def test_mps_that_runs_already_is_used_and_left_alone(control: Any):
+    usual = control()
+    (usual / "control").touch()
+    (usual / "server 17").touch()
+    assert mps.state() == "runs, servers: server 17"
+    with mps.with_mps() as variables:
+        assert variables == {}
+    with mps.without_mps() as variables:
+        assert not mps.is_used(variables)
+        assert Path(variables["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
+    assert (usual / "control").exists()
+
+
+@pytest.mark.processes
+def test_mps_that_cannot_be_started_is_said(control: Any):
+    control(broken=True)
+    with pytest.raises(mps.MpsError, match="does not start: no permission"), mps.with_mps():
+        pass
 
 
 # --- collectives ----------------------------------------------------------------------
@@ -500,17 +740,27 @@ def test_another_transport_than_was_asked_for_is_not_measured(monkeypatch: pytes
     assert [row.cells[NOT_RUN] for row in found] == ["tensors travelled over {'shared'}"]
 
 
-def test_ranks_on_one_gpu_see_one_and_gloo_waits_for_no_further_ucx(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_ranks_on_one_gpu_see_one_with_mps_and_without(monkeypatch: pytest.MonkeyPatch):
+    @contextmanager
+    def with_mps() -> Iterator[dict[str, str]]:
+        yield {"CUDA_MPS_PIPE_DIRECTORY": "/of/mps"}
+
+    monkeypatch.setattr(mps, "with_mps", with_mps)
+    monkeypatch.setattr(mps, "is_used", lambda variables: "/of/mps" in variables.values())
     pools: list[Any] = []
     monkeypatch.setattr(collectives._Pool, "measure", lambda pool, emit: pools.append(pool))
     monkeypatch.setattr(collectives, "copy_bandwidth", lambda nbytes, device: 1.0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     collectives.shared(Settings("cuda"), print)
-    assert {pool.variables for pool in pools} == {(("CUDA_VISIBLE_DEVICES", "3"),)}
     found = [(pool.world_size, pool.transport) for pool in pools]
     assert found[:3] == [(4, "ucx"), (4, "gloo"), (2, "ucx")]
+    assert len(found) == len({*found}) == 6
+    collectives.shared_with_mps(Settings("cuda"), print)
+    assert [(pool.world_size, pool.transport) for pool in pools[6:]][:2] == [(4, "ucx"), (2, "ucx")]
+    assert {dict(pool.variables)["CUDA_VISIBLE_DEVICES"] for pool in pools} == {"3"}
+    pipes = [dict(pool.variables)["CUDA_MPS_PIPE_DIRECTORY"] for pool in pools]
+    assert [pipe == "/of/mps" for pipe in pipes] == [False] * 6 + [True] * 4
+    assert [pool.uses_mps() for pool in pools] == [False] * 6 + [True] * 4
     assert max(pool.limit_s for pool in pools) <= 30
 
 
@@ -533,9 +783,15 @@ def test_bench_on_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
 # --- goals ----------------------------------------------------------------------------
 
 
+MISALIGNED = "sum float32, aligned differently"
+
+
 def perfect() -> list[Row]:
     """Rows with which every goal is just met."""
-    kernels = {"nbytes": 1 << 28, "by": "kernel", "/ torch": 1.0}
+    kernels = {
+        "nbytes": 1 << 28, "by": "kernel", "/ copy from": 0.1, "/ copy to": 1.1,
+        "/ torch": 0.998, "/ torch from": 0.99, "/ torch to": 1.0,
+    }  # fmt: skip
     errors = {
         rounding.TORCH_SUM: 0.25,
         rounding.DEFAULT: 0.25,
@@ -543,7 +799,7 @@ def perfect() -> list[Row]:
         rounding.BFLOAT16_RING: 0.5,
     }
     ring = {
-        "what": "", "collective": "all_reduce", "ranks": 4, "over": "ucx", "nbytes": 1 << 28,
+        "what": "", "collective": "all_reduce", "ranks": 4, "over": "ucx", "nbytes": 1 << 28, "MPS": "yes",
         "copy limit (us)": 1000.0, "in-place time (us)": 2000.0, "in-place #wrong": 0,
     }  # fmt: skip
     checked = {"wrong elements": 0, "cases": 70, "by kernels": 70, "by torch": 0}
@@ -559,6 +815,11 @@ def perfect() -> list[Row]:
             Row(bandwidth.KERNELS, {"what": what, "/ copy": 0.9, **kernels})
             for what in ("sum + copy float32", "8-way sum float32")
         ),
+        *(
+            Row(bandwidth.EVERY_DTYPE, {"what": what, "/ copy": 0.8, **kernels})
+            for what in ("sum f8e4m3", "sum f8e5m2", *bandwidth.misaligned_cases())
+        ),
+        Row(bandwidth.KERNELS, {"what": MISALIGNED, "/ copy": 0.9, **kernels}),
         Row(host_time.TABLE, {"what": host_time.LAUNCH, "by": "cupy 14", "median (us)": 10.0}),
         Row(collectives.SHARED, ring),
         *(
@@ -582,8 +843,12 @@ def test_all_goals_met():
     [
         (correctness.TABLE, {"wrong elements": 1}, 1),
         (bandwidth.KERNELS, {"/ copy": 0.89}, 4),
+        (bandwidth.KERNELS, {"/ copy": 0.79}, 5),
+        (bandwidth.EVERY_DTYPE, {"/ copy": 0.79}, 3),
+        (bandwidth.EVERY_DTYPE, {"by": "torch"}, 1),
+        (bandwidth.EVERY_DTYPE, {NOT_RUN: "out of memory"}, 1),
         (correctness.TABLE, {"by torch": 1}, 1),
-        (bandwidth.KERNELS, {"/ torch": 0.999}, 2),
+        (bandwidth.KERNELS, {"/ torch to": 0.999}, 2),
         (host_time.TABLE, {"median (us)": 10.1}, 1),
         (collectives.SHARED, {"in-place time (us)": 2001.0}, 1),
         (rounding.TABLE, {rounding.MEAN: 0.3}, 2),
@@ -615,6 +880,33 @@ def test_what_does_not_count_for_a_goal(table: str, changed: dict[str, Any], num
         replace(row, cells=row.cells | changed) if row.table == table else row for row in perfect()
     ]
     assert verdicts(found).count(NOT_RUN) == number
+
+
+def test_ranks_that_share_a_gpu_are_shown_with_mps_and_without():
+    found = perfect()
+    (ring,) = (row for row in found if row.table == collectives.SHARED)
+    without = Row(ring.table, ring.cells | {"MPS": "no", "in-place time (us)": 8000.0})
+    goal = "all-reduce, 4 ranks on one GPU, 256 MiB: copy limit / time"
+    for some, verdict, measured in (
+        ([*found, without], "met", "0.125 without MPS, 0.5 with MPS"),
+        ([without], "not met", "0.125 without MPS"),
+    ):
+        (row,) = (row for row in goals.goals(some) if row.cells["goal"] == goal)
+        assert (row.cells["verdict"], row.cells["measured"]) == (verdict, measured)
+
+
+def test_a_ratio_is_shown_with_its_bounds():
+    shown = {row.cells["goal"]: row.cells["measured"] for row in goals.goals(perfect())}
+    assert shown["sum float32, against torch.add"] == "0.998 (0.99 to 1), 256 MiB"
+    misaligned = shown["sum of misaligned operands, every dtype, against a copy"]
+    assert misaligned == "0.8 (0.1 to 1.1), 256 MiB, sum f8e4m3, one element off"
+
+
+def test_a_dtype_that_did_not_run_is_named():
+    found = [row for row in perfect() if row.cells["what"] != "sum int8, one element off"]
+    assert verdicts(found).count("not met") == 1
+    shown = [row.cells["measured"] for row in goals.goals(found)]
+    assert any(text.endswith("not run, or by torch: sum int8, one element off") for text in shown)
 
 
 def test_a_part_of_the_table_that_did_not_run_is_no_success():
