@@ -39,6 +39,8 @@ _EXAMPLES = """
               help="Number of hosts.")  # fmt: skip
 @click.option("--transport", "name", type=click.Choice(_TRANSPORTS), default="auto",
               show_default=True, help="Transport between the ranks.")  # fmt: skip
+@click.option("--device", type=click.Choice(["cpu", "cuda"]),
+              help="Where the tensors are; cpu, unless the transport carries CUDA tensors only.")  # fmt: skip
 @click.option("--algorithm", metavar="NAME",
               help="Also predict this algorithm, such as star.py:star.")  # fmt: skip
 @json_option
@@ -48,6 +50,7 @@ def explain(
     nbytes: int,
     hosts: int,
     name: str,
+    device: str | None,
     algorithm: str | None,
     as_json: bool,
 ) -> None:
@@ -57,8 +60,14 @@ def explain(
     run for so many ranks on this machine, and built-in costs otherwise; a group measures
     its own. RINGCOLL_ALGORITHM counts.
     """
-    transport = catalogue.resolved("cpu") if name == "auto" else name
-    explanation = explain_without_ranks(collective, nbytes, ranks, transport, hosts)
+    transport = catalogue.resolved(device or "cpu") if name == "auto" else name
+    if device is None:
+        device = "cpu" if transport in catalogue.names("cpu") else "cuda"
+    if transport not in catalogue.names(device):
+        raise click.BadParameter(
+            f"{transport} carries no {device.upper()} tensors", param_hint="--device"
+        )
+    explanation = explain_without_ranks(collective, nbytes, ranks, transport, hosts, device)
     if algorithm is not None:
         explanation = _with(explanation, algorithm)
     if as_json:
@@ -96,6 +105,7 @@ def _document(explanation: Explanation) -> dict[str, Any]:
         "reason": choice.reason,
         "costs": choice.table.to_json()["parameters"],
         "source": choice.table.source,
+        "device": choice.table.device,
         "forced": in_text(choice.table.forced),
         "predictions": [prediction._asdict() for prediction in choice.predictions],
     }

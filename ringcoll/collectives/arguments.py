@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ringcoll.collectives.groups import as_group, communicator, group_rank
+from ringcoll.cost.choice import segment_bytes_of
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import TORCH, Engine, Reduction, gpu, resolve
 from ringcoll.runtime.communicator import Communicator
@@ -338,7 +339,8 @@ class Arguments:
             wire_dtype=self.dtype if reduction is None else reduction.wire_dtype,
             operator="" if operator is None else str(operator),
             order=OperandOrder.ANY if operator is None else operator.order,
-            segment_bytes=self.segment_bytes,
+            segment_bytes=self.segment_bytes
+            or segment_bytes_of(self.collective, self.algorithm, self.device.type),
             split_input=split_input,
             split_output=split_output,
             in_place=one_copy or (shares and not scales and not is_own),

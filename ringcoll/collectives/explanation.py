@@ -123,7 +123,7 @@ def explain(
     table = member.table
     notes: tuple[str, ...] = ()
     if table is None:
-        table, notes = _expected_table(member.transport.name, member.world_size, 1)
+        table, notes = _expected_table(member.transport.name, member.world_size, 1, device.type)
     order = OperandOrder.ANY if op is None else as_operator(op).order
     return _explanation(collective, _nbytes(data), member.world_size, order, table, notes)
 
@@ -150,12 +150,18 @@ def _explanation(
 
 
 def explain_without_ranks(
-    collective: str, nbytes: int, world_size: int, transport: str, hosts: int = 1
+    collective: str,
+    nbytes: int,
+    world_size: int,
+    transport: str,
+    hosts: int = 1,
+    device: str = "cpu",
 ) -> Explanation:
     """Explain the choice for a group that need not exist.
 
     The costs are those of ``ringcoll tune``, if it has run for such a group on this
-    machine, otherwise the built-in costs of the transport. ``RINGCOLL_ALGORITHM`` counts.
+    machine with tensors on that type of device, otherwise the built-in costs of the transport.
+    ``RINGCOLL_ALGORITHM`` counts.
 
     Raises
     ------
@@ -164,18 +170,21 @@ def explain_without_ranks(
     RulesError, TuningFileError
         A variable of the environment says what cannot be used.
     """
-    table, notes = _expected_table(transport, world_size, hosts)
+    table, notes = _expected_table(transport, world_size, hosts, device)
     return _explanation(collective, _nbytes(nbytes), world_size, OperandOrder.ANY, table, notes)
 
 
-def _expected_table(transport: str, world_size: int, hosts: int) -> tuple[Table, tuple[str, ...]]:
+def _expected_table(
+    transport: str, world_size: int, hosts: int, device: str
+) -> tuple[Table, tuple[str, ...]]:
     """The table that such a group will use, as far as it is known before; and notes on it."""
     forced = settings.forced_rules(settings.forced_text())
     path, asked = settings.tuning_file()
-    table = tuning.find_table(path, transport, world_size, hosts, asked=asked)
+    table = tuning.find_table(path, transport, world_size, hosts, asked=asked, device=device)
     notes: tuple[str, ...] = ()
     if table is None:
-        table = built_in(transport, costs_of(transport), world_size, hosts=hosts, cores=cores())
+        costs = costs_of(transport)
+        table = built_in(transport, costs, world_size, hosts=hosts, cores=cores(), device=device)
         if transport in names("cpu"):
             notes = ("The costs are built in; a group measures its own when it is first used.",)
     return replace(table, forced=forced), notes

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ringcoll.algorithms import algorithms, find
+from ringcoll.algorithms import ALIASES, algorithms, find
 from ringcoll.algorithms.registry import generation
 from ringcoll.cost.predict import Prediction, predict, predictions
 from ringcoll.cost.rules import AUTO, FORCED, Rule
@@ -19,12 +19,26 @@ from ringcoll.cost.table import BUILT_IN, Table
 from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.schedule.ir import Schedule
 
-__all__ = ["PIPELINED_SEGMENT_BYTES", "Choice", "choose", "segment_count"]
+__all__ = [
+    "CUDA_SEGMENT_BYTES",
+    "PIPELINED_SEGMENT_BYTES",
+    "Choice",
+    "choose",
+    "pipelined_segment_bytes",
+    "segment_bytes_of",
+    "segment_count",
+]
 
 # Over gloo a message costs some 60 us and a byte some 0.5 ns, so that a segment should be well
 # above 100 KiB; 1 MiB was the best of 256 KiB, 512 KiB and 1 MiB at 4 to 64 MiB.
 PIPELINED_SEGMENT_BYTES = 1 << 20
-"""Bytes of a segment, for a pipelined algorithm that is asked for by name."""
+"""Bytes of a segment of CPU tensors, for a pipelined algorithm that is asked for by name."""
+
+# Not measured yet. A message and a launch cost some 17 us together, and a byte on its way between
+# GPUs some 0.02 ns (the catalogue's costs of NCCL): 1 MiB would take as long as they do, 4 MiB four
+# times as long.
+CUDA_SEGMENT_BYTES = 4 << 20
+"""The same for CUDA tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,36 @@ class Choice:
             f"{self.collective} of {self.nbytes} bytes on {self.world_size} ranks over "
             f"{self.table.transport}: {self.algorithm}{segments}; {self.reason}"
         )
+
+
+def pipelined_segment_bytes(device: str = "cpu") -> int:
+    """Bytes of a segment if nothing better is known, by the type of the tensors' device."""
+    return CUDA_SEGMENT_BYTES if device == "cuda" else PIPELINED_SEGMENT_BYTES
+
+
+def segment_bytes_of(collective: str, algorithm: str | Schedule, device: str) -> int | None:
+    """Bytes of a segment for an algorithm that is asked for by name, or as a schedule.
+
+    Returns
+    -------
+    int or None
+        ``None`` for ``"auto"``, which chooses them itself, and for an algorithm that is not
+        pipelined.
+
+    Examples
+    --------
+    >>> [segment_bytes_of("all_reduce", name, "cuda") for name in ("double_tree", "ring", "auto")]
+    [4194304, None, None]
+    """
+    name = algorithm.algorithm if isinstance(algorithm, Schedule) else algorithm
+    if name == AUTO or not _is_pipelined(collective, name):
+        return None
+    return pipelined_segment_bytes(device)
+
+
+def _is_pipelined(collective: str, name: str) -> bool:
+    full_name = ALIASES.get(name, name)
+    return any(entry.pipelined for entry in algorithms(collective) if entry.name == full_name)
 
 
 def choose(
@@ -136,7 +180,7 @@ def _pick(
         # Each rank knows other lengths, so the choice must not depend on them.
         first = next(entry for entry in algorithms(collective) if not entry.equal_blocks)
         return first.name, None, "no rank knows all lengths, which other algorithms need"
-    for rules, source in ((table.forced, FORCED), (table.tuned, table.source)):
+    for rules, source in ((table.forced, FORCED), (table.tuned, table.origin)):
         for rule in rules:
             if not rule.matches(collective, nbytes, world_size, table.hosts):
                 continue
@@ -150,7 +194,7 @@ def _pick(
     reason = "the least predicted time"
     if order is not OperandOrder.ANY:
         reason += f" of those that reduce in {order}"
-    return best.algorithm, best.segment_bytes, f"{reason} (costs: {table.source})"
+    return best.algorithm, best.segment_bytes, f"{reason} (costs: {table.origin})"
 
 
 def _segment_bytes(
@@ -161,7 +205,7 @@ def _segment_bytes(
     if rule.segment_bytes is not None or not entry.pipelined:
         return rule.segment_bytes
     if table.source == BUILT_IN or not entry.built_in:
-        return PIPELINED_SEGMENT_BYTES
+        return pipelined_segment_bytes(table.device)
     return predict(entry, nbytes, world_size, table.parameters).segment_bytes
 
 
@@ -170,12 +214,8 @@ def segment_count(
 ) -> int:
     """Number of segments, from the longest chunk and the wanted bytes of a segment."""
     if segment_bytes is None:
-        if not any(
-            entry.pipelined
-            for entry in algorithms(schedule.collective)
-            if entry.name == schedule.algorithm
-        ):
+        segment_bytes = segment_bytes_of(schedule.collective, schedule, "cpu")
+        if segment_bytes is None:
             return 1
-        segment_bytes = PIPELINED_SEGMENT_BYTES
     wanted = -(-longest_nbytes // max(1, segment_bytes))
     return max(1, min(wanted, longest_numel))

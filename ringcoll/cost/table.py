@@ -17,10 +17,12 @@ from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import Range, Rule, in_text, parse_rules
 from ringcoll.errors import ArgumentError, RingcollError, TuningFileError
 
-__all__ = ["BUILT_IN", "Table", "across_hosts", "built_in", "crowded_parameters"]
+__all__ = ["BUILT_IN", "MEASURED", "Table", "across_hosts", "built_in", "crowded_parameters"]
 
 BUILT_IN = "built-in"
 """The source of tables for which nothing was measured."""
+MEASURED = "measured"
+"""The source of tables that were measured for a group."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,6 +42,9 @@ class Table:
     source
         Where parameters and ``tuned`` come from, for people: `BUILT_IN`, "measured", or
         the name of a file.
+    device
+        Type of the device of the tensors with which costs and ``tuned`` were measured:
+        ``"cpu"`` or ``"cuda"``. If nothing was measured, of the tensors that the table is for.
     announces
         Whether decisions are written to the log; one rank of a group is enough.
     """
@@ -51,7 +56,16 @@ class Table:
     tuned: tuple[Rule, ...] = ()
     forced: tuple[Rule, ...] = ()
     source: str = BUILT_IN
+    device: str = "cpu"
     announces: bool = True
+
+    @property
+    def origin(self) -> str:
+        """Where the costs come from, and with what tensors they were measured, in words."""
+        if self.source == BUILT_IN:
+            return self.source
+        measured = f"measured with {self.device.upper()} tensors"
+        return measured if self.source == MEASURED else f"{self.source}, {measured}"
 
     def to_json(self) -> dict[str, Any]:
         """The values that `from_json` reads, as JSON can hold them, floats exactly."""
@@ -63,6 +77,7 @@ class Table:
             "tuned": in_text(self.tuned),
             "forced": in_text(self.forced),
             "source": self.source,
+            "device": self.device,
         }
 
     def dumps(self) -> str:
@@ -87,6 +102,7 @@ class Table:
                 tuned=parse_rules(_text(values["tuned"]), known_only=False),
                 forced=parse_rules(_text(values.get("forced", "")), known_only=False),
                 source=_text(values.get("source", "")),
+                device=_device(values.get("device", "cpu")),
             )
         except (KeyError, TypeError, AttributeError, RingcollError) as error:
             raise TuningFileError(f"not a table of costs and rules: {error!r}") from error
@@ -96,6 +112,12 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
+
+
+def _device(value: Any) -> str:
+    if value not in ("cpu", "cuda"):
+        raise ArgumentError("not a type of device", expected="cpu or cuda", got=value)
+    return _text(value)
 
 
 def _number(value: Any) -> int:
@@ -159,6 +181,7 @@ def built_in(
     *,
     hosts: int = 1,
     cores: int | None = None,
+    device: str = "cpu",
 ) -> Table:
     """The table for when nothing was measured: the costs of the transport's catalogue entry."""
     return Table(
@@ -167,4 +190,5 @@ def built_in(
         hosts=hosts,
         parameters=crowded_parameters(link, world_size, hosts, cores),
         tuned=across_hosts(world_size, hosts),
+        device=device,
     )

@@ -1,6 +1,6 @@
 """The file that ``ringcoll tune`` writes: measurements of this machine.
 
-The file holds a table for each transport, number of ranks and number of hosts; see
+The file holds a table for each transport, number of ranks, number of hosts and type of device; see
 `ringcoll.cost.table.Table`. The file is replaced as a whole, so that a reader sees the old file
 or the new file.
 """
@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ringcoll._version import __version__
 from ringcoll.cost.table import Table
@@ -27,9 +29,18 @@ _VERSION = 1
 _log = logging.getLogger("ringcoll")
 
 
-def machine() -> dict[str, Any]:
-    """Facts of this machine on which measurements depend, beside its load."""
-    return {"cpu": cpu(), "cores": cores()}
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Facts of this machine on which measurements depend, beside its load.
+
+    Parameters
+    ----------
+    device
+        Type of the device of the tensors: of CUDA tensors, the GPU's name is one of the facts.
+    """
+    facts: dict[str, Any] = {"cpu": cpu(), "cores": cores()}
+    if device == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return facts
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +62,14 @@ class Tuned:
     def now(cls, table: Table, **facts: Any) -> Tuned:
         """Make an entry for a table that has just been measured on this machine."""
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(table, {"date": date, "ringcoll": __version__, "machine": machine()} | facts)
+        here = machine(table.device)
+        return cls(table, {"date": date, "ringcoll": __version__, "machine": here} | facts)
 
     @property
-    def key(self) -> tuple[str, int, int]:
-        """Transport, number of ranks and number of hosts of the table."""
-        return self.table.transport, self.table.world_size, self.table.hosts
+    def key(self) -> tuple[str, int, int, str]:
+        """Transport, number of ranks, number of hosts, and type of device of the table."""
+        table = self.table
+        return table.transport, table.world_size, table.hosts, table.device
 
 
 def read(path: Path) -> list[Tuned]:
@@ -117,9 +130,15 @@ def update(path: Path, tuned: Tuned) -> None:
 
 
 def find_table(
-    path: Path | None, transport: str, world_size: int, hosts: int, *, asked: bool
+    path: Path | None,
+    transport: str,
+    world_size: int,
+    hosts: int,
+    *,
+    asked: bool,
+    device: str = "cpu",
 ) -> Table | None:
-    """Look in a file for the table of a transport and a number of ranks and hosts.
+    """Look in a file for the table of a transport, a number of ranks and hosts, and a device.
 
     Parameters
     ----------
@@ -130,6 +149,9 @@ def find_table(
     asked
         Whether the user has named the file. If not, the file may be missing, a wrong file gives
         a warning only, and measurements of another machine are not used.
+    device
+        Type of the device of the tensors. Measurements with CPU tensors say nothing about CUDA
+        tensors, and are not used for them.
 
     Raises
     ------
@@ -146,8 +168,8 @@ def find_table(
         _log.warning("ignored: %s", error)
         return None
     for entry in entries:
-        if entry.key == (transport, world_size, hosts):
-            if asked or entry.facts.get("machine") == machine():
+        if entry.key == (transport, world_size, hosts, device):
+            if asked or entry.facts.get("machine") == machine(device):
                 return entry.table
             _log.info("%s: measured on another machine, and not used", path)
     return None

@@ -76,6 +76,30 @@ def test_a_tuned_group(run, monkeypatch, tmp_path):
     assert other["source"] == "built-in"
 
 
+def test_tensors_on_a_gpu_have_a_table_of_their_own(run, monkeypatch, tmp_path):
+    path = tmp_path / "tuning.json"
+    for device, rule in (("cpu", "direct"), ("cuda", "double_tree")):
+        table = Table(
+            transport="gloo",
+            world_size=4,
+            parameters=crowded_parameters(costs_of("gloo"), 4),
+            tuned=parse_rules(rule),
+            device=device,
+        )
+        update(path, Tuned.now(table))
+    monkeypatch.setenv("RINGCOLL_TUNING", str(path))
+    words = ("explain", "all_reduce", "-k", "4", "--transport", "gloo", "--device", "cuda")
+    found = json.loads(run(*words, "--json").stdout)
+    assert (found["algorithm"], found["device"]) == ("double_tree", "cuda")
+    assert "measured with CUDA tensors)" in run(*words).stdout
+    assert "measured with CPU tensors)" in run(*words[:-2]).stdout
+    over_nccl = json.loads(run("explain", "all_reduce", "--transport", "nccl", "--json").stdout)
+    assert over_nccl["device"] == "cuda"
+    refused = run("explain", "all_reduce", "--transport", "nccl", "--device", "cpu")
+    assert refused.exit_code == 2
+    assert "nccl carries no CPU tensors" in refused.stderr
+
+
 def test_an_algorithm_of_the_user_is_predicted_beside_the_others(run, star):
     words = ("explain", "all_reduce", "-k", "4", "-b", "1M", "--json")
     usual = json.loads(run(*words).stdout)

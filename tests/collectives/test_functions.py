@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 import ringcoll
 from ringcoll import LocalGroup, UserOp, run_threads
 from ringcoll.algorithms import algorithms
+from ringcoll.collectives import arguments
+from ringcoll.cost.choice import segment_bytes_of
 from ringcoll.errors import (
     ArgumentError,
     CollectiveTimeoutError,
@@ -27,6 +29,7 @@ from ringcoll.errors import (
     RingcollError,
 )
 from ringcoll.runtime.communicator import Communicator
+from ringcoll.runtime.plan import Plan
 from ringcoll.schedule.contracts import contract
 from ringcoll.transport.local import Hub
 from tests.cases import data
@@ -593,6 +596,30 @@ def test_no_split_sizes_and_empty_ones_mean_equal_pieces():
 def test_segments(collective: str, segment_bytes: int):
     for entry in algorithms(collective):
         run_case(Case(collective, entry.name, lengths=(23,), segment_bytes=segment_bytes), 3)
+
+
+def test_tensors_of_a_device_are_cut_into_segments_of_its_size(monkeypatch: pytest.MonkeyPatch):
+    def num_segments(**options: Any) -> list[int]:
+        def main(group: LocalGroup) -> int:
+            tensor = torch.zeros(4 << 20)
+            call = ringcoll.all_reduce.plan(tensor, group=group, **options)
+            assert isinstance(call.operation.plan, Plan)
+            return call.operation.plan.segments
+
+        return run_threads(main, 2)
+
+    assert num_segments(algorithm="double_tree") == [8, 8]  # 16 MiB in two chunks
+    asked: list[tuple[str, str]] = []
+
+    def of_cuda(collective: str, algorithm: Any, device: str) -> int | None:
+        asked.append((algorithm, device))
+        return segment_bytes_of(collective, algorithm, "cuda")
+
+    monkeypatch.setattr(arguments, "segment_bytes_of", of_cuda)
+    assert num_segments(algorithm="double_tree") == [2, 2]
+    assert num_segments(algorithm="ring") == [1, 1]
+    assert num_segments(algorithm="double_tree", segment_bytes=2 << 20) == [4, 4]
+    assert {*asked} == {("double_tree", "cpu"), ("ring", "cpu")}
 
 
 # --- several groups, and ranks that fail ----------------------------------------------

@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 from ringcoll import UserOp
 from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.algorithms.proved import order_of, proved_schedule
-from ringcoll.cost.choice import choose
+from ringcoll.cost.choice import (
+    CUDA_SEGMENT_BYTES,
+    PIPELINED_SEGMENT_BYTES,
+    choose,
+    segment_bytes_of,
+)
 from ringcoll.cost.predict import predictions
 from ringcoll.cost.rules import parse_rules
-from ringcoll.cost.table import Table, crowded_parameters
+from ringcoll.cost.table import BUILT_IN, MEASURED, Table, crowded_parameters
 from ringcoll.errors import TuningFileError
 from ringcoll.reduction import as_operator
 from ringcoll.schedule.contracts import CONTRACTS, OperandOrder, contract
@@ -110,6 +115,36 @@ def test_segments_of_a_rule() -> None:
     assert of("double_tree") == entry.segment_bytes
 
 
+def test_segments_for_cuda_tensors_have_a_size_of_their_own() -> None:
+    assert CUDA_SEGMENT_BYTES != PIPELINED_SEGMENT_BYTES
+    sizes = {"cpu": PIPELINED_SEGMENT_BYTES, "cuda": CUDA_SEGMENT_BYTES}
+    for device, segment_bytes in sizes.items():
+        for algorithm in ("double_tree", schedule_of("all_reduce", "double_tree", 4)):
+            assert segment_bytes_of("all_reduce", algorithm, device) == segment_bytes
+        for algorithm in ("auto", "ring", "tree", schedule_of("all_reduce", "ring", 4)):
+            assert segment_bytes_of("all_reduce", algorithm, device) is None
+        # Nothing was measured, and a rule asks for an algorithm.
+        own = table(8, forced=parse_rules("double_tree"), device=device)
+        assert own.source == BUILT_IN
+        assert choose("all_reduce", 64 << 20, 8, own).segment_bytes == segment_bytes
+
+
+@pytest.mark.parametrize(
+    "source, origin",
+    [
+        (BUILT_IN, "built-in"),
+        (MEASURED, "measured with CUDA tensors"),
+        ("tuning.json", "tuning.json, measured with CUDA tensors"),
+    ],
+)
+def test_a_table_says_with_what_tensors_it_was_measured(source: str, origin: str) -> None:
+    own = table(4, source=source, device="cuda", tuned=parse_rules("broadcast:*:chain"))
+    assert own.origin == origin
+    assert f"(costs: {origin})" in choose("all_reduce", 4, 4, own).reason
+    assert choose("broadcast", 4, 4, own).reason.endswith(f"({origin})")
+    assert Table.from_json(json.loads(own.dumps())).origin == origin
+
+
 def table_predictions() -> tuple[Any, ...]:
     return predictions("all_reduce", 64 << 20, 8, table(8).parameters)
 
@@ -125,6 +160,8 @@ def test_a_table_survives_json() -> None:
     "change",
     [
         {"transport": 3},
+        {"device": "tpu"},
+        {"device": ["cuda"]},
         {"world_size": 0},
         {"hosts": "1"},
         {"parameters": {}},

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ringcoll.cost.rules import parse_rules
 from ringcoll.cost.table import Table, crowded_parameters
@@ -47,13 +48,45 @@ def test_one_table_is_replaced_and_others_are_kept(tmp_path: Path) -> None:
         update(path, Tuned.now(one))
     found = {one.key: str(one.table.tuned[0]) for one in read(path)}
     assert found == {
-        ("gloo", 2, 1): "all_reduce:0-3:direct",
-        ("ucx", 4, 1): "all_reduce:0-3:direct",
-        ("gloo", 4, 1): "all_reduce:0-9:ring",
+        ("gloo", 2, 1, "cpu"): "all_reduce:0-3:direct",
+        ("ucx", 4, 1, "cpu"): "all_reduce:0-3:direct",
+        ("gloo", 4, 1, "cpu"): "all_reduce:0-9:ring",
     }
     assert find_table(path, "gloo", 4, 1, asked=True) is not None
     assert find_table(path, "gloo", 3, 1, asked=True) is None
     assert find_table(path, "gloo", 4, 2, asked=True) is None
+
+
+def test_what_was_measured_with_cpu_tensors_is_not_for_cuda_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside each other in one file; that of CUDA tensors is for the same kind of GPU only."""
+    name = "H200"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    path = tmp_path / "tuning.json"
+    update(path, Tuned.now(table()))
+    assert find_table(path, "gloo", 4, 1, asked=True, device="cuda") is None
+    update(path, Tuned.now(replace(table(rules="ring"), device="cuda")))
+    for device, rule in (("cpu", "all_reduce:0-3:direct"), ("cuda", "*:*:ring")):
+        found = find_table(path, "gloo", 4, 1, asked=False, device=device)
+        assert found is not None
+        assert (found.device, str(found.tuned[0])) == (device, rule)
+        assert found.origin == f"{path}, measured with {device.upper()} tensors"
+    assert [entry.facts["machine"].get("gpu") for entry in read(path)] == [None, "H200"]
+    name = "H100"
+    assert find_table(path, "gloo", 4, 1, asked=False, device="cuda") is None
+    assert find_table(path, "gloo", 4, 1, asked=False) is not None
+
+
+def test_a_file_without_devices_is_of_cpu_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    old = document(path)
+    del old["tables"][0]["device"]
+    path.write_text(json.dumps(old))
+    (found,) = read(path)
+    assert found.table.device == "cpu"
+    assert found.key == ("gloo", 4, 1, "cpu")
 
 
 def test_a_write_that_fails_leaves_the_old_file(
