@@ -91,7 +91,7 @@ def test_compiling_in_advance_ends_before_a_test_would(monkeypatch: pytest.Monke
     now, made = 0.0, []
 
     class Engine:
-        def __init__(self, cupy: Any) -> None: ...
+        def __init__(self, cupy: Any, *, required: bool) -> None: ...
 
         def _function(self, kernel: Kernel, device: torch.device) -> None:
             nonlocal now

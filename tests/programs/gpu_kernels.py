@@ -66,7 +66,7 @@ def compile_share(kernels: Sequence[Kernel]) -> None:
     """Compile this rank's share, as far as there is time."""
     deadline = time.monotonic() + _MOST_S
     _, rank, world_size = rendezvous()
-    made, device = CupyEngine(import_module("cupy")), torch.device("cuda", 0)
+    made, device = CupyEngine(import_module("cupy"), required=True), torch.device("cuda", 0)
     torch.zeros(1, device=device)  # CUDA is there from here on
     for kernel in kernels[rank::world_size]:
         if time.monotonic() > deadline:
