@@ -52,6 +52,9 @@ def _ask(command: str, variables: Mapping[str, str] | None = None) -> str:
         raise MpsError(text or f"{_CONTROL} ended with status {error.returncode}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MpsError(str(error)) from error
+    answer = f"{done.stdout} {done.stderr}".strip()
+    if "cannot find" in answer.lower():  # said with status 0, too
+        raise MpsError(" ".join(answer.split()))
     return done.stdout.strip()
 
 

@@ -6,7 +6,10 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -194,6 +197,44 @@ def test_the_record_is_complete_while_a_stage_runs(script: Any, monkeypatch, tmp
     assert [row["cells"].get(NOT_RUN) for row in seen["rows"]] == [None, None, "it was under way"]
     assert {goal["verdict"] for goal in seen["goals"]} == {NOT_RUN}
     assert "of a test" in (tmp_path / "run.md").read_text()
+
+
+@pytest.mark.processes
+def test_a_run_that_is_ended_ends_its_stage_and_keeps_the_record(tmp_path: Path):
+    started = tmp_path / "started"
+    command = [sys.executable, "-c", ENDED, str(started), str(tmp_path / "out")]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not started.exists() or not (tmp_path / "out" / "run.md").exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            process.terminate()
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+    assert "it was under way" in (tmp_path / "out" / "run.md").read_text()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+
+
+# The script, with a stage in whose place a process sleeps.
+ENDED = """import pathlib, sys
+sys.path.insert(0, "")
+from benchmarks import gpu
+started, out = sys.argv[1:]
+sleeper = pathlib.Path(out).with_name("sleeper.py")
+sleeper.write_text(
+    "import os, time\\n"
+    f"with open({started + '.new'!r}, 'w') as file: file.write(str(os.getpid()))\\n"
+    f"os.replace({started + '.new'!r}, {started!r})\\n"
+    "time.sleep(100)\\n"
+)
+gpu.__file__ = str(sleeper)
+sys.argv = ["gpu.py", "--dry-run", "--out", out]
+sys.exit(gpu.main())
+"""
 
 
 def test_without_a_gpu_it_says_what_it_takes(script: ModuleType, monkeypatch, tmp_path, capsys):
@@ -636,6 +677,9 @@ if sys.argv[1:] == ["-f"]:
         time.sleep(0.02)
     sys.exit()
 if not control.exists():
+    if {polite!r}:
+        print("Cannot find MPS control daemon process")
+        sys.exit()
     sys.exit("Cannot find MPS control daemon process")
 command = sys.stdin.read().strip()
 if command == "quit":
@@ -654,9 +698,9 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
 
-    def make(*, broken: bool = False) -> Path:
+    def make(*, broken: bool = False, polite: bool = False) -> Path:
         program = programs / "nvidia-cuda-mps-control"
-        text = CONTROL.format(python=sys.executable, usual=str(usual), broken=broken)
+        text = CONTROL.format(python=sys.executable, usual=str(usual), broken=broken, polite=polite)
         program.write_text(text)
         program.chmod(0o755)
         return usual
@@ -676,8 +720,10 @@ def test_no_mps_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 @pytest.mark.processes
-def test_mps_is_started_and_ended(control: Any):
-    control()
+@pytest.mark.parametrize("polite", [False, True])
+def test_mps_is_started_and_ended(control: Any, polite: bool):
+    """Whether the program says with its status, or in words only, that no daemon listens."""
+    control(polite=polite)
     assert "Cannot find MPS control daemon" in mps.state()
     with mps.with_mps() as variables:
         folder = Path(variables["CUDA_MPS_PIPE_DIRECTORY"])
