@@ -22,11 +22,12 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll.algorithms import algorithms, find
 from ringcoll.bench.contenders import Workload, shape
+from ringcoll.bench.environment import device_of
 from ringcoll.bench.measure import BenchRequest, Result
 from ringcoll.bench.measure import measure as measure_all
 from ringcoll.bench.summary import Summary
 from ringcoll.collectives import groups
-from ringcoll.cost.choice import PIPELINED_SEGMENT_BYTES, choose
+from ringcoll.cost.choice import choose, pipelined_segment_bytes
 from ringcoll.cost.predict import Parameters, predictions
 from ringcoll.cost.rules import AUTO, Range, Rule
 from ringcoll.cost.table import Table
@@ -73,6 +74,8 @@ class TuningPlan:
         Names of algorithms to measure, by collective; ``None`` for those of the library.
     modules
         Modules of the user, which register further algorithms.
+    device
+        Type of the device of the tensors: ``"cpu"`` or ``"cuda"``.
     """
 
     collectives: tuple[str, ...]
@@ -81,6 +84,7 @@ class TuningPlan:
     costs: Parameters | None = None
     algorithms: Mapping[str, tuple[str, ...]] | None = None
     modules: tuple[UserModule, ...] = ()
+    device: str = "cpu"
 
     def leaves_a_choice(self, collective: str, world_size: int) -> bool:
         """Whether there are algorithms of a collective to choose between."""
@@ -127,13 +131,15 @@ class Finding:
         return self.medians_s[self.auto] / self.medians_s[self.best]
 
 
-def costs_on_rank(transport: str, timeout_s: float = _LIMIT_S) -> Parameters:
+def costs_on_rank(transport: str, kind: str = "cpu", timeout_s: float = _LIMIT_S) -> Parameters:
     """Measure the costs on the default group; called on all ranks, before anything else.
 
     Parameters
     ----------
     transport
-        The transport to use for the group from now on.
+        The transport to use for the group's tensors on such devices from now on.
+    kind
+        Type of the device of the tensors: ``"cpu"`` or ``"cuda"``.
     timeout_s
         Time limit.
 
@@ -148,15 +154,20 @@ def costs_on_rank(transport: str, timeout_s: float = _LIMIT_S) -> Parameters:
         The environment asks for another transport.
     """
     without_tuning()
-    groups.use(transport=transport)
-    ringcoll.barrier()  # connects the ranks
-    used = groups.communicator(None, torch.device("cpu")).transport
+    device = device_of(kind, dist.get_rank())
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+        groups.use(cuda_transport=transport)
+    else:
+        groups.use(transport=transport)
+    ringcoll.all_reduce(torch.zeros(1, device=device), algorithm="ring")  # connects the ranks
+    used = groups.communicator(None, device).transport
     if used.name != transport:
         raise ArgumentError(
             "the environment asks for another transport", argument="transport",
             expected=used.name, got=transport,
         )  # fmt: skip
-    costs = [astuple(measure(used, timeout_s, cores=cores())) for _ in range(_TIMES)]
+    costs = [astuple(measure(used, timeout_s, cores=cores(), device=device)) for _ in range(_TIMES)]
     names = [field.name for field in fields(Parameters)]
     return Parameters(**dict(zip(names, map(median, zip(*costs, strict=True)), strict=True)))
 
@@ -218,6 +229,7 @@ def time_on_rank(plan: TuningPlan) -> list[Result]:
             most=30,
             seconds=left,
             check=False,
+            device=plan.device,
         )
         results += measure_all(request, report)
     return results
@@ -240,7 +252,9 @@ def findings(results: Iterable[Result], table: Table) -> list[Finding]:
     return comparisons
 
 
-def rules_from(results: Sequence[Finding], world_size: int, hosts: int = 1) -> tuple[Rule, ...]:
+def rules_from(
+    results: Sequence[Finding], world_size: int, hosts: int = 1, device: str = "cpu"
+) -> tuple[Rule, ...]:
     """Make rules for the sizes at which the model would choose a slower algorithm.
 
     A pipelined algorithm gets the segments with which it was measured.
@@ -279,7 +293,7 @@ def rules_from(results: Sequence[Finding], world_size: int, hosts: int = 1) -> t
                     collective=collective,
                     nbytes=Range(first, end),
                     algorithm=algorithm,
-                    segment_bytes=_segment_bytes(collective, algorithm),
+                    segment_bytes=_segment_bytes(collective, algorithm, device),
                     world_size=Range(world_size, world_size + 1),
                     hosts=Range(hosts, hosts + 1),
                 )
@@ -287,6 +301,6 @@ def rules_from(results: Sequence[Finding], world_size: int, hosts: int = 1) -> t
     return tuple(rule for rule in rules if rule.algorithm != AUTO)
 
 
-def _segment_bytes(collective: str, algorithm: str) -> int | None:
+def _segment_bytes(collective: str, algorithm: str, device: str) -> int | None:
     pipelined = algorithm != AUTO and find(collective, algorithm).pipelined
-    return PIPELINED_SEGMENT_BYTES if pipelined else None
+    return pipelined_segment_bytes(device) if pipelined else None

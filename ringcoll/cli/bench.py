@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
-from click.core import ParameterSource
 
 from ringcoll.bench import DTYPES, OPS, BenchRequest, Result, on_rank, table
 from ringcoll.bench import peers as asked
@@ -52,12 +50,6 @@ def _choice(names: list[str], several: int) -> Callable[..., tuple[str, ...]]:
         return (value,)
 
     return read
-
-
-def _there(ctx: click.Context, param: click.Parameter, device: str) -> str:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise click.BadParameter("torch finds no GPU here")
-    return device
 
 
 def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -110,7 +102,7 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option("--segment-bytes", type=measuring.nbytes_of,
               help="Size of the pieces in which chunks are pipelined.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-              callback=_there,
+              callback=measuring.there,
               help="Where the tensors are. Ranks share GPUs where there are fewer of these.")  # fmt: skip
 @measuring.transport
 @measuring.cuda_transport
@@ -175,10 +167,7 @@ def bench(
 
     Exit status: 1 if any element was wrong, or an algorithm was refused.
     """
-    unused = "transport" if device == "cuda" else "cuda_transport"
-    if ctx.get_parameter_source(unused) is ParameterSource.COMMANDLINE:
-        option = f"--{unused.replace('_', '-')}"
-        raise click.UsageError(f"{option} says nothing about tensors with --device {device}")
+    measuring.refuse_unused_transport(ctx, device)
     world_size = measuring.ranks_to_use(ranks, 4)
     rules = contract(collective)
     roots = range(world_size) if root == "all" else [int(root)]

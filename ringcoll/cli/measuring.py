@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 import torch.distributed as dist
+from click.core import ParameterSource
 
 from ringcoll.algorithms import algorithms
 from ringcoll.bench import AUTO, NATIVE, OVER, PERSISTENT, SHARED
@@ -38,6 +40,8 @@ __all__ = [
     "on_ranks",
     "ranks_option",
     "ranks_to_use",
+    "refuse_unused_transport",
+    "there",
     "transport",
     "under_torchrun",
 ]
@@ -113,6 +117,27 @@ def _transport_option(kind: str, option: str) -> Callable[..., Any]:
 
 transport = _transport_option("cpu", "--transport")
 cuda_transport = _transport_option("cuda", "--cuda-transport")
+
+
+def there(ctx: click.Context, param: click.Parameter, device: str) -> str:
+    """Make sure that there is a device of the type that an option names."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.BadParameter("torch finds no GPU here")
+    return device
+
+
+def refuse_unused_transport(ctx: click.Context, device: str) -> None:
+    """Refuse the transport of tensors that are on the other type of device.
+
+    Raises
+    ------
+    click.UsageError
+        The command line names one.
+    """
+    unused = "transport" if device == "cuda" else "cuda_transport"
+    if ctx.get_parameter_source(unused) is ParameterSource.COMMANDLINE:
+        option = f"--{unused.replace('_', '-')}"
+        raise click.UsageError(f"{option} says nothing about tensors with --device {device}")
 
 
 def new_picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:

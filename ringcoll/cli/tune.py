@@ -22,13 +22,14 @@ from ringcoll.cli.output import print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import json_option, named_algorithms, new_file
 from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import in_text
-from ringcoll.cost.table import Table
+from ringcoll.cost.table import MEASURED, Table
 from ringcoll.launch.processes import Ranks
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.system import tuning
 from ringcoll.system.settings import tuning_file
 from ringcoll.system.tuning import Tuned
 from ringcoll.system.user_modules import UserModule
+from ringcoll.transport import catalogue
 
 __all__ = ["tune"]
 
@@ -40,12 +41,17 @@ _EXAMPLES = """
   ringcoll tune -k 2 --transport ucx --seconds 120
   ringcoll tune -k 4 --collectives all_reduce,all_gather -b 1K -e 16M
   ringcoll tune -k 8 --output tuning.json
+  ringcoll tune -k 4 --device cuda --cuda-transport ucx
 """
 
 
 @command(examples=_EXAMPLES)
 @measuring.ranks_option(4)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+              callback=measuring.there,
+              help="Where the tensors are. Ranks share GPUs where there are fewer of these.")  # fmt: skip
 @measuring.transport
+@measuring.cuda_transport
 @click.option("--seconds", type=click.FloatRange(min=0), default=60, show_default=True,
               help="Time to spend on the algorithms; each runs a few times in any case.")  # fmt: skip
 @click.option("--collectives", "names", metavar="NAMES", help="Which; all of them.")
@@ -63,9 +69,13 @@ _EXAMPLES = """
               callback=new_file(),
               help="File to write; that of RINGCOLL_TUNING, or in the user's cache.")  # fmt: skip
 @json_option
+@click.pass_context
 def tune(
+    ctx: click.Context,
     ranks: int | None,
+    device: str,
     transport: str,
+    cuda_transport: str,
     seconds: float,
     names: str | None,
     algorithms: str | None,
@@ -78,13 +88,17 @@ def tune(
     """Measure what messages cost here, and which algorithm is the fastest when.
 
     Ranks are processes on this machine. The results are written to a file, beside the
-    results for other numbers of ranks or transports. From then on, "auto" goes by
-    the file in every group with as many ranks and this transport, without measuring anew.
+    results for other numbers of ranks, transports or devices. From then on, "auto" goes by
+    the file in every group with as many ranks, this transport, and tensors on such a device,
+    without measuring anew.
 
     The table shows, at each size, the fastest algorithm, the algorithm that the model
     would choose by the costs of messages alone, and how many times as long that took. If
     it took longer, a rule is written to the file.
     """
+    measuring.refuse_unused_transport(ctx, device)
+    if device == "cuda":
+        transport = catalogue.resolved("cuda", cuda_transport)
     path = output or tuning_file()[0]
     if path is None:
         raise click.UsageError("RINGCOLL_TUNING is off; name a file with --output")
@@ -102,14 +116,21 @@ def tune(
         seconds,
         algorithms=chosen,
         modules=modules,
+        device=device,
     )
     facts = environment(world_size) | {"transport": transport}
     if not as_json:
         print_text(f"{ran_on(facts)}; about {seconds:.0f} s", "")
     costs, results = _measure(plan, world_size, transport)
-    table = Table(transport=transport, world_size=world_size, parameters=costs, source="measured")
+    table = Table(
+        transport=transport,
+        world_size=world_size,
+        parameters=costs,
+        source=MEASURED,
+        device=device,
+    )
     findings = bench.findings(results, table)
-    table = replace(table, tuned=bench.rules_from(findings, world_size))
+    table = replace(table, tuned=bench.rules_from(findings, world_size, device=device))
     tuning.update(path, Tuned.now(table, torch=torch.__version__, seconds=seconds))
     if as_json:
         print_json(_document(facts, table, findings, path))
@@ -156,7 +177,7 @@ def _measure(
         progress(total, "starting ranks") as advance,
         Ranks(world_size, timeout_s=_START_S) as ranks,
     ):
-        costs: Parameters = ranks.run(bench.costs_on_rank, transport)[0]
+        costs: Parameters = ranks.run(bench.costs_on_rank, transport, plan.device)[0]
         results: list[Result] = ranks.run(
             bench.time_on_rank,
             replace(plan, costs=costs),
@@ -211,6 +232,7 @@ def _document(
         "environment": facts,
         "transport": table.transport,
         "world_size": table.world_size,
+        "device": table.device,
         "parameters": asdict(table.parameters),
         "rules": in_text(table.tuned),
         "results": [asdict(finding) | {"ratio": finding.ratio} for finding in findings],

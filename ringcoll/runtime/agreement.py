@@ -16,6 +16,10 @@ in one step (overhead). Every rank adds two vectors (gamma). The definition of a
 ping-pong is R. Hockney's. On a busy machine an exchange now and then takes milliseconds longer.
 So the fastest exchange of two ranks counts, but the median exchange of all ranks: there, the
 fastest is an exchange whose message had come before the rank asked for it.
+
+For CUDA tensors all of it is done with CUDA tensors, and every step waits for the stream, as a rank does that
+reduces what has come. No message is read by the host then, which would take longer than the
+message. By itself a group measures over transports with tags only; NCCL is measured by ``ringcoll tune``.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ import torch.distributed as dist
 
 from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import FORCED
-from ringcoll.cost.table import Table, across_hosts, built_in
+from ringcoll.cost.table import MEASURED, Table, across_hosts, built_in
 from ringcoll.errors import (
     CollectiveTimeoutError,
     RingcollError,
@@ -44,7 +48,7 @@ from ringcoll.errors import (
 from ringcoll.system import settings, tuning
 from ringcoll.system.machine import cores
 from ringcoll.system.stores import appears, not_of_a_rank, read_json
-from ringcoll.transport.base import Handle, Message, Transport
+from ringcoll.transport.base import Handle, Message, Transport, settle
 from ringcoll.transport.catalogue import costs_of, names
 
 __all__ = ["agree", "measure"]
@@ -53,23 +57,29 @@ _log = logging.getLogger("ringcoll")
 
 _TAG, _TOKEN_TAG = 0x7E57C057, 0x7E57C058  # of 31 bits; nothing else is under way meanwhile
 _SHORT, _LONG = 8, 1 << 20  # bytes
+_LONG_ON_GPU = 1 << 24  # a GPU sends 1 MiB in less time than a message takes
 _BUDGET_S = 0.012  # for each quantity; as long as a single round, if that takes longer
 _MOST, _FEW = 12, 3  # rounds with short messages, and with long messages
 _AT_ONCE = 4  # messages in one step
 _ADDED = 1 << 18  # bytes; what is added stays in a core's cache, as a chunk would
+_ADDED_ON_GPU = 1 << 25  # bytes; it takes longer than the launch
+_ADDITIONS = 20
+_CPU = torch.device("cpu")
 
 
 class _Exchange:
     """Messages of one rank during the measurement."""
 
-    def __init__(self, transport: Transport, timeout_s: float) -> None:
-        self.transport, self.timeout_s = transport, timeout_s
+    def __init__(self, transport: Transport, timeout_s: float, device: torch.device = _CPU) -> None:
+        self.transport, self.timeout_s, self.device = transport, timeout_s, device
+        self.on_gpu = _is_gpu(device)
+        self.long = _LONG_ON_GPU if self.on_gpu else _LONG
         self.rank, self.world_size = rank, world_size = transport.rank, transport.world_size
         self._next_rank, self._prev_rank = (rank + 1) % world_size, (rank - 1) % world_size
         self._deadline = time.monotonic() + timeout_s
-        self._out = torch.zeros(_LONG, dtype=torch.uint8, device="cpu")
-        self._in = torch.zeros(_LONG, dtype=torch.uint8, device="cpu")
-        self._small = torch.zeros(2 * _AT_ONCE, _SHORT, dtype=torch.uint8, device="cpu")
+        self._out = torch.zeros(self.long, dtype=torch.uint8, device=device)
+        self._in = torch.zeros(self.long, dtype=torch.uint8, device=device)
+        self._small = torch.zeros(2 * _AT_ONCE, _SHORT, dtype=torch.uint8, device=device)
 
     def step(self, receives: list[Message], sends: list[Message]) -> None:
         for handle in self.transport.post(receives, sends):
@@ -79,15 +89,25 @@ class _Exchange:
                     f"rank {self.rank} could not measure within {self.timeout_s:g} s"
                 )
             self.transport.wait(handle, left)
+        if self.on_gpu:
+            settle([self.device])
+
+    def give(self, peer: int, nbytes: int) -> None:
+        """Send a message."""
+        self.step([], [Message(peer, self._out[:nbytes], _TAG)])
+
+    def take(self, peer: int, nbytes: int) -> None:
+        """Receive a message."""
+        self.step([Message(peer, self._in[:nbytes], _TAG)], [])
 
     def send(self, peer: int, nbytes: int, word: int = 0) -> None:
         """Send a message whose first byte is ``word``."""
         self._out[0] = word
-        self.step([], [Message(peer, self._out[:nbytes], _TAG)])
+        self.give(peer, nbytes)
 
     def receive(self, peer: int, nbytes: int) -> int:
         """Receive a message, and return its first byte."""
-        self.step([Message(peer, self._in[:nbytes], _TAG)], [])
+        self.take(peer, nbytes)
         return int(self._in[0])
 
     def shift(self, nbytes: int) -> None:
@@ -104,6 +124,10 @@ class _Exchange:
         )
 
 
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
 def _timed(function: Callable[[], object]) -> float:
     start = time.perf_counter()
     function()
@@ -112,6 +136,8 @@ def _timed(function: Callable[[], object]) -> float:
 
 def _ping_pong(exchange: _Exchange, peer: int, nbytes: int, most: int) -> float:
     """Seconds of half a round trip; rank 0 counts the round trips, and ends them."""
+    if exchange.on_gpu:
+        return _counted_ping_pong(exchange, peer, nbytes, most)
     if exchange.rank == peer:
         while exchange.receive(0, nbytes):
             exchange.send(0, nbytes)
@@ -129,13 +155,27 @@ def _ping_pong(exchange: _Exchange, peer: int, nbytes: int, most: int) -> float:
     return min(times) / 2
 
 
+def _counted_ping_pong(exchange: _Exchange, peer: int, nbytes: int, rounds: int) -> float:
+    """The same with as many round trips as both ranks know."""
+    is_peer = exchange.rank == peer
+    first, then = (exchange.take, exchange.give) if is_peer else (exchange.give, exchange.take)
+    other = 0 if is_peer else peer
+
+    def there_and_back() -> None:
+        first(other, nbytes)
+        then(other, nbytes)
+
+    there_and_back()  # sets the path up
+    return min(_timed(there_and_back) for _ in range(rounds)) / 2
+
+
 def _pair(exchange: _Exchange) -> tuple[float, float]:
     """Seconds of a short and of a long message, while all other ranks wait."""
     last = exchange.world_size - 1  # with several hosts, on another host than rank 0
     short_s = long_s = 0.0
     if exchange.rank in (0, last):
         short_s = _ping_pong(exchange, last, _SHORT, _MOST)
-        long_s = _ping_pong(exchange, last, _LONG, _FEW)
+        long_s = _ping_pong(exchange, last, exchange.long, _FEW)
     return short_s, long_s
 
 
@@ -156,25 +196,50 @@ def _all_at_once(exchange: _Exchange, function: Callable[[], object], expected_s
     return median(_timed(function) for _ in range(rounds))
 
 
-def _adding() -> float:
-    """Seconds to add a byte to another byte, undisturbed."""
-    left, right = (torch.ones(_ADDED // 4, device="cpu") for _ in range(2))
-    return min(_timed(lambda: left.add_(right)) for _ in range(20)) / _ADDED
+def _additions(device: torch.device, nbytes: int) -> list[float]:
+    """Seconds of additions of so many bytes to as many."""
+    left, right = (torch.ones(nbytes // 4, device=device) for _ in range(2))
+
+    def add() -> None:
+        left.add_(right)
+        if _is_gpu(device):
+            settle([device])
+
+    return [_timed(add) for _ in range(_ADDITIONS)]
+
+
+def _adding(device: torch.device, crowd: float) -> tuple[float, float]:
+    """Seconds to add a byte to another byte: undisturbed, and while all ranks add."""
+    if not _is_gpu(device):
+        gamma_s = min(_additions(device, _ADDED)) / _ADDED
+        return gamma_s, crowd * gamma_s
+    launch_s, times = min(_additions(device, _ADDED)), _additions(device, _ADDED_ON_GPU)
+    more = _ADDED_ON_GPU - _ADDED
+    # All ranks add now, so the fastest addition is one that no other rank of the GPU has disturbed.
+    gamma_s, crowded_s = (max(0.0, time - launch_s) / more for time in (min(times), median(times)))
+    return gamma_s, crowded_s
 
 
 def measure(
-    transport: Transport, timeout_s: float, *, hosts: int = 1, cores: int | None = None
+    transport: Transport,
+    timeout_s: float,
+    *,
+    hosts: int = 1,
+    cores: int | None = None,
+    device: torch.device = _CPU,
 ) -> Parameters:
     """Measure what messages, bytes and additions cost; all ranks take part.
 
     Parameters
     ----------
     transport
-        Connected transport with tags, and without messages under way.
+        Connected transport without messages under way; for CPU tensors, with tags.
     timeout_s
         Time limit in seconds.
     hosts, cores
         Number of hosts, and number of the cores that the ranks of a host share.
+    device
+        Device of the tensors that are sent and added.
 
     Returns
     -------
@@ -187,16 +252,17 @@ def measure(
     CollectiveTimeoutError, PeerLostError
         A rank did not take part.
     """
-    exchange = _Exchange(transport, timeout_s)
+    exchange = _Exchange(transport, timeout_s, device)
     world_size = exchange.world_size
-    gamma_s = _adding()
-    short_s, long_s = _pair(exchange)
     crowd = max(1.0, -(-world_size // hosts) / cores) if cores else 1.0
+    gamma_s, crowded_gamma_s = _adding(device, crowd)
+    short_s, long_s = _pair(exchange)
     crowded_s = _all_at_once(exchange, lambda: exchange.shift(_SHORT), crowd * short_s, _MOST)
     burst_s = _all_at_once(exchange, exchange.burst, crowd * short_s, _MOST)
-    crowded_long_s = _all_at_once(exchange, lambda: exchange.shift(_LONG), crowd * long_s, _FEW)
+    nbytes = exchange.long
+    crowded_long_s = _all_at_once(exchange, lambda: exchange.shift(nbytes), crowd * long_s, _FEW)
     # A message reads and writes each byte, as an addition does. A crowd makes nothing faster.
-    beta_s = max(gamma_s, (long_s - short_s) / _LONG)
+    beta_s = max(gamma_s, (long_s - short_s) / nbytes)
     return Parameters(
         alpha_s=short_s,
         beta_s_per_byte=beta_s,
@@ -204,12 +270,13 @@ def measure(
         # Measured in a crowd; a further message costs no more than a single message.
         overhead_s=min(short_s, max(0.0, burst_s - crowded_s) / (_AT_ONCE - 1)),
         crowded_alpha_s=max(short_s, crowded_s),
-        crowded_beta_s_per_byte=max(beta_s, (crowded_long_s - crowded_s) / _LONG),
-        crowded_gamma_s_per_byte=crowd * gamma_s,
+        crowded_beta_s_per_byte=max(beta_s, (crowded_long_s - crowded_s) / nbytes),
+        crowded_gamma_s_per_byte=crowded_gamma_s,
     )
 
 
-_measured: dict[tuple[str, int, int], Parameters] = {}  # costs that this process measured as rank 0
+# Costs that this process measured as rank 0.
+_measured: dict[tuple[str, int, int, str], Parameters] = {}
 
 
 class _Notes:
@@ -269,12 +336,13 @@ def agree(
     timeout_s: float,
     *,
     measurable: bool | None = None,
+    device: torch.device | None = None,
 ) -> Table:
     """Agree on the table of costs and rules of a group; every rank has to call it.
 
     Rank 0 takes the costs from the first of these that it has: the file of ``ringcoll tune``;
-    an earlier measurement for the same transport and numbers of ranks and hosts; a measurement
-    now, by all ranks. Rank 0's ``RINGCOLL_ALGORITHM`` counts for all ranks.
+    an earlier measurement for the same transport, numbers of ranks and hosts, and type of device;
+    a measurement now, by all ranks. Rank 0's ``RINGCOLL_ALGORITHM`` counts for all ranks.
 
     Parameters
     ----------
@@ -286,6 +354,8 @@ def agree(
         Time limit in seconds.
     measurable
         Whether the costs may be measured; by default on transports with tags and without checksums.
+    device
+        Device of the group's tensors; by default the CPU.
 
     Raises
     ------
@@ -296,15 +366,17 @@ def agree(
     """
     settings.log_as_asked()
     rank, world_size = transport.rank, transport.world_size
+    device = _CPU if device is None else device
+    kind = device.type
     if measurable is None:
         is_plain = not (transport.ordered or transport.verifies)
-        measurable = is_plain and transport.name in names("cpu")
+        measurable = is_plain and transport.name in names(kind)
     notes = _Notes(transport, store, timeout_s)
     if rank:
-        return _follow(transport, notes)
+        return _follow(transport, notes, device)
     hosts = len(set(transport.hosts))
     try:
-        table = _known_table(transport.name, world_size, hosts)
+        table = _known_table(transport.name, world_size, hosts, kind)
         forced = settings.forced_text()
         rules = settings.forced_rules(forced)
     except RingcollError as error:
@@ -313,39 +385,39 @@ def agree(
     measuring = table is None and measurable and world_size > 1
     notes.tell("decision", {"measure": measuring, "hosts": hosts, "forced": forced})
     if measuring:
-        costs = measure(transport, notes.left_s, hosts=hosts, cores=cores())
-        _measured[transport.name, world_size, hosts] = costs
-        table = _table_of(transport.name, world_size, hosts, costs)
+        costs = measure(transport, notes.left_s, hosts=hosts, cores=cores(), device=device)
+        _measured[transport.name, world_size, hosts, kind] = costs
+        table = _table_of(transport.name, world_size, hosts, kind, costs)
     if table is None:
-        table = built_in(
-            transport.name, costs_of(transport.name), world_size, hosts=hosts, cores=cores()
-        )
+        link = costs_of(transport.name)
+        table = built_in(transport.name, link, world_size, hosts=hosts, cores=cores(), device=kind)
     table = replace(table, forced=rules)
     notes.tell("table", table.to_json())
     return table
 
 
-def _known_table(transport: str, world_size: int, hosts: int) -> Table | None:
+def _known_table(transport: str, world_size: int, hosts: int, kind: str) -> Table | None:
     path, asked = settings.tuning_file()
-    table = tuning.find_table(path, transport, world_size, hosts, asked=asked)
-    costs = _measured.get((transport, world_size, hosts))
+    table = tuning.find_table(path, transport, world_size, hosts, asked=asked, device=kind)
+    costs = _measured.get((transport, world_size, hosts, kind))
     if table is None and costs is not None:
-        table = _table_of(transport, world_size, hosts, costs)
+        table = _table_of(transport, world_size, hosts, kind, costs)
     return table
 
 
-def _table_of(transport: str, world_size: int, hosts: int, costs: Parameters) -> Table:
+def _table_of(transport: str, world_size: int, hosts: int, kind: str, costs: Parameters) -> Table:
     return Table(
         transport=transport,
         world_size=world_size,
         hosts=hosts,
         parameters=costs,
         tuned=across_hosts(world_size, hosts),
-        source="measured",
+        source=MEASURED,
+        device=kind,
     )
 
 
-def _follow(transport: Transport, notes: _Notes) -> Table:
+def _follow(transport: Transport, notes: _Notes, device: torch.device) -> Table:
     """Follow the decision of rank 0."""
     match decision := notes.hear("decision"):
         case {"error": str(text), "rules": bool(is_of_rules)}:
@@ -364,7 +436,7 @@ def _follow(transport: Transport, notes: _Notes) -> Table:
             forced,
         )
     if measuring:
-        measure(transport, notes.left_s, hosts=max(1, hosts))
+        measure(transport, notes.left_s, hosts=max(1, hosts), device=device)
     table = notes.hear("table")
     try:
         return replace(Table.from_json(table), announces=False)

@@ -377,7 +377,8 @@ class Communicator:
         ranks_here = transport.hosts.count(transport.hosts[self.rank])
         threads = torch.get_num_threads()
         self._is_crowded = threads > 1 and threads * ranks_here > cores()
-        self.table = agree(transport, dist.PrefixStore("choice", self.store), timeout_s)
+        store = dist.PrefixStore("choice", self.store)
+        self.table = agree(transport, store, timeout_s, device=self.device)
         self.monitor.meets = False
 
     def _failed(self, error: BaseException, timeout_s: float) -> BaseException:

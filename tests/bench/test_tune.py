@@ -45,6 +45,12 @@ def test_rules_say_only_what_the_model_does_not_know():
     assert rules_from([finding(4, "ring", "ring")], 3) == ()
 
 
+def test_rules_for_cuda_tensors_have_segments_of_their_size():
+    found = [finding(1 << 20, "double_tree", "ring")]
+    (rule,) = rules_from(found, 4, device="cuda")
+    assert str(rule) == "all_reduce:*:double_tree@4M:k=4:hosts=1"
+
+
 def test_where_there_is_no_choice_nothing_is_measured():
     plan = TuningPlan(("all_reduce", "all_gather", "all_to_all", "barrier"), (4, 1 << 10), 1.0)
     assert workloads(plan, 4) == {"all_reduce": (4, 1 << 10), "all_gather": (1 << 10,)}
@@ -114,6 +120,7 @@ def test_tune_then_use_it(monkeypatch: pytest.MonkeyPatch, tmp_path):
     told = json.loads(result.stdout)
     (tuned,) = read(path)
     assert told["file"] == str(path)
+    assert (told["device"], tuned.table.device) == ("cpu", "cpu")
     assert [one["nbytes"] for one in told["results"]] == [64, 4096]
     for one in told["results"]:
         best = min(one["medians_s"], key=one["medians_s"].get)

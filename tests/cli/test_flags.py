@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from ringcoll.bench.measure import OVER_RANKS
 from ringcoll.cli import measuring, train, tune
@@ -51,3 +52,16 @@ def test_tune(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     words = ("--transport", "gloo", "-o", str(tmp_path / "tuning.json"))
     *_, transport = reached(run, monkeypatch, "tune", *words)
     assert transport == "gloo"
+
+
+def test_tune_on_a_gpu(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    words = ("--device", "cuda", "--cuda-transport", "gloo", "-o", str(tmp_path / "tuning.json"))
+    plan, _, transport = reached(run, monkeypatch, "tune", *words)
+    assert (plan.device, transport) == ("cuda", "gloo")
+    refused = run("tune", "--device", "cuda", "--transport", "gloo")
+    assert refused.exit_code == 2
+    assert "--transport says nothing about tensors with --device cuda" in refused.stderr
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused = run("tune", "--device", "cuda")
+    assert "torch finds no GPU here" in refused.stderr

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,97 @@ def test_measured_costs_make_sense() -> None:
     assert 0 < found.alpha_s <= found.crowded_alpha_s < 1
     assert 0 < found.gamma_s_per_byte <= found.beta_s_per_byte <= found.crowded_beta_s_per_byte
     assert found.overhead_s <= found.alpha_s
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """CPU tensors are taken for CUDA tensors; returns how often streams were waited for."""
+    settled: list[str] = []
+    monkeypatch.setattr(measured, "_is_gpu", lambda device: True)
+    monkeypatch.setattr(measured, "settle", lambda devices: settled.extend(map(str, devices)))
+    return settled
+
+
+def test_on_a_gpu_no_message_is_read_while_time_runs(
+    gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams are waited for in every step, and ping-pong has as many rounds as all know."""
+    running = threading.local()
+
+    def timed(function: Callable[[], object]) -> float:
+        running.now = True
+        seconds = time_of(function)
+        running.now = False
+        return seconds
+
+    def receive(exchange: Any, peer: int, nbytes: int) -> int:
+        assert not getattr(running, "now", False)
+        return read(exchange, peer, nbytes)
+
+    time_of, read = measured._timed, measured._Exchange.receive
+    monkeypatch.setattr(measured, "_timed", timed)
+    monkeypatch.setattr(measured._Exchange, "receive", receive)
+    for world_size in (2, 3):
+        gpu.clear()
+        found = on_ranks(world_size, lambda rank, t, s: measure(t, 30.0))
+        assert all(isinstance(costs, Parameters) for costs in found)
+        assert 0 < found[0].alpha_s <= found[0].crowded_alpha_s < 1
+        round_trips = 2 * 2 * (measured._MOST + 1 + measured._FEW + 1)
+        assert len(gpu) >= round_trips + 2 * world_size * measured._ADDITIONS
+
+
+def test_how_costs_of_a_gpu_are_made_of_times(
+    gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An addition takes the launch and its bytes; half of the ranks' additions are disturbed."""
+    short, long = measured._ADDED, measured._ADDED_ON_GPU
+    numbers = iter(range(10_000))
+
+    def timed(function: Callable[[], object]) -> float:
+        function()
+        if function.__name__ == "there_and_back":
+            return 4e-4
+        if function.__name__ != "add":
+            return 5e-4
+        nbytes = inspect.getclosurevars(function).nonlocals["left"].nbytes
+        slower = 1.0 if next(numbers) % 4 == 0 else 2.0
+        return 1e-5 if nbytes == short else 1e-5 + slower * 1e-9 * (long - short)
+
+    monkeypatch.setattr(measured, "_timed", timed)
+    found = measured._adding(torch.device("cpu"), 3.0)
+    assert found == pytest.approx((1e-9, 2e-9))
+    (costs, *_) = on_ranks(2, lambda rank, t, s: measure(t, 30.0))
+    assert costs.alpha_s == 2e-4
+    assert costs.beta_s_per_byte == costs.gamma_s_per_byte == pytest.approx(1e-9)
+    assert costs.crowded_gamma_s_per_byte == pytest.approx(2e-9)
+
+
+def agreed_on(device: torch.device | None, rank: int, transport: Any, store: dist.Store) -> Table:
+    return agree(transport, store, 30.0, measurable=True, device=device)
+
+
+def test_what_was_measured_for_one_kind_of_device_is_not_used_for_another(
+    gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[str] = []
+
+    def noted(transport: Any, timeout_s: float, **more: Any) -> Parameters:
+        devices.append(str(more.pop("device")))
+        return measure(transport, timeout_s, **more)
+
+    monkeypatch.setattr(measured, "measure", noted)
+    for device in (torch.device("cuda", 0), None, torch.device("cuda", 0)):
+        kind = "cpu" if device is None else "cuda"
+        for found in on_ranks(2, partial(agreed_on, device)):
+            assert (found.device, found.source) == (kind, "measured")
+            assert found.origin == f"measured with {kind.upper()} tensors"
+    assert devices == ["cuda:0"] * 2 + ["cpu"] * 2, "and each is measured once"
+
+
+def test_built_in_costs_are_of_the_groups_device() -> None:
+    device = torch.device("cuda", 0)
+    for found in on_ranks(2, lambda rank, t, s: agree(t, s, 30.0, device=device)):
+        assert (found.device, found.source) == ("cuda", "built-in")
 
 
 def test_how_costs_are_made_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
