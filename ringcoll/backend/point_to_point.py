@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import ArgumentError, PeerLostError
+from ringcoll.errors import ArgumentError, PeerLostError, TransportError
 from ringcoll.transport import nccl
 
 __all__ = ["PointToPoint", "PointToPointWork"]
@@ -67,7 +67,7 @@ class PointToPoint:
             "recv_anysource": "a rank, while it received from any",
         }[method]
         failure = f"rank {self._rank} lost {loss} with tag {tag}"
-        return PointToPointWork(work, failure, peer, tensor.device)
+        return PointToPointWork(work, failure, peer, tensor.device, is_empty=not tensor.numel())
 
     def batched(
         self, start: Callable[[], list[dist.Work]], device: torch.device
@@ -80,11 +80,18 @@ class PointToPoint:
         if device.type != "cuda" or not self.has_nccl:
             return start()
         failure = f"rank {self._rank} lost a rank, in a batch of sends and receives"
+        messages: list[Any] = []
         try:
-            work = nccl.as_one(self._of_cuda(), [start])
+            work = nccl.as_one(self._of_cuda(device), [lambda: messages.extend(start())])
         except RuntimeError as error:
             raise PeerLostError(f"{failure}: {error}") from error
-        return [PointToPointWork(work, failure, None, device)]
+        is_empty = all(message.is_empty for message in messages)
+        if work is None and not is_empty:
+            raise TransportError(
+                f"rank {self._rank} gave NCCL a batch of {len(messages)} sends and receives, and got "
+                "no work for them"
+            )
+        return [PointToPointWork(work, failure, None, device, is_empty=is_empty)]
 
     def of(self, tensor: Tensor) -> Any:
         """The inner group that carries a tensor.
@@ -95,7 +102,7 @@ class PointToPoint:
             No inner group carries tensors of this device.
         """
         if tensor.device.type == "cuda" and self.has_nccl:
-            return self._of_cuda()
+            return self._of_cuda(tensor.device)
         if tensor.device.type != "cpu":
             raise ArgumentError(
                 "tensors on this device cannot be sent",
@@ -106,7 +113,7 @@ class PointToPoint:
             )
         return self.gloo
 
-    def _of_cuda(self) -> Any:
+    def _of_cuda(self, device: torch.device) -> Any:
         with self._making:
             if self._nccl is None:
                 options = dist.ProcessGroupNCCL.Options()
@@ -114,7 +121,7 @@ class PointToPoint:
                 self._nccl = dist.ProcessGroupNCCL(
                     dist.PrefixStore("cuda", self._store), self._rank, self._world_size, options
                 )
-                self._ending = nccl.Ending(self._nccl)
+                self._ending = nccl.Ending(self._nccl, device)
             return self._nccl
 
     def abort(self) -> None:
@@ -132,14 +139,22 @@ class PointToPoint:
 class PointToPointWork(dist.Work):
     """A send or a receive of the user.
 
+    ``work`` is ``None`` if the inner group has started nothing, or tells it by the work of a batch;
     ``failure`` is the text of the error if the inner group's work fails; ``peer`` is ``None`` if
-    the other rank is not known.
+    the other rank is not known; ``is_empty`` says whether there is nothing to send.
     """
 
     def __init__(
-        self, work: dist.Work, failure: str, peer: int | None, device: torch.device
+        self,
+        work: dist.Work | None,
+        failure: str,
+        peer: int | None,
+        device: torch.device,
+        *,
+        is_empty: bool = False,
     ) -> None:
         super().__init__()
+        self.is_empty = is_empty
         self._work, self._failure, self._peer = work, failure, peer
         self._on_stream = device.type == "cuda"  # a wait orders the stream that is current
         self._waited = False
@@ -148,7 +163,8 @@ class PointToPointWork(dist.Work):
         """Wait for the message; a second wait does no harm, as on gloo's own works."""
         if self._on_stream or not self._waited:
             try:
-                self._work.wait(timeout)
+                if self._work is not None:
+                    self._work.wait(timeout)
             except RuntimeError as error:
                 raise PeerLostError(f"{self._failure}: {error}", peer=self._peer) from error
             self._waited = True
@@ -156,7 +172,9 @@ class PointToPointWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the message is complete; gloo does not know before a wait."""
-        return (self._waited and not self._on_stream) or self._work.is_completed()
+        if self._work is None or (self._waited and not self._on_stream):
+            return True
+        return self._work.is_completed()
 
     def is_success(self) -> bool:
         """Whether the message is complete, without an error."""
@@ -164,10 +182,11 @@ class PointToPointWork(dist.Work):
 
     def get_future(self) -> Any:
         """The future of the inner group's work, if that work has a future."""
-        return self._work.get_future()
+        return None if self._work is None else self._work.get_future()
 
     def _source_rank(self) -> int:
         """The rank from which a receive from any rank has received."""
+        assert self._work is not None
         return int(self._work._source_rank())
 
     source_rank = _source_rank

@@ -32,15 +32,15 @@ from ringcoll.runtime.executor import drive
 from ringcoll.runtime.flight_recorder import forget, save, token, watch
 from ringcoll.runtime.lives import Lives, tell
 from ringcoll.runtime.memory import Workspace
-from ringcoll.runtime.monitor import Monitor
+from ringcoll.runtime.monitor import Issued, Monitor
 from ringcoll.runtime.monitored_barrier import monitored_barrier
-from ringcoll.runtime.operation import Operation, Turn
+from ringcoll.runtime.operation import Binding, Operation, Turn
 from ringcoll.runtime.queue import Queue
 from ringcoll.runtime.work import Work
 from ringcoll.system.machine import cores
 from ringcoll.system.stores import unreachable
 from ringcoll.system.streams import Lane, Streams, capturing
-from ringcoll.transport.base import Transport
+from ringcoll.transport.base import Handle, Transport
 
 __all__ = ["Call", "Communicator", "Part"]
 
@@ -147,7 +147,7 @@ class Communicator:
         self.memory = Workspace(self._forget_memory)
         processes = Lives(lives or store, self.rank, self.world_size)
         tell(lives or store, self.rank)
-        self.monitor = Monitor(store, self.rank, self.world_size, transport.abort, processes)
+        self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
         self.store = store
         self.table: Table | None = None  # costs and rules, once the ranks have met
         self.tracer: Any = None  # `ringcoll.tracing.recorder.Tracer`, while the group is traced
@@ -345,10 +345,12 @@ class Communicator:
                 binding = tracer.traced(operation, binding, tag)
             for load, index in binding.loads:
                 load(tensors[index])
-            drive(binding.program, tag, binding.wait, deadline, monitor)
+            handles = drive(binding.program, tag, binding.wait, deadline, monitor)
             for store, index in binding.stores:
                 store(tensors[index])
             self.nbytes_sent += operation.nbytes_sent
+            if self._lane is not None and not self.transport.waits_on_host:
+                self._watch_stream(number, operation, binding, handles, timeout_s)
         except BaseException as error:
             raised = self._failed(error, timeout_s)
             if tracer is not None:
@@ -360,6 +362,24 @@ class Communicator:
             monitor.current = monitor.wait = None
             if tracer is not None:
                 tracer.end()
+
+    def _watch_stream(
+        self,
+        number: int,
+        operation: Operation | Turn,
+        binding: Binding,
+        handles: Sequence[Handle],
+        timeout_s: float,
+    ) -> None:
+        """Let the monitor look after an operation until its stream has come to its end."""
+        monitor, lane = self.monitor, self._lane
+        waits = binding.waits(handles)
+        assert lane is not None
+        if waits and not lane.capturing:
+            monitor.issued.append(Issued(number, operation, timeout_s, waits, lane))
+            error = monitor.error or self.broken
+            if error is not None:  # whoever broke the group may not have seen the operation
+                raise _without_frames(error)
 
     def _meet(self, timeout_s: float) -> None:
         """Meet the other ranks, and agree on costs and rules."""
@@ -396,21 +416,37 @@ class Communicator:
             # To connect may need files and descriptors that the process cannot have.
             if is_lack or (isinstance(error, OSError) and not self._has_met):
                 error = TransportError(text)
+        is_raised = threading.current_thread() not in self._queue.threads
+        self._break_and_tell(error, text, is_raised=is_raised)
+        return error
+
+    def _give_up(self) -> None:
+        """Break the wait of the operation that runs, of which the monitor knows that it is in vain.
+
+        The host gets the error where it waits. If a stream waits, nobody may ever ask.
+        """
+        error = self.monitor.error
+        if self.monitor.issued and error is not None:
+            self._break_and_tell(error, str(error), is_raised=False)
+        else:
+            self.transport.abort()
+
+    def _break_and_tell(self, error: BaseException, text: str, *, is_raised: bool) -> None:
         is_first = self.broken is None and not self._closed
         if is_first:
             self.monitor.failed = self.monitor.running()
             if isinstance(error, Exception):
-                announce(text, is_raised=threading.current_thread() not in self._queue.threads)
+                announce(text, is_raised=is_raised)
         self._break(error)
         if is_first:
             save()
-        return error
 
     def _break(self, error: BaseException) -> None:
         if self._is_foreign:
             return
         if self.broken is None:
             self.broken = _without_frames(error)
+        self.monitor.abandon(self.broken)
         self.transport.abort()
 
     def queued(self) -> list[tuple[int, Operation | Turn]]:
@@ -512,6 +548,7 @@ class Communicator:
         self._queue.close(_JOIN_S)
         self.monitor.close()
         forget(self)
+        self.monitor.issued.clear()
         self.monitor.recent.clear()  # operations are bound to connections
         self.monitor.failed = None
         self.memory.clear()

@@ -12,13 +12,11 @@ import time
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, MismatchError, PeerLostError
-from ringcoll.runtime.monitor import Monitor
+from ringcoll.runtime.monitor import LEFT, Monitor
 from ringcoll.system.settings import compares_calls
 from ringcoll.system.stores import appears, read_text
 
 __all__ = ["CallComparison"]
-
-_LEFT = "left/{}"
 
 
 class CallComparison:
@@ -34,7 +32,7 @@ class CallComparison:
         """Tell ranks that wait to compare a call that this rank comes to no comparison any more."""
         if self.known:
             with contextlib.suppress(RuntimeError):  # there is no store any more
-                self._store.set(_LEFT.format(self._monitor.rank), "")
+                self._store.set(LEFT.format(self._monitor.rank), "")
 
     def compare(self, description: str, timeout_s: float, *, capturing: bool) -> None:
         """Compare a call with those of all other ranks: each kind once, or each for debugging.
@@ -58,7 +56,7 @@ class CallComparison:
         self._store.set(keys[rank], description)
         deadline = time.monotonic() + timeout_s
         for peer, key in enumerate(keys):
-            left = _LEFT.format(peer)
+            left = LEFT.format(peer)
             given_up = lambda left=left: monitor.error is not None or self._store.check([left])  # noqa: E731
             # A rank may have come, and left afterwards.
             if not (appears(self._store, [key], deadline, given_up) or self._store.check([key])):

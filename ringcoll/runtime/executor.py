@@ -250,8 +250,8 @@ def drive(
     wait: Callable[[Handle, float], None],
     deadline: float,
     watch: Watch,
-) -> None:
-    """Run a program to its end.
+) -> list[Handle]:
+    """Run a program to its end; return the handles of its messages.
 
     ``tag``, of 31 bits, is mixed into the tags of all messages; ``wait`` is `Transport.wait`;
     ``deadline`` counts as ``time.monotonic``.
@@ -268,3 +268,4 @@ def drive(
             item.run([handles[number] for number in item.messages])
         else:
             item()
+    return handles

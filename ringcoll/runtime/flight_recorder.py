@@ -166,7 +166,7 @@ def _group(member: Communicator) -> dict[str, Any]:
         "rank": member.rank,
         "world_size": member.world_size,
         "operations": [
-            _call(index, operation, complete=index != number)
+            _call(index, operation, complete=number is None or index < number)
             for index, operation in tuple(monitor.recent)[-_LAST:]
         ],
         "running": None if running is None else _running(running, member.rank, monitor.meets),

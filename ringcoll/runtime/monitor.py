@@ -5,6 +5,11 @@ monitor is a thread that wakes up when an operation has been waiting for a while
 publishes through the store what this rank is doing, reads what the others are doing, and breaks
 the wait when two ranks disagree or a rank has given up. In normal operation nothing is published.
 
+An operation of a transport whose `wait` orders a stream is over for the thread that runs it long before its
+messages have come. It stays here, `Issued`, until the stream has come to its end. Nothing else ends
+a wait of the stream: so the monitor keeps the time limits of such operations, too. An operation's time
+counts from when the operations before it are over.
+
 Keys in the store: ``state/RANK`` holds a rank's last operations as JSON, ``verdict`` the reason
 why the group is broken; the first rank that fails writes the verdict.
 """
@@ -34,8 +39,12 @@ from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Wait
 from ringcoll.system.stores import read_json, unreachable, within
+from ringcoll.system.streams import Lane, beside
 
-__all__ = ["Monitor", "Running"]
+__all__ = ["LEFT", "Issued", "Monitor", "Running"]
+
+LEFT = "left/{}"
+"""Key of a rank that has closed the group, and comes to no comparison any more."""
 
 Answer = TypeVar("Answer")
 
@@ -63,6 +72,25 @@ class Running(NamedTuple):
             return operation
         verb = "data from" if self.wait.is_receive else "taking of data by"
         return f"{verb} rank {self.wait.peer} in step {self.wait.step} of {operation}"
+
+
+class Issued(NamedTuple):
+    """An operation that is enqueued on a stream.
+
+    ``waits`` are the messages that the stream waits for, in order, each with a function that says whether the
+    message is over.
+    """
+
+    number: int
+    operation: Operation | Turn
+    limit_s: float
+    waits: Sequence[tuple[Wait, Callable[[], bool]]]
+    lane: Lane
+
+    def awaited(self) -> list[Wait]:
+        """The messages of the earliest step that are not over; those of a step come together."""
+        left = [wait for wait, is_over in self.waits if not is_over()]
+        return [wait for wait in left if wait.step == left[0].step]
 
 
 # Kinds of failures in a verdict. A plain `TransportError` is nobody's death: the ranks could not
@@ -131,6 +159,8 @@ class Monitor:
         # The thread that runs operations sets these: number and operation, and its wait.
         self.current: tuple[int, Operation | Turn] | None = None
         self.wait: Wait | None = None
+        self.issued: deque[Issued] = deque()  # the monitor's thread takes away what is over
+        self._awaited: tuple[int, Wait | None] = (-1, None)  # number of the first, and its message
         self.failed: Running | None = None  # what has broken the group
         self.meets = False  # whether it waits in the store, for all ranks
         self.lives = lives
@@ -142,6 +172,7 @@ class Monitor:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._lock = threading.Lock()
+        self._taking = threading.Lock()  # operations away from `issued`
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
@@ -156,11 +187,32 @@ class Monitor:
             self._wake.set()
 
     def running(self) -> Running | None:
-        """What runs now; other threads may ask, too."""
+        """What runs now, or what a stream has not come to the end of; other threads may ask, too."""
+        first = self._first()
+        if first is None:
+            return self._on_host()
+        number, wait = self._awaited
+        return Running(first.number, first.operation, wait if number == first.number else None)
+
+    def _first(self) -> Issued | None:
+        """The earliest operation that is enqueued on a stream."""
+        try:
+            return self.issued[0]
+        except IndexError:
+            return None
+
+    def _on_host(self) -> Running | None:
+        """What the thread that runs operations is at."""
         current, wait = self.current, self.wait
         if current is None:
             return None
         return Running(*current, wait if self.current is current else None)
+
+    def abandon(self, error: BaseException) -> None:
+        """Give an error to all whose operations a stream has not come to the end of."""
+        with self._taking:
+            while self.issued:
+                self.issued.popleft().lane.fail(error)
 
     def close(self) -> None:
         """Stop the thread."""
@@ -177,8 +229,11 @@ class Monitor:
         """
         if self.error is not None:
             return self.error
-        running = self.running()
+        running = self._on_host()
         assert running is not None
+        return self._explain(error, running, limit_s)
+
+    def _explain(self, error: RingcollError, running: Running, limit_s: float) -> RingcollError:
         # From a host that is cut off, the store gives no answer, and no time limit ends that.
         try:
             return within(_PATIENCE_S + _STORE_S, lambda: self._ask(error, running, limit_s))
@@ -258,7 +313,7 @@ class Monitor:
             self._publish_verdict({"kind": "lost", "peer": self.rank, "text": text})
         if isinstance(error, RingcollError):
             return str(error)
-        running = self.running()
+        running = self._on_host()
         return text if running is None else f"{text}, in {running._replace(wait=None).where()}"
 
     def _watch(self) -> None:
@@ -267,6 +322,7 @@ class Monitor:
             self._wake.wait()
             if self._stop.is_set() or self.error is not None:
                 return
+            self._take_away()
             running = self.running()
             if self._says_it_waits and (running is None or running.number != last):
                 with self._lock:
@@ -276,7 +332,7 @@ class Monitor:
                 self.awake = False
                 # Meanwhile an operation may have begun, and seen the flag still set, or `close`
                 # may have been called.
-                if self.current is None and not self._stop.is_set():
+                if self.current is None and not self.issued and not self._stop.is_set():
                     continue
                 self.awake = True
                 self._wake.set()
@@ -285,11 +341,55 @@ class Monitor:
             elif time.monotonic() - since > _PATIENCE_S:
                 with self._lock:
                     self._look_around(running)
+                self._keep_limit(since)
             self._stop.wait(_POLL_S)
+
+    def _take_away(self) -> None:
+        """Take away the operations to whose end their streams have come."""
+        while (first := self._first()) is not None:
+            with beside(first.operation.device), self._taking:
+                if first is not self._first():
+                    return  # they are abandoned
+                if not first.lane.is_over():
+                    return
+                self.issued.popleft()
+
+    def _keep_limit(self, since: float) -> None:
+        """Break off the operation that a stream is at, if its time limit is over."""
+        first, running = self._first(), self.running()
+        if self.error is not None or first is None or running is None:
+            return
+        if time.monotonic() - since > first.limit_s:
+            late = CollectiveTimeoutError(f"rank {self.rank} timed out after {first.limit_s:g} s")
+            self.error = self._explain(late, running, first.limit_s)
+            self.on_break()
+
+    def _look_for_message(self, first: Issued) -> Running:
+        """Note which message a stream waits for.
+
+        Of messages that come together, it is more likely one whose peer has ended, or is not known
+        to be in this operation.
+        """
+        with beside(first.operation.device):
+            waits = first.awaited()
+        ended = self.lives.ended()
+
+        def suspicion(wait: Wait) -> int:
+            if wait.peer in ended:
+                return 0
+            state = self._read(f"state/{wait.peer}")
+            is_there = state and state["waits"] and state["waits"][0] >= first.number
+            return 2 if is_there else 1
+
+        wait = min(waits, key=suspicion, default=None)
+        self._awaited = first.number, wait
+        return Running(first.number, first.operation, wait)
 
     def _look_around(self, running: Running) -> None:
         if self.error is not None:
             return
+        if (first := self._first()) is not None:
+            running = self._look_for_message(first)
         verdict = self._read("verdict")
         if verdict is None:
             self._publish_state(running)
@@ -309,9 +409,14 @@ class Monitor:
         now = time.monotonic()
         for peer in self.lives.ended():
             is_late = now - self._ended.setdefault(peer, now) >= _GRACE_S
+            if self.issued and self._has_left(peer):
+                continue  # it was done; its message may be in a group with that of another rank
             if is_late and (self.meets if running.wait is None else running.wait.peer == peer):
                 return peer
         return None
+
+    def _has_left(self, peer: int) -> bool:
+        return bool(self._from_store(lambda: self.store.check([LEFT.format(peer)])))
 
     def _publish_state(self, running: Running | None) -> None:
         calls = {

@@ -21,7 +21,7 @@ import logging
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -34,7 +34,7 @@ from ringcoll.cost.table import Table
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
 from ringcoll.reduction.operators import SERIAL_NUMEL
 from ringcoll.runtime.executor import Instruction, bind
-from ringcoll.runtime.plan import Plan, compile_plan
+from ringcoll.runtime.plan import Plan, Wait, compile_plan
 from ringcoll.runtime.regions import Layout
 from ringcoll.runtime.stage import Load, Stage
 from ringcoll.schedule.contracts import OperandOrder, contract
@@ -204,14 +204,23 @@ class Binding:
     """An operation that is bound to memory and to a transport.
 
     ``loads`` copy tensors in before the program runs, ``stores`` copy results out; ``wait`` is
-    `Transport.wait`; ``last_run`` is the number of the operation's last run with it.
+    `Transport.wait`, ``is_over`` is `Transport.is_over`; ``last_run`` is the number of the operation's last run with it.
     """
 
     loads: Sequence[Load]
     program: Sequence[Instruction]
     stores: Sequence[Load]
     wait: Callable[[Handle, float], None]
+    is_over: Callable[[Handle], bool]
     last_run: int = 0
+
+    def waits(self, handles: Sequence[Handle]) -> list[tuple[Wait, Callable[[], bool]]]:
+        """The waits of a run, in order, each with a function that says whether its message is over."""
+        return [
+            (item, partial(self.is_over, handles[item.message]))
+            for item in self.program
+            if isinstance(item, Wait)
+        ]
 
 
 class Operation:
@@ -371,7 +380,7 @@ class Operation:
             reduction=reduction,
             engine=engine,
         )
-        return Binding(flat.loads, program, flat.stores, transport.wait)
+        return Binding(flat.loads, program, flat.stores, transport.wait, transport.is_over)
 
 
 class Turn:
@@ -390,7 +399,7 @@ class Turn:
 
     def binding(self, tensors: Sequence[Tensor], transport: Transport, *memory: object) -> Binding:
         """A program that calls the function."""
-        return Binding((), [self._function], (), transport.wait)
+        return Binding((), [self._function], (), transport.wait, transport.is_over)
 
 
 def is_short(nbytes: int, device: torch.device) -> bool:

@@ -80,11 +80,11 @@ class Work(dist.Work):
 
     def is_success(self) -> bool:
         """Whether the operation is over, without an error."""
-        return self.is_completed() and self._error is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """The operation's error, or ``None``."""
-        return self._error
+        return self._error if self._error is not None or self._end is None else self._end.error
 
     def result(self) -> list[Tensor]:
         """The tensors that hold the result when the operation is complete."""

@@ -33,7 +33,9 @@ launch of kernels (`ringcoll.reduction.gpu`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import ctypes
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
@@ -45,6 +47,7 @@ __all__ = [
     "Lane",
     "Mark",
     "Streams",
+    "beside",
     "capturing",
     "current_device",
     "future",
@@ -61,35 +64,66 @@ record_stream: Callable[[Tensor, Any], None] = Tensor.record_stream
 new_future: Callable[..., torch.futures.Future[None]] = torch.futures.Future
 
 
+def exchange_capture_mode(mode: int) -> None:
+    """Set the mode of this thread for captures; torch has no name for it."""
+    ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(mode)))
+
+
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: captures of other threads do not count
+_modes = threading.local()
+
+
 def has_streams(device: torch.device) -> bool:
     """Whether a device enqueues work, instead of doing it at once."""
     return device.type in with_streams
+
+
+@contextlib.contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """Use a device in a thread of the library's own, beside the user's threads.
+
+    CUDA's current device is that of the thread. While a thread captures a graph, most calls of CUDA in
+    other threads fail, and end the capture, unless those threads have set another mode.
+    """
+    if not has_streams(device):
+        yield
+        return
+    with cuda.device(device):
+        if not getattr(_modes, "is_local", False):
+            exchange_capture_mode(_THREAD_LOCAL)
+            _modes.is_local = True
+        yield
 
 
 class Mark:
     """A point in the current stream of a device, after all earlier work.
 
     ``captured`` says whether a CUDA graph captures the stream, ``on_host`` whether the host waits,
-    too: for a barrier.
+    too: for a barrier. ``error`` is the reason why the work before the mark was broken off: the mark
+    is over then, too, and what the work has written is of no use.
     """
 
-    __slots__ = ("_captured", "_device", "_event", "_on_host")
+    __slots__ = ("_captured", "_device", "_event", "_on_host", "error")
 
     def __init__(
         self, device: torch.device, *, captured: bool = False, on_host: bool = False
     ) -> None:
         self._device, self._captured, self._on_host = device, captured, on_host
         self._event: Any = cuda.current_stream(device).record_event()
+        self.error: BaseException | None = None
 
     def join(self) -> None:
-        """Make the stream that is current now wait for the mark."""
-        cuda.current_stream(self._device).wait_event(self._event)
-        if self._on_host and not self._captured:
-            self._event.synchronize()
+        """Make the stream that is current now wait for the mark; raise its error, if it has one."""
+        if self.error is None:
+            cuda.current_stream(self._device).wait_event(self._event)
+            if self._on_host and not self._captured:
+                self._event.synchronize()
+        if self.error is not None:  # the host may have waited until it had one
+            raise self.error
 
     def is_over(self) -> bool:
         """Whether all work before the mark is done; in a capture nothing runs, so it is."""
-        return self._captured or bool(self._event.query())
+        return self._captured or self.error is not None or bool(self._event.query())
 
 
 class Streams:
@@ -137,6 +171,7 @@ class Lane:
         self.stream: Any = streams.own if aside else cuda.current_stream(streams.device)
         self._called = Mark(streams.device, captured=capturing) if aside else None
         self.end: Mark | None = None
+        self._error: BaseException | None = None
         self._guards = contextlib.ExitStack()
 
     @property
@@ -168,6 +203,7 @@ class Lane:
         with self._guards, contextlib.suppress(*([] if kind is None else [RuntimeError])):
             device = self._streams.device
             self.end = Mark(device, captured=self.capturing, on_host=self._on_host)
+            self.end.error = self._error  # `fail` may just be setting both
             if not self.capturing:
                 self._streams.ended(self.stream, self.end)
 
@@ -180,6 +216,16 @@ class Lane:
         """Make the stream that is current now wait for the operation."""
         if self.end is not None:
             self.end.join()
+
+    def is_over(self) -> bool:
+        """Whether the stream has come to the end of the operation; for a thread of the library's own."""
+        return self.end is not None and self.end.is_over()
+
+    def fail(self, error: BaseException) -> None:
+        """Let whoever waits for the operation get an error; any thread may call it."""
+        self._error = error
+        if self.end is not None:
+            self.end.error = error
 
 
 def mark_of(tensors: Sequence[Tensor]) -> Mark | None:

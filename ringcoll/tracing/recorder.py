@@ -204,6 +204,7 @@ class Tracer:
             program,
             [(self._copying(record, store, last_step), number) for store, number in binding.stores],
             self._waiting(record, binding.wait, steps),
+            binding.is_over,
         )
 
     def _copying(

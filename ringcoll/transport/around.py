@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringcoll.transport.base import Transport
+from ringcoll.transport.base import Handle, Transport
 
 __all__ = ["AroundTransport"]
 
@@ -30,6 +30,10 @@ class AroundTransport(Transport):
         """Connect the transport below."""
         self.below.connect(timeout_s)
         self.hosts = self.below.hosts
+
+    def is_over(self, handle: Handle) -> bool:
+        """Whether a message of the transport below is over."""
+        return self.below.is_over(handle)
 
     def abort(self) -> None:
         """Abort the transport below."""

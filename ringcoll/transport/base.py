@@ -133,6 +133,14 @@ class Transport(Protocol):
         """
         ...
 
+    def is_over(self, handle: Handle) -> bool:
+        """Whether a message has come, or was taken, although nobody has waited on the host.
+
+        It is asked only if `wait` orders the stream, and after `wait`; see `waits_on_host`. The thread
+        that asks is inside of `ringcoll.system.streams.beside`.
+        """
+        return True
+
     def view(self, handle: Handle, dtype: torch.dtype) -> Tensor | None:
         """The elements of a lent message that has come, if they lie in this process's reach.
 

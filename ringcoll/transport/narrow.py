@@ -77,3 +77,7 @@ class NarrowTransport(AroundTransport):
             handle.into.copy_(handle.narrow)
         else:
             self.below.wait(handle, timeout_s)
+
+    def is_over(self, handle: Handle) -> bool:
+        """Whether a message is over; see `Transport.is_over`."""
+        return self.below.is_over(handle.handle if isinstance(handle, _Arriving) else handle)

@@ -16,16 +16,20 @@ What it rests on, in torch (``ProcessGroupNCCL.cpp``, main of 2025, and 2.13's b
 - The first batch would make the communicator, and so must be joined by all ranks.
   ``eager_connect_single_device`` makes it before (``initNCCLComm`` for the device), and
   ``pointToPoint`` then uses it for every message ("reuse the parent comm").
+- Making the communicator waits on the host for all ranks, and `abort` does not end that wait, because
+  the group does not have the communicator yet.
 - Messages run on a stream of the group's. ``pointToPoint`` lets it wait for the current
   stream (``syncStream``) and tells the allocator that it uses the tensor (``recordStream``);
-  ``endCoalescing`` records an event after the group's end, and always returns a work for
-  messages (``coalescedAsync_``). ``WorkNCCL::wait`` makes the stream that is then
+  ``endCoalescing`` records an event after the group's end, and returns a work; it returns
+  ``nullptr`` if it was given no message, or if it takes the messages for synchronous ones
+  (``coalescedAsync_``). ``WorkNCCL::wait`` makes the stream that is then
   current wait for that event (``synchronizeStream``), and the host only if
-  ``TORCH_NCCL_BLOCKING_WAIT`` says so.
+  ``TORCH_NCCL_BLOCKING_WAIT`` says so. It raises nothing: a message whose peer is dead occupies the
+  stream until the communicator is aborted, and the host goes on. `Monitor` looks after that.
 - In a capture ``endCoalescing`` does not give the work to the watchdog, which would query
   its event. The group's stream joins the capture by ``syncStream``, and is joined by ``wait``.
 - An unfinished work that takes longer than the group's time limit ends the process, by default:
-  that is the watchdog's.
+  that is the watchdog's. Once a group is aborted, the watchdog looks at nothing.
 - ``shutdown`` waits for what is enqueued, for the ranks of the node to come too, and for CUDA
   graphs that hold messages of the group, without a limit, and with a lock that ``abort`` needs.
   ``abort`` waits as long as the group's time limit, then raises. Both let go of the GIL.
@@ -39,9 +43,11 @@ import functools
 import logging
 import queue
 import threading
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import wait
 from datetime import timedelta
 from typing import Any
 
@@ -49,16 +55,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import ArgumentError, PeerLostError, TransportError
+from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.system.settings import ranks_may_share_gpus
-from ringcoll.system.stores import read_text
-from ringcoll.system.streams import gpu, nccl_version
+from ringcoll.system.stores import begun, read_text
+from ringcoll.system.streams import beside, gpu, nccl_version
 from ringcoll.transport.base import Handle, Message, Transport, meet
 
 __all__ = ["Ending", "NcclTransport", "as_one", "check", "grouped", "make"]
 
 _log = logging.getLogger("ringcoll")
 _ABORT_S = 5.0  # for a group to be aborted; the caller has an error to raise
+_BETWEEN_S = 0.02  # between two looks whether `connect` is given up
 _SHUTDOWN_S = 10.0  # for a group to finish what is enqueued, and its peers too
 # Distances in one group; each is a send and a receive, so half of 256 at most.
 _DISTANCES = 64
@@ -86,7 +93,13 @@ def grouped(
 
 
 def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
-    """Make calls that start messages of a group of NCCL, as one group call; return its work."""
+    """Make calls that start messages of a group of NCCL, as one group call.
+
+    Returns
+    -------
+    work or None
+        ``None`` if NCCL has started nothing.
+    """
     try:
         group._start_coalescing()
         for call in calls:
@@ -125,14 +138,14 @@ class Ending:
     """Ends a ``ProcessGroupNCCL``, once, on a thread: `abort` and `shutdown` may wait for ever.
 
     The thread is there from the beginning: while the interpreter ends, Python starts no thread
-    any more (3.12 on).
+    any more (3.12 on). It enters the device of the group, as CUDA's current device is the thread's.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, device: torch.device) -> None:
         self._group, self._ended = group, False
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=_call, args=(self._calls,), name="ringcoll-nccl-end", daemon=True
+            target=_call, args=(self._calls, device), name="ringcoll-nccl-end", daemon=True
         )
         self._thread.start()
         # If nobody ends the group, the thread ends with this object.
@@ -156,9 +169,10 @@ class Ending:
             _log.warning("NCCL has not ended a group within %g s; nobody waits any more", limit_s)
 
 
-def _call(calls: queue.SimpleQueue[Callable[[], object]]) -> None:
-    with contextlib.suppress(RuntimeError):
-        calls.get()()
+def _call(calls: queue.SimpleQueue[Callable[[], object]], device: torch.device) -> None:
+    call = calls.get()
+    with contextlib.suppress(RuntimeError), beside(device):
+        call()
 
 
 class _Batch:
@@ -171,9 +185,13 @@ class _Batch:
 
     def wait(self) -> None:
         """Order the current stream after the group; in one operation, once is enough."""
-        if self._work is not None:
+        if self._tensors:
             self._work.wait()
-            self._work, self._tensors = None, ()
+            self._tensors = ()
+
+    def is_over(self) -> bool:
+        """Whether the GPU is done with the group."""
+        return self._work is None or bool(self._work.is_completed())
 
 
 _NOTHING = _Batch(None, ())
@@ -209,7 +227,7 @@ class NcclTransport(Transport):
         self.rank, self.world_size = group.rank(), group.size()
         self.hosts: tuple[int, ...] = ()
         self._aborted = False
-        self._ending = Ending(group)
+        self._ending = Ending(group, device)
 
     def connect(self, timeout_s: float) -> None:
         """Connect all ranks; see `Transport.connect`."""
@@ -217,12 +235,27 @@ class NcclTransport(Transport):
         given_up = lambda: self._aborted  # noqa: E731
         self.hosts = meet(self._store, self, timeout_s, given_up)
         self._check_gpus()
+        # Of those who wait in it, NCCL wakes nobody: that thread stays behind.
+        connected = begun(self._make_communicator)
+        deadline = time.monotonic() + timeout_s
+        while not connected.done():
+            if self._aborted:
+                raise PeerLostError(f"rank {self.rank} gave up connecting over NCCL")
+            if time.monotonic() >= deadline:
+                raise CollectiveTimeoutError(
+                    f"rank {self.rank} waited {timeout_s:g} s for NCCL to connect the ranks"
+                )
+            wait([connected], _BETWEEN_S)
         try:
-            self._group.eager_connect_single_device(self.device)
+            connected.result()
         except (RuntimeError, ValueError) as error:
             raise TransportError(
                 f"rank {self.rank} could not connect to the others over NCCL: {error}"
             ) from error
+
+    def _make_communicator(self) -> None:
+        with beside(self.device):
+            self._group.eager_connect_single_device(self.device)
 
     def _check_gpus(self) -> None:
         """Refuse ranks that share a GPU, on all ranks, before NCCL does with less words.
@@ -267,6 +300,10 @@ class NcclTransport(Transport):
                     work = as_one(self._group, calls)
                 except RuntimeError as error:
                     raise PeerLostError(str(error)) from error
+                if work is None:
+                    raise TransportError(
+                        f"rank {self.rank} gave NCCL {len(calls)} messages, and got no work for them"
+                    )
                 handle = _Batch(work, [tensors[index] for index in indices])
                 for index in indices:
                     handles[index] = handle
@@ -278,8 +315,13 @@ class NcclTransport(Transport):
         """Order the current stream after the message; see `Transport.wait`."""
         try:
             handle.wait()  # type: ignore[attr-defined]
-        except RuntimeError as error:
+        except RuntimeError as error:  # with ``TORCH_NCCL_BLOCKING_WAIT``
             raise PeerLostError(str(error)) from error
+
+    def is_over(self, handle: Handle) -> bool:
+        """Whether the GPU is done with the message; see `Transport.is_over`."""
+        assert isinstance(handle, _Batch)
+        return handle.is_over()
 
     def abort(self) -> None:
         """Abort the group's communicators."""

@@ -139,12 +139,12 @@ ORDERED = [name for name in CHECKS if name not in ("bad_calls", "futures")]
 
 @pytest.mark.parametrize("name", ORDERED)
 @pytest.mark.parametrize("on_host", [False, True], ids=["nccl", "host"])
-def test_the_checks_order_their_streams(monkeypatch: pytest.MonkeyPatch, on_host: bool, name: str):
+def test_the_checks_order_their_streams(on_host: bool, name: str):
     """With a stand-in for CUDA, which sees what nothing orders: in the checks, or beneath them."""
-    cuda = fake_streams.installed(monkeypatch)
+    with fake_streams.in_place() as cuda:
 
-    def main(group: LocalGroup) -> list[str]:
-        return run_check(name, group, "cpu", cuda)
+        def main(group: LocalGroup) -> list[str]:
+            return run_check(name, group, "cpu", cuda)
 
-    assert fake_streams.run(cuda, 2, main, on_host=on_host) == [[], []]
-    assert cuda.races == []
+        assert fake_streams.run(cuda, 2, main, on_host=on_host) == [[], []]
+        assert cuda.races == []

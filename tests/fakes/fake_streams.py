@@ -1,7 +1,12 @@
 """A stand-in for CUDA's streams: CPU tensors stand for CUDA tensors, and order is looked at.
 
-Everything is computed at once, as on a CPU, so that results are right. What is looked at
-is whether they would be on a GPU: each stream has a vector clock, each operation of torch is
+Whatever is computed is enqueued on a stream, and a thread that stands for the GPU computes it: in
+order within a stream, and behind the host, which waits only where CUDA lets it wait. A message of NCCL
+occupies its stream until it has met its other end. So a lost peer is a stream that
+goes no further, while the host goes on. What a thread needs is looked at, too: CUDA's current device
+and its mode for captures are those of the thread, and a thread that has begun nothing has neither.
+
+Whether results would be right on any GPU is looked at as well: each stream has a vector clock, each operation of torch is
 noted with the stream that was current, and two that use the same memory, of which one
 writes, must be ordered by events, or by a host that has waited. Otherwise there is a *race*.
 Captures follow CUDA's rules: no wait crosses their border, no captured event is asked
@@ -13,16 +18,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from ringcoll import LocalGroup
 from ringcoll.runtime.communicator import Communicator
@@ -30,10 +37,10 @@ from ringcoll.system import streams
 from ringcoll.transport.base import Handle
 from ringcoll.transport.local import Hub, LocalTransport
 from ringcoll.transport.nccl import NcclTransport
-from tests.fakes.fake_nccl import FakeGroup, FakeWork, World
+from tests.fakes.fake_nccl import LIMIT_S, FakeGroup, FakeWork, World
 from tests.programs.threads import together
 
-__all__ = ["HOST", "FakeCuda", "StreamedGroup", "installed", "run"]
+__all__ = ["HOST", "FakeCuda", "StreamedGroup", "in_place", "over_nccl", "run"]
 
 Clock = dict[int, int]
 HOST = "the host"  # what has accessed memory; it needs no allocator, as it waits
@@ -67,22 +74,96 @@ class Capture:
     """Storages that were used in it."""
 
 
+class Gpu:
+    """A thread that works off what streams hold; what has not begun returns `False`."""
+
+    def __init__(self) -> None:
+        self._streams: list[FakeStream] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self.is_held = False
+        self.failures: list[BaseException] = []
+
+    def enqueue(self, stream: FakeStream, work: Callable[[], bool]) -> None:
+        with self._changed:
+            if not stream.left:
+                self._streams.append(stream)
+            stream.left.append(work)
+            stream.issued += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="fake GPU", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def hold(self, *, is_held: bool = True) -> None:
+        """Do nothing more, or go on."""
+        with self._changed:
+            self.is_held = is_held
+            self._changed.notify_all()
+
+    def wait(self, stream: FakeStream, place: int) -> None:
+        """Let the host wait until a stream has come to a place."""
+        with self._changed:
+            has_come = self._changed.wait_for(lambda: stream.done >= place, LIMIT_S)
+        assert has_come, "the GPU hangs, and nobody aborts what it waits for"
+        if self.failures:
+            raise self.failures[0]
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._streams or self.is_held:
+                    if not self._changed.wait(1.0) and not self._streams:
+                        self._thread = None
+                        return
+                    continue
+                streams = tuple(self._streams)
+            goes_on = [self._work_off(stream) for stream in streams]
+            if not any(goes_on):
+                with self._changed:
+                    self._changed.wait(
+                        0.002
+                    )  # for the host: an abort, or the other end of a message
+
+    def _work_off(self, stream: FakeStream) -> bool:
+        """Do what comes next in a stream; return whether it is done."""
+        try:
+            is_done = stream.left[0]()
+        except BaseException as error:  # noqa: BLE001  # raised where the host waits
+            self.failures.append(error)
+            is_done = True
+        if is_done:
+            with self._changed:
+                stream.left.popleft()
+                stream.done += 1
+                if not stream.left:
+                    self._streams.remove(stream)
+                self._changed.notify_all()
+        return is_done
+
+
 class FakeEvent:
     """Where a stream was."""
 
     def __init__(self, cuda: FakeCuda, stream: FakeStream) -> None:
         self._cuda, self.clock, self.capture = cuda, dict(stream.clock), stream.capturing()
+        self._stream, self._place = stream, stream.issued
+
+    def is_over(self) -> bool:
+        return self._stream.done >= self._place
 
     def query(self) -> bool:
         if self.capture is not None:
             raise RuntimeError("cudaErrorCapturedEvent: asked for in a capture")
-        self._cuda.queries += 1
-        return self._cuda.done
+        self._cuda.begun("asks for an event")
+        return self.is_over()
 
     def synchronize(self) -> None:
         if self.capture is not None:
             raise RuntimeError("cudaErrorStreamCaptureUnsupported: the host waits in a capture")
+        self._cuda.begun("waits for an event")
         self._cuda.waits_of_host += 1
+        self._cuda.gpu.wait(self._stream, self._place)
         _merge(self._cuda.host(), self.clock)
 
 
@@ -92,6 +173,8 @@ class FakeStream:
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda, self.cuda_stream = cuda, next(cuda.numbers)
         self.clock: Clock = {}
+        self.left: deque[Callable[[], bool]] = deque()
+        self.issued = self.done = 0
         self._capture: Capture | None = None
 
     def __ne__(self, other: object) -> bool:
@@ -122,6 +205,8 @@ class FakeStream:
                 raise RuntimeError("cudaErrorCapturedEvent: waits for what was captured")
             self.join_capture(event.capture)
         _merge(self.clock, event.clock)
+        if not event.is_over():
+            self._cuda.gpu.enqueue(self, event.is_over)
 
     def synchronize(self) -> None:
         self.record_event().synchronize()
@@ -135,10 +220,10 @@ class _Watch(TorchDispatchMode):
         self._cuda = cuda
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        returns = func._schema.returns
+        kwargs, returns = kwargs or {}, func._schema.returns
         if any(one.alias_info is not None and not one.alias_info.is_write for one in returns):
-            return result  # a view
+            return func(*args, **kwargs)  # a view
+        result = self._enqueue(func, args, kwargs)
         name, cuda = str(func), self._cuda
         given = dict(zip((one.name for one in func._schema.arguments), args, strict=False))
         given.update(kwargs or {})
@@ -152,6 +237,46 @@ class _Watch(TorchDispatchMode):
                 if "empty" not in name:
                     cuda.access(tensor, writes=True, what=name)
         return result
+
+    def _enqueue(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Let the GPU do it; the result is there at once, but not yet what it will hold."""
+        gpu, stream = self._cuda.gpu, self._cuda.current_stream()
+        named = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+        written = [
+            named[one.name]
+            for one in func._schema.arguments
+            if one.alias_info is not None and one.alias_info.is_write and one.name in named
+        ]
+
+        def later(work: Callable[[], object]) -> None:
+            def run() -> bool:
+                with torch.inference_mode(is_inference):
+                    work()
+                return True
+
+            is_inference = torch.is_inference_mode_enabled()
+            gpu.enqueue(stream, run)
+
+        if written:
+            later(lambda: func(*args, **kwargs))
+            return written[0] if func._schema.returns else None
+        if not any(_tensors(value) for value in named.values()):
+            return func(*args, **kwargs)  # new memory, with the same values each time
+        if not any("Tensor" in str(one.type) for one in func._schema.returns):
+            gpu.wait(stream, stream.issued)  # the host asks for a value
+            return func(*args, **kwargs)
+        with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True):
+            shapes = func(*args, **kwargs)
+        results = tree_map(
+            lambda one: torch.empty_strided(one.shape, one.stride(), dtype=one.dtype), shapes
+        )
+        if "empty" not in str(func):
+            later(
+                lambda: tree_map(
+                    lambda into, value: into.copy_(value), results, func(*args, **kwargs)
+                )
+            )
+        return results
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -169,15 +294,19 @@ class FakeCuda:
     ----------
     races
         Pairs of accesses that nothing orders, in words.
-    done
-        What events say when they are asked whether they are over.
+    strays
+        What threads have done that had not begun for it, in words.
+    gpu
+        Works off what is enqueued.
     """
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
         self.races: list[str] = []
-        self.done = False
-        self.queries = self.waits_of_host = 0
+        self.strays: list[str] = []
+        self.gpu = Gpu()
+        self.waits_of_host = 0
+        self._captures: list[tuple[Capture, int]] = []  # under way, each with its thread
         self.futures: list[list[torch.device]] = []
         self._accesses: dict[int, list[Access]] = defaultdict(list)
         self._owners: dict[int, int] = {}  # of storages: the stream for which they were allocated
@@ -208,8 +337,24 @@ class FakeCuda:
     @contextlib.contextmanager
     def device(self, device: torch.device) -> Iterator[None]:
         """Every operation enters it, in whatever thread: so here one begins to watch."""
-        with self.watching():
-            yield
+        before, self._local.has_device = getattr(self._local, "has_device", False), True
+        try:
+            with self.watching():
+                yield
+        finally:
+            self._local.has_device = before
+
+    def exchange_capture_mode(self, mode: int) -> None:
+        self._local.mode = mode
+
+    def begun(self, what: str) -> None:
+        """Note what a thread does that has no device, or that would end another thread's capture."""
+        name = threading.current_thread().name
+        if not (getattr(self._local, "has_device", False) or self._is_watching()):
+            self.strays.append(f"{name} {what} without a device")
+        own = threading.get_ident()
+        if not getattr(self._local, "mode", 0) and any(one != own for _, one in self._captures):
+            self.strays.append(f"{name} {what} during a capture of another thread")
 
     def is_current_stream_capturing(self) -> bool:
         return self.current_stream().capturing() is not None
@@ -219,7 +364,7 @@ class FakeCuda:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Note what this thread does."""
-        if getattr(self._local, "watching", False):
+        if self._is_watching():
             yield
             return
         self._local.watching = True
@@ -229,18 +374,23 @@ class FakeCuda:
         finally:
             self._local.watching = False
 
+    def _is_watching(self) -> bool:
+        return getattr(self._local, "watching", False)
+
     @contextlib.contextmanager
     def graph(self) -> Iterator[Capture]:
         """Capture what this thread does, on a stream of its own."""
         origin, capture = FakeStream(self), Capture()
-        _merge(origin.clock, self.current_stream().clock)
+        origin.wait_event(self.current_stream().record_event())
         origin.join_capture(capture)
+        self._captures.append((capture, threading.get_ident()))
         with self.stream(origin), self.watching():
             try:
                 yield capture
             finally:
                 capture.active = False
-        _merge(self.current_stream().clock, origin.clock)  # as if it were replayed there
+                self._captures.remove((capture, threading.get_ident()))
+        self.current_stream().wait_event(FakeEvent(self, origin))  # as if it were replayed there
         for one in capture.streams:
             if origin.clock.get(one.cuda_stream, 0) < one.clock.get(one.cuda_stream, 0):
                 raise RuntimeError("cudaErrorStreamCaptureUnjoined: a stream has not joined again")
@@ -335,18 +485,22 @@ class FakeCuda:
 
 
 class _StreamedWork:
-    def __init__(self, work: FakeWork, cuda: FakeCuda, event: FakeEvent) -> None:
-        self._work, self._cuda, self._event = work, cuda, event
+    """What orders streams after a group, and never says that anything has failed."""
+
+    def __init__(self, cuda: FakeCuda, event: FakeEvent) -> None:
+        self._cuda, self._event = cuda, event
 
     def wait(self) -> bool:
-        with _disable_current_modes():
-            self._work.wait()  # the data have to be there: what follows is computed at once
         self._cuda.current_stream().wait_event(self._event)
         return True
 
+    def is_completed(self) -> bool:
+        self._cuda.begun("asks for a work")
+        return self._event.is_over()
+
 
 class StreamedGroup(FakeGroup):
-    """A stand-in for ``ProcessGroupNCCL`` with its stream, and what it does for each message."""
+    """A stand-in for ``ProcessGroupNCCL`` with its stream, which messages occupy until they have met."""
 
     def __init__(self, world: World, rank: int, cuda: FakeCuda) -> None:
         super().__init__(world, rank)
@@ -359,20 +513,48 @@ class StreamedGroup(FakeGroup):
         self._cuda.record_stream(tensors[0], self._stream)
         self._cuda.access(tensors[0], writes=not is_send, what=what, stream=self._stream)
 
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        self._cuda.begun("connects")
+        super().eager_connect_single_device(device)
+
     def _end_coalescing(self) -> Any:
-        with _disable_current_modes():  # messages move in whatever thread comes last
-            work = super()._end_coalescing()
-        return _StreamedWork(work, self._cuda, self._stream.record_event())
+        work = super()._end_coalescing()
+        return work and _StreamedWork(self._cuda, self._stream.record_event())
+
+    def _start(self, work: FakeWork) -> None:
+        start = iter([lambda: FakeGroup._start(self, work)])
+
+        def kernel() -> bool:
+            for begin in start:
+                begin()
+            return work.finished.is_set()
+
+        self._cuda.gpu.enqueue(self._stream, kernel)
+
+    def abort(self) -> None:
+        self._cuda.begun("aborts")
+        super().abort()
 
 
-def installed(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+@contextlib.contextmanager
+def in_place() -> Iterator[FakeCuda]:
     """Put the stand-in in the place of ``torch.cuda``: CPU tensors are taken for CUDA tensors."""
     made = FakeCuda()
-    monkeypatch.setattr(streams, "cuda", made)
-    monkeypatch.setattr(streams, "with_streams", frozenset({"cpu"}))
-    monkeypatch.setattr(streams, "record_stream", made.record_stream)
-    monkeypatch.setattr(streams, "new_future", made.new_future)
-    return made
+    with mock.patch.multiple(
+        streams,
+        cuda=made,
+        with_streams=frozenset({"cpu"}),
+        record_stream=made.record_stream,
+        new_future=made.new_future,
+        exchange_capture_mode=made.exchange_capture_mode,
+        _modes=threading.local(),
+    ):
+        yield made
+
+
+def over_nccl(cuda: FakeCuda, world: World, rank: int, store: dist.Store) -> NcclTransport:
+    """A rank's transport, over the stand-in for NCCL with streams."""
+    return NcclTransport(StreamedGroup(world, rank, cuda), DEVICE, store)
 
 
 class OnTheHost(LocalTransport):
@@ -399,7 +581,12 @@ class OnTheHost(LocalTransport):
 
 
 def run(
-    cuda: FakeCuda, world_size: int, main: Callable[[LocalGroup], Any], *, on_host: bool = False
+    cuda: FakeCuda,
+    world_size: int,
+    main: Callable[[LocalGroup], Any],
+    *,
+    on_host: bool = False,
+    limit_s: float = 20.0,
 ) -> list[Any]:
     """Run a function on ranks with streams; what it raises is its result."""
     world, hub, store = World(world_size), Hub(world_size), dist.HashStore()
@@ -408,13 +595,14 @@ def run(
         if on_host:
             transport: Any = OnTheHost(hub, rank, cuda)
         else:
-            meeting = dist.PrefixStore("meet", store)
-            transport = NcclTransport(StreamedGroup(world, rank, cuda), DEVICE, meeting)
-        member = Communicator(transport, dist.PrefixStore("monitor", store), 20.0)
+            transport = over_nccl(cuda, world, rank, dist.PrefixStore("meet", store))
+        member = Communicator(transport, dist.PrefixStore("monitor", store), limit_s)
         try:
             with cuda.watching():
                 return main(LocalGroup(member))
         finally:
             member.close(5.0)
 
-    return together(world_size, rank_main)
+    results = together(world_size, rank_main)
+    assert cuda.strays == []
+    return results

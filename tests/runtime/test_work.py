@@ -19,6 +19,7 @@ class End:
 
     def __init__(self, *, is_past: bool) -> None:
         self.is_past, self.joined = is_past, 0
+        self.error: BaseException | None = None
 
     def is_over(self) -> bool:
         return self.is_past

@@ -6,6 +6,7 @@ See `tests.fakes.fake_streams`: a wait that is missing shows as a race, whatever
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,15 +21,16 @@ from ringcoll.system import streams
 from ringcoll.transport.base import Message
 from ringcoll.transport.nccl import NcclTransport
 from tests.fakes.fake_nccl import World
-from tests.fakes.fake_streams import FakeCuda, StreamedGroup, installed, run
+from tests.fakes.fake_streams import FakeCuda, StreamedGroup, in_place, run
 from tests.programs.stream_program import expected_results, stream_program
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    return installed(monkeypatch)
+def cuda() -> Iterator[FakeCuda]:
+    with in_place() as stand_in:
+        yield stand_in
 
 
 # --- the stand-in sees what it is there to see --------------------------------------------
@@ -158,19 +160,20 @@ def test_without_telling_the_allocator_memory_is_at_risk(
 
 def test_over_nccl_no_thread_is_needed_and_the_host_does_not_wait(cuda: FakeCuda):
     def main(group: LocalGroup) -> tuple[bool, bool, list[Any]]:
-        tensor = torch.ones(4)
+        cuda.gpu.hold()
+        tensor = torch.ones(4) + 1
         work = ringcoll.all_reduce(tensor, group=group, async_op=True)
         assert work is not None
         before = work.is_completed(), work.is_success()
-        cuda.done = True
+        cuda.gpu.hold(is_held=False)
+        work.wait()
+        assert tensor[0].item() == 2
         assert work.is_completed()
         assert work.is_success()
-        work.wait()
         return (*before, group.communicator._queue.threads)
 
     (found,) = run(cuda, 1, main)
     assert found == (False, False, [])
-    cuda.done = False
     waits = cuda.waits_of_host
 
     def others(group: LocalGroup) -> list[Any]:
@@ -205,6 +208,7 @@ def test_what_a_future_gives_is_ordered(cuda: FakeCuda, on_host: bool):
         assert work is not None
         (result,) = work.get_future().wait()
         work.wait()
+        cuda.current_stream().synchronize()
         found: list[float] = result.tolist()
         return found
 
@@ -253,7 +257,7 @@ def test_persistent_operations_from_several_streams(cuda: FakeCuda, async_op: bo
             algorithm="rabenseifner",
             wire_dtype=torch.bfloat16,
         )
-        found = []
+        found, other = [], cuda.Stream()
         ends = [cuda.current_stream().record_event()]
         for turn in range(6):
             with cuda.stream([cuda.current_stream(), other][turn // 2 % 2]):
@@ -269,7 +273,6 @@ def test_persistent_operations_from_several_streams(cuda: FakeCuda, async_op: bo
                     ends.append(cuda.current_stream().record_event())
         return found
 
-    other = cuda.Stream()
     results = run(cuda, 1, main)
     assert results == [[float(turn) for turn in range(6)]]
     results = run(cuda, 2, main)
@@ -430,5 +433,6 @@ def test_all_dtypes_travel_as_bytes(cuda: FakeCuda):
         (receiving,) = two.post([Message(0, arrived, 0)], [])
         one.wait(sending, 1.0)
         two.wait(receiving, 1.0)
+        cuda.current_stream().synchronize()
         assert arrived.view(torch.uint8).tolist() == own.view(torch.uint8).tolist()
     assert set(seen) == {torch.uint8}
