@@ -218,8 +218,11 @@ class Lane:
             self.end.join()
 
     def is_over(self) -> bool:
-        """Whether the stream has come to the end of the operation; for a thread of the library's own."""
-        return self.end is not None and self.end.is_over()
+        """Whether the stream has come to the end of the operation, or the device to its own."""
+        try:
+            return self.end is not None and self.end.is_over()
+        except RuntimeError:  # CUDA's errors stay: whoever uses the device next gets it
+            return True
 
     def fail(self, error: BaseException) -> None:
         """Let whoever waits for the operation get an error; any thread may call it."""

@@ -65,6 +65,7 @@ __all__ = ["Ending", "NcclTransport", "as_one", "check", "grouped", "make"]
 
 _log = logging.getLogger("ringcoll")
 _ABORT_S = 5.0  # for a group to be aborted; the caller has an error to raise
+_WATCHDOG = timedelta(days=1)  # torch's, which ends the process; `Monitor` keeps time limits
 _BETWEEN_S = 0.02  # between two looks whether `connect` is given up
 _SHUTDOWN_S = 10.0  # for a group to finish what is enqueued, and its peers too
 # Distances in one group; each is a send and a receive, so half of 256 at most.
@@ -128,7 +129,7 @@ def make(
 ) -> Transport:
     """Make the transport, with a group of NCCL of its own."""
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout_s)
+    options._timeout = _WATCHDOG
     inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
     shared = ranks_may_share_gpus(nccl_version())
     return NcclTransport(inner, device, store, None if shared else gpu(device))
@@ -201,7 +202,7 @@ class NcclTransport(Transport):
     """Messages over a private group of NCCL.
 
     Completion is ordered by the stream: after `wait`, later work on the current
-    stream sees the data; the host does not block. NCCL's own time limit is that of the group.
+    stream sees the data; the host does not block.
 
     Parameters
     ----------

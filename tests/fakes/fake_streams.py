@@ -257,6 +257,7 @@ class _Watch(TorchDispatchMode):
             is_inference = torch.is_inference_mode_enabled()
             gpu.enqueue(stream, run)
 
+        self._cuda.launched(func, [one for value in named.values() for one in _tensors(value)])
         if written:
             later(lambda: func(*args, **kwargs))
             return written[0] if func._schema.returns else None
@@ -298,6 +299,8 @@ class FakeCuda:
         What threads have done that had not begun for it, in words.
     gpu
         Works off what is enqueued.
+    late_loads
+        Kernels that a rank has launched for the first time after messages of the same operation, in words.
     """
 
     def __init__(self) -> None:
@@ -305,6 +308,7 @@ class FakeCuda:
         self.races: list[str] = []
         self.strays: list[str] = []
         self.gpu = Gpu()
+        self.late_loads: list[str] = []
         self.waits_of_host = 0
         self._captures: list[tuple[Capture, int]] = []  # under way, each with its thread
         self.futures: list[list[torch.device]] = []
@@ -343,6 +347,18 @@ class FakeCuda:
                 yield
         finally:
             self._local.has_device = before
+
+    def launched(self, func: Any, tensors: Sequence[Tensor]) -> None:
+        """Note a launch, which loads the kernel if it is the first in this thread."""
+        kernel = " ".join([str(func), *(str(tensor.dtype) for tensor in tensors)])
+        loaded = self._local.__dict__.setdefault("loaded", set())
+        if getattr(self._local, "has_sent", False) and kernel not in loaded:
+            self.late_loads.append(kernel)
+        loaded.add(kernel)
+
+    def sent(self, *, has_sent: bool = True) -> None:
+        """Note whether this thread has sent messages of the operation that it is at."""
+        self._local.has_sent = has_sent
 
     def exchange_capture_mode(self, mode: int) -> None:
         self._local.mode = mode
@@ -522,6 +538,7 @@ class StreamedGroup(FakeGroup):
         return work and _StreamedWork(self._cuda, self._stream.record_event())
 
     def _start(self, work: FakeWork) -> None:
+        self._cuda.sent()
         start = iter([lambda: FakeGroup._start(self, work)])
 
         def kernel() -> bool:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import LocalGroup
+from ringcoll.algorithms import algorithms
 from ringcoll.errors import (
     CollectiveTimeoutError,
     GroupBrokenError,
@@ -25,10 +27,12 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
+from ringcoll.runtime import operation
 from ringcoll.runtime.monitor import Monitor
+from ringcoll.transport import nccl
 from ringcoll.transport.base import Message
 from ringcoll.transport.nccl import NcclTransport
-from tests.fakes.fake_nccl import World
+from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.fake_streams import FakeCuda, StreamedGroup, in_place, run
 
 CPU = torch.device("cpu")
@@ -327,3 +331,78 @@ def test_messages_without_a_work_are_an_error(cuda: FakeCuda):
     message = Message(1, torch.ones(3), 0)
     with pytest.raises(TransportError, match="rank 0 gave NCCL 1 messages, and got no work"):
         transport.post([], [message])
+
+
+# --- loading kernels -------------------------------------------------------------------------
+
+
+CALLS: list[dict[str, Any]] = [
+    *({"algorithm": entry.name} for entry in algorithms("all_reduce") if not entry.restriction(3)),
+    {"algorithm": "ring", "wire_dtype": torch.bfloat16},
+    {"algorithm": "direct", "wire_dtype": torch.bfloat16},
+    {"algorithm": "ring", "op": dist.ReduceOp.AVG},
+    {"algorithm": "rabenseifner", "op": dist.ReduceOp.MAX},
+]
+
+
+def loads(cuda: FakeCuda, dtype: torch.dtype) -> list[str]:
+    """The kernels that are loaded after the first message of an operation."""
+
+    def main(group: LocalGroup) -> None:
+        for options in CALLS:
+            if "wire_dtype" in options and not dtype.is_floating_point:
+                continue
+            for tensor in (torch.ones(700, dtype=dtype), torch.ones(70, 2, dtype=dtype).T):
+                cuda.sent(has_sent=False)
+                ringcoll.all_reduce(tensor, group=group, **options)
+
+    assert run(cuda, 3, main) == [None] * 3
+    return cuda.late_loads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_the_kernels_of_a_plan_are_loaded_before_its_first_message(
+    cuda: FakeCuda, dtype: torch.dtype
+):
+    assert loads(cuda, dtype) == []
+
+
+def test_without_a_rehearsal_they_are_loaded_late(cuda: FakeCuda):
+    with mock.patch.object(operation, "rehearse"):
+        assert any("add" in kernel for kernel in loads(cuda, torch.float32))
+
+
+def test_a_function_of_the_users_is_not_rehearsed(cuda: FakeCuda):
+    calls = []
+
+    def add(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        calls.append(left.numel())
+        return left + right
+
+    def main(group: LocalGroup) -> float:
+        tensor = torch.ones(6)
+        op = ringcoll.UserOp(add, commutative=True, name="plus")
+        ringcoll.all_reduce(tensor, op, group=group, algorithm="direct")
+        return tensor[0].item()
+
+    assert run(cuda, 2, main) == [2.0, 2.0]
+    assert len(calls) == 2
+
+
+def test_torchs_watchdog_leaves_the_time_limits_to_the_monitor(monkeypatch: pytest.MonkeyPatch):
+    """It would end the process, and name nobody."""
+    limits = []
+
+    class Nccl(FakeGroup):
+        class Options:
+            _timeout = timedelta(0)
+
+        def __init__(self, store: dist.Store, rank: int, world_size: int, options: Any) -> None:
+            super().__init__(World(world_size), rank)
+            limits.append(options._timeout)
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setattr(nccl, "nccl_version", lambda: (2, 30))
+    monkeypatch.setattr(nccl, "ranks_may_share_gpus", lambda version: True)
+    nccl.make(dist.HashStore(), 0, 2, CPU, 30.0).close()
+    assert limits[0] > timedelta(hours=1)
