@@ -7,6 +7,7 @@
 `plan`               one rank's part of a schedule, as a flat list of instructions
 `stage`              the user's tensors as flat, contiguous ones, and back
 `executor`           instructions bound to memory and to a transport, and run
+`rehearsal`          a plan's local work done once, so that its kernels are loaded before its first message
 `operation`          a call compiled: what is decided and bound without tensors
 `queue`              operations in the order of their calls; who runs them
 `memory`             working memory that the operations of a group share

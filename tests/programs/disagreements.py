@@ -671,6 +671,7 @@ def on_threads(
         finally:
             for member in (member for own in members for member in own):
                 member.close()
+            assert cuda is None or cuda.strays == []
 
 
 def run_on_threads(name: str, transport: str = "threads") -> list[Met]:
