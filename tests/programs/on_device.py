@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -514,6 +516,24 @@ def told_at_first() -> str:
     except RingcollError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def left_waiting() -> str:
+    """The error of a rank over NCCL that the last rank leaves waiting; empty for that rank."""
+    group, last = fresh_group(), dist.get_world_size() - 1
+    tensor = torch.ones(1000, device=own_device("cuda"))
+    ringcoll.all_reduce(tensor, group=group, algorithm="ring")
+    torch.cuda.synchronize()
+    if dist.get_rank() == last:
+        time.sleep(10)
+        return ""
+    ringcoll.all_reduce(tensor, group=group, algorithm="ring", timeout=timedelta(seconds=2))
+    torch.cuda.synchronize()  # comes back once the communicator is aborted
+    try:
+        ringcoll.all_reduce(tensor, group=group, algorithm="ring")
+    except RingcollError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
 
 
 def around_a_ring(kind: str) -> list[float]:

@@ -21,6 +21,7 @@ from tests.programs.on_device import (
     NCCL_CHECKS,
     around_a_ring,
     check_on_rank,
+    left_waiting,
     losses_of_all_data,
     losses_of_rank,
     told_at_first,
@@ -120,6 +121,14 @@ def test_ranks_that_share_a_gpu_are_told_what_to_do(pool):
         shared = "ranks 0, 1 share one GPU"
         for part in (shared, "NCCL", "2.30", "NCCL_MULTI_RANK_GPU_ENABLE", "ucx", "gloo"):
             assert part in text, text
+
+
+@gpu
+def test_a_rank_that_does_not_come_is_named(ranks: Ranks):
+    """By all others, whose processes live."""
+    last = ranks.world_size - 1
+    for rank, text in enumerate(ranks.run(left_waiting)):
+        assert (f"rank {last}" in text and "timed out after 2 s" in text) == (rank != last), text
 
 
 def test_the_oracle_is_asked_often_enough():
