@@ -10,6 +10,7 @@ Wanted: of 1,000 kills over all transports, all survivors do so within 2 seconds
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import random
 import time
@@ -110,6 +111,7 @@ def on_rank(case: Case, rank: int, port: int, parent: Connection) -> None:
     """Be a rank: say when the group is made, work until an error comes, tell it."""
     os.environ[TRANSPORT_VARIABLES["cpu"]] = case.transport
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(_PATIENCE_S * 0.75)  # where it hangs, if it does
     limit = timedelta(seconds=_LIMIT_S)
     store = meeting_place(rank, port, limit, in_rank_0=case.store_dies)
     dist.init_process_group(

@@ -6,7 +6,6 @@ rank of this library writes is a `TransportError`.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import threading
@@ -37,6 +36,9 @@ __all__ = [
 Answer = TypeVar("Answer")
 
 _CONNECTING = timedelta(seconds=1)
+# torch looks up the name of whom it connects to. Where a name server does not answer, that takes 5 seconds
+# or more, once in a process: the next try does without.
+_TRIES = 3
 
 
 def appears(
@@ -139,19 +141,33 @@ def _below(store: dist.Store) -> dist.Store:
 
 
 def private(store: dist.Store) -> dist.Store:
-    """A connection of its own to a store: a long wait on a connection blocks all others who use it."""
-    with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
-        store.check(["alive"])
-        # torch's stubs lack some of it.
-        limit = store.timeout  # type: ignore[attr-defined]
-        store.set_timeout(_CONNECTING)  # to a store that is gone torch tries to connect for as long
+    """A connection of its own to a store: a long wait on a connection blocks all others who use it.
+
+    Raises
+    ------
+    TransportError
+        The store cannot be reached.
+    """
+    for _ in range(_TRIES):
         try:
-            clone: dist.Store = store.clone()  # type: ignore[attr-defined]
-        finally:
-            store.set_timeout(limit)
-        clone.set_timeout(limit)
-        return clone
-    return store
+            return _clone(store)
+        except dist.DistError:
+            continue
+        except (AttributeError, RuntimeError, NotImplementedError):
+            return store  # within the process, or on disk: there is no connection
+    raise TransportError(unreachable(store))
+
+
+def _clone(store: Any) -> dist.Store:
+    store.check(["alive"])
+    limit = store.timeout
+    store.set_timeout(_CONNECTING)  # to a store that is gone torch tries to connect for as long
+    try:
+        clone = store.clone()
+    finally:
+        store.set_timeout(limit)
+    clone.set_timeout(limit)
+    return clone  # type: ignore[no-any-return]
 
 
 def begun(function: Callable[[], Answer]) -> Future[Answer]:

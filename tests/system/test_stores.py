@@ -1,0 +1,75 @@
+"""Connections to stores that are slow to be made."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from ringcoll.errors import TransportError
+from ringcoll.system.stores import begun, private, served, within
+
+
+class Reluctant:
+    """A store to which some connections are not made in time."""
+
+    def __init__(self, num_refused: int) -> None:
+        self.store = served()
+        self.num_refused = num_refused
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def clone(self) -> dist.Store:
+        if self.num_refused:
+            self.num_refused -= 1
+            raise dist.DistNetworkError("The client socket has timed out after 1000ms")
+        clone: dist.Store = self.store.clone()  # type: ignore[attr-defined]
+        return clone
+
+
+@pytest.mark.parametrize("num_refused", [0, 1, 2])
+def test_a_connection_is_tried_again(num_refused: int) -> None:
+    store: Any = Reluctant(num_refused)
+    store.set_timeout(timedelta(seconds=77))
+    connection = private(store)
+    assert connection is not store
+    assert store.num_refused == 0
+    connection.set("here", "yes")
+    assert store.get("here") == b"yes"
+    connections: list[Any] = [store, connection]
+    for one in connections:
+        assert one.timeout == timedelta(seconds=77)
+
+
+def test_a_connection_that_others_use_is_never_handed_out() -> None:
+    store: Any = Reluctant(1000)
+    with pytest.raises(TransportError, match="cannot be reached"):
+        private(store)
+
+
+@pytest.mark.parametrize("is_prefixed", [False, True])
+def test_a_store_without_connections_is_its_own(is_prefixed: bool) -> None:
+    store: dist.Store = dist.HashStore()
+    if is_prefixed:
+        store = dist.PrefixStore("a", store)
+    own = private(store)
+    store.set("here", "yes")
+    assert own.get("here") == b"yes"
+
+
+def test_what_is_asked_has_a_limit() -> None:
+    def fail() -> None:
+        raise LookupError("none")
+
+    assert within(5.0, lambda: 3) == 3
+    assert begun(lambda: 4).result(5.0) == 4
+    with pytest.raises(LookupError):
+        within(5.0, fail)
+    is_over = threading.Event()
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
+        within(0.2, is_over.wait)
+    is_over.set()
