@@ -72,7 +72,8 @@ def rehearse(
         for number, region in enumerate(plan.regions)
     )
     numel = len(regions) * _ROOM
-    inputs, outputs, workspace = (torch.zeros(numel, dtype=dtype, device=device) for _ in range(3))
+    inputs, outputs = (torch.zeros(numel, dtype=dtype, device=device) for _ in range(2))
+    workspace = torch.zeros(numel + ALIGNMENT, dtype=dtype, device=device)
     small = replace(plan, regions=regions, arriving_numel=numel, workspace_numel=numel)
     program = bind(
         small, [inputs], [outputs], workspace, silent, reduction=reduction, engine=engine
