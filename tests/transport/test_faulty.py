@@ -360,7 +360,8 @@ def test_other_faults_between_processes(pool, transport: str, kind: str):
     for caught, right in pool(2).run(corrupt.corrupted, transport, 4, f"{kind}=1", 2.0):
         known = ("CorruptMessageError", "CollectiveTimeoutError", "PeerLostError", "TransportError")
         assert caught.kind in known, caught
-        assert re.search(r"rank [01] in step \d of all_reduce\(", caught.text), caught.text
+        # A message that has come before it is asked for is found too short before any step waits.
+        assert re.search(r"rank [01] .*all_reduce\(.*operation \d", caught.text), caught.text
         assert caught.seconds < LIMIT_S
         assert all(right)
 
