@@ -23,14 +23,14 @@ _IN_A_TURN = 500
 
 
 class Nothing:
-    """A monitor that notes nothing; ``recent`` is itself."""
+    """A monitor that notes nothing; its lists are itself."""
 
     awake = True
     error = current = wait = failed = None
     meets = False
 
     def __init__(self) -> None:
-        self.recent = self
+        self.recent = self.issued = self
 
     def append(self, item: object) -> None:
         """Note nothing."""

@@ -19,6 +19,7 @@ from unittest import mock
 
 import click
 import pytest
+import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 from hypothesis import given
@@ -536,7 +537,7 @@ def test_the_decision_and_the_table_of_rank_0(decision: str, table: str) -> None
         mock.patch.object(notes, "_wait"),  # rank 0 has written both
         mock.patch.object(agreement, "measure"),
     ):
-        table_now = outcome(RingcollError, agreement._follow, transport, notes)
+        table_now = outcome(RingcollError, agreement._follow, transport, notes, torch.device("cpu"))
         if isinstance(table_now, Table):
             usable(table_now)
         else:

@@ -146,9 +146,13 @@ def private(store: dist.Store) -> dist.Store:
     Raises
     ------
     TransportError
-        The store cannot be reached.
+        The store is there, and cannot be connected to.
     """
     for _ in range(_TRIES):
+        try:
+            store.check(["alive"])
+        except (AttributeError, RuntimeError):
+            return store  # it is gone: whoever uses it next says so, and for what it is needed
         try:
             return _clone(store)
         except dist.DistError:
@@ -159,7 +163,6 @@ def private(store: dist.Store) -> dist.Store:
 
 
 def _clone(store: Any) -> dist.Store:
-    store.check(["alive"])
     limit = store.timeout
     store.set_timeout(_CONNECTING)  # to a store that is gone torch tries to connect for as long
     try:

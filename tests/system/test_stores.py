@@ -51,6 +51,15 @@ def test_a_connection_that_others_use_is_never_handed_out() -> None:
         private(store)
 
 
+def test_a_store_that_is_gone_says_so_where_it_is_used() -> None:
+    class Gone:
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("Broken pipe")
+
+    gone: Any = Gone()
+    assert private(gone) is gone
+
+
 @pytest.mark.parametrize("is_prefixed", [False, True])
 def test_a_store_without_connections_is_its_own(is_prefixed: bool) -> None:
     store: dist.Store = dist.HashStore()
