@@ -63,7 +63,7 @@ def row(auto: Result, native: Result, best: Result) -> tuple[Any, ...]:
 
 def measure(collective: str, world_size: int, seconds: float) -> list[tuple[Any, ...]]:
     """Measure all sizes of a collective on so many ranks."""
-    names = [entry.name for entry in algorithms(collective) if not entry.restriction(world_size)]
+    names = [entry.name for entry in algorithms(collective, world_size)]
     sizes = [nbytes for nbytes in SIZES if nbytes >= 4 * world_size]
     request = BenchRequest(
         collective,

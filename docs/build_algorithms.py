@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 
@@ -19,13 +20,12 @@ import ringcoll.cost.counts
 import ringcoll.schedule.drawing
 from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.cost.counts import Bound, lower_bound, wavefront_counts
-from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.schedule.contracts import CONTRACTS, Contract
 from ringcoll.schedule.drawing import grid, primitives
 from ringcoll.schedule.verifier import Order, Proof, verify
 
 PAGE = Path(__file__).with_name("algorithms.md")
-WORLDS = (4, 8, 13)
+WORLDS = (4, 8, 9, 13)
 SEGMENTS = (1, 4, 16, 64)
 
 PROMISES = {
@@ -188,8 +188,7 @@ def bound_in_words(bound: Bound, rules: Contract) -> str:
 
 def comparison(rules: Contract) -> str:
     """The table of a collective's algorithms."""
-    world_size = 8
-    bound = lower_bound(rules.collective, world_size)
+    bound = lower_bound(rules.collective, 8)
     head = ["algorithm", "rounds", "traffic / n"]
     least = ["*lower bound*", str(bound.rounds), number(bound.traffic)]
     if rules.reduces:
@@ -202,10 +201,12 @@ def comparison(rules: Contract) -> str:
         least += ["", ""]
     rows = [least]
     for algorithm in in_reading_order(rules.collective):
+        world_size = next(k for k in count(8) if not algorithm.restriction(k))
         proof = verify(algorithm.schedule(world_size))
         least_here = lower_bound(rules.collective, world_size, ports=max(1, proof.ports))
+        link = f"[{algorithm.name}](#{anchor(algorithm)})"
         row = [
-            f"[{algorithm.name}](#{anchor(algorithm)})",
+            link if world_size == 8 else f"{link} on {world_size} ranks",
             str(proof.rounds),
             number(proof.traffic),
         ]
@@ -217,8 +218,8 @@ def comparison(rules: Contract) -> str:
         ]
         if rules.reduces:
             row += [times(proof.reduced, least_here.reduced), rank_order(algorithm, world_size)]
-        rows.append(row)
-    return table(head, rows)
+        rows.append([*row, algorithm.needs, algorithm.source])
+    return table([*head, "restriction", "source"], [[*least, "", ""], *rows[1:]])
 
 
 def costs(algorithm: Algorithm, rules: Contract) -> str:
@@ -232,9 +233,7 @@ def costs(algorithm: Algorithm, rules: Contract) -> str:
     ]
     rows: list[list[str]] = []
     for world_size in WORLDS:
-        try:
-            algorithm.schedule(world_size)
-        except UnsupportedWorldSizeError:
+        if algorithm.restriction(world_size):
             continue
         counts = algorithm.counts(world_size)
         row = [str(world_size), str(counts.rounds), number(counts.traffic)]
@@ -272,7 +271,8 @@ def section(algorithm: Algorithm, rules: Contract) -> Iterator[str]:
     """All about one algorithm."""
     module = module_of(algorithm)
     program_doc, module_doc = inspect.getdoc(algorithm.program) or "", inspect.getdoc(module) or ""
-    schedule = algorithm.schedule(4)
+    world_size = 3 if algorithm.restriction(4) else 4
+    schedule = algorithm.schedule(world_size)
     proof = verify(schedule)
     yield f"### {algorithm.collective}: {algorithm.name}"
     yield from as_markdown(program_doc)
@@ -280,7 +280,7 @@ def section(algorithm: Algorithm, rules: Contract) -> Iterator[str]:
         yield "The tree:"
         yield from map(fenced, literal_blocks(module_doc))
     hosts = ", 2 on each of 2 hosts" if algorithm.needs_hosts else ""
-    yield f"On 4 ranks{', root 0' if rules.rooted else ''}{hosts}:"
+    yield f"On {world_size} ranks{', root 0' if rules.rooted else ''}{hosts}:"
     yield fenced(grid(schedule))
     words = ", ".join(f"`{word}`" for word in primitives(schedule, 0))
     yield f"What rank 0 does, in NCCL's words: {words}."

@@ -1,16 +1,18 @@
 """The algorithms, a file for each family, and their registry.
 
 ==================  =======================================================
-`ring`              ring and bidirectional ring
+`ring`              rings: one, both directions, several strides
 `binomial`          binomial trees, alone and composed with rings
 `binary_tree`       pipelined binary tree, double binary tree
 `recursive`         recursive doubling and halving, Rabenseifner
 `bruck`             Bruck's all-gather and all-to-all
 `pairwise`          pairwise exchange
+`circulant`         the fewest rounds and the least traffic, for any number of ranks
+`exchanges`         rounds of exchanges: Swing, Trivance, BCube, recursive multiplying
 `direct`            everything in one round
 `chain`             pipelined chain
 `dissemination`     barrier
-`hierarchical`      inside each host, then across
+`hierarchical`      inside each host, then across; along the rows of a torus, then its columns
 `registry`          an entry for each algorithm: all that the rest has to know of it
 `proved`            schedules that may be run with an operator
 ==================  =======================================================
@@ -27,8 +29,10 @@ from ringcoll.algorithms import (
     binomial,
     bruck,
     chain,
+    circulant,
     direct,
     dissemination,
+    exchanges,
     hierarchical,
     pairwise,
     recursive,
@@ -56,8 +60,10 @@ __all__ = [
     "binomial",
     "bruck",
     "chain",
+    "circulant",
     "direct",
     "dissemination",
+    "exchanges",
     "find",
     "generation",
     "hierarchical",

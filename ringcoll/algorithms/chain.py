@@ -2,6 +2,8 @@
 
 Problem: broadcast a long vector at the speed of one link. In B segments the
 whole chain is busy: k + B - 2 steps of 1/B of the vector.
+
+Source: textbook; the chain broadcast of Open MPI.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Problem: the lowest latency for short messages, and a reduction whose operands
 are added strictly in rank order, from left to right. That also makes these the
 algorithms for operators that are not associative, and the most exact ones when
 the sum is accumulated in a wider type.
+
+Source: the basic linear algorithms of Open MPI.
 """
 
 from __future__ import annotations
@@ -89,6 +91,42 @@ def direct_reduce_scatter(rank: int, world_size: int) -> Program:
         *(recv(peer, tmp(peer, rank)) for peer in reversed(others)),
     )
     yield _fold(rank, world_size, rank)
+
+
+@register(
+    "all_reduce",
+    "linear",
+    order=OperandOrder.LEFT_TO_RIGHT,
+    slots=lambda k: k,
+    cost=Cost(
+        rounds=lambda k: 2,
+        traffic=lambda k: Fraction(2 * (k - 1)),
+        reduced=lambda k: Fraction(k - 1),
+    ),
+    second_choice=True,
+)
+def linear_all_reduce(rank: int, world_size: int) -> Program:
+    """Linear all-reduce: rank 0 adds up all vectors in rank order, and sends everyone the sum.
+
+    Two steps; rank 0 receives and sends k - 1 times the vector. It is the reference for all others: what
+    one process would compute that had all vectors.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(linear_all_reduce, 3))
+    step  rank 0     rank 1  rank 2
+       0  <1:0 <2:0  >0:0    >0:0
+       1  S0!        .       .
+       2  >1:0 >2:0  <0:0    <0:0
+    """
+    others = _others(rank, world_size)
+    if rank:
+        yield Step(send(0, inp(0)))
+        yield Step()
+        yield Step(recv(0, out(0)))
+        return
+    yield Step(*(recv(peer, tmp(peer, 0)) for peer in others))
+    yield _fold(0, world_size, 0)
+    yield Step(*(send(peer, out(0)) for peer in others))
 
 
 @register(

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import isqrt
 
 from ringcoll.algorithms import binomial, ring
 from ringcoll.algorithms.bruck import rounds_to_reach_all
@@ -179,6 +180,48 @@ def hierarchical_all_reduce(rank: int, hosts: Hosts) -> Program:
     acts = _act(layout, host, index) if place == 0 else iter(())
     yield from _lasting(acts, 2 * (layout.acting - 1) + layout.rounds_across)
     yield from in_team(binomial.broadcast_phase(place, len(team), 0, out(0)))
+
+
+def rows_of(k: int) -> Hosts:
+    """A torus of ``k`` ranks, as square as can be: the row of every rank.
+
+    Examples
+    --------
+    >>> rows_of(6), rows_of(9), rows_of(5)
+    ((0, 0, 0, 1, 1, 1), (0, 0, 0, 1, 1, 1, 2, 2, 2), (0, 0, 0, 0, 0))
+    """
+    rows = max(rows for rows in range(1, isqrt(k) + 1) if k % rows == 0)
+    return tuple(rank * rows // k for rank in range(k))
+
+
+@register(
+    "all_reduce",
+    "torus_ring",
+    chunks=lambda k: _chunks(rows_of(k)),
+    cost=Cost(
+        rounds=lambda k: _rounds(rows_of(k)),
+        traffic=lambda k: _traffic(rows_of(k)),
+        reduced=lambda k: _reduced(rows_of(k)),
+    ),
+    second_choice=True,
+)
+def torus_ring_all_reduce(rank: int, world_size: int) -> Program:
+    """Two-dimensional ring all-reduce: rings along the rows of a torus, then along its columns.
+
+    On a torus of a rows of b ranks, as square as can be, 2(a + b - 2) steps (one less for two rows),
+    where the ring has 2(ab - 1), and 2(ab - 1)/ab of the vector sent by each rank, the lower bound. A prime
+    number of ranks has one row, which is a ring.
+
+    Source: C. Ying et al., "Image classification at supercomputer scale", arXiv 1811.06992.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(torus_ring_all_reduce, 4))
+    step  rank 0      rank 1      rank 2      rank 3
+       0  >1:1 +1:0   >0:0 +0:1   >3:1 +3:0   >2:0 +2:1
+       1  >2:0 +2:0!  >3:1 +3:1!  >0:0 +0:0!  >1:1 +1:1!
+       2  >1:0 <1:1   >0:1 <0:0   >3:0 <3:1   >2:1 <2:0
+    """
+    return hierarchical_all_reduce(rank, rows_of(world_size))
 
 
 def _act(layout: HostLayout, host: int, index: int) -> Program:

@@ -72,9 +72,8 @@ def proved_schedule(
         return schedule
     enough = [
         entry.name
-        for entry in algorithms(collective)
-        if not entry.restriction(world_size)
-        and order_of(_schedule(entry, world_size, root, hosts)) >= order
+        for entry in algorithms(collective, world_size)
+        if order_of(_schedule(entry, world_size, root, hosts)) >= order
     ]
     kept = (
         f"{operator} is not declared commutative, and {schedule.algorithm} does not keep "

@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
+from inspect import getdoc, getmodule
 from typing import Any, cast
 
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
@@ -108,6 +109,9 @@ class Algorithm:
     across_hosts_from
         Bytes of the whole data from which ``"auto"`` takes the algorithm where some hosts
         have several ranks; ``None`` for an algorithm that is not chosen for that reason.
+    second_choice
+        Whether ``"auto"`` takes the algorithm only if its predicted time is below that of all
+        others: another one of the same time comes first.
     """
 
     collective: str
@@ -122,6 +126,7 @@ class Algorithm:
     needs_hosts: bool = False
     order: OperandOrder = OperandOrder.ANY
     across_hosts_from: int | None = None
+    second_choice: bool = False
 
     @property
     def built_in(self) -> bool:
@@ -132,6 +137,20 @@ class Algorithm:
     def summary(self) -> str:
         """First line of the program's docstring."""
         return (self.program.__doc__ or "").strip().split("\n")[0]
+
+    @property
+    def needs(self) -> str:
+        """The restriction in words; empty if the algorithm runs on every number of ranks."""
+        return next(filter(None, map(self.restriction, range(2, 65))), "")
+
+    @property
+    def source(self) -> str:
+        """Where the algorithm is from: as its docstring says, or else that of its module."""
+        for described in (self.program, getmodule(self.program)):
+            for paragraph in (getdoc(described) or "").split("\n\n"):
+                if paragraph.startswith(("Source: ", "Sources: ")):
+                    return " ".join(paragraph.partition(": ")[2].split())
+        return ""
 
     def world(self, world_size: int, hosts: Sequence[int] | None = None) -> Any:
         """The argument of the entry's functions: the world size, or the hosts if they are needed.
@@ -291,6 +310,7 @@ def register(
     needs_hosts: bool = False,
     order: OperandOrder = OperandOrder.ANY,
     across_hosts_from: int | None = None,
+    second_choice: bool = False,
 ) -> Callable[[Callable[..., Program]], Callable[..., Program]]:
     """Register the decorated program; the parameters are those of `Algorithm`.
 
@@ -317,6 +337,7 @@ def register(
             needs_hosts,
             order,
             across_hosts_from,
+            second_choice,
         )
         _changed()
         return program
@@ -336,8 +357,16 @@ def unregister(collective: str, name: str) -> None:
     _changed()
 
 
-def algorithms(collective: str | None = None) -> Iterator[Algorithm]:
-    """All registered algorithms, or those of one collective, in order of registration.
+def algorithms(collective: str | None = None, world_size: int | None = None) -> Iterator[Algorithm]:
+    """Registered algorithms, in order of registration.
+
+    Parameters
+    ----------
+    collective
+        The collective; by default the algorithms of all collectives.
+    world_size
+        Number of ranks, to leave out the algorithms that are not defined for it; by default
+        none is left out.
 
     Raises
     ------
@@ -345,7 +374,9 @@ def algorithms(collective: str | None = None) -> Iterator[Algorithm]:
         There is no such collective.
     """
     wanted = CONTRACTS if collective is None else {contract(collective).collective}
-    yield from (entry for entry in _REGISTRY.values() if entry.collective in wanted)
+    for entry in tuple(_REGISTRY.values()):
+        if entry.collective in wanted and (world_size is None or not entry.restriction(world_size)):
+            yield entry
 
 
 def find(collective: str, name: str) -> Algorithm:

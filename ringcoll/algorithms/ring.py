@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from math import gcd
 
 from ringcoll.algorithms.registry import Cost, register
 from ringcoll.schedule.compose import parallel, renumber
@@ -168,3 +169,48 @@ def bidirectional_ring_all_reduce(rank: int, world_size: int) -> Program:
         chunk=lambda chunk: world_size + chunk,
     )
     return parallel(ring_all_reduce(rank, world_size), backward)
+
+
+def strides(k: int) -> list[int]:
+    """At most four strides with which a ring visits all of ``k`` ranks.
+
+    Examples
+    --------
+    >>> strides(2), strides(6), strides(8), strides(12)
+    ([1], [1, 5], [1, 3, 5, 7], [1, 5, 7, 11])
+    """
+    return [stride for stride in range(1, max(k, 2)) if gcd(stride, k) == 1][:4]
+
+
+@register(
+    "all_reduce",
+    "multi_ring",
+    chunks=lambda k: k * len(strides(k)),
+    cost=_BOTH,
+    second_choice=True,
+)
+def multi_ring_all_reduce(rank: int, world_size: int) -> Program:
+    """Up to four ring all-reduces at once, with other strides, on a part of the vector each.
+
+    Steps and traffic as for the ring; no two rings share a directed link, which pays where each rank has links
+    of its own to several others, as the rings (channels) of NCCL do.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(multi_ring_all_reduce, 3))
+    step  rank 0                 rank 1                 rank 2
+       0  >1:2 +2:1 >2:5 +1:4    >2:0 +0:2 >0:4 +2:3    >0:1 +1:0 >1:3 +0:5
+       1  >1:1 +2:0! >2:4 +1:3!  >2:2 +0:1! >0:3 +2:5!  >0:0 +1:2! >1:5 +0:4!
+       2  >1:0 <2:2 >2:3 <1:5    >2:1 <0:0 >0:5 <2:4    >0:2 <1:1 >1:4 <0:3
+       3  >1:2 <2:1 >2:5 <1:4    >2:0 <0:2 >0:4 <2:3    >0:1 <1:0 >1:3 <0:5
+    """
+    channels = enumerate(strides(world_size))
+    return parallel(*(_strided(rank, world_size, stride, channel) for channel, stride in channels))
+
+
+def _strided(rank: int, world_size: int, stride: int, channel: int) -> Program:
+    place = rank * pow(stride, -1, world_size) % world_size
+    return renumber(
+        ring_all_reduce(place, world_size),
+        peer=lambda place: place * stride % world_size,
+        chunk=lambda chunk: channel * world_size + chunk,
+    )

@@ -177,10 +177,8 @@ def candidates(collective: str, world_size: int) -> tuple[str, ...]:
     unequal = not contract(collective).common_lengths
     return tuple(
         entry.name
-        for entry in algorithms(collective)
-        if entry.built_in
-        and not entry.restriction(world_size)
-        and not (unequal and entry.equal_blocks)
+        for entry in algorithms(collective, world_size)
+        if entry.built_in and not (unequal and entry.equal_blocks)
     )
 
 

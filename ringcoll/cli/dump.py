@@ -127,4 +127,4 @@ def _list(records: Records, silent: dict[int, str]) -> None:
     if not rows:
         print_text("No process of this user has a group of more than one rank.")
         return
-    print_table(("process", "rank", "state", "command"), rows, left=4, prose=True)
+    print_table(("process", "rank", "state", "command"), rows, left=4, prose=1)

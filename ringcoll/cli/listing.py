@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms
 from ringcoll.cli.command import command
-from ringcoll.cli.output import print_json, print_table
+from ringcoll.cli.output import amount, print_json, print_table, times
 from ringcoll.cli.parameters import collective_name, json_option, named_algorithms
+from ringcoll.cli.report import findings
+from ringcoll.errors import ScheduleError
 from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule.verifier import verify
 from ringcoll.system.user_modules import is_reference
 
 __all__ = ["list_algorithms"]
@@ -26,15 +31,39 @@ def _names(entry: Algorithm) -> str:
     return f"{entry.name} ({', '.join(short)})" if short else entry.name
 
 
+def _proved(entry: Algorithm) -> dict[str, Any] | None:
+    """What is proved for 8 ranks, or for a few more; ``None`` if the algorithm is wrong."""
+    fitting = (k for k in range(8, 65) if not entry.restriction(k))
+    try:
+        proof = verify(entry.schedule(next(fitting, 1)))
+    except ScheduleError:
+        return None
+    return {"world_size": proof.schedule.world_size} | findings(proof)
+
+
+def _costs(facts: dict[str, Any] | None) -> tuple[str, ...]:
+    if facts is None:
+        return ("", "", "", "", "wrong")
+    return (
+        str(facts["world_size"]),
+        str(facts["rounds"]),
+        times(facts["rounds"], facts["rounds_at_least"]),
+        amount(facts["traffic"]),
+        times(facts["traffic"], facts["traffic_at_least"]),
+    )
+
+
 @command("list", examples=_EXAMPLES)
 @click.argument("collective", required=False)
 @json_option
 def list_algorithms(collective: str | None, as_json: bool) -> None:
     """List the algorithms of COLLECTIVE, or of all collectives.
 
-    A short name that also finds an algorithm is given in parentheses. With
-    module:algorithm or path/file.py:algorithm in place of COLLECTIVE, that algorithm of
-    yours is listed.
+    A short name that also finds an algorithm is given in parentheses. Rounds and
+    traffic, in units of the whole data, are those of k ranks; a factor says how many
+    times the lower bound each is. Traffic is what the busiest rank sends or receives,
+    added up over the steps. With module:algorithm or path/file.py:algorithm in place
+    of COLLECTIVE, that algorithm of yours is listed.
     """
     if collective is None:
         families = [list(algorithms(name)) for name in CONTRACTS]
@@ -51,6 +80,9 @@ def list_algorithms(collective: str | None, as_json: bool) -> None:
                     "summary": entry.summary,
                     "pipelined": entry.pipelined,
                     "equal_blocks": entry.equal_blocks,
+                    "restriction": entry.needs,
+                    "source": entry.source,
+                    "at": _proved(entry),
                 }
                 for family in families
                 for entry in family
@@ -58,16 +90,30 @@ def list_algorithms(collective: str | None, as_json: bool) -> None:
         )
         return
     print_table(
-        ("collective", "algorithm", "how"),
+        (
+            "collective",
+            "algorithm",
+            "restriction",
+            "k",
+            "rounds",
+            "/bound",
+            "traffic",
+            "/bound",
+            "how",
+            "source",
+        ),
         [
             (
                 entry.collective if index == 0 else "",
                 _names(entry),
+                entry.needs,
+                *_costs(_proved(entry)),
                 entry.summary,
+                entry.source,
             )
             for family in families
             for index, entry in enumerate(family)
         ],
         left=3,
-        prose=True,
+        prose=2,
     )

@@ -181,9 +181,7 @@ def contenders(
             names += [f"{each}{OVER}{transport}" for each in named if each != NATIVE]
             modules += own
         elif word == "all":
-            entries = [
-                entry for entry in algorithms(collective) if not entry.restriction(world_size)
-            ]
+            entries = list(algorithms(collective, world_size))
             names += [*(entry.name for entry in entries), NATIVE]
         elif word in (AUTO, NATIVE, PERSISTENT, SHARED):
             names.append(word)

@@ -22,9 +22,10 @@ __all__ = [
     "print_table",
     "print_text",
     "progress",
+    "times",
 ]
 
-_WIDE = 200  # characters; wider than any table of this library
+_WIDE = 1000  # characters; wider than any table of this library
 
 
 def print_json(value: Any) -> None:
@@ -55,6 +56,15 @@ def amount(value: Fraction) -> str:
     return f"{float(value):.3f}"
 
 
+def times(value: Fraction | int, bound: Fraction | int) -> str:
+    """Write a value as a multiple of its bound; nothing if the bound is 0.
+
+    >>> times(6, 4), times(3, 0)
+    ('1.50x', '')
+    """
+    return f"{float(value / bound):.2f}x" if bound else ""
+
+
 def on_terminal() -> bool:
     """Whether standard output is a terminal."""
     return sys.stdout.isatty()
@@ -70,7 +80,7 @@ def print_text(*sentences: str) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int, prose: bool = False
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int, prose: int = 0
 ) -> None:
     """Print a table on standard output.
 
@@ -85,15 +95,16 @@ def print_table(
     left
         Number of columns, from the first, that hold words and not numbers.
     prose
-        Whether the last column is text that may be broken to fit a terminal.
+        Number of columns, to the last, that hold text, which may be broken to fit a terminal.
     """
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, column in enumerate(columns):
-        breaks = prose and index == len(columns) - 1
-        table.add_column(column, justify="left" if index < left else "right", no_wrap=not breaks)
+        breaks = index >= len(columns) - prose
+        words = breaks or index < left
+        table.add_column(column, justify="left" if words else "right", no_wrap=not breaks)
     for row in rows:
         table.add_row(*row)
     console = Console(file=sys.stdout, highlight=False, markup=False)

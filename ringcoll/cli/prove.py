@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any, TextIO
 
 import click
@@ -13,7 +12,7 @@ import click
 from ringcoll.algorithms import Algorithm, algorithms, on_hosts
 from ringcoll.cli import parameters
 from ringcoll.cli.command import command
-from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
+from ringcoll.cli.output import amount, print_json, print_table, print_text, progress, times
 from ringcoll.cli.parameters import as_ranges, collective_name, json_option, named_algorithms
 from ringcoll.cli.report import findings
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
@@ -167,8 +166,9 @@ def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], obj
     for size in sizes:
         try:
             for root in reversed(_roots(entry, size)):
+                schedule = entry.schedule(size, root)
                 proof = None  # two proofs at the same time would need twice the memory
-                proof = prove(entry.schedule(size, root))
+                proof = prove(schedule)
             for num_hosts in range(1, _hosts(entry, size) + 1):
                 prove(entry.schedule(size, 0, on_hosts(size, num_hosts)))
             outcome.proved.append(size)
@@ -267,19 +267,14 @@ def _row(outcome: _Outcome) -> tuple[str, ...]:
         proved,
         str(facts["world_size"]),
         str(facts["rounds"]),
-        _times(facts["rounds"], facts["rounds_at_least"]),
+        times(facts["rounds"], facts["rounds_at_least"]),
         amount(facts["traffic"]),
-        _times(facts["traffic"], facts["traffic_at_least"]),
+        times(facts["traffic"], facts["traffic_at_least"]),
         amount(facts["sent_max"]),
         str(facts["in_flight"]),
         facts["order"] or "",
         seconds,
     )
-
-
-def _times(value: Fraction | int, bound: Fraction | int) -> str:
-    """A value as a multiple of its bound; empty if the bound is 0."""
-    return f"{float(value / bound):.2f}x" if bound else ""
 
 
 def _remarks(outcomes: Sequence[_Outcome]) -> Iterator[str]:

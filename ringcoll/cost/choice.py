@@ -178,7 +178,8 @@ def _pick(
     """Name of the algorithm, bytes of a segment, and the reason."""
     if not contract(collective).common_lengths:
         # Each rank knows other lengths, so the choice must not depend on them.
-        first = next(entry for entry in algorithms(collective) if not entry.equal_blocks)
+        able = algorithms(collective, world_size)
+        first = next(entry for entry in able if not entry.equal_blocks)
         return first.name, None, "no rank knows all lengths, which other algorithms need"
     for rules, source in ((table.forced, FORCED), (table.tuned, table.origin)):
         for rule in rules:

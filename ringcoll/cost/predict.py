@@ -337,21 +337,19 @@ def predictions(
     >>> for nbytes in (4, 1 << 26):
     ...     best, second, *_ = predictions("all_reduce", nbytes, 8, costs)
     ...     print(best.algorithm, round(best.seconds * 1e6), "us, then", second.algorithm)
-    recursive_doubling 36 us, then binomial_tree
+    recursive_doubling 36 us, then recursive_multiplying
     rabenseifner 155093 us, then two_shot
     """
     unequal = not contract(collective).common_lengths
     rows = [
-        predict(entry, nbytes, world_size, costs)
-        for entry in algorithms(collective)
-        if entry.built_in
-        and not entry.needs_hosts
-        and not (unequal and entry.equal_blocks)
-        and not entry.restriction(world_size)
+        (predict(entry, nbytes, world_size, costs), entry.second_choice)
+        for entry in algorithms(collective, world_size)
+        if entry.built_in and not entry.needs_hosts and not (unequal and entry.equal_blocks)
     ]
-    return tuple(sorted(rows, key=_order))
+    return tuple(row for row, _ in sorted(rows, key=_order))
 
 
-def _order(row: Prediction) -> tuple[float, float, bool, str]:
+def _order(predicted: tuple[Prediction, bool]) -> tuple[float, bool, float, bool, str]:
     """Of equal times, those without segments come first: segments cost something, too."""
-    return row.seconds, row.path_s, row.segment_bytes is not None, row.algorithm
+    row, second_choice = predicted
+    return row.seconds, second_choice, row.path_s, row.segment_bytes is not None, row.algorithm

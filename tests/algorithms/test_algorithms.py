@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
+from math import isqrt, log
 
 import pytest
 
@@ -24,13 +25,9 @@ from ringcoll.schedule.ir import (
     Send,
 )
 from ringcoll.schedule.verifier import Proof, verify
+from tests.cases.algorithms import EVERY, each_on, name_of, worlds_of
 
-EVERY = tuple(algorithms())
-WORLDS = (*range(1, 25), 33, 64)
-
-
-def name_of(algorithm: Algorithm) -> str:
-    return f"{algorithm.collective}-{algorithm.name}"
+WORLDS = (*range(1, 25), 27, 33, 64)
 
 
 def roots(algorithm: Algorithm, world_size: int) -> list[int]:
@@ -112,6 +109,38 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
         any_number,
         lambda k, lg: amount(2 * (k > 1), 2 * share(k), share(k)),
     ),
+    ("all_reduce", "linear"): (any_number, lambda k, lg: amount(2 * (k > 1), 2 * (k - 1), k - 1)),
+    ("all_reduce", "multi_ring"): (
+        any_number,
+        lambda k, lg: amount(2 * (k - 1), 2 * share(k), share(k)),
+    ),
+    ("all_reduce", "torus_ring"): (
+        lambda k: isqrt(k) ** 2 == k > 4,
+        lambda k, lg: amount(4 * (isqrt(k) - 1), 2 * share(k), share(k)),
+    ),
+    ("all_reduce", "circulant"): (
+        any_number,
+        lambda k, lg: amount(2 * lg, 2 * share(k), share(k)),
+    ),
+    ("all_reduce", "swing"): (powers_of_two, lambda k, lg: amount(2 * lg, 2 * share(k), share(k))),
+    ("all_reduce", "trivance"): (
+        lambda k: k in (1, 3, 9, 27),
+        lambda k, lg: amount(2 * round(log(k, 3)), 2 * share(k), share(k)),
+    ),
+    ("all_reduce", "bcube"): (
+        lambda k: k in (1, 4, 16),
+        lambda k, lg: amount(lg, 2 * share(k), share(k)),
+    ),
+    ("all_reduce", "recursive_multiplying"): (
+        lambda k: k in (1, 4, 16),
+        lambda k, lg: amount(lg // 2, Fraction(3 * lg, 2), Fraction(3 * lg, 2)),
+    ),
+    ("reduce_scatter", "circulant"): (any_number, lambda k, lg: amount(lg, share(k), share(k))),
+    ("all_gather", "circulant"): (any_number, lambda k, lg: amount(lg, share(k))),
+    ("all_gather", "neighbor_exchange"): (
+        lambda k: k % 2 == 0,
+        lambda k, lg: amount(k // 2, share(k)),
+    ),
     ("reduce_scatter", "ring"): (any_number, lambda k, lg: amount(k - 1, share(k), share(k))),
     ("reduce_scatter", "pairwise"): (any_number, lambda k, lg: amount(k - 1, share(k), share(k))),
     ("reduce_scatter", "recursive_halving"): (
@@ -150,8 +179,20 @@ def test_every_algorithm_has_its_formula_here() -> None:
     assert {(algorithm.collective, algorithm.name) for algorithm in EVERY} == set(FORMULAS)
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
+def test_there_are_many_ways_to_reduce() -> None:
+    assert len([*algorithms("all_reduce")]) >= 18
+
+
 @pytest.mark.parametrize("algorithm", EVERY, ids=name_of)
+def test_every_algorithm_is_right_on_up_to_64_ranks(algorithm: Algorithm) -> None:
+    """The proof also compares the stated cost with the counted one."""
+    sizes = [k for k in range(1, 65) if not algorithm.restriction(k)]
+    assert len(sizes) >= 4
+    for world_size in sizes:
+        verify(algorithm.schedule(world_size, roots(algorithm, world_size)[-1]))
+
+
+@pytest.mark.parametrize("algorithm, world_size", each_on(*WORLDS))
 def test_cost(algorithm: Algorithm, world_size: int) -> None:
     applies, formula = FORMULAS[algorithm.collective, algorithm.name]
     assert algorithm.cost is not None
@@ -162,8 +203,7 @@ def test_cost(algorithm: Algorithm, world_size: int) -> None:
             assert counted == formula(world_size, (world_size - 1).bit_length())
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("algorithm", EVERY, ids=name_of)
+@pytest.mark.parametrize("algorithm, world_size", each_on(*WORLDS))
 def test_never_below_the_lower_bounds(algorithm: Algorithm, world_size: int) -> None:
     for proof in proofs(algorithm, world_size):
         bound = lower_bound(algorithm.collective, world_size, ports=max(1, proof.ports))
@@ -206,13 +246,21 @@ def test_rank_order_where_it_is_claimed(algorithm: Algorithm) -> None:
     if not contract(algorithm.collective).reduces:
         return
     claimed = "rank order" in (algorithm.program.__doc__ or "")
-    found = {proof.rank_order for k in (2, 3, 5, 8, 13, 24) for proof in proofs(algorithm, k)}
+    sizes = worlds_of(algorithm, 2, 3, 5, 8, 13, 24)
+    found = {proof.rank_order for k in sizes for proof in proofs(algorithm, k)}
     assert found == {True} if claimed else False in found
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize(
-    "name", ["all_reduce direct", "all_reduce two_shot", "reduce_scatter direct", "reduce direct"]
+    "name",
+    [
+        "all_reduce direct",
+        "all_reduce linear",
+        "all_reduce two_shot",
+        "reduce_scatter direct",
+        "reduce direct",
+    ],
 )
 def test_what_goes_straight_is_a_left_fold(name: str, world_size: int) -> None:
     for proof in proofs(find(*name.split()), world_size):
@@ -223,7 +271,7 @@ def test_what_goes_straight_is_a_left_fold(name: str, world_size: int) -> None:
 def test_all_ranks_get_the_same_bits(algorithm: Algorithm) -> None:
     if contract(algorithm.collective).at_least_once:
         return
-    for world_size in WORLDS:
+    for world_size in worlds_of(algorithm, *WORLDS):
         assert all(proof.same_everywhere for proof in proofs(algorithm, world_size))
 
 
@@ -255,10 +303,9 @@ def test_only_known_lengths_are_needed(algorithm: Algorithm) -> None:
     assert bool(foreign) == algorithm.equal_blocks
 
 
-@pytest.mark.parametrize("algorithm", EVERY, ids=name_of)
-def test_stated_scratch_is_used(algorithm: Algorithm) -> None:
+@pytest.mark.parametrize("algorithm, world_size", each_on(8))
+def test_stated_scratch_is_used(algorithm: Algorithm, world_size: int) -> None:
     """At most one slot more is stated than the root that needs most of them uses."""
-    world_size = 8
     used = {
         ref.slot
         for root in roots(algorithm, world_size)

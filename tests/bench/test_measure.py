@@ -22,7 +22,7 @@ SHORT: dict[str, Any] = {"warmup": 0, "most": 2}
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", CONTRACTS)
 def test_everything_is_right_in_both_modes(pool, collective):
-    names = [entry.name for entry in algorithms(collective) if entry.restriction(3) is None]
+    names = [entry.name for entry in algorithms(collective, 3)]
     request = BenchRequest(
         collective, (*names, "auto", "native"), (0, 4, 40_004), roots=(2,), **SHORT
     )

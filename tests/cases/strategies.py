@@ -85,8 +85,8 @@ def cases(
     root = draw(st.integers(0, world_size - 1)) if rules.rooted else 0
     names = [
         entry.name
-        for entry in algorithms(collective)
-        if not entry.restriction(world_size) and _fits(collective, entry.name, world_size, root, op)
+        for entry in algorithms(collective, world_size)
+        if _fits(collective, entry.name, world_size, root, op)
     ]
     algorithm = draw(st.sampled_from(["auto", *names]))
     near = [0, 1, world_size - 1, world_size, world_size + 1]

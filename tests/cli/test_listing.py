@@ -2,7 +2,10 @@
 
 import json
 
-from ringcoll.algorithms import algorithms
+import pytest
+
+from ringcoll.algorithms import Algorithm, algorithms
+from ringcoll.schedule.contracts import CONTRACTS
 
 
 def test_every_algorithm_is_listed_with_its_summary(run):
@@ -10,8 +13,45 @@ def test_every_algorithm_is_listed_with_its_summary(run):
     assert result.exit_code == 0
     rows = result.stdout.splitlines()[1:]
     assert len(rows) == len(list(algorithms()))
-    for entry in algorithms():
-        assert any(f" {entry.name} " in row and row.endswith(entry.summary) for row in rows)
+    for entry, row in zip(in_order(), rows, strict=True):
+        assert f" {entry.name} " in row
+        assert f" {entry.summary} " in row
+        assert row.endswith(f"  {entry.source}")
+
+
+def in_order() -> list[Algorithm]:
+    return [entry for collective in CONTRACTS for entry in algorithms(collective)]
+
+
+def test_every_algorithm_has_a_source():
+    assert not [entry for entry in algorithms() if not entry.source]
+
+
+def test_costs_bounds_and_restrictions_are_listed(run):
+    data = json.loads(run("list", "--json").stdout)
+    rows = run("list").stdout.splitlines()[1:]
+    for entry, item, row in zip(in_order(), data, rows, strict=True):
+        at, k = item["at"], item["at"]["world_size"]
+        assert (at["rounds"], at["traffic"]) == pytest.approx(
+            [float(number) for number in entry.counts(k)[:2]]
+        )
+        cells = row.partition(entry.name)[2].removeprefix(" (tree)").split(entry.summary)[0]
+        wanted = [str(k), str(at["rounds"]), f"{at['rounds'] / at['rounds_at_least']:.2f}x"]
+        wanted += [f"{at['traffic']:.3f}", f"{at['traffic'] / at['traffic_at_least']:.2f}x"]
+        assert cells.split() == [*entry.needs.split(), *wanted]
+        assert item["restriction"] == entry.needs
+    needs = {item["algorithm"]: item["restriction"] for item in data if item["restriction"]}
+    assert needs == {
+        "swing": "it needs a power of 2",
+        "trivance": "it needs a power of 3",
+        "neighbor_exchange": "it needs an even number of ranks",
+    }
+    assert {item["at"]["world_size"] for item in data} == {8, 9}
+
+
+def test_a_wrong_algorithm_is_listed_as_wrong(run, short_ring):
+    (row,) = [row for row in run("list", "all_reduce").stdout.splitlines() if "short_ring" in row]
+    assert row.split()[1] == "wrong"
 
 
 def test_short_names_are_shown(run):

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from ringcoll.algorithms import algorithms, schedule_of
+from ringcoll.algorithms import algorithms, find, schedule_of
+from ringcoll.cli.parameters import as_ranges
 
 
 def rows(page: str) -> dict[tuple[str, str], list[str]]:
@@ -23,7 +24,9 @@ def test_every_algorithm_is_proved(run):
     assert result.exit_code == 0
     table = rows(result.stdout)
     assert set(table) == {(entry.collective, entry.name) for entry in algorithms()}
-    assert all(cells[:2] == ["1-16", "16"] for cells in table.values())
+    for name, cells in table.items():
+        sizes = [k for k in range(1, 17) if not find(*name).restriction(k)]
+        assert cells[:2] == [as_ranges(sizes), str(sizes[-1])]
     assert f"\n{len(table)} proved, 0 wrong, in " in result.stdout
 
 
@@ -48,12 +51,18 @@ def test_json_agrees_with_the_table(run):
     assert data["ok"]
     assert len(data["results"]) == len(table)
     for result in data["results"]:
-        assert (result["ok"], result["error"], result["unsupported"]) == (True, None, {})
-        assert result["proved"] == [1, 2, 3, 5, 8]
+        assert (result["ok"], result["error"]) == (True, None)
+        name = result["collective"], result["algorithm"]
+        reasons = {k: find(*name).restriction(k) for k in (1, 2, 3, 5, 8)}
+        sizes = [k for k, reason in reasons.items() if reason is None]
+        assert result["proved"] == sizes
+        assert set(result["unsupported"]) == {str(k) for k in set(reasons) - set(sizes)}
+        for k, message in result["unsupported"].items():
+            assert message.endswith(f"cannot run on {k} ranks: {reasons[int(k)]}")
         at = result["at"]
-        assert table[result["collective"], result["algorithm"]][:-1] == [
-            "1-3,5,8",
-            "8",
+        assert table[name][:-1] == [
+            as_ranges(sizes),
+            str(sizes[-1]),
             str(at["rounds"]),
             f"{at['rounds'] / at['rounds_at_least']:.2f}x",
             f"{at['traffic']:.3f}",
@@ -98,11 +107,16 @@ def test_a_wrong_algorithm_ends_with_status_1_and_the_marked_grid(run, short_rin
     assert result.exit_code == 1
     table, _, remarks = result.stdout.partition("\n\n")
     assert "1, WRONG at 2" in table
-    assert table.count("1-4") == len(table.splitlines()) - 2  # all others are proved
-    assert remarks.startswith("short_ring all_reduce on 2 ranks is wrong: rank 0, step 0, chunk 1:")
+    cells = rows(result.stdout)
+    for entry in algorithms("all_reduce"):  # all others are proved
+        if entry.name != "short_ring":
+            sizes = [k for k in range(1, 5) if not entry.restriction(k)]
+            assert cells[entry.collective, entry.name][0] == as_ranges(sizes)
+    assert remarks.startswith("not for k = 3: swing all_reduce cannot run on 3 ranks")
+    assert "\n\nshort_ring all_reduce on 2 ranks is wrong: rank 0, step 0, chunk 1:" in remarks
     assert "\nstep  rank 0" in remarks
     assert remarks.count("**") == 2
-    assert "\n10 proved, 1 wrong, in " in remarks
+    assert f"\n{len(cells) - 1} proved, 1 wrong, in " in remarks
 
 
 def test_a_wrong_algorithm_as_json(run, short_ring):

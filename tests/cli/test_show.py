@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.algorithms import algorithms, on_hosts, schedule_of
+from ringcoll.algorithms import on_hosts, schedule_of
 from ringcoll.cli import show
 from ringcoll.schedule.drawing import grid
 from ringcoll.schedule.ir import Schedule
+from tests.cases.algorithms import each_on
 
 RING = """\
 ring all_reduce on 4 ranks
@@ -69,8 +70,7 @@ def test_the_program_of_the_ring_is_the_published_table(run, world_size):
         assert data["rank"] == rank
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 5])
-@pytest.mark.parametrize("entry", list(algorithms()), ids=lambda a: f"{a.name}-{a.collective}")
+@pytest.mark.parametrize("entry, world_size", each_on(1, 2, 5))
 def test_every_algorithm_can_be_drawn(run, entry, world_size):
     words = ("show", entry.name, entry.collective, "-k", str(world_size))
     result = run(*words)

@@ -33,6 +33,7 @@ from ringcoll.runtime.plan import Plan
 from ringcoll.schedule.contracts import contract
 from ringcoll.transport.local import Hub
 from tests.cases import data
+from tests.cases.algorithms import each_on, worlds_of
 from tests.cases.calls import (
     STYLES,
     USER_OPS,
@@ -76,8 +77,7 @@ def test_every_function_on_every_kind_of_tensor(collective: str, form: str, styl
             run_case(Case(**{**vars(case), "in_place": in_place}), 3)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 5])
-@pytest.mark.parametrize("entry", tuple(algorithms()), ids=lambda e: f"{e.collective}-{e.name}")
+@pytest.mark.parametrize("entry, world_size", each_on(1, 2, 5))
 def test_every_algorithm_by_name(entry: Any, world_size: int):
     case = Case(entry.collective, entry.name, lengths=(world_size + 1,), root=world_size - 1)
     if not contract(entry.collective).rooted:
@@ -386,12 +386,13 @@ def test_averages_of_large_numbers_do_not_overflow(dtype: torch.dtype):
     most = torch.finfo(dtype).max
 
     def main(group: LocalGroup) -> None:
-        for entry in algorithms("all_reduce"):
+        for entry in algorithms("all_reduce", group.size()):
             tensor = torch.full((3,), most).to(dtype)
             ringcoll.all_reduce(tensor, dist.ReduceOp.AVG, group, algorithm=entry.name)
             assert tensor.to(torch.float64).tolist() == [most] * 3, entry.name
 
-    run_threads(main, 8)
+    for world_size in (8, 9):
+        run_threads(main, world_size)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +406,8 @@ def test_wire_dtype(dtype: torch.dtype, wire_dtype: torch.dtype, op: str):
         case = Case(
             "all_reduce", entry.name, op=op, dtype=dtype, wire_dtype=wire_dtype, kind="rough"
         )
-        run_case(case, 4)
+        for world_size in worlds_of(entry, 4):
+            run_case(case, world_size)
 
 
 def test_sums_are_made_in_float32_whatever_is_sent():
@@ -595,7 +597,9 @@ def test_no_split_sizes_and_empty_ones_mean_equal_pieces():
 )
 def test_segments(collective: str, segment_bytes: int):
     for entry in algorithms(collective):
-        run_case(Case(collective, entry.name, lengths=(23,), segment_bytes=segment_bytes), 3)
+        case = Case(collective, entry.name, lengths=(23,), segment_bytes=segment_bytes)
+        for world_size in worlds_of(entry, 3):
+            run_case(case, world_size)
 
 
 def test_tensors_of_a_device_are_cut_into_segments_of_its_size(monkeypatch: pytest.MonkeyPatch):

@@ -16,6 +16,7 @@ from ringcoll.algorithms import algorithms
 from ringcoll.runtime import communicator
 from ringcoll.schedule.contracts import contract
 from tests.cases import data
+from tests.cases.algorithms import worlds_of
 from tests.cases.calls import STYLES, Case
 from tests.cases.effort import effort
 from tests.cases.strategies import cases, operators
@@ -64,9 +65,7 @@ def test_every_operator_and_dtype(device: str, collective: str):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_algorithm(device: str, world_size: int):
-    for entry in algorithms():
-        if entry.restriction(world_size):
-            continue
+    for entry in algorithms(world_size=world_size):
         rules = contract(entry.collective)
         for in_place in rules.aliasings:
             case = Case(
@@ -106,7 +105,8 @@ def test_wire_dtypes(device: str, dtype: torch.dtype, wire_dtype: torch.dtype):
             lengths=(301,),
             device=device,
         )
-        run_case(case, 4)
+        for world_size in worlds_of(entry, 4):
+            run_case(case, world_size)
 
 
 @pytest.mark.parametrize("name", CHECKS)

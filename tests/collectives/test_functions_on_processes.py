@@ -73,7 +73,7 @@ def test_every_algorithm_at_every_length(pool, transport: str, world_size: int):
                 async_op=numel == 1000,
             ),
         )
-        for entry in algorithms()
+        for entry in algorithms(world_size=world_size)
         for rules in (contract(entry.collective),)
         for numel in near
         for root in (range(world_size) if rules.rooted and numel == world_size else (0,))
@@ -119,7 +119,7 @@ def test_defect_the_tail_is_dropped(pool, world_size: int):
     """numel // k: lengths that k does not divide, down to one element."""
     batch = [
         ("world", Case("all_reduce", entry.name, lengths=(numel,)))
-        for entry in algorithms("all_reduce")
+        for entry in algorithms("all_reduce", world_size)
         for numel in range(1, 2 * world_size + 2)
     ]
     check(pool, world_size, batch)
@@ -130,7 +130,7 @@ def test_defect_zeros_are_padded(pool, op: str):
     """Zero is not neutral: MAX of negative numbers, MIN of positive ones, PRODUCT, BAND."""
     batch = [
         ("world", Case("all_reduce", entry.name, op=op, lengths=(numel,), dtype=dtype, seed=seed))
-        for entry in algorithms("all_reduce")
+        for entry in algorithms("all_reduce", 4)
         for numel in (1, 3, 5)
         for seed, dtype in enumerate((torch.int32, torch.uint8))
     ]
@@ -146,7 +146,7 @@ def reduce_one_sign(op: str) -> list[str]:
 
     wrong = []
     sign = -1 if op == "max" else 1
-    for entry in algorithms("all_reduce"):
+    for entry in algorithms("all_reduce", 4):
         for numel in (1, 2, 3, 5, 6, 7):
             tensor = sign * (torch.arange(numel) + dist.get_rank() + 1)
             every = torch.stack([sign * (torch.arange(numel) + rank + 1) for rank in range(4)])
@@ -163,7 +163,7 @@ def reduce_one_sign(op: str) -> list[str]:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_defect_every_rank_sends_first_and_blocks(pool, world_size: int):
     """16 MiB: far more than a socket takes before the peer reads."""
-    for entry in algorithms("all_reduce"):
+    for entry in algorithms("all_reduce", world_size):
         results = pool(world_size).run(sum_of_many, entry.name, 4 << 20)
         assert results == [True] * world_size, entry.name
 
@@ -189,7 +189,7 @@ def test_defect_the_buffer_that_is_sent_is_received_into(pool):
             ),
         )
         for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-        for entry in algorithms(collective)
+        for entry in algorithms(collective, 4)
         for in_place in (False, True)
         for seed in (0, 1)
     ]
@@ -237,9 +237,8 @@ def test_defect_an_even_number_of_ranks_only(pool):
                 lengths=(4,) if entry.collective != "barrier" else (1,),
             ),
         )
-        for entry in algorithms()
+        for entry in algorithms(world_size=3)
         for name in ("world", "mixed")
-        if not entry.restriction(3)
     ]
     assert {entry.collective for entry in algorithms()} == {case.collective for _, case in batch}
     check(pool, 3, batch)
@@ -252,7 +251,7 @@ def test_defect_torch_chunk_gives_fewer_chunks_than_ranks(pool, world_size: int)
     assert lengths
     batch = [
         ("world", Case("all_reduce", entry.name, lengths=(numel,)))
-        for entry in algorithms("all_reduce")
+        for entry in algorithms("all_reduce", world_size)
         for numel in lengths
     ]
     check(pool, world_size, batch)

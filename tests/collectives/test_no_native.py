@@ -33,9 +33,8 @@ def calls(world_size: int) -> list[tuple[str, Case]]:
                 segment_bytes=8 if async_op else None,
             ),
         )
-        for entry in algorithms()
         for name, k in sizes.items()
-        if not entry.restriction(k)
+        for entry in algorithms(world_size=k)
         for form in ("list", "single")
         for async_op in (False, True)
     ]

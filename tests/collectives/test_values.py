@@ -10,10 +10,11 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, premul_sum, run_threads
-from ringcoll.algorithms import algorithms
+from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.reduction.operators import _divide
+from tests.cases.algorithms import each_on
 
-NAMES = [entry.name for entry in algorithms("all_reduce") if not entry.needs_hosts]
+ANYWHERE = [entry for entry in algorithms("all_reduce") if not entry.needs_hosts]
 
 
 @pytest.mark.parametrize("op", ["max", "min"])
@@ -21,8 +22,7 @@ NAMES = [entry.name for entry in algorithms("all_reduce") if not entry.needs_hos
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_one_nan_is_in_every_result(op: str, dtype: torch.dtype, world_size: int) -> None:
     """As torch.maximum has it, and not torch.fmax; whichever rank has the NaN."""
-    fitting = [entry.name for entry in algorithms("all_reduce")
-               if not entry.needs_hosts and not entry.restriction(world_size)]  # fmt: skip
+    fitting = [entry.name for entry in ANYWHERE if not entry.restriction(world_size)]
 
     def main(group: LocalGroup) -> list[Tensor]:
         results = []
@@ -44,17 +44,18 @@ def test_one_nan_is_in_every_result(op: str, dtype: torch.dtype, world_size: int
 
 
 @pytest.mark.parametrize("numel", [2, 100])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_transpose_in_its_own_place(numel: int, name: str) -> None:
+@pytest.mark.parametrize("entry, world_size", each_on(4, entries=ANYWHERE))
+def test_a_transpose_in_its_own_place(numel: int, entry: Algorithm, world_size: int) -> None:
     """The result lies in the input's memory, in another order."""
 
     def main(group: LocalGroup) -> Tensor:
         square = torch.arange(float(numel * numel)).view(numel, numel) + group.rank()
-        ringcoll.all_reduce(square.t(), group=group, out=square, algorithm=name)
+        ringcoll.all_reduce(square.t(), group=group, out=square, algorithm=entry.name)
         return square
 
-    wanted = 4 * torch.arange(float(numel * numel)).view(numel, numel).t() + 6
-    assert all(torch.equal(found, wanted) for found in run_threads(main, 4))
+    ranks = range(world_size)
+    wanted = world_size * torch.arange(float(numel * numel)).view(numel, numel).t() + sum(ranks)
+    assert all(torch.equal(found, wanted) for found in run_threads(main, world_size))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll import UserOp
-from ringcoll.algorithms import algorithms, schedule_of
+from ringcoll.algorithms import algorithms, find, schedule_of
 from ringcoll.algorithms.proved import order_of, proved_schedule
 from ringcoll.cost.choice import (
     CUDA_SEGMENT_BYTES,
@@ -26,6 +26,7 @@ from ringcoll.reduction import as_operator
 from ringcoll.schedule.contracts import CONTRACTS, OperandOrder, contract
 from ringcoll.schedule.verifier import verify
 from ringcoll.transport.catalogue import costs_of
+from tests.cases.algorithms import worlds_of
 
 SIZES = (0, 4, 1 << 10, 1 << 16, 1 << 20, 1 << 26)
 IN_ORDER = as_operator(UserOp(lambda x, y: x, name="first"))
@@ -45,6 +46,50 @@ def test_without_rules_the_least_predicted_time_is_chosen(
     choice = choose(collective, nbytes, world_size, own)
     best = predictions(collective, nbytes, world_size, own.parameters)[0]
     assert (choice.algorithm, choice.predicted) == (best.algorithm, best)
+
+
+@given(st.sampled_from(sorted(CONTRACTS)), st.sampled_from(SIZES), st.integers(1, 64))
+def test_what_is_chosen_is_defined_for_so_many_ranks(
+    collective: str, nbytes: int, world_size: int
+) -> None:
+    forced = parse_rules("swing;trivance;neighbor_exchange")
+    for own in (table(world_size), table(world_size, forced=forced)):
+        name = choose(collective, nbytes, world_size, own).algorithm
+        assert find(collective, name).restriction(world_size) is None
+
+
+@pytest.mark.parametrize(
+    "collective, name, few, many", [("all_reduce", "swing", 6, 8), ("all_reduce", "trivance", 8, 9)]
+)
+def test_a_rule_counts_where_its_algorithm_is_defined(
+    collective: str, name: str, few: int, many: int
+) -> None:
+    chosen = [
+        choose(collective, 4096, k, table(k, forced=parse_rules(f"{name};ring"))).algorithm
+        for k in (few, many)
+    ]
+    assert chosen == ["ring", name]
+
+
+@given(st.sampled_from(sorted(CONTRACTS)), st.sampled_from(SIZES), st.integers(2, 32))
+def test_a_second_choice_is_chosen_only_if_it_is_faster(
+    collective: str, nbytes: int, world_size: int
+) -> None:
+    best, *others = predictions(collective, nbytes, world_size, table(world_size).parameters)
+    if find(collective, best.algorithm).second_choice:
+        for row in others:
+            if not find(collective, row.algorithm).second_choice:
+                assert best.seconds < row.seconds
+
+
+def test_of_equal_times_the_first_choice_is_chosen() -> None:
+    own = table(2)
+    rows = predictions("all_reduce", 1 << 20, 2, own.parameters)
+    equal = [row.algorithm for row in rows if row.seconds == rows[0].seconds]
+    later = [find("all_reduce", name).second_choice for name in equal]
+    assert later == sorted(later)
+    assert {True, False} == set(later)
+    assert choose("all_reduce", 1 << 20, 2, own).algorithm == equal[0]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 6, 8])
@@ -73,7 +118,7 @@ def test_what_is_taken_for_in_order_is_so_everywhere() -> None:
     kept = [entry for entry in algorithms() if entry.order is not OperandOrder.ANY]
     assert len(kept) >= 7
     for entry in kept:
-        for world_size in (1, 2, 3, 4, 5, 6, 7, 8, 11, 16):
+        for world_size in worlds_of(entry, 1, 2, 3, 4, 5, 6, 7, 8, 11, 16):
             roots = range(world_size) if contract(entry.collective).rooted else (0,)
             for root in roots:
                 schedule = schedule_of(entry.collective, entry.name, world_size, root)

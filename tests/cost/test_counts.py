@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import Algorithm, algorithms, find, on_hosts, schedule_of
+from ringcoll.algorithms import Algorithm, find, on_hosts, schedule_of
 from ringcoll.algorithms.hierarchical import Hosts
 from ringcoll.cost.counts import (
     lower_bound,
@@ -20,15 +20,11 @@ from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.counting import Counts
 from ringcoll.schedule.ir import Recv, RecvReduce, Schedule, Send, Step
+from tests.cases.algorithms import each_on
 
-EVERY = tuple(algorithms())
 # The machine may be busy with other things.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MACHINE = LinkCosts(alpha_s=7e-6, beta_s_per_byte=2e-9, gamma_s_per_byte=3e-10)
-
-
-def name_of(algorithm: Algorithm) -> str:
-    return f"{algorithm.collective}-{algorithm.name}"
 
 
 # --- lower bounds ---------------------------------------------------------------------
@@ -114,8 +110,7 @@ def test_ring_and_doubling_cross_over() -> None:
     assert MACHINE.seconds(10_000_000, *ring) < MACHINE.seconds(10_000_000, *doubling)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 13])
-@pytest.mark.parametrize("algorithm", EVERY, ids=name_of)
+@pytest.mark.parametrize("algorithm, world_size", each_on(1, 2, 3, 8, 13))
 def test_one_segment_is_the_schedule_itself(algorithm: Algorithm, world_size: int) -> None:
     rooted = contract(algorithm.collective).rooted
     schedule = algorithm.schedule(world_size, world_size - 1 if rooted else 0)
@@ -144,12 +139,14 @@ def busiest(schedule: Schedule) -> Fraction:
     return Fraction(most * blocks, schedule.num_chunks * (schedule.world_size if blocks > 1 else 1))
 
 
-@pytest.mark.parametrize("algorithm", EVERY, ids=name_of)
-def test_a_wave_costs_at_most_all_steps_of_the_busiest_rank(algorithm: Algorithm) -> None:
+@pytest.mark.parametrize("algorithm, world_size", each_on(6))
+def test_a_wave_costs_at_most_all_steps_of_the_busiest_rank(
+    algorithm: Algorithm, world_size: int
+) -> None:
     """T + S - 1 waves, each with at most B/S, which those in the middle reach."""
-    schedule = algorithm.schedule(6)
+    schedule = algorithm.schedule(world_size)
     most = busiest(schedule)
-    num_steps = max(len(list(schedule.steps(rank))) for rank in range(6))
+    num_steps = max(len(list(schedule.steps(rank))) for rank in range(world_size))
     for num_segments in (1, 2, 5, 30, 31):
         counts = wavefront_counts(schedule, num_segments)
         waves = num_steps + num_segments - 1

@@ -312,21 +312,20 @@ def collectives(folder: Path) -> Iterator[str]:
 
 def _cases(k: int) -> Iterator[Case]:
     """Each algorithm at lengths around k, from each root; each dtype with each operator."""
-    for entry in algorithms():
+    for entry in algorithms(world_size=k):
         rules = contract(entry.collective)
         for numel in (0, 1, k - 1, k, k + 1, 1000, 20_000):
             for root in range(k) if rules.rooted and numel == k else (0,):
-                if not entry.restriction(k):
-                    yield Case(
-                        entry.collective,
-                        entry.name,
-                        lengths=(numel,),
-                        root=root,
-                        segment_bytes=64 if numel % 2 else None,
-                        dtype=torch.float32,
-                        kind="rough" if numel < 10 else "exact",  # the oracle takes its time
-                        async_op=numel == 1000,
-                    )
+                yield Case(
+                    entry.collective,
+                    entry.name,
+                    lengths=(numel,),
+                    root=root,
+                    segment_bytes=64 if numel % 2 else None,
+                    dtype=torch.float32,
+                    kind="rough" if numel < 10 else "exact",  # the oracle takes its time
+                    async_op=numel == 1000,
+                )
     for dtype in (*data.INTEGERS, *data.FLOATS, *data.COMPLEX, torch.bool):
         for op in operators(dtype):
             yield Case("all_reduce", op=op, dtype=dtype, lengths=(9,))

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringcoll.algorithms import Algorithm, algorithms
+from ringcoll.algorithms import Algorithm
 from ringcoll.reduction import Reduction, resolve
 from ringcoll.runtime.executor import Posting, bind, drive
 from ringcoll.runtime.plan import Wait, compile_plan
@@ -29,13 +29,13 @@ from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof, verify
 from tests.cases import data
+from tests.cases.algorithms import EVERY, each_on, worlds_of
 from tests.cases.calls import USER_OPS, Case, _input
 from tests.cases.effort import effort
 from tests.cases.reference import Answer, bits, mismatch, reduced
 from tests.cases.stepped import RandomHub, run_together, steps
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 7, 8, 13)
-EVERY = tuple(algorithms())
 ARITHMETIC = ("sum", "avg", "product", "min", "max")
 DTYPES = (torch.int64, *data.INTEGERS, *data.FLOATS, *data.COMPLEX, torch.bool)
 
@@ -85,7 +85,7 @@ class Run:
 @st.composite
 def runs(draw: st.DrawFn, entries: tuple[Algorithm, ...] = EVERY) -> Run:
     entry = draw(st.sampled_from(entries))
-    world_size = draw(st.sampled_from([k for k in WORLD_SIZES if not entry.restriction(k)]))
+    world_size = draw(st.sampled_from(worlds_of(entry, *WORLD_SIZES)))
     rules = contract(entry.collective)
     blocks = rules.num_blocks(world_size)
     near = [0, 1, world_size - 1, world_size, world_size + 1, 2 * world_size + 1]
@@ -291,12 +291,9 @@ def test_infinities_and_nan_end_bitwise_equal_on_all_ranks(run: Run):
     assert len({bits(reduction.decode(own.target)) for own in ends}) == 1
 
 
-@pytest.mark.parametrize("entry", EVERY, ids=lambda e: f"{e.collective}-{e.name}")
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("entry, world_size", each_on(*WORLD_SIZES))
 def test_every_algorithm_on_every_world_size(entry: Algorithm, world_size: int):
     """No luck of the draw: each pair once, on a length that leaves a tail."""
-    if entry.restriction(world_size):
-        pytest.skip(str(entry.restriction(world_size)))
     blocks = contract(entry.collective).num_blocks(world_size)
     numel = 1 if entry.collective == "barrier" else 2 * world_size + 1
     dtype, op = (torch.uint8, "bor") if entry.collective == "barrier" else (torch.int64, "sum")

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ringcoll.schedule.ir
-from ringcoll.algorithms import Algorithm, algorithms, schedule_of
+from ringcoll.algorithms import Algorithm, schedule_of
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import (
@@ -32,8 +32,8 @@ from ringcoll.schedule.ir import (
     send,
     tmp,
 )
+from tests.cases.algorithms import EVERY, worlds_of
 
-EVERY = tuple(algorithms())
 # The machine may be busy with other things.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 numbers = st.integers(0, 40)
@@ -64,7 +64,7 @@ programs = st.lists(st.lists(steps, max_size=5), min_size=1, max_size=4)
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     algorithm: Algorithm = draw(st.sampled_from(EVERY))
-    world_size = draw(st.integers(1, 12))
+    world_size = draw(st.sampled_from(worlds_of(algorithm, *range(1, 13))))
     rooted = contract(algorithm.collective).rooted
     return algorithm.schedule(world_size, draw(st.integers(0, world_size - 1)) if rooted else 0)
 

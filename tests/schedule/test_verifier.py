@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from ringcoll.algorithms import Algorithm, algorithms, find, schedule_of
+from ringcoll.algorithms import Algorithm, find, schedule_of
 from ringcoll.errors import RingcollError, ScheduleError, VerificationError
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.drawing import grid, primitives
@@ -36,13 +36,7 @@ from ringcoll.schedule.ir import (
     tmp,
 )
 from ringcoll.schedule.verifier import Proof, _Symbols, bitwise_equal, verify
-
-EVERY = tuple(algorithms())
-
-
-def name_of(algorithm: Algorithm) -> str:
-    return f"{algorithm.collective}-{algorithm.name}"
-
+from tests.cases.algorithms import EVERY, each_on, name_of
 
 # --- mutations: a correct schedule with one thing changed -----------------------------
 
@@ -222,11 +216,21 @@ def late_messages(schedule: Schedule) -> Iterator[Mutant]:
         yield f"{place}: {sending} late at both ends", with_programs(schedule, late)
 
 
-def swapped(schedule: Schedule) -> Iterator[Mutant]:
+def accumulate_in_turn(first: Operation, second: Operation) -> bool:
+    """Whether both add to one place: in program order, which is then the order of operands."""
+    if not (isinstance(first, RecvReduce) and isinstance(second, RecvReduce)):
+        return False
+    return not {ref.place for ref in first.into}.isdisjoint(ref.place for ref in second.into)
+
+
+def swapped(schedule: Schedule, *, in_turn: bool) -> Iterator[Mutant]:
+    """Neighbours of a step swapped: those that accumulate into one place in turn, or all others."""
     programs = programs_of(schedule)
     for place in places(programs):
         step = programs[place.rank][place.step]
         if place.index + 1 == len(step):
+            continue
+        if in_turn is not accumulate_in_turn(step[place.index], step[place.index + 1]):
             continue
         behind = Place(place.rank, place.step, place.index + 1)
         mutant = put(put(programs, place, step[behind.index]), behind, step[place.index])
@@ -243,7 +247,8 @@ HARMFUL_OR_EQUIVALENT: dict[str, Callable[[Schedule], Iterator[Mutant]]] = {
     "delay": lambda schedule: moved(schedule, 1),
     "hasten": lambda schedule: moved(schedule, -1),
     "delay message": late_messages,
-    "swap": swapped,
+    "swap": lambda schedule: swapped(schedule, in_turn=False),
+    "swap turns": lambda schedule: swapped(schedule, in_turn=True),
     "other slot": lambda schedule: rewritten(schedule, other_slots),
 }
 
@@ -354,8 +359,7 @@ def right_where_run(schedule: Schedule) -> bool:
     return all(runs_right(schedule, in_place=in_place) for in_place in aliasings)
 
 
-@pytest.mark.parametrize("algorithm", EVERY, ids=name_of)
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("algorithm, world_size", each_on(1, 2, 3, 5, 8))
 def test_what_is_proved_is_right_where_run(algorithm: Algorithm, world_size: int) -> None:
     schedule = algorithm.schedule(world_size, root_of(algorithm, world_size))
     verify(schedule)
@@ -363,8 +367,7 @@ def test_what_is_proved_is_right_where_run(algorithm: Algorithm, world_size: int
 
 
 @pytest.mark.parametrize("kind", FATAL)
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("algorithm", EVERY, ids=name_of)
+@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 4, 5, 8))
 def test_a_fatal_mutation_fails(algorithm: Algorithm, world_size: int, kind: str) -> None:
     schedule = algorithm.schedule(world_size, root_of(algorithm, world_size))
     mutants = some(FATAL[kind](schedule), 60, f"{name_of(algorithm)} {kind}")
@@ -377,8 +380,7 @@ def test_a_fatal_mutation_fails(algorithm: Algorithm, world_size: int, kind: str
 
 
 @pytest.mark.parametrize("kind", HARMFUL_OR_EQUIVALENT)
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("algorithm", EVERY, ids=name_of)
+@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 4, 5, 8))
 def test_a_mutation_that_passes_is_equivalent(
     algorithm: Algorithm, world_size: int, kind: str
 ) -> None:
@@ -391,10 +393,11 @@ def test_a_mutation_that_passes_is_equivalent(
         except VerificationError:
             continue
         assert right_where_run(mutant), what
-        if kind != "delay message":
+        if kind not in ("delay message", "swap turns"):
             assert proof.orders == original.orders, what
         elif not contract(algorithm.collective).at_least_once:
-            # A message that comes later may be added later, but once.
+            # What comes later may be added later, but once; and the proof tells the order.
+            assert kind == "delay message" or proof.orders != original.orders, what
             for chunk, order in proof.orders.items():
                 assert Counter(order) == Counter(original.order(chunk)), what
 
@@ -420,8 +423,7 @@ REDUCING = tuple(
 )
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
-@pytest.mark.parametrize("algorithm", REDUCING, ids=name_of)
+@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 4, 5, entries=REDUCING))
 def test_a_wrong_final_mark_fails(algorithm: Algorithm, world_size: int) -> None:
     schedule = algorithm.schedule(world_size, root_of(algorithm, world_size))
     mutants = list(rewritten(schedule, other_marks))
@@ -430,8 +432,7 @@ def test_a_wrong_final_mark_fails(algorithm: Algorithm, world_size: int) -> None
         assert "marked final" in failure(mutant, what).message
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
-@pytest.mark.parametrize("algorithm", REDUCING, ids=name_of)
+@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 4, 5, entries=REDUCING))
 def test_operands_the_other_way_round_show_in_the_order(
     algorithm: Algorithm, world_size: int
 ) -> None:
@@ -1056,8 +1057,7 @@ def with_open_facts(schedule: Schedule, *, order: bool) -> Schedule:
     return with_programs(schedule, programs)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("algorithm", REDUCING, ids=name_of)
+@pytest.mark.parametrize("algorithm, world_size", each_on(1, 2, 3, 5, 8, entries=REDUCING))
 def test_final_is_found(algorithm: Algorithm, world_size: int) -> None:
     stated = algorithm.schedule(world_size, root_of(algorithm, world_size))
     opened = with_open_facts(stated, order=False)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.algorithms import algorithms, schedule_of
+from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ArgumentError, GroupBrokenError, RingcollError, TraceError
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.verifier import verify
@@ -25,12 +25,11 @@ from ringcoll.tracing import Recording
 from ringcoll.tracing.records import Span, TracedOperation
 from ringcoll.tracing.summary import shares
 from tests.cases import pictures
+from tests.cases.algorithms import each_on
 from tests.cases.calls import Case, prepare, verdict
 from tests.cases.effort import effort
 from tests.cases.pictures import PictureError, check, check_schedule
 from tests.cases.strategies import cases
-
-EVERY = [(entry.collective, entry.name) for entry in algorithms()]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -75,12 +74,9 @@ def fail_after_one(group: LocalGroup, failing: int | None = None) -> None:
 # --- the picture ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("collective, algorithm", EVERY)
-def test_every_message_of_a_schedule_is_there_once(tmp_path, collective, algorithm, world_size):
-    (entry,) = [one for one in algorithms(collective) if one.name == algorithm]
-    if entry.restriction(world_size):
-        pytest.skip("not for so many ranks")
+@pytest.mark.parametrize("entry, world_size", each_on(1, 2, 3, 4, 5))
+def test_every_message_of_a_schedule_is_there_once(tmp_path, entry, world_size):
+    collective, algorithm = entry.collective, entry.name
     rules = contract(collective)
     root = world_size - 1 if rules.rooted else 0
     hosts = (0,) * world_size if entry.needs_hosts else None

@@ -39,6 +39,7 @@ from ringcoll.system import settings
 from ringcoll.transport import nccl
 from ringcoll.transport.base import Message
 from ringcoll.transport.nccl import NcclTransport, grouped
+from tests.cases.algorithms import each_on
 from tests.cases.calls import Case, prepare, verdict
 from tests.cases.effort import effort
 from tests.fakes import fake_nccl
@@ -212,12 +213,9 @@ def test_the_simulation_sees_what_hangs():
     assert "meet others" in hang(crossed)
 
 
-@pytest.mark.parametrize("entry", tuple(algorithms()), ids=lambda e: f"{e.collective}-{e.name}")
-@pytest.mark.parametrize("world_size", [2, 5, 8, 70])
+@pytest.mark.parametrize("entry, world_size", each_on(2, 5, 8, 70))
 def test_the_waves_of_every_algorithm(entry, world_size: int):
     """Step by step, as they are posted without segments."""
-    if entry.restriction(world_size):
-        pytest.skip(str(entry.restriction(world_size)))
     schedule = schedule_of(entry.collective, entry.name, world_size)
     programs = [list(schedule.steps(rank)) for rank in range(world_size)]
     whole: list[Groups] = [[] for _ in range(world_size)]
@@ -542,9 +540,7 @@ def run_over_nccl(world_size: int, main, make=FakeGroup) -> tuple[list[object], 
 def test_every_algorithm_without_tags(world_size: int):
     """All algorithms, with segments too, one after the other and some asynchronous."""
     batch = []
-    for entry in algorithms():
-        if entry.restriction(world_size):
-            continue
+    for entry in algorithms(world_size=world_size):
         rules = contract(entry.collective)
         for numel in (0, 1, 9):
             for segment_bytes in (None, 16):

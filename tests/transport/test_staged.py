@@ -34,6 +34,7 @@ from ringcoll.transport.base import Handle, Message, Transport, devices_of, sett
 from ringcoll.transport.local import Hub, LocalTransport
 from ringcoll.transport.nccl import NcclTransport
 from ringcoll.transport.staged import PINNED_BYTES, SEGMENT_BYTES, Copies, StagedTransport
+from tests.cases.algorithms import worlds_of
 from tests.cases.calls import Case, prepare, verdict
 from tests.cases.data import FLOATS, INTEGERS, values
 from tests.cases.effort import effort
@@ -817,7 +818,7 @@ EVERY = tuple(entry for entry in algorithms() if entry.collective != "barrier")
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Case, int]:
     entry = draw(st.sampled_from(EVERY))
-    world_size = draw(st.sampled_from([k for k in (1, 2, 3, 5) if not entry.restriction(k)]))
+    world_size = draw(st.sampled_from(worlds_of(entry, 1, 2, 3, 5)))
     dtype = draw(st.sampled_from([*INTEGERS[:4], *FLOATS, torch.bool, torch.complex64]))
     return (
         Case(

@@ -1,0 +1,274 @@
+"""Rounds of exchanges: which ranks meet in which round decides all else.
+
+Problem: networks differ in what is near. Halving, Swing, BCube and others differ only in whom a rank
+exchanges with in each round. Here a *pattern* is one function a round, from a rank to its peers; if
+every rank reaches every other in exactly one way, the pattern is a reduce-scatter (each peer gets
+what it and those that it meets later need), and backwards an all-gather::
+
+    Swing on 8 ranks      0-1 2-3 4-5 6-7       distances 1, -1, 3: on a ring of
+                          7-0 1-2 3-4 5-6       ranks nearer than 1, 2, 4
+                          0-3 1-6 2-5 4-7
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import partial
+
+from ringcoll.algorithms.registry import Cost, register
+from ringcoll.schedule.contracts import OperandOrder
+from ringcoll.schedule.ir import Program, Ref, Step, inp, out, recv, recv_reduce, reduce, send, tmp
+
+Round = Callable[[int], tuple[int, ...]]
+"""The peers of a rank in a round; a rank is a peer of each of its peers."""
+
+Rounds = tuple[Round, ...]
+
+
+def reached(rank: int, rounds: Rounds) -> list[int]:
+    """The ranks that a rank's data reach in some rounds, in order."""
+    if not rounds:
+        return [rank]
+    first, later = rounds[0], rounds[1:]
+    return sorted(other for peer in (rank, *first(rank)) for other in reached(peer, later))
+
+
+def reduce_scatter_phase(
+    rank: int, rounds: Rounds, place: Callable[[int], Ref], result: Ref
+) -> Program:
+    """Reduce chunk r onto rank r.
+
+    Parameters
+    ----------
+    place
+        Where a partial result is kept, from its chunk.
+    result
+        Where this rank's own chunk is kept at the end.
+    """
+    held: Callable[[int], Ref] = inp
+    for number, peers in enumerate(rounds):
+        later = rounds[number + 1 :]
+        kept = reached(rank, later)
+        into = (result,) if not later else tuple(map(place, kept))
+        local = [tuple(map(held, kept))] + [into] * (len(peers(rank)) - 1)
+        yield Step(
+            *(send(peer, *map(held, reached(peer, later))) for peer in peers(rank)),
+            *(
+                recv_reduce(peer, into, own, final=not later and peer == peers(rank)[-1])
+                for peer, own in zip(peers(rank), local, strict=True)
+            ),
+        )
+        held = place
+
+
+def all_gather_phase(rank: int, rounds: Rounds) -> Program:
+    """Send chunk r of rank r to all; it is in the output already."""
+    for number in reversed(range(len(rounds))):
+        later = rounds[number + 1 :]
+        yield Step(
+            *(send(peer, *map(out, reached(rank, later))) for peer in rounds[number](rank)),
+            *(recv(peer, *map(out, reached(peer, later))) for peer in rounds[number](rank)),
+        )
+
+
+def all_reduce_by(rank: int, rounds: Rounds) -> Program:
+    """The reduce-scatter and the all-gather of a pattern."""
+    yield from reduce_scatter_phase(rank, rounds, out, out(rank))
+    yield from all_gather_phase(rank, rounds)
+
+
+def cost_of(pattern: Callable[[int], Rounds]) -> Cost:
+    """Both phases of a pattern: the least traffic, in twice as many rounds as it has."""
+    return Cost(
+        rounds=lambda k: 2 * len(pattern(k)),
+        traffic=lambda k: Fraction(2 * (k - 1), k),
+        reduced=lambda k: Fraction(k - 1, k),
+    )
+
+
+# ---- Patterns -----------------------------------------------------------------------------
+
+
+def powers_below(base: int, k: int) -> Iterator[int]:
+    """1, base, base^2, ... below ``k``."""
+    power = 1
+    while power < k:
+        yield power
+        power *= base
+
+
+def needs_power(base: int, k: int) -> str | None:
+    """The reason why a pattern for powers of a number is not defined for a world size."""
+    if all(k % (base * power) == 0 for power in powers_below(base, k)):
+        return None
+    return f"it needs a power of {base}"
+
+
+def swing(k: int) -> Rounds:
+    """Even ranks swing to one side, odd ranks to the other, by 1, -1, 3, -5, 11, ..."""
+
+    def exchange(distance: int, rank: int) -> tuple[int, ...]:
+        return ((rank + (-distance if rank % 2 else distance)) % k,)
+
+    distances = ((1 - (-2) ** (step + 1)) // 3 for step, _ in enumerate(powers_below(2, k)))
+    return tuple(partial(exchange, distance) for distance in distances)
+
+
+def tripling(k: int) -> Rounds:
+    """Both neighbours at the distances 1, 3, 9, ..."""
+
+    def exchange(distance: int, rank: int) -> tuple[int, ...]:
+        return (rank - distance) % k, (rank + distance) % k
+
+    return tuple(partial(exchange, distance) for distance in powers_below(3, k))
+
+
+def factors(k: int, most: int) -> list[int]:
+    """Factors of ``k``: the largest up to ``most``, or else the smallest there is.
+
+    Examples
+    --------
+    >>> factors(64, 4), factors(12, 4), factors(14, 4), factors(13, 4)
+    ([4, 4, 4], [4, 3], [2, 7], [13])
+    """
+    found = []
+    while k > 1:
+        small = [factor for factor in range(most, 1, -1) if k % factor == 0]
+        found.append(small[0] if small else next(f for f in range(2, k + 1) if k % f == 0))
+        k //= found[-1]
+    return found
+
+
+def digits(k: int) -> Rounds:
+    """In a number system of as many digits as ``k`` has factors: all who differ in one digit."""
+
+    def exchange(stride: int, factor: int, rank: int) -> tuple[int, ...]:
+        lowest = rank - rank // stride % factor * stride
+        return tuple(
+            peer for peer in range(lowest, lowest + factor * stride, stride) if peer != rank
+        )
+
+    rounds, stride = [], 1
+    for factor in factors(k, 4):
+        rounds.append(partial(exchange, stride, factor))
+        stride *= factor
+    return tuple(rounds)
+
+
+# ---- Algorithms ---------------------------------------------------------------------------
+
+
+@register(
+    "all_reduce",
+    "swing",
+    chunks=lambda k: k,
+    restriction=partial(needs_power, 2),
+    cost=cost_of(swing),
+    second_choice=True,
+)
+def swing_all_reduce(rank: int, world_size: int) -> Program:
+    """Swing all-reduce: halving and doubling with peers on alternate sides, near on a ring.
+
+    2 lg k steps and 2(k - 1)/k of the vector sent by each rank, the lower bound; k a power of two. Peers are
+    1, 1, 3, 5, 11, ... ranks away, where recursive halving has 1, 2, 4, 8, 16, ...: on rings and tori
+    messages cross fewer links.
+
+    Source: D. De Sensi et al., "Swing: short-cutting rings for higher bandwidth allreduce", NSDI 2024.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(swing_all_reduce, 4))
+    step  rank 0         rank 1         rank 2         rank 3
+       0  >1:1-2 +1:0,3  >0:0,3 +0:1-2  >3:0,3 +3:1-2  >2:1-2 +2:0,3
+       1  >3:3 +3:0!     >2:2 +2:1!     >1:1 +1:2!     >0:0 +0:3!
+       2  >3:0 <3:3      >2:1 <2:2      >1:2 <1:1      >0:3 <0:0
+       3  >1:0,3 <1:1-2  >0:1-2 <0:0,3  >3:1-2 <3:0,3  >2:0,3 <2:1-2
+    """
+    return all_reduce_by(rank, swing(world_size))
+
+
+@register(
+    "all_reduce",
+    "trivance",
+    chunks=lambda k: k,
+    restriction=partial(needs_power, 3),
+    cost=cost_of(tripling),
+    second_choice=True,
+)
+def trivance_all_reduce(rank: int, world_size: int) -> Program:
+    """Trivance all-reduce, for long vectors: both neighbours at distances 1, 3, 9, ... at once.
+
+    2 log_3 k steps with two messages each and 2(k - 1)/k of the vector sent by each rank, the lower bound; k a
+    power of three. It pays where a rank has two ports. The form of the paper for short vectors is left
+    out: ranks would add up in different orders, and have different sums of floats.
+
+    Source: A. Jürß, V. Addanki and S. Schmid, "Trivance: latency-optimal allreduce by shortcutting multiport
+    networks", arXiv 2602.17254.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(trivance_all_reduce, 3))
+    step  rank 0                rank 1                rank 2
+       0  >2:2 >1:1 +2:0 +1:0!  >0:0 >2:2 +0:1 +2:1!  >1:1 >0:0 +1:2 +0:2!
+       1  >2:0 >1:0 <2:2 <1:1   >0:1 >2:1 <0:0 <2:2   >1:2 >0:2 <1:1 <0:0
+    """
+    return all_reduce_by(rank, tripling(world_size))
+
+
+@register("all_reduce", "bcube", chunks=lambda k: k, cost=cost_of(digits), second_choice=True)
+def bcube_all_reduce(rank: int, world_size: int) -> Program:
+    """BCube all-reduce: reduce-scatter among all who differ in one digit, digit by digit, and back.
+
+    2(k - 1)/k of the vector sent by each rank, the lower bound, in two steps for each factor of k (4 as often
+    as it divides k, then 3 or 2, then primes), with as many messages as the factor has, less one; any
+    number of ranks.
+
+    Source: C. Guo et al., "BCube", SIGCOMM 2009, of which gloo has an all-reduce.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(bcube_all_reduce, 3))
+    step  rank 0                rank 1                rank 2
+       0  >1:1 >2:2 +1:0 +2:0!  >0:0 >2:2 +0:1 +2:1!  >0:0 >1:1 +0:2 +1:2!
+       1  >1:0 >2:0 <1:1 <2:2   >0:1 >2:1 <0:0 <2:2   >0:2 >1:2 <0:0 <1:1
+    """
+    return all_reduce_by(rank, digits(world_size))
+
+
+@register(
+    "all_reduce",
+    "recursive_multiplying",
+    order=OperandOrder.RANK,
+    slots=lambda k: max(factors(k, 4), default=0),
+    cost=Cost(
+        rounds=lambda k: len(factors(k, 4)),
+        traffic=lambda k: Fraction(sum(factor - 1 for factor in factors(k, 4))),
+        reduced=lambda k: Fraction(sum(factor - 1 for factor in factors(k, 4))),
+    ),
+    second_choice=True,
+)
+def recursive_multiplying_all_reduce(rank: int, world_size: int) -> Program:
+    """Recursive multiplying all-reduce: whole vectors among all who differ in one digit.
+
+    A step for each factor of k (as for BCube), in which each rank sends the vector to as many others as
+    the factor has, less one: for k = 4^m half the steps of recursive doubling, and 1.5 times its traffic.
+    Any number of ranks. Operands stay in rank order.
+
+    Source: A. Ruefenacht, M. Bull and S. Booth, "Generalisation of recursive doubling for AllReduce", Parallel
+    Computing 69 (2017).
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(recursive_multiplying_all_reduce, 3))
+    step  rank 0               rank 1               rank 2
+       0  >1:0 >2:0 <1:0 <2:0  >0:0 >2:0 <0:0 <2:0  >0:0 >1:0 <0:0 <1:0
+       1  S0!                  S0!                  S0!
+    """
+    rounds = digits(world_size)
+    held = inp(0)
+    for number, peers in enumerate(rounds):
+        group = sorted((rank, *peers(rank)))
+        yield Step(
+            *(send(peer, held) for peer in peers(rank)),
+            *(recv(peer, tmp(place, 0)) for place, peer in enumerate(group) if peer != rank),
+        )
+        sources = [held if peer == rank else tmp(place, 0) for place, peer in enumerate(group)]
+        yield Step(reduce(out(0), *sources, final=number == len(rounds) - 1))
+        held = out(0)
