@@ -3,6 +3,7 @@
 ==================  =======================================================
 `ring`              rings: one, both directions, several strides
 `binomial`          binomial trees, alone and composed with rings
+`knomial`           trees with three children a level
 `binary_tree`       pipelined binary tree, double binary tree
 `recursive`         recursive doubling and halving, Rabenseifner
 `bruck`             Bruck's all-gather and all-to-all
@@ -34,6 +35,7 @@ from ringcoll.algorithms import (
     dissemination,
     exchanges,
     hierarchical,
+    knomial,
     pairwise,
     recursive,
     ring,
@@ -67,6 +69,7 @@ __all__ = [
     "find",
     "generation",
     "hierarchical",
+    "knomial",
     "on_hosts",
     "pairwise",
     "recursive",

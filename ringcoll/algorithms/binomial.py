@@ -14,56 +14,95 @@ Source: MPICH; R. Thakur et al., IJHPCA 19 (2005).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 
 from ringcoll.algorithms import ring
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.registry import Cost, register
 from ringcoll.schedule.contracts import OperandOrder
-from ringcoll.schedule.ir import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
+from ringcoll.schedule.ir import (
+    Operation,
+    Program,
+    Ref,
+    Step,
+    copy,
+    inp,
+    out,
+    recv,
+    recv_reduce,
+    send,
+    tmp,
+)
 
 
-def _subtree(v: int, mask: int, world_size: int) -> range:
-    """The ranks below v, itself included, when its parent is v - mask."""
-    return range(v, min(v + mask, world_size))
+def levels(world_size: int, radix: int = 2) -> list[int]:
+    """1, r, r^2, ... below the number of ranks: how far apart parents and children are."""
+    masks = [1]
+    while masks[-1] * radix < world_size:
+        masks.append(masks[-1] * radix)
+    return masks if world_size > 1 else []
 
 
-def broadcast_phase(rank: int, world_size: int, root: int, held: Ref) -> Program:
+@dataclass(frozen=True)
+class _Node:
+    """A rank of a tree with ``radix`` - 1 children a level (in a binomial one: 1), counted from the root."""
+
+    v: int
+    world_size: int
+    radix: int
+
+    def children(self, mask: int) -> range:
+        """The children at a level."""
+        if self.v % (self.radix * mask):
+            return range(0)
+        return range(self.v + mask, min(self.v + self.radix * mask, self.world_size), mask)
+
+    def parent(self, mask: int) -> int | None:
+        """The parent, if it is at this level."""
+        offset = self.v % (self.radix * mask)
+        return self.v - offset if offset and offset % mask == 0 else None
+
+    def below(self, child: int, mask: int) -> range:
+        """The ranks below a child at a level, itself included."""
+        return range(child, min(child + mask, self.world_size))
+
+
+def broadcast_phase(rank: int, world_size: int, root: int, held: Ref, radix: int = 2) -> Program:
     """Send chunk 0 from the root, which has it in ``held``, to every output."""
-    v = (rank - root) % world_size
-    mask = 1 << rounds_to_reach_all(world_size)
-    while mask > 1:
-        mask //= 2
-        if v % (2 * mask) == 0 and v + mask < world_size:
-            yield Step(send((rank + mask) % world_size, held if v == 0 else out(0)))
-        elif v % (2 * mask) == mask:
-            yield Step(recv((rank - mask) % world_size, out(0)))
-        else:
-            yield Step()
+    node = _Node((rank - root) % world_size, world_size, radix)
+    for mask in reversed(levels(world_size, radix)):
+        gives = (
+            send((child + root) % world_size, out(0) if node.v else held)
+            for child in node.children(mask)
+        )
+        parent = node.parent(mask)
+        takes = () if parent is None else (recv((parent + root) % world_size, out(0)),)
+        yield Step(*gives, *takes)
 
 
-def reduce_phase(rank: int, world_size: int, root: int, partial: Ref) -> Program:
+def reduce_phase(rank: int, world_size: int, root: int, partial: Ref, radix: int = 2) -> Program:
     """Reduce chunk 0 onto the root; partial results are kept in ``partial``."""
-    v = (rank - root) % world_size
-    held, mask = inp(0), 1
-    while mask < world_size:
-        if v % (2 * mask) == 0 and v + mask < world_size:
-            final = v == 0 and 2 * mask >= world_size
-            yield Step(
-                recv_reduce(
-                    (rank + mask) % world_size, partial, held, received_left=False, final=final
-                )
-            )
+    node, held = _Node((rank - root) % world_size, world_size, radix), inp(0)
+    for mask in levels(world_size, radix):
+        operations: list[Operation] = []
+        if (parent := node.parent(mask)) is not None:
+            operations.append(send((parent + root) % world_size, held))
+        for child in node.children(mask):
+            final = node.v == 0 and child + mask >= world_size
+            peer = (child + root) % world_size
+            operations.append(recv_reduce(peer, partial, held, received_left=False, final=final))
             held = partial
-        elif v % (2 * mask) == mask:
-            yield Step(send((rank - mask) % world_size, held))
-        else:
-            yield Step()
-        mask *= 2
+        yield Step(*operations)
 
 
 def gather_phase(
-    rank: int, world_size: int, root: int, own: Ref, kept: Callable[[int, int], Ref]
+    rank: int,
+    world_size: int,
+    root: int,
+    own: Ref,
+    kept: Callable[[int, int], Ref],
+    radix: int = 2,
 ) -> Program:
     """Gather block r of each rank r, kept in ``own``, to the root's output.
 
@@ -71,6 +110,7 @@ def gather_phase(
     block); the indices start at 0.
     """
     v = (rank - root) % world_size
+    node = _Node(v, world_size, radix)
 
     def place(u: int) -> Ref:
         block = (u + root) % world_size
@@ -78,26 +118,25 @@ def gather_phase(
             return own
         return out(block) if v == 0 else kept(u - v - 1, block)
 
-    mask = 1
-    while mask < world_size:
-        if v % (2 * mask) == 0 and v + mask < world_size:
-            below = _subtree(v + mask, mask, world_size)
-            yield Step(recv((rank + mask) % world_size, *map(place, below)))
-        elif v % (2 * mask) == mask:
-            yield Step(send((rank - mask) % world_size, *map(place, _subtree(v, mask, world_size))))
-        else:
-            yield Step()
-        mask *= 2
+    for mask in levels(world_size, radix):
+        takes = (
+            recv((child + root) % world_size, *map(place, node.below(child, mask)))
+            for child in node.children(mask)
+        )
+        parent, mine = node.parent(mask), map(place, node.below(v, mask))
+        gives = () if parent is None else (send((parent + root) % world_size, *mine),)
+        yield Step(*takes, *gives)
 
 
 def scatter_phase(
-    rank: int, world_size: int, root: int, kept: Callable[[int, int], Ref]
+    rank: int, world_size: int, root: int, kept: Callable[[int, int], Ref], radix: int = 2
 ) -> Program:
     """Scatter the blocks of the root's input: block r to the output of each rank r.
 
     ``kept`` says where a rank keeps what it passes on, from (index, block).
     """
     v = (rank - root) % world_size
+    node = _Node(v, world_size, radix)
 
     def place(u: int) -> Ref:
         block = (u + root) % world_size
@@ -105,19 +144,17 @@ def scatter_phase(
             return inp(block)
         return out(block) if u == v else kept(u - v - 1, block)
 
-    mask = 1 << rounds_to_reach_all(world_size)
-    while mask > 1:
-        mask //= 2
-        if v % (2 * mask) == 0 and v + mask < world_size:
-            below = _subtree(v + mask, mask, world_size)
-            yield Step(send((rank + mask) % world_size, *map(place, below)))
-        elif v % (2 * mask) == mask:
-            yield Step(recv((rank - mask) % world_size, *map(place, _subtree(v, mask, world_size))))
-        else:
-            yield Step()
+    for mask in reversed(levels(world_size, radix)):
+        gives = (
+            send((child + root) % world_size, *map(place, node.below(child, mask)))
+            for child in node.children(mask)
+        )
+        parent, mine = node.parent(mask), map(place, node.below(v, mask))
+        takes = () if parent is None else (recv((parent + root) % world_size, *mine),)
+        yield Step(*gives, *takes)
 
 
-def _with_copy(steps: Program, is_root: bool, *chunks: int) -> Program:
+def with_copy(steps: Program, is_root: bool, *chunks: int) -> Program:
     """Let the root copy its own input to its output in the first step."""
     if is_root:
         yield Step(*(copy(out(chunk), inp(chunk)) for chunk in chunks), *next(steps))
@@ -145,7 +182,7 @@ def binomial_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
        0  =0 >2:0  .       <0:0    .
        1  >1:0     <0:0    >3:0    <2:0
     """
-    return _with_copy(broadcast_phase(rank, world_size, root, inp(0)), rank == root, 0)
+    return with_copy(broadcast_phase(rank, world_size, root, inp(0)), rank == root, 0)
 
 
 @register("reduce", "binomial_tree", slots=lambda k: 1, cost=_REDUCE)
@@ -204,7 +241,7 @@ def binomial_tree_gather(rank: int, world_size: int, root: int) -> Program:
        1  <2:2-3   .       >0:2-3  .
     """
     steps = gather_phase(rank, world_size, root, inp(rank), tmp)
-    return _with_copy(steps, rank == root, root)
+    return with_copy(steps, rank == root, root)
 
 
 @register(
@@ -221,7 +258,7 @@ def binomial_tree_scatter(rank: int, world_size: int, root: int) -> Program:
        0  =0 >2:2-3  .       <0:2-3  .
        1  >1:1       <0:1    >3:3    <2:3
     """
-    return _with_copy(scatter_phase(rank, world_size, root, tmp), rank == root, root)
+    return with_copy(scatter_phase(rank, world_size, root, tmp), rank == root, root)
 
 
 @register(
@@ -252,7 +289,7 @@ def scatter_all_gather_broadcast(rank: int, world_size: int, root: int) -> Progr
        4  >1:2                >2:3 <0:2  >3:0 <1:3  <2:0
     """
     scatter = scatter_phase(rank, world_size, root, lambda index, block: out(block))
-    yield from _with_copy(scatter, rank == root, *range(world_size))
+    yield from with_copy(scatter, rank == root, *range(world_size))
     for sending, receiving in ring.all_gather_phase(rank, world_size):
         takes = (receiving,) if rank != root else ()
         gives = (sending,) if (rank + 1) % world_size != root else ()

@@ -61,6 +61,10 @@ def powers_of_two(world_size: int) -> bool:
     return world_size & (world_size - 1) == 0
 
 
+def powers_of_four(world_size: int) -> bool:
+    return world_size in (1, 4, 16, 64)
+
+
 def any_number(world_size: int) -> bool:
     return True
 
@@ -128,11 +132,11 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
         lambda k, lg: amount(2 * round(log(k, 3)), 2 * share(k), share(k)),
     ),
     ("all_reduce", "bcube"): (
-        lambda k: k in (1, 4, 16),
+        powers_of_four,
         lambda k, lg: amount(lg, 2 * share(k), share(k)),
     ),
     ("all_reduce", "recursive_multiplying"): (
-        lambda k: k in (1, 4, 16),
+        powers_of_four,
         lambda k, lg: amount(lg // 2, Fraction(3 * lg, 2), Fraction(3 * lg, 2)),
     ),
     ("reduce_scatter", "circulant"): (any_number, lambda k, lg: amount(lg, share(k), share(k))),
@@ -171,6 +175,16 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
     ("gather", "linear"): (any_number, lambda k, lg: amount(k > 1, share(k))),
     ("scatter", "binomial_tree"): (any_number, lambda k, lg: amount(lg, share(k))),
     ("scatter", "linear"): (any_number, lambda k, lg: amount(k > 1, share(k))),
+    ("broadcast", "knomial_tree"): (
+        powers_of_four,
+        lambda k, lg: amount(lg // 2, Fraction(3 * lg, 2)),
+    ),
+    ("reduce", "knomial_tree"): (
+        powers_of_four,
+        lambda k, lg: amount(lg // 2, Fraction(3 * lg, 2), Fraction(3 * lg, 2)),
+    ),
+    ("gather", "knomial_tree"): (any_number, lambda k, lg: amount((lg + 1) // 2, share(k))),
+    ("scatter", "knomial_tree"): (any_number, lambda k, lg: amount((lg + 1) // 2, share(k))),
     ("barrier", "dissemination"): (any_number, lambda k, lg: amount(lg, lg, lg)),
 }
 
