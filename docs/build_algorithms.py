@@ -22,7 +22,8 @@ from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.cost.counts import Bound, lower_bound, wavefront_counts
 from ringcoll.schedule.contracts import CONTRACTS, Contract
 from ringcoll.schedule.drawing import grid, primitives
-from ringcoll.schedule.verifier import Order, Proof, verify
+from ringcoll.schedule.orders import infix
+from ringcoll.schedule.verifier import Proof, verify
 
 PAGE = Path(__file__).with_name("algorithms.md")
 WORLDS = (4, 8, 9, 13)
@@ -62,6 +63,40 @@ same way.
 
 In a picture, a line is a step and a column is a rank:
 """
+
+ORDER_OF_SUMS = """\
+## In which order sums are made
+
+A sum of floats depends on its order. Every algorithm has a fixed one, which the proof knows, and which
+neither the transport, nor segments, nor the time at which messages arrive can change: the same inputs
+give the same bits in every call. A command prints the order of every element:
+
+```text
+$ ringcoll order ring -k 5 --size 11
+ring all_reduce on 5 ranks
+chunk 0, elements 0-2: (((x1 + x2) + x3) + x4) + x0
+chunk 1, elements 3-4: (((x2 + x3) + x4) + x0) + x1
+chunk 2, elements 5-6: (((x3 + x4) + x0) + x1) + x2
+chunk 3, elements 7-8: (((x4 + x0) + x1) + x2) + x3
+chunk 4, elements 9-10: (((x0 + x1) + x2) + x3) + x4
+```
+
+A program computes the result of a call from its inputs, bit for bit, before it is made or to check it
+afterwards. 16-bit floats are added up in float32, and rounded at the end, as in the call:
+
+```python
+import torch
+from ringcoll.algorithms import schedule_of
+from ringcoll.reduction import predicted_result, reduce_in_order
+from ringcoll.schedule import verify
+
+proof = verify(schedule_of("all_reduce", "ring", 3))
+inputs = [torch.full((3,), value) for value in (1e8, 1.0, -1e8)]
+assert predicted_result(proof, inputs).tolist() == [0.0, 1.0, 0.0]
+assert reduce_in_order((0, 2, "+", 1, "+"), inputs).tolist() == [1.0, 1.0, 1.0]
+```
+
+A narrower `wire_dtype` rounds on the way, too, and is not predicted."""
 
 
 def paragraphs(text: str) -> list[str]:
@@ -151,19 +186,6 @@ def number(value: Fraction | int) -> str:
 def times(amount: Fraction | int, bound: Fraction | int = 1) -> str:
     """An amount over its bound, with up to two decimals."""
     return f"{float(amount / bound):.2f}".rstrip("0").rstrip(".")
-
-
-def infix(order: Order) -> str:
-    """An order of reduction with its parentheses."""
-    stack: list[str] = []
-    for item in order:
-        if item == "+":
-            right, left = stack.pop(), stack.pop()
-            stack.append(f"({left} + {right})")
-        else:
-            stack.append(f"x{item}")
-    (whole,) = stack
-    return whole[1:-1] if whole.startswith("(") else whole
 
 
 def rank_order(algorithm: Algorithm, world_size: int) -> str:
@@ -310,6 +332,7 @@ def page() -> str:
         "An algorithm that sends several messages at once is held against the bound for as many "
         "ports: with p of them, the logarithm is to base p + 1."
     )
+    parts.append(ORDER_OF_SUMS)
     parts.append("## Families")
     described: list[ModuleType] = []
     for algorithm in in_reading_order():

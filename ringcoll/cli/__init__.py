@@ -10,6 +10,7 @@
 `show`            ``ringcoll show``
 `new`             ``ringcoll new``
 `prove`           ``ringcoll verify``
+`order`           ``ringcoll order``
 `info`            ``ringcoll info``
 `doctor`          ``ringcoll doctor``
 `dump`            ``ringcoll dump``

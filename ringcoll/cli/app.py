@@ -85,6 +85,11 @@ COMMANDS = {
         "Prove that algorithms are right, and what they cost.",
         "ringcoll verify --world-sizes 1-64",
     ),
+    "order": CommandEntry(
+        "ringcoll.cli.order:order",
+        "In which order each element is summed.",
+        "ringcoll order ring -k 5 --size 1000",
+    ),
     "dump": CommandEntry(
         "ringcoll.cli.dump:dump",
         "What hangs, and where: what each rank of a running program does.",

@@ -9,19 +9,24 @@ from pathlib import Path
 
 import click
 
-from ringcoll.algorithms import ALIASES, Algorithm, algorithms
+from ringcoll.algorithms import ALIASES, Algorithm, algorithms, on_hosts
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
 from ringcoll.schedule.contracts import CONTRACTS, contract
+from ringcoll.schedule.ir import Schedule
 from ringcoll.system.user_modules import UserModule, algorithms_named, is_reference
 
 __all__ = [
     "as_ranges",
+    "asked_schedule",
     "collective_name",
     "csv_option",
+    "hosts_option",
     "json_option",
     "named_algorithms",
     "new_file",
     "rank_numbers",
+    "root_option",
+    "world_size_option",
     "world_sizes",
 ]
 
@@ -30,6 +35,18 @@ _LARGEST_WORLD = 1 << 16  # a typing error should not run for days
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 csv_option = click.option("--csv", "as_csv", is_flag=True, help="Print the table as CSV.")
+world_size_option = click.option(
+    "-k", "--world-size", type=click.IntRange(min=1), default=4, show_default=True,
+    help="Number of ranks.",
+)  # fmt: skip
+hosts_option = click.option(
+    "--hosts", "num_hosts", type=click.IntRange(min=1),
+    help="Number of hosts among which the ranks are divided, for an algorithm that needs "
+    "to know it; 2.",
+)  # fmt: skip
+root_option = click.option(
+    "--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0."
+)
 
 
 def _numbers(text: str, lowest: int) -> tuple[int, ...]:
@@ -164,6 +181,50 @@ def named_algorithms(
     raise UnknownAlgorithmError(
         f"unknown algorithm {text!r}{target}; known: {', '.join(known)}{hint}"
     )
+
+
+def asked_schedule(
+    text: str, collective: str, world_size: int, root: int | None, num_hosts: int | None
+) -> tuple[Algorithm, Schedule, str]:
+    """Build the schedule that the user asks for.
+
+    Parameters
+    ----------
+    text
+        The name of the algorithm as the user typed it; see `named_algorithms`.
+    collective, world_size
+        The collective, and the number of ranks.
+    root, num_hosts
+        The root, and the number of hosts; ``None`` if the user typed no number.
+
+    Returns
+    -------
+    tuple
+        The algorithm, its schedule, and both in words.
+
+    Raises
+    ------
+    click.UsageError
+        The collective has no root, or the algorithm does not need hosts.
+    ScheduleError
+        There is no such algorithm, or it does not run on these ranks.
+    """
+    rooted = contract(collective).rooted
+    if root is not None and not rooted:
+        raise click.UsageError(f"{collective} has no root")
+    (entry, *_), _ = named_algorithms(text, collective)
+    if num_hosts is not None and not entry.needs_hosts:
+        raise click.UsageError(f"{entry.name} {collective} is the same on any number of hosts")
+    hosts = on_hosts(world_size, num_hosts or 2)
+    schedule = entry.schedule(world_size, root or 0, hosts)
+    title = f"{entry.name} {collective} on {_in_number(world_size, 'rank')}"
+    title += f", root {schedule.root}" * rooted
+    title += f", {_in_number(max(hosts) + 1, 'host')}" * entry.needs_hosts
+    return entry, schedule, title
+
+
+def _in_number(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def new_file(*suffixes: str) -> Callable[..., Path | None]:

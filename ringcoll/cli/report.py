@@ -9,9 +9,11 @@ from ringcoll.cli.output import amount
 from ringcoll.cli.parameters import as_ranges
 from ringcoll.cost.counts import Bound, lower_bound
 from ringcoll.schedule.contracts import contract
+from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule.orders import chunks_by_order, infix
 from ringcoll.schedule.verifier import Proof
 
-__all__ = ["findings", "in_words", "order_in_words"]
+__all__ = ["findings", "header", "in_words", "order_in_words"]
 
 _FEW = 4  # lines of reduction orders that still help; and ranks times two, terms on one line
 
@@ -20,6 +22,18 @@ def _bound(proof: Proof) -> Bound:
     """The lower bounds, for as many ports as the schedule uses."""
     schedule = proof.schedule
     return lower_bound(schedule.collective, schedule.world_size, ports=max(1, proof.ports))
+
+
+def header(schedule: Schedule) -> dict[str, object]:
+    """What a schedule is for, as data for JSON."""
+    return {
+        "collective": schedule.collective,
+        "algorithm": schedule.algorithm,
+        "world_size": schedule.world_size,
+        "root": schedule.root if contract(schedule.collective).rooted else None,
+        "num_chunks": schedule.num_chunks,
+        "num_slots": schedule.num_slots,
+    }
 
 
 def findings(proof: Proof) -> dict[str, Any]:
@@ -53,23 +67,6 @@ def order_in_words(proof: Proof) -> str | None:
     return "rank order" if proof.rank_order else "fixed"
 
 
-def _infix(order: tuple[int | str, ...]) -> str:
-    """Write a postfix order as a sum.
-
-    >>> _infix((0, 1, "+", 2, 3, "+", "+"))
-    '(x0 + x1) + (x2 + x3)'
-    """
-    stack: list[str] = []
-    for item in order:
-        if isinstance(item, int):
-            stack.append(f"x{item}")
-        else:
-            right, left = stack.pop(), stack.pop()
-            stack.append(f"({left} + {right})")
-    (total,) = stack
-    return total.removeprefix("(").removesuffix(")") if len(order) > 1 else total
-
-
 def in_words(proof: Proof) -> Iterator[str]:
     """Describe cost and order, a line each."""
     schedule, bound = proof.schedule, _bound(proof)
@@ -98,12 +95,10 @@ def _orders(proof: Proof) -> Iterator[str]:
     yield f"order     {words[word]}"
     if word == "differs" or proof.schedule.world_size > 2 * _FEW:
         return
-    sums: dict[str, list[int]] = {}
-    for chunk in range(proof.schedule.num_chunks):
-        sums.setdefault(_infix(proof.order(chunk)), []).append(chunk)
-    for number, (total, chunks) in enumerate(sums.items()):
+    sums = chunks_by_order(proof)
+    for number, (order, chunks) in enumerate(sums.items()):
         if number == _FEW:
             yield f"          ... and {len(sums) - _FEW} more"
             return
         plural = "s" if len(chunks) > 1 else ""
-        yield f"          chunk{plural} {as_ranges(chunks)}: {total}"
+        yield f"          chunk{plural} {as_ranges(chunks)}: {infix(order)}"

@@ -7,13 +7,19 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from ringcoll.algorithms import on_hosts
 from ringcoll.cli.command import command
 from ringcoll.cli.output import on_terminal, print_json, print_text
-from ringcoll.cli.parameters import collective_name, json_option, named_algorithms, rank_numbers
-from ringcoll.cli.report import findings, in_words
+from ringcoll.cli.parameters import (
+    asked_schedule,
+    collective_name,
+    hosts_option,
+    json_option,
+    rank_numbers,
+    root_option,
+    world_size_option,
+)
+from ringcoll.cli.report import findings, header, in_words
 from ringcoll.errors import VerificationError
-from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.drawing import grid, primitives
 from ringcoll.schedule.ir import Copy, Recv, RecvReduce, Reduce, Schedule, Send
 from ringcoll.schedule.verifier import Proof
@@ -43,16 +49,9 @@ _EXAMPLES = """
 @command(examples=_EXAMPLES)
 @click.argument("algorithm")
 @click.argument("collective", type=collective_name)
-@click.option(
-    "-k", "--world-size", type=click.IntRange(min=1), default=4, show_default=True,
-    help="Number of ranks.",
-)  # fmt: skip
-@click.option(
-    "--hosts", "num_hosts", type=click.IntRange(min=1),
-    help="Number of hosts among which the ranks are divided, for an algorithm that needs "
-    "to know it; 2.",
-)  # fmt: skip
-@click.option("--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
+@world_size_option
+@hosts_option
+@root_option
 @click.option(
     "--primitives",
     "as_primitives",
@@ -96,18 +95,11 @@ def show(
         raise click.UsageError("--ranks goes with the grid")
     if rank is not None and not as_primitives:
         raise click.UsageError("--rank goes with --primitives")
-    if root is not None and not contract(collective).rooted:
-        raise click.UsageError(f"{collective} has no root")
-    (entry, *_), _ = named_algorithms(algorithm, collective)
     if ranks is not None and max(ranks) >= world_size:
         raise click.UsageError(
             f"--ranks: rank {max(ranks)} is not in a world of {world_size} ranks"
         )
-    if num_hosts is not None and not entry.needs_hosts:
-        raise click.UsageError(f"{entry.name} {collective} is the same on any number of hosts")
-    hosts = on_hosts(world_size, num_hosts or 2)
-    schedule = entry.schedule(world_size, root or 0, hosts)
-    title = _title(schedule) + (f", {_in_number(max(hosts) + 1, 'host')}" * entry.needs_hosts)
+    entry, schedule, title = asked_schedule(algorithm, collective, world_size, root, num_hosts)
     if as_text:
         click.echo(schedule.to_text(), nl=False)
     elif as_primitives:
@@ -116,35 +108,14 @@ def show(
         _show_grid(schedule, title, entry.summary, ranks, as_json=as_json)
 
 
-def _in_number(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}"
-
-
-def _title(schedule: Schedule) -> str:
-    ranks = _in_number(schedule.world_size, "rank")
-    root = f", root {schedule.root}" if contract(schedule.collective).rooted else ""
-    return f"{schedule.algorithm} {schedule.collective} on {ranks}{root}"
-
-
 def _show_primitives(schedule: Schedule, rank: int, title: str, *, as_json: bool) -> None:
     words = primitives(schedule, rank)
     if as_json:
-        print_json(_header(schedule) | {"rank": rank, "primitives": words})
+        print_json(header(schedule) | {"rank": rank, "primitives": words})
         return
     click.echo(f"{title}: rank {rank}\n")
     for number, word in enumerate(words):
         click.echo(f"{number:4}  {word}")
-
-
-def _header(schedule: Schedule) -> dict[str, object]:
-    return {
-        "collective": schedule.collective,
-        "algorithm": schedule.algorithm,
-        "world_size": schedule.world_size,
-        "root": schedule.root if contract(schedule.collective).rooted else None,
-        "num_chunks": schedule.num_chunks,
-        "num_slots": schedule.num_slots,
-    }
 
 
 def _show_grid(
@@ -155,13 +126,13 @@ def _show_grid(
     except VerificationError as error:
         # `verify` is the command that judges; here a wrong algorithm is drawn, marked.
         if as_json:
-            print_json(_header(schedule) | {"ok": False, "error": str(error)})
+            print_json(header(schedule) | {"ok": False, "error": str(error)})
         else:
             click.echo(f"{title} is wrong\n\n{error}")
         raise click.exceptions.Exit(1) from None
     if as_json:
         print_json(
-            _header(schedule)
+            header(schedule)
             | {"summary": summary, "ok": True}
             | findings(proof)
             | {

@@ -13,6 +13,7 @@ signed numbers, or converted to a wider dtype. For bool, SUM and MAX are *or*, P
 `engine`       the engine that computes with torch's operators
 `gpu`          the engine that computes with kernels, for CUDA tensors
 `kernels`      the kernels' source, types and sizes
+`predicted`    results from the order of reduction, before a call
 =============  ==========================================================
 
 May be imported from outside: ``__all__``, and `gpu.engine`.
@@ -27,6 +28,7 @@ from ringcoll.reduction.operators import (
     premul_sum,
     resolve,
 )
+from ringcoll.reduction.predicted import predicted_result, reduce_in_order
 
 __all__ = [
     "TORCH",
@@ -35,6 +37,8 @@ __all__ = [
     "Reduction",
     "UserOp",
     "as_operator",
+    "predicted_result",
     "premul_sum",
+    "reduce_in_order",
     "resolve",
 ]

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule.contracts import balanced_share, contract
 from ringcoll.schedule.ir import Buffer, Ref, Schedule
 
 __all__ = ["ALIGNMENT", "Layout", "Memory", "Region", "Space", "Supply", "joined"]
@@ -75,12 +75,6 @@ class Layout:
     in_place: bool = False
 
 
-def _part(numel: int, parts: int, index: int) -> tuple[int, int]:
-    """Offset and length of a piece of a balanced division; the first pieces are longer."""
-    short, longer = divmod(numel, parts)
-    return index * short + min(index, longer), short + (index < longer)
-
-
 def _align(numel: int) -> int:
     return -(-numel // ALIGNMENT) * ALIGNMENT
 
@@ -129,9 +123,9 @@ class Memory:
                 f"the length of chunk {ref.chunk} is not known to this rank; "
                 "the algorithm needs blocks of equal length"
             ) from None
-        start, numel = _part(length, self.per_block, piece)
+        start, numel = balanced_share(length, self.per_block, piece)
         if self.segments > 1:
-            offset, numel = _part(numel, self.segments, segment)
+            offset, numel = balanced_share(numel, self.segments, segment)
             start += offset
         if ref.buffer is Buffer.SCRATCH:
             base = ref.slot * self.slot_stride + segment * self.segment_stride

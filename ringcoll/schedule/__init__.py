@@ -7,6 +7,7 @@
 `compose`      programs made of programs: in parallel, renumbered, in place
 `drawing`      the step-by-rank grid, and NCCL's words
 `verifier`     the proof that a schedule keeps its contract
+`orders`       the order of reduction: as a sum, and by element
 =============  ==========================================================
 
 May be imported from outside: the names in ``__all__``, and in the ``__all__`` of each module.

@@ -18,7 +18,7 @@ from fractions import Fraction
 
 from ringcoll.errors import ScheduleError
 
-__all__ = ["CONTRACTS", "Contract", "OperandOrder", "contract"]
+__all__ = ["CONTRACTS", "Contract", "OperandOrder", "balanced_share", "contract"]
 
 _Blocks = Callable[[int, int, int], Sequence[int]]  # (rank, world_size, root) -> blocks
 
@@ -194,3 +194,13 @@ def contract(collective: str) -> Contract:
     except KeyError:
         known = ", ".join(CONTRACTS)
         raise ScheduleError(f"unknown collective {collective!r}; known: {known}") from None
+
+
+def balanced_share(numel: int, num_shares: int, index: int) -> tuple[int, int]:
+    """Offset and length of one share of a balanced division; the first shares are longer.
+
+    >>> [balanced_share(5, 3, index) for index in range(3)]
+    [(0, 2), (2, 2), (4, 1)]
+    """
+    short, longer = divmod(numel, num_shares)
+    return index * short + min(index, longer), short + (index < longer)

@@ -12,7 +12,7 @@ from ringcoll import __version__
 from ringcoll.cli.app import COMMANDS, INTERRUPTED, cli
 from ringcoll.cli.command import SETTINGS, DescribedCommand
 
-CHEAP = ("list", "show", "info", "doctor")  # commands whose examples are quick to run
+CHEAP = ("list", "show", "order", "info", "doctor")  # commands whose examples are quick to run
 
 
 def help_of(command: click.Command) -> str:
@@ -97,7 +97,7 @@ def test_ctrl_c_ends_every_command_alike(run, monkeypatch, name):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(DescribedCommand, "invoke", interrupted)
-    words = {"show": ["ring", "all_reduce"], "new": ["all_reduce", "star"]}
+    words = {"show": ["ring", "all_reduce"], "order": ["ring"], "new": ["all_reduce", "star"]}
     needed = ["all_reduce"] if name in ("bench", "explain", "trace") else words.get(name, [])
     result = run(name, *needed)
     assert result.exit_code == INTERRUPTED == 130
@@ -127,7 +127,13 @@ def call(*lines: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["list"], ["show", "ring", "all_reduce"], ["verify", "ring", "--json"]],
+    [
+        ["--help"],
+        ["list"],
+        ["show", "ring", "all_reduce"],
+        ["order", "ring"],
+        ["verify", "ring", "--json"],
+    ],
     ids=" ".join,
 )
 def test_what_needs_no_tensors_runs_without_torch(words):
