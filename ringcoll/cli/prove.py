@@ -96,7 +96,7 @@ def verify(
 
     Costs are those of the largest world size, in units of the whole data; a factor
     says how many times the lower bound it is. Traffic is what the busiest rank sends
-    or receives, added up over the steps; sent is the most that any rank sends. An
+    or receives, added up over the steps, and reduced what it reduces; sent is the most that any rank sends. An
     algorithm that is run in segments approaches the latter as they get more.
 
     Order is that of the operands of a reduction: left to right, or at least in rank
@@ -237,6 +237,8 @@ _COLUMNS = (
     "/bound",
     "traffic",
     "/bound",
+    "reduced",
+    "/bound",
     "sent",
     "in flight",
     "order",
@@ -270,6 +272,8 @@ def _row(outcome: _Outcome) -> tuple[str, ...]:
         times(facts["rounds"], facts["rounds_at_least"]),
         amount(facts["traffic"]),
         times(facts["traffic"], facts["traffic_at_least"]),
+        amount(facts["reduced"]),
+        times(facts["reduced"], facts["reduced_at_least"]),
         amount(facts["sent_max"]),
         str(facts["in_flight"]),
         facts["order"] or "",

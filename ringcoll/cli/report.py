@@ -7,7 +7,7 @@ from typing import Any
 
 from ringcoll.cli.output import amount
 from ringcoll.cli.parameters import as_ranges
-from ringcoll.cost.counts import Bound, lower_bound
+from ringcoll.cost.counts import bound_of, distance
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.orders import chunks_by_order, infix
@@ -16,12 +16,6 @@ from ringcoll.schedule.verifier import Proof
 __all__ = ["findings", "header", "in_words", "order_in_words"]
 
 _FEW = 4  # lines of reduction orders that still help; and ranks times two, terms on one line
-
-
-def _bound(proof: Proof) -> Bound:
-    """The lower bounds, for as many ports as the schedule uses."""
-    schedule = proof.schedule
-    return lower_bound(schedule.collective, schedule.world_size, ports=max(1, proof.ports))
 
 
 def header(schedule: Schedule) -> dict[str, object]:
@@ -38,12 +32,14 @@ def header(schedule: Schedule) -> dict[str, object]:
 
 def findings(proof: Proof) -> dict[str, Any]:
     """A proof as data for JSON; amounts of data in n."""
-    bound = _bound(proof)
+    bound = bound_of(proof)
     return {
         "rounds": proof.rounds,
         "rounds_at_least": bound.rounds,
         "traffic": proof.traffic,
         "traffic_at_least": bound.traffic,
+        "reduced": proof.reduced,
+        "reduced_at_least": bound.reduced,
         "sent_mean": proof.sent_mean,
         "sent_max": proof.sent_max,
         "messages_mean": proof.messages_mean,
@@ -69,7 +65,7 @@ def order_in_words(proof: Proof) -> str | None:
 
 def in_words(proof: Proof) -> Iterator[str]:
     """Describe cost and order, a line each."""
-    schedule, bound = proof.schedule, _bound(proof)
+    schedule, bound = proof.schedule, bound_of(proof)
     ports = f" with {proof.ports} messages at once each way" if proof.ports > 1 else ""
     blocks = contract(schedule.collective).num_blocks(2) > 1
     data = "all blocks of a rank" if blocks else "the vector"
@@ -77,6 +73,9 @@ def in_words(proof: Proof) -> Iterator[str]:
     yield (
         f"traffic   {amount(proof.traffic)} n (at least {amount(bound.traffic)} n), n being {data}"
     )
+    if bound.reduced:
+        yield f"reduced   {amount(proof.reduced)} n (at least {amount(bound.reduced)} n)"
+    yield f"bounds    {distance(proof)}"
     yield f"sent      at most {amount(proof.sent_max)} n by a rank, in {proof.messages_max} messages"
     yield f"scratch   {schedule.num_slots or 'no'} chunk{'s' if schedule.num_slots != 1 else ''}"
     yield from _orders(proof)

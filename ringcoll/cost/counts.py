@@ -40,15 +40,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, zip_longest
+from typing import NamedTuple
 
 from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.counting import Counts, chunks_of_data, count
 from ringcoll.schedule.ir import Schedule, Send, Step
+from ringcoll.schedule.verifier import Proof
 
 __all__ = [
     "Bound",
+    "Distance",
+    "bound_of",
+    "distance",
     "lower_bound",
     "seconds_on_hosts",
     "wavefront_counts",
@@ -76,6 +81,28 @@ class Bound:
     def traffic(self) -> Fraction:
         """The bound on `ringcoll.schedule.verifier.Proof.traffic`: the busier direction counts."""
         return max(self.sent, self.received)
+
+
+class Distance(NamedTuple):
+    """A cost as multiples of the lower bounds; ``None`` where the bound is 0.
+
+    Parameters
+    ----------
+    rounds, traffic, reduced
+        Cost over bound; 1 is the least that is possible.
+    """
+
+    rounds: Fraction | None
+    traffic: Fraction | None
+    reduced: Fraction | None
+
+    def __str__(self) -> str:
+        factors = (
+            f"{float(factor):.2f}x the {name}"
+            for name, factor in zip(self._fields, self, strict=True)
+            if factor is not None
+        )
+        return ", ".join(factors).replace("the reduced", "the reduced data") or "all are 0"
 
 
 def _amounts(collective: str, k: int) -> tuple[Fraction, Fraction, Fraction]:
@@ -140,6 +167,35 @@ def lower_bound(collective: str, world_size: int, *, ports: int = 1) -> Bound:
     """
     _at_least_one(world_size=world_size, ports=ports)
     return Bound(_rounds_to_reach_all(world_size, ports), *_amounts(collective, world_size))
+
+
+def bound_of(proof: Proof) -> Bound:
+    """The lower bounds for a schedule: for as many ports as the schedule uses."""
+    schedule = proof.schedule
+    return lower_bound(schedule.collective, schedule.world_size, ports=max(1, proof.ports))
+
+
+def distance(proof: Proof) -> Distance:
+    """How far a schedule is from the lower bounds, on rounds, traffic and reduced data together.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> from ringcoll.schedule.verifier import verify
+    >>> print(distance(verify(schedule_of("all_reduce", "ring", 8))))
+    4.67x the rounds, 1.00x the traffic, 1.00x the reduced data
+    """
+    bound = bound_of(proof)
+    return Distance(
+        *(
+            Fraction(amount) / least if least else None
+            for amount, least in (
+                (proof.rounds, bound.rounds),
+                (proof.traffic, bound.traffic),
+                (proof.reduced, bound.reduced),
+            )
+        )
+    )
 
 
 def seconds_on_hosts(

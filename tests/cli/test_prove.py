@@ -35,12 +35,15 @@ def test_the_table_of_one_algorithm(run):
     lines = [line.rpartition(" ")[0].rstrip() for line in page.splitlines()[:4]]  # less the time
     assert lines == [
         "collective      algorithm  proved for k  at k  rounds  /bound  traffic  /bound"
-        "   sent  in flight  order",
+        "  reduced  /bound   sent  in flight  order",
         "all_reduce      ring       1-8              8      14   4.67x    1.750   1.00x"
+        "    0.875   1.00x"
         "  1.750          2  fixed",
         "reduce_scatter  ring       1-8              8       7   2.33x    0.875   1.00x"
+        "    0.875   1.00x"
         "  0.875          2  fixed",
         "all_gather      ring       1-8              8       7   2.33x    0.875   1.00x"
+        "    0.000        "
         "  0.875          2",
     ]
 
@@ -67,12 +70,15 @@ def test_json_agrees_with_the_table(run):
             f"{at['rounds'] / at['rounds_at_least']:.2f}x",
             f"{at['traffic']:.3f}",
             f"{at['traffic'] / at['traffic_at_least']:.2f}x",
+            f"{at['reduced']:.3f}",
+            *([f"{at['reduced'] / at['reduced_at_least']:.2f}x"] if at["reduced_at_least"] else []),
             f"{at['sent_max']:.3f}",
             str(at["in_flight"]),
             *(at["order"] or "").split(),
         ]
         assert at["rounds"] >= at["rounds_at_least"]
         assert at["traffic"] >= at["traffic_at_least"]
+        assert at["reduced"] >= at["reduced_at_least"]
 
 
 @pytest.mark.parametrize(

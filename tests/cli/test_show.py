@@ -17,6 +17,8 @@ Ring all-reduce: a ring reduce-scatter, then a ring all-gather.
 
 rounds    6 (at least 2)
 traffic   1.500 n (at least 1.500 n), n being the vector
+reduced   0.750 n (at least 0.750 n)
+bounds    3.00x the rounds, 1.00x the traffic, 1.00x the reduced data
 sent      at most 1.500 n by a rank, in 6 messages
 scratch   no chunks
 order     the same on all ranks
