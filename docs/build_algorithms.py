@@ -15,10 +15,13 @@ from itertools import count
 from pathlib import Path
 from types import ModuleType
 
+from click.testing import CliRunner
+
 import ringcoll.algorithms
 import ringcoll.cost.counts
 import ringcoll.schedule.drawing
 from ringcoll.algorithms import Algorithm, algorithms
+from ringcoll.cli.app import cli
 from ringcoll.cost.counts import Bound, lower_bound, wavefront_counts
 from ringcoll.schedule.contracts import CONTRACTS, Contract
 from ringcoll.schedule.drawing import grid, primitives
@@ -97,6 +100,23 @@ assert reduce_in_order((0, 2, "+", 1, "+"), inputs).tolist() == [1.0, 1.0, 1.0]
 ```
 
 A narrower `wire_dtype` rounds on the way, too, and is not predicted."""
+
+FRONT = """\
+## Which algorithms no other beats
+
+An algorithm *dominates* another if it needs no more rounds, no more traffic and no more reduced data,
+and less of at least one of them. What no algorithm dominates is the Pareto front: which of those is the
+fastest depends on alpha, beta, gamma and n. `ringcoll pareto all_reduce -k 24` says for every algorithm
+that runs on so many ranks whether it is on the front, and otherwise which algorithms on the front dominate
+it; `--plot front.png` draws the front (with the extra `ringcoll[plot]`), and `--json` prints data.
+
+A round counts once however many messages a rank sends in it, so that algorithms of one or two rounds
+dominate most others. `--ports 1` compares those that send one message at a time:"""
+FRONT_CALL = "pareto all_reduce -k 24 --ports 1"
+DISTANCE = """\
+`ringcoll verify` prints for each algorithm all three as multiples of their bounds, and `ringcoll show` those
+of one. In a program, `ringcoll.cost.counts.distance` computes them from a proof, and
+`ringcoll.cost.pareto.dominators` the front from costs."""
 
 
 def paragraphs(text: str) -> list[str]:
@@ -332,6 +352,8 @@ def page() -> str:
         "An algorithm that sends several messages at once is held against the bound for as many "
         "ports: with p of them, the logarithm is to base p + 1."
     )
+    printed = CliRunner().invoke(cli, FRONT_CALL.split()).stdout.strip()
+    parts += [FRONT, fenced(f"$ ringcoll {FRONT_CALL}\n{printed}"), DISTANCE]
     parts.append(ORDER_OF_SUMS)
     parts.append("## Families")
     described: list[ModuleType] = []

@@ -12,6 +12,7 @@
 `table`           the table and the JSON of nccl-tests
 `findings`        who wins where, in sentences
 `plot`            curves; needs matplotlib
+`pareto_plot`     the Pareto front of a collective; needs matplotlib
 `training_plot`   losses, time, schedules, memory of training; needs matplotlib
 `training`        trainers side by side, for ``ringcoll train``
 `traced`          a collective, or a trainer, under `ringcoll.trace`

@@ -11,6 +11,7 @@
 `new`             ``ringcoll new``
 `prove`           ``ringcoll verify``
 `order`           ``ringcoll order``
+`pareto`          ``ringcoll pareto``
 `info`            ``ringcoll info``
 `doctor`          ``ringcoll doctor``
 `dump`            ``ringcoll dump``

@@ -90,6 +90,11 @@ COMMANDS = {
         "In which order each element is summed.",
         "ringcoll order ring -k 5 --size 1000",
     ),
+    "pareto": CommandEntry(
+        "ringcoll.cli.pareto:pareto",
+        "Which algorithms no other algorithm beats in every way.",
+        "ringcoll pareto all_reduce -k 24",
+    ),
     "dump": CommandEntry(
         "ringcoll.cli.dump:dump",
         "What hangs, and where: what each rank of a running program does.",

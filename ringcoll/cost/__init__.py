@@ -3,6 +3,7 @@
 =============  ==========================================================
 `links`        the costs of a link between two ranks
 `counts`       lower bounds; costs in segments, and on hosts
+`pareto`       the algorithms that no other algorithm beats in every way
 `predict`      how long every algorithm would take
 `rules`        the grammar of rules: collective, range of bytes, algorithm
 `table`        costs and rules that all ranks of a group share

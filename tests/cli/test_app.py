@@ -98,7 +98,9 @@ def test_ctrl_c_ends_every_command_alike(run, monkeypatch, name):
 
     monkeypatch.setattr(DescribedCommand, "invoke", interrupted)
     words = {"show": ["ring", "all_reduce"], "order": ["ring"], "new": ["all_reduce", "star"]}
-    needed = ["all_reduce"] if name in ("bench", "explain", "trace") else words.get(name, [])
+    needed = (
+        ["all_reduce"] if name in ("bench", "explain", "pareto", "trace") else words.get(name, [])
+    )
     result = run(name, *needed)
     assert result.exit_code == INTERRUPTED == 130
     assert result.stderr == "\ninterrupted; all ranks were ended\n"
@@ -132,6 +134,7 @@ def call(*lines: str) -> subprocess.CompletedProcess[str]:
         ["list"],
         ["show", "ring", "all_reduce"],
         ["order", "ring"],
+        ["pareto", "all_reduce"],
         ["verify", "ring", "--json"],
     ],
     ids=" ".join,
