@@ -18,6 +18,12 @@ What lies beneath can be looked at, and used, without torch::
     schedule = schedule_of("all_reduce", "ring", 4)
     print(grid(schedule))
     print(verify(schedule))
+
+and simulated on a network that is not here::
+
+    from ringcoll.simulation import topology_named
+
+    print(ringcoll.simulate(schedule, 1 << 20, topology_named("torus:2x2", 4)))
 """
 
 from __future__ import annotations
@@ -63,6 +69,7 @@ _HOME = {
     "Faults": "ringcoll.transport.faulty",
     "Options": "ringcoll.backend.process_group",
     "Work": "ringcoll.runtime.work",
+    "simulate": "ringcoll.simulation",
     "trace": "ringcoll.tracing",
 }
 
@@ -95,6 +102,7 @@ if TYPE_CHECKING:
     from ringcoll.launch.threads import LocalGroup, run_threads
     from ringcoll.reduction import UserOp, premul_sum
     from ringcoll.runtime.work import Work
+    from ringcoll.simulation import simulate
     from ringcoll.system.shared_tensors import empty_shared, share
     from ringcoll.tracing import trace
     from ringcoll.transport.faulty import Faults
@@ -134,6 +142,7 @@ __all__ = [
     "run_threads",
     "scatter",
     "share",
+    "simulate",
     "trace",
     "use",
 ]

@@ -20,6 +20,7 @@ ROOMS = (
     "schedule",
     "algorithms",
     "cost",
+    "simulation",
     "system",
     "reduction",
     "transport",
@@ -33,7 +34,7 @@ ROOMS = (
     "bench",
     "cli",
 )
-PURE = ("errors", "_version", "schedule", "algorithms", "cost")
+PURE = ("errors", "_version", "schedule", "algorithms", "cost", "simulation")
 AT_THE_TOP = {"__init__.py", "_version.py", "errors.py", "py.typed"}
 # Without torch, too: `import ringcoll` reads the first, `ringcoll --help` the others.
 WITHOUT_TORCH = ("ringcoll.backend.registration", "ringcoll.transport.catalogue")
@@ -48,6 +49,7 @@ ALLOWED = {
     "fractions",
     "functools",
     "gc",  # the verifier allocates millions of objects without a cycle
+    "heapq",
     "inspect",
     "itertools",
     "json",

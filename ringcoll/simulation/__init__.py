@@ -1,0 +1,69 @@
+"""Simulation of schedules over topologies. Pure: no torch, no I/O, no clock.
+
+Problem: say how long a schedule takes on a network that is not here, which links are full, and
+who waits for whom. The engine executes the steps of every rank; a schedule needs nothing for it.
+
+The model of a rank. A rank runs *waves*, as the executor does: with S segments, segment j does
+step w - j in wave w; with one segment a wave is a step. A wave begins when the rank's previous
+wave has ended, and a wave with nothing to do takes no time. In a wave
+
+- the rank posts all its sends at once. The bytes of the first message begin to move after
+  ``alpha_s``, those of each further message ``overhead_s`` later than those before it;
+- the rank reduces what lies in its own memory;
+- the rank takes its messages in program order, and reduces each after its arrival, if the
+  operation asks for it. A reduced byte costs ``gamma_s_per_byte``. Copies cost nothing;
+- the wave ends when all its messages are taken, and the last byte of each of its sends has left.
+
+The model of a message. A message does not wait for its receiver. Its bytes move at once over all
+links of its route, at the rate of the slowest; it arrives the sum of the links' latencies after
+its last byte has left. A link has *lanes*: one message uses at most one lane, and messages
+beyond the number of lanes share the link. Rates are max-min fair: no message can have more
+without taking it from one that has no more (D. Bertsekas and R. Gallager, "Data Networks", 1992,
+section 6.5.2). Chunks have equal lengths, in fractions of a byte if need be.
+
+So a message of m bytes that shares no link takes ``alpha + m * beta`` seconds, where alpha is
+``alpha_s`` and the latencies of the route, and beta is one over the bandwidth: the model of
+`ringcoll.cost.links`. A sender is busy for ``alpha_s + m * beta``, and not for the latencies.
+If all numbers are integers or fractions, times are exact.
+
+=============  ==========================================================
+`topology`     links, routes, and the usual networks
+`presets`      the text of a topology; networks of real machines
+`waves`        the steps of a rank as waves, lazily
+`flows`        links that messages share
+`engine`       `simulate`: runs the waves of all ranks
+`results`      times, loads of links, the critical path
+`picture`      the picture, for Perfetto
+=============  ==========================================================
+
+May be imported from outside: ``__all__``.
+"""
+
+from ringcoll.simulation.engine import simulate
+from ringcoll.simulation.presets import PRESETS, topology_named
+from ringcoll.simulation.results import LinkLoad, PathStep, SimulatedRun
+from ringcoll.simulation.topology import (
+    Link,
+    Topology,
+    crossbar,
+    fat_tree,
+    hosts,
+    ring,
+    torus,
+)
+
+__all__ = [
+    "PRESETS",
+    "Link",
+    "LinkLoad",
+    "PathStep",
+    "SimulatedRun",
+    "Topology",
+    "crossbar",
+    "fat_tree",
+    "hosts",
+    "ring",
+    "simulate",
+    "topology_named",
+    "torus",
+]

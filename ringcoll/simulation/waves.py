@@ -1,0 +1,81 @@
+"""The steps of a rank as waves, produced lazily."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ringcoll.errors import ScheduleError
+from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Schedule, Send, Step
+
+__all__ = ["RankWave", "waves_of"]
+
+
+class RankWave(NamedTuple):
+    """What a rank does in a wave; amounts of data are in chunks.
+
+    ``sends`` holds peer, chunks and step of each message; ``receives`` holds peer, chunks, step,
+    and whether the message is reduced. ``reduced`` is what the rank reduces in its own memory.
+    """
+
+    sends: list[tuple[int, int, int]]
+    receives: list[tuple[int, int, int, bool]]
+    reduced: int
+
+
+def waves_of(schedule: Schedule, rank: int, segments: int) -> Iterator[RankWave]:
+    """Produce the waves in which a rank does anything that takes time.
+
+    No more than ``segments`` steps are held in memory, and no more than the schedule has.
+
+    Raises
+    ------
+    ScheduleError
+        A message is for, or from, a rank that is not another rank of the schedule.
+    """
+    steps = enumerate(schedule.program(rank))
+    active: deque[tuple[int, RankWave]] = deque()  # the newest step first: it is of segment 0
+    ended, wave = False, 0
+    while active or not ended:
+        if not ended:
+            numbered = next(steps, None)
+            ended = numbered is None
+            if numbered is not None:
+                work = _work(schedule, rank, *numbered)
+                if work.sends or work.receives or work.reduced:
+                    active.appendleft((numbered[0], work))
+        while active and active[-1][0] <= wave - segments:
+            active.pop()
+        if active:
+            yield (
+                active[0][1]
+                if len(active) == 1
+                else RankWave(
+                    [item for _, work in active for item in work.sends],
+                    [item for _, work in active for item in work.receives],
+                    sum(work.reduced for _, work in active),
+                )
+            )
+        wave += 1
+
+
+def _work(schedule: Schedule, rank: int, number: int, step: Step) -> RankWave:
+    sends: list[tuple[int, int, int]] = []
+    receives: list[tuple[int, int, int, bool]] = []
+    reduced = 0
+    for operation in step:
+        if type(operation) is Send:
+            sends.append((operation.peer, len(operation.refs), number))
+        elif type(operation) is RecvReduce:
+            receives.append((operation.peer, len(operation.into), number, True))
+        elif type(operation) is Recv:
+            receives.append((operation.peer, len(operation.refs), number, False))
+        elif type(operation) is Reduce:
+            reduced += len(operation.sources) - 1
+    for peer, *_ in (*sends, *receives):
+        if not 0 <= peer < schedule.world_size or peer == rank:
+            raise ScheduleError(
+                f"rank {rank}, step {number}: {peer} is not another rank of {schedule.world_size}"
+            )
+    return RankWave(sends, receives, reduced)
