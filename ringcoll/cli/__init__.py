@@ -17,6 +17,7 @@
 `dump`            ``ringcoll dump``
 `explain`         ``ringcoll explain``
 `trace`           ``ringcoll trace``
+`simulate`        ``ringcoll simulate``
 `train`           ``ringcoll train``
 `tune`            ``ringcoll tune``
 `report`          a proof in words and as data

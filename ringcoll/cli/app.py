@@ -65,6 +65,11 @@ COMMANDS = {
         "Where the time goes: a picture of all ranks, and its summary.",
         "ringcoll trace all_reduce -k 4 -b 1M --algorithm ring",
     ),
+    "simulate": CommandEntry(
+        "ringcoll.cli.simulate:simulate_command",
+        "How long an algorithm takes on a network that is not here, and why.",
+        "ringcoll simulate ring -k 16 --topology torus:4x4 --size 1M",
+    ),
     "list": CommandEntry(
         "ringcoll.cli.listing:list_algorithms",
         "The algorithms of each collective.",

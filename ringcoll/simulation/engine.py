@@ -32,7 +32,7 @@ _MOST_TRACED = 1 << 20
 
 _BEGIN, _START, _END = range(3)  # of a rank's wave; of a message's way; of it
 
-_PathNode = tuple[int, int | None, int | None, Any, Any, Any]
+_PathNode = tuple[int, int | None, int, Any, Any, Any]
 """A `PathStep`, and the node before it."""
 
 
@@ -215,6 +215,7 @@ class _Simulation:
         wave, gamma = state.wave, state.slow * self.gamma * self.unit
         assert wave is not None
         now = state.begin + wave.reduced * gamma
+        self.note("reduce", state, -1, wave.step, state.begin, now)
         blamed: SimulatedMessage | None = None
         for message, (peer, chunks, step, reduces) in zip(
             state.receives, wave.receives, strict=True
@@ -224,33 +225,41 @@ class _Simulation:
             if message.arrival > now:
                 now, blamed = message.arrival, message
                 self.waited[state.rank] += now - before
-            after = now + chunks * gamma if reduces else now
-            if self.spans is not None:
-                size = message.nbytes
-                ends = ("receive", state.begin, now), ("wait", before, now), ("reduce", now, after)
-                for kind, begin, end in ends if reduces else ends[:2]:
-                    self.spans.append(
-                        SimulatedSpan(
-                            kind, state.rank, peer, step, begin, end, size, message.posted
-                        )
-                    )
-            now = after
+            self.note("receive", state, peer, step, before, now, message)
+            if reduces:
+                before, now = now, now + chunks * gamma
+                self.note("reduce", state, peer, step, before, now, message)
+        left = now
         for message in state.sends:
-            if message.left > now:
-                now, blamed = message.left, None
-            if self.spans is not None:
-                sent = ("send", state.rank, message.peer, message.step, state.begin, message.left)
-                self.spans.append(SimulatedSpan(*sent, message.nbytes, message.posted))
-        if blamed is None:
-            steps = [step for _, _, step, *_ in (*wave.sends, *wave.receives)]
-            step_or_none = max(steps, default=None)
-            state.last = (state.rank, None, step_or_none, state.begin, now, state.last)
-        else:
-            state.last = (
-                state.rank, blamed.sender.rank, blamed.step, blamed.posted, now, blamed.before,
-            )  # fmt: skip
+            self.note("send", state, message.peer, message.step, now, message.left, message)
+            left = max(left, message.left)
+        if left > now:
+            self.note("leave", state, -1, wave.step, now, left)
+            now, blamed = left, None
+        state.last = (
+            (state.rank, None, wave.step, state.begin, now, state.last)
+            if blamed is None
+            else (state.rank, blamed.sender.rank, blamed.step, blamed.posted, now, blamed.before)
+        )
         state.sends, state.receives = [], []
         self.go_on(state, now)
+
+    def note(
+        self,
+        kind: str,
+        state: _SimulatedRank,
+        peer: int,
+        step: int,
+        begin: Any,
+        end: Any,
+        message: SimulatedMessage | None = None,
+    ) -> None:
+        """Keep a time of a rank for the trace, if there is one."""
+        if self.spans is not None and (message is not None or end > begin):
+            nbytes, posted = (0, begin) if message is None else (message.nbytes, message.posted)
+            self.spans.append(
+                SimulatedSpan(kind, state.rank, peer, step, begin, end, nbytes, posted, state.begin)
+            )
 
     def check_length(self, message: SimulatedMessage, chunks: int) -> None:
         if message.chunks != chunks:

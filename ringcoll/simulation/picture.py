@@ -24,21 +24,28 @@ TRACKS = {
 """The rows of a rank: their titles and numbers."""
 
 _Event = dict[str, Any]
+_ONE = {"group": 0, "number": 0}
+"""The picture has one operation of one group."""
 
 
 def document(run: SimulatedRun) -> dict[str, Any]:
     """Make the contents of the file."""
     assert run.spans is not None
     events: list[_Event] = []
+    spans: list[list[tuple[int, SimulatedSpan]]] = [[] for _ in run.ends]
+    for number, span in enumerate(run.spans):
+        spans[span.rank].append((number, span))
+    summary = []
     for rank, end in enumerate(run.ends):
         events += _names(rank)
-        about: dict[str, Any] = {"algorithm": run.schedule.algorithm, "segments": run.segments}
+        begin = min((span.wave_s for _, span in spans[rank]), default=end)
+        parts = _shares([span for _, span in spans[rank]], begin, end)
         title = f"{run.schedule.algorithm} {run.schedule.collective}"
-        # A late rank begins with its first message; without one it has nothing to show.
-        begin = min((span.begin_s for span in run.spans if span.rank == rank), default=end)
+        about = {"algorithm": run.schedule.algorithm, "segments": run.segments, **_ONE, **parts}
         events.append(_slice(rank, "operation", begin, end, title, about))
-    for number, span in enumerate(run.spans):
-        events += _span(number, span)
+        summary.append({run.schedule.collective: parts, "total": parts})
+        for number, span in spans[rank]:
+            events += _span(number, span)
     events.sort(key=lambda event: event.get("ts", -math.inf))  # stable: begins before ends
     return {
         "traceEvents": events,
@@ -46,7 +53,33 @@ def document(run: SimulatedRun) -> dict[str, Any]:
         "otherData": {
             "transport": f"simulated: {run.topology.name}",
             "world_size": run.schedule.world_size,
+            "operations_left_out": 0,
+            "clocks": [],
+            "summary": summary,
+            "phases": [{} for _ in run.ends],
+            "findings": str(run).splitlines(),
         },
+    }
+
+
+def _shares(spans: list[SimulatedSpan], begin: Any, end: Any) -> dict[str, Any]:
+    """The parts of a rank's time, and its messages, as ``ringcoll trace`` names them."""
+    kinds: dict[str, tuple[str, ...]] = {"waiting": ("receive", "leave"), "reducing": ("reduce",)}
+    parts = {
+        name: float(sum(span.end_s - span.begin_s for span in spans if span.kind in kind))
+        for name, kind in kinds.items()
+    }
+    total = float(end - begin)
+    parts |= {"moving": 0.0, "python": max(0.0, total - sum(parts.values()))}
+    sent = [span.nbytes for span in spans if span.kind == "send"]
+    return {
+        "operations": 1,
+        "total_s": total,
+        **{f"{name}_s": seconds for name, seconds in parts.items()},
+        **{f"{name}_share": seconds / total if total else 0.0 for name, seconds in parts.items()},
+        "sent_bytes": float(sum(sent)),
+        "received_bytes": float(sum(span.nbytes for span in spans if span.kind == "receive")),
+        "sent_messages": len(sent),
     }
 
 
@@ -69,19 +102,26 @@ def _slice(rank: int, track: str, begin: Any, end: Any, name: str, args: dict[st
 
 
 def _span(number: int, span: SimulatedSpan) -> Iterator[_Event]:
-    about: dict[str, Any] = {"peer": span.peer, "step": span.step, "bytes": float(span.nbytes)}
-    begin, end, rank = span.begin_s, span.end_s, span.rank
+    rank, nbytes = span.rank, float(span.nbytes)
+    about: dict[str, Any] = {"peer": span.peer, "step": span.step, "bytes": nbytes, **_ONE}
+    name = f"step {span.step}: "
     if span.kind in ("send", "receive"):
         way = "to" if span.kind == "send" else "from"
-        name = f"step {span.step}: {float(span.nbytes):g} B {way} rank {span.peer}"
-        common = {"name": name, "cat": span.kind, "id": hex(number + 1)}
-        yield _event("b", rank, "post", begin, args=about | {"way": span.kind}, **common)
-        yield _event("e", rank, "post", end, **common)
-    elif span.kind == "wait":
-        name = f"step {span.step}: receive from rank {span.peer}"
-        yield _slice(rank, "wait", begin, end, name, about)
+        title = f"{name}{nbytes:g} B {way} rank {span.peer}"
+        common = {"name": title, "cat": span.kind, "id": hex(number + 1)}
+        args = {**about, "way": span.kind, "tag": 0, "complete": True}
+        yield _event("b", rank, "post", span.wave_s, args=args, **common)
+        yield _event("e", rank, "post", span.end_s, **common)
+    if span.kind == "send":
+        title = f"{name}send to rank {span.peer}"
+        yield _slice(rank, "post", span.wave_s, span.wave_s, title, about)
+    elif span.kind == "receive":
+        title = f"{name}receive from rank {span.peer}"
+        yield _slice(rank, "wait", span.begin_s, span.end_s, title, about)
         arrow: dict[str, Any] = {"name": "message", "cat": "message", "id": number}
         yield _event("s", span.peer, "post", span.posted_s, **arrow)
-        yield _event("f", rank, "wait", end, bp="e", **arrow)
+        yield _event("f", rank, "wait", span.end_s, bp="e", **arrow)
     else:
-        yield _slice(rank, "reduce", begin, end, f"step {span.step}: reduce", about)
+        track = "wait" if span.kind == "leave" else "reduce"
+        title = f"{name}{'wait for sends' if span.kind == 'leave' else 'reduce'}"
+        yield _slice(rank, track, span.begin_s, span.end_s, title, about)

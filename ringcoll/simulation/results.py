@@ -34,20 +34,25 @@ class PathStep(NamedTuple):
     waits_for
         The rank whose message this rank took last; ``None`` if it waited for its own work.
     step
-        The step of the message, or the last step of the wave; ``None`` without a message.
+        The step of the message, or the last step of the wave.
     begin_s, end_s
         Seconds: from the post of the message, or the beginning of the wave, to its end.
     """
 
     rank: int
     waits_for: int | None
-    step: int | None
+    step: int
     begin_s: Any
     end_s: Any
 
 
 class SimulatedSpan(NamedTuple):
-    """A time of a rank, for a trace: "send", "receive", "wait" or "reduce"."""
+    """A time of a rank, for a trace.
+
+    ``kind`` is "receive", the wait for a message; "reduce"; "send", a message until its last byte
+    has left; or "leave", the wait for the sends of a wave. ``peer`` is -1 if there is no message.
+    ``wave_s`` is the time at which the wave began.
+    """
 
     kind: str
     rank: int
@@ -57,6 +62,7 @@ class SimulatedSpan(NamedTuple):
     end_s: Any
     nbytes: Any
     posted_s: Any
+    wave_s: Any
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -161,7 +167,7 @@ class SimulatedRun:
             yield f"fullest link: {load.link.name}, {float(load.nbytes):.6g} bytes{share}"
         waited = [float(seconds) for seconds in self.waited_s]
         slowest = max(range(len(waited)), key=waited.__getitem__)
-        yield f"longest wait: rank {slowest}, {waited[slowest] * 1e6:.6g} us"
+        yield f"longest wait for messages: rank {slowest}, {waited[slowest] * 1e6:.6g} us"
         ranks = [str(self.path[0].rank)] if self.path else []
         for part in self.path:
             if part.waits_for is not None:

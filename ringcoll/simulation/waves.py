@@ -16,12 +16,14 @@ class RankWave(NamedTuple):
     """What a rank does in a wave; amounts of data are in chunks.
 
     ``sends`` holds peer, chunks and step of each message; ``receives`` holds peer, chunks, step,
-    and whether the message is reduced. ``reduced`` is what the rank reduces in its own memory.
+    and whether the message is reduced. ``reduced`` is what the rank reduces in its own memory, and
+    ``step`` the last step of the wave.
     """
 
     sends: list[tuple[int, int, int]]
     receives: list[tuple[int, int, int, bool]]
     reduced: int
+    step: int
 
 
 def waves_of(schedule: Schedule, rank: int, segments: int) -> Iterator[RankWave]:
@@ -55,6 +57,7 @@ def waves_of(schedule: Schedule, rank: int, segments: int) -> Iterator[RankWave]
                     [item for _, work in active for item in work.sends],
                     [item for _, work in active for item in work.receives],
                     sum(work.reduced for _, work in active),
+                    active[0][0],
                 )
             )
         wave += 1
@@ -78,4 +81,4 @@ def _work(schedule: Schedule, rank: int, number: int, step: Step) -> RankWave:
             raise ScheduleError(
                 f"rank {rank}, step {number}: {peer} is not another rank of {schedule.world_size}"
             )
-    return RankWave(sends, receives, reduced)
+    return RankWave(sends, receives, reduced, number)

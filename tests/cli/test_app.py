@@ -12,7 +12,7 @@ from ringcoll import __version__
 from ringcoll.cli.app import COMMANDS, INTERRUPTED, cli
 from ringcoll.cli.command import SETTINGS, DescribedCommand
 
-CHEAP = ("list", "show", "order", "info", "doctor")  # commands whose examples are quick to run
+CHEAP = ("list", "show", "order", "simulate", "info", "doctor")  # commands whose examples are quick to run
 
 
 def help_of(command: click.Command) -> str:
@@ -97,7 +97,12 @@ def test_ctrl_c_ends_every_command_alike(run, monkeypatch, name):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(DescribedCommand, "invoke", interrupted)
-    words = {"show": ["ring", "all_reduce"], "order": ["ring"], "new": ["all_reduce", "star"]}
+    words = {
+        "show": ["ring", "all_reduce"],
+        "order": ["ring"],
+        "simulate": ["ring"],
+        "new": ["all_reduce", "star"],
+    }
     needed = (
         ["all_reduce"] if name in ("bench", "explain", "pareto", "trace") else words.get(name, [])
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from itertools import pairwise
 from math import log2
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -461,3 +463,12 @@ def test_the_costs_of_a_link() -> None:
         run = simulate(schedule_of("all_reduce", name, 8), NBYTES, switch(8))
         expected = costs.seconds(NBYTES, *find("all_reduce", name).counts(8))
         assert float(run.seconds) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_page_prints_what_its_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "simulation.md"
+    python, printed = re.findall(
+        r"```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", page.read_text("utf-8"), re.DOTALL
+    )[0]
+    exec(compile(python, page, "exec"), {})
+    assert capsys.readouterr().out == printed

@@ -1,0 +1,186 @@
+"""``ringcoll simulate``: an algorithm on a network that is not here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ringcoll.algorithms import on_hosts
+from ringcoll.bench.units import as_size
+from ringcoll.cli import measuring
+from ringcoll.cli.command import command
+from ringcoll.cli.output import print_json, print_table
+from ringcoll.cli.parameters import collective_name, json_option, named_algorithms, new_file
+from ringcoll.schedule.contracts import contract
+from ringcoll.simulation import PRESETS, Topology, simulate, topology_named
+from ringcoll.simulation.presets import FORMS
+from ringcoll.system.files import replace_file
+
+__all__ = ["simulate_command"]
+
+_EXAMPLES = """
+  ringcoll simulate ring -k 16 --topology torus:4x4 --size 1M
+  ringcoll simulate rabenseifner -k 32 --topology dgx_h100 --size 64M
+  ringcoll simulate chain broadcast -k 8 --size 16M --segments 64
+  ringcoll simulate tree -k 16 --topology fat_tree:4:2 --slow 3=2
+  ringcoll simulate hierarchical -k 8 --topology hosts:4 --hosts 2
+  ringcoll simulate ring -k 8 --topology ring --fail 0-1 --json
+"""
+
+_SHOWN = 5  # links
+
+_per_rank = re.compile(r"(\d{1,9})=(\d+(?:\.\d+)?(?:e-?\d+)?)", re.ASCII)
+
+
+def _of_ranks(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> dict[int, float]:
+    matches = [(text, _per_rank.fullmatch(text)) for text in texts]
+    for text, match in matches:
+        if match is None:
+            raise click.BadParameter(f"{text!r} is not a rank and a number, such as 3=2")
+    return {int(match[1]): float(match[2]) for _, match in matches if match}
+
+
+def _ends(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> list[tuple[int | str, int | str]]:
+    pairs = [text.split("-") for text in texts]
+    for text, ends in zip(texts, pairs, strict=True):
+        if len(ends) != 2:
+            raise click.BadParameter(f"{text!r} is not two ends of a link, such as 0-1")
+    return [(_node(first), _node(second)) for first, second in pairs]
+
+
+def _node(text: str) -> int | str:
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def _number(*names: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as click calls it
+    return click.option(*names, type=float, metavar="NUMBER", help=help)
+
+
+@command(
+    "simulate",
+    examples=_EXAMPLES,
+    terms={"Topologies": FORMS, "Topologies of real machines": PRESETS},
+)
+@click.argument("algorithm")
+@click.argument("collective", type=collective_name, default="all_reduce")
+@click.option("-k", "--ranks", "--world-size", "world_size", type=click.IntRange(min=1),
+              default=4, show_default=True, help="Number of ranks.")  # fmt: skip
+@click.option("--topology", "text", default="crossbar", show_default=True,
+              help="The network, as below.")  # fmt: skip
+@click.option("-b", "--bytes", "--size", "nbytes", type=measuring.nbytes_of, default="1M",
+              show_default=True, help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
+@click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True,
+              help="Pieces of a chunk that are pipelined.")  # fmt: skip
+@click.option("--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
+@click.option("--hosts", "num_hosts", type=click.IntRange(min=1), default=2, show_default=True,
+              help="Number of hosts among which the ranks are divided, for an algorithm that needs "
+              "to know it.")  # fmt: skip
+@_number("--bandwidth", help="GB/s of a link; 10.")
+@_number("--latency", help="Microseconds of a link; 1.")
+@_number("--across-bandwidth", help="GB/s of a card between hosts; a tenth of --bandwidth.")
+@_number("--across-latency", help="Microseconds between hosts; ten times --latency.")
+@_number("--alpha", help="Microseconds until the bytes of a message begin to move; 0.")
+@_number("--gamma", help="Nanoseconds to reduce a byte; 0.")
+@click.option("--slow", multiple=True, metavar="RANK=FACTOR", callback=_of_ranks,
+              help="A rank that is slower by a factor.")  # fmt: skip
+@click.option("--late", multiple=True, metavar="RANK=TIME", callback=_of_ranks,
+              help="A rank that begins late, by so many microseconds.")  # fmt: skip
+@click.option("--fail", multiple=True, metavar="A-B", callback=_ends,
+              help="A link that has failed, such as 0-1 or 'leaf 0-core'.")  # fmt: skip
+@click.option("-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path),
+              callback=new_file(), help="Write a trace for Perfetto, as `ringcoll trace` does.")  # fmt: skip
+@json_option
+def simulate_command(
+    algorithm: str,
+    collective: str,
+    world_size: int,
+    text: str,
+    nbytes: int,
+    segments: int,
+    root: int | None,
+    num_hosts: int,
+    bandwidth: float | None,
+    latency: float | None,
+    across_bandwidth: float | None,
+    across_latency: float | None,
+    alpha: float | None,
+    gamma: float | None,
+    slow: dict[int, float],
+    late: dict[int, float],
+    fail: list[tuple[int | str, int | str]],
+    file: Path | None,
+    as_json: bool,
+) -> None:
+    """Say how long ALGORITHM takes for COLLECTIVE (all_reduce) on a network that is not here.
+
+    No ranks are started: every step of every rank is simulated, with links that messages
+    share. The table has the fullest links, with the share of their capacity that was used.
+    The critical path says who waits for whom.
+    """
+    if root is not None and not contract(collective).rooted:
+        raise click.UsageError(f"{collective} has no root")
+    (entry, *_), _ = named_algorithms(algorithm, collective)
+    topology = topology_named(
+        text,
+        world_size,
+        bandwidth=_times(bandwidth, 1e9),
+        latency_s=_times(latency, 1e-6),
+        across_bandwidth=_times(across_bandwidth, 1e9),
+        across_latency_s=_times(across_latency, 1e-6),
+    )
+    topology = _with_costs(topology, _times(alpha, 1e-6), _times(gamma, 1e-9))
+    for first, second in fail:
+        topology = topology.without(first, second)
+    run = simulate(
+        entry.schedule(world_size, root or 0, on_hosts(world_size, num_hosts)),
+        nbytes,
+        topology,
+        segments=segments,
+        slowness=slow,
+        late={rank: time * 1e-6 for rank, time in late.items()},
+        trace=file is not None,
+    )
+    if file is not None:
+        replace_file(file, json.dumps(run.picture()))
+    if as_json:
+        print_json(run.as_json())
+        return
+    click.echo(f"{run}\n")
+    rows = [
+        (
+            load.link.name,
+            as_size(round(load.nbytes)),
+            "-" if load.share is None else f"{load.share:.0%}",
+        )
+        for load in run.loads()
+    ]
+    print_table(("link", "bytes", "used"), rows[:_SHOWN], left=1)
+    if len(rows) > _SHOWN:
+        click.echo(f"and {len(rows) - _SHOWN} further links")
+    if topology.source:
+        click.echo(f"\nNumbers: {topology.source}.")
+    if file is not None:
+        click.echo(f"\nWrote {file}: open it in https://ui.perfetto.dev or chrome://tracing.")
+
+
+def _times(number: float | None, unit: float) -> float | None:
+    return None if number is None else number * unit
+
+
+def _with_costs(topology: Topology, alpha_s: float | None, gamma: float | None) -> Topology:
+    return replace(
+        topology,
+        alpha_s=topology.alpha_s if alpha_s is None else alpha_s,
+        gamma_s_per_byte=topology.gamma_s_per_byte if gamma is None else gamma,
+    )
