@@ -24,8 +24,8 @@ def test_the_sentences(run: Run) -> None:
 
 
 def test_the_numbers(run: Run) -> None:
-    words = ("--bandwidth", "2", "--alpha", "3", "--gamma", "0.5", "--slow", "1=2", "--late", "2=7")
-    words = ("broadcast", "-k", "5", "-b", "64K", "--segments", "3", "--root", "2", *words)
+    costs = ("--bandwidth", "2", "--alpha", "3", "--gamma", "0.5", "--slow", "1=2", "--late", "2=7")
+    words = ("broadcast", "-k", "5", "-b", "64K", "--segments", "3", "--root", "2", *costs)
     printed = json.loads(run("simulate", "chain", *words, "--json").stdout)
     expected = simulate(
         schedule_of("broadcast", "chain", 5, 2),

@@ -7,6 +7,7 @@ from fractions import Fraction
 from itertools import pairwise
 from math import log2
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -246,7 +247,10 @@ def runs(draw: st.DrawFn) -> tuple[Schedule, int]:
 
 @st.composite
 def networks(draw: st.DrawFn, world_size: int, bandwidth: Fraction = Fraction(10**9)) -> Topology:
-    costs = {"bandwidth": bandwidth, "latency_s": draw(st.sampled_from([0, Fraction(1, 10**6)]))}
+    costs: Any = {
+        "bandwidth": bandwidth,
+        "latency_s": draw(st.sampled_from([0, Fraction(1, 10**6)])),
+    }
     kind = draw(st.sampled_from(["crossbar", "free", "ring", "torus", "tree", "hosts", "broken"]))
     if kind == "torus" and world_size % 2 == 0:
         return torus((2, world_size // 2), **costs)
@@ -387,7 +391,8 @@ def test_the_ranks_of_a_crossbar_are_alike(case, random, ports) -> None:
 
 
 def _fields(operation: object) -> dict[str, object]:
-    return {name: getattr(operation, name) for name in type(operation).__slots__}
+    names: tuple[str, ...] = type(operation).__slots__  # type: ignore[attr-defined]
+    return {name: getattr(operation, name) for name in names}
 
 
 @pytest.mark.parametrize("entry", EVERY, ids=lambda entry: f"{entry.collective}-{entry.name}")
