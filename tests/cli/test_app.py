@@ -12,7 +12,14 @@ from ringcoll import __version__
 from ringcoll.cli.app import COMMANDS, INTERRUPTED, cli
 from ringcoll.cli.command import SETTINGS, DescribedCommand
 
-CHEAP = ("list", "show", "order", "simulate", "info", "doctor")  # commands whose examples are quick to run
+CHEAP = (
+    "list",
+    "show",
+    "order",
+    "simulate",
+    "info",
+    "doctor",
+)  # commands whose examples are quick to run
 
 
 def help_of(command: click.Command) -> str:

@@ -31,6 +31,7 @@ from ringcoll.simulation import (
     simulate,
     torus,
 )
+from tests.cases.algorithms import each_on
 
 ALPHA, BETA, GAMMA = Fraction(7, 10**6), Fraction(2, 10**9), Fraction(3, 10**10)
 NBYTES = 1_000_003
@@ -395,9 +396,8 @@ def _fields(operation: object) -> dict[str, object]:
     return {name: getattr(operation, name) for name in names}
 
 
-@pytest.mark.parametrize("entry", EVERY, ids=lambda entry: f"{entry.collective}-{entry.name}")
-def test_every_algorithm_ends(entry: Algorithm) -> None:
-    k = 4 if entry.restriction(5) else 5
+@pytest.mark.parametrize("entry, k", each_on(4, 5, entries=EVERY))
+def test_every_algorithm_ends(entry: Algorithm, k: int) -> None:
     run = simulate(entry.schedule(k), NBYTES, ring(k, bandwidth=1e9), segments=2)
     assert run.seconds > 0
     assert str(run)
