@@ -111,7 +111,7 @@ class StoreGroup(OwnGroup):
         This rank, and number of ranks.
     timeout_s
         Time limit, in seconds, of operations that have no time limit of their own.
-    transport
+    transport, verify_messages
         As for `use`.
     """
 
@@ -122,9 +122,13 @@ class StoreGroup(OwnGroup):
         world_size: int,
         timeout_s: float,
         transport: str | None = None,
+        *,
+        verify_messages: bool | None = None,
     ) -> None:
-        cpu = torch.device("cpu")
-        super().__init__(member_at(store, rank, world_size, timeout_s, cpu, transport))
+        cpu, verify = torch.device("cpu"), verify_messages
+        super().__init__(
+            member_at(store, rank, world_size, timeout_s, cpu, transport, verify_messages=verify)
+        )
 
     def on(self, device: torch.device) -> Communicator:
         """The communicator for tensors on a device.

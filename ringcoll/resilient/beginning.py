@@ -20,7 +20,13 @@ from ringcoll.transport.base import told_by
 __all__ = ["join", "start"]
 
 
-def start(group: Any = None, *, transport: str = "auto", host: str | None = None) -> ResilientGroup:
+def start(
+    group: Any = None,
+    *,
+    transport: str = "auto",
+    verify_messages: bool | None = None,
+    host: str | None = None,
+) -> ResilientGroup:
     """Make a resilient group of the ranks of a process group; all of them call this.
 
     Parameters
@@ -31,6 +37,8 @@ def start(group: Any = None, *, transport: str = "auto", host: str | None = None
         rank that lives, but does not come, is waited for.
     transport
         As for `ringcoll.use`.
+    verify_messages
+        As for `ringcoll.use`. An operation in which a message was changed is tried again.
     host
         Address of this machine on which new ranks can be asked to be let in, and ranks agree; by
         default the loopback interface, or that on which other hosts' ranks are reached.
@@ -91,7 +99,8 @@ def start(group: Any = None, *, transport: str = "auto", host: str | None = None
         host = "127.0.0.1" if is_local else own_address(places[0][1])
     membership = Membership(host)
     members = tuple(Member.of(member) for member in told("member", membership.own))
-    return ResilientGroup(membership, View(1, 0, members), timeout_s, transport, has_state=True)
+    view = View(1, 0, members)
+    return ResilientGroup(membership, view, timeout_s, transport, verify_messages, has_state=True)
 
 
 def join(
@@ -99,6 +108,7 @@ def join(
     *,
     timeout_s: float = 1800.0,
     transport: str = "auto",
+    verify_messages: bool | None = None,
     host: str | None = None,
 ) -> ResilientGroup:
     """Join a resilient group, at the next step at which its ranks call `ResilientGroup.admit`.
@@ -109,8 +119,8 @@ def join(
         `ResilientGroup.address` of any of its ranks, such as ``"127.0.0.1:4711"``.
     timeout_s
         Time limit of the wait and of each operation, in seconds.
-    transport, host
-        As for `start`.
+    transport, verify_messages, host
+        As for `start`; all ranks choose alike.
 
     Returns
     -------
@@ -129,4 +139,4 @@ def join(
         raise ArgumentError("no address", argument="address", expected="HOST:PORT", got=address)
     membership = Membership(own_address(peer) if host is None else host)
     view = membership.join(peer, int(port), timeout_s)
-    return ResilientGroup(membership, view, timeout_s, transport, has_state=False)
+    return ResilientGroup(membership, view, timeout_s, transport, verify_messages, has_state=False)

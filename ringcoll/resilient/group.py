@@ -101,10 +101,12 @@ class ResilientGroup(OwnGroup):
         view: View,
         timeout_s: float,
         transport: str,
+        verify_messages: bool | None,
         *,
         has_state: bool,
     ) -> None:
-        self._membership, self._timeout_s, self._transport = membership, timeout_s, transport
+        self._membership, self._timeout_s = membership, timeout_s
+        self._transport, self._verify_messages = transport, verify_messages
         self.changes: list[Change] = []
         self._done = view.done  # operations that are complete on all ranks
         self._has_changed = False  # since the last operation that is complete
@@ -273,7 +275,14 @@ class ResilientGroup(OwnGroup):
         rank = view.names().index(self._membership.own.name)
         for peer, member in enumerate(view.members):  # some may die before they tell
             tell(store, peer, member.process)
-        inner = StoreGroup(store, rank, len(view.members), self._timeout_s, self._transport)
+        inner = StoreGroup(
+            store,
+            rank,
+            len(view.members),
+            self._timeout_s,
+            self._transport,
+            verify_messages=self._verify_messages,
+        )
         try:
             api.barrier(inner)
         except TransportError:

@@ -543,8 +543,8 @@ class Communicator:
         if self.broken is not None or not self._queue.close(drain_s):
             self.broken = self.broken or GroupBrokenError(f"rank {self.rank}: the group was closed")
             self.transport.abort()
-        elif self.world_size > 1:
-            self._comparison.leave()
+        else:
+            self.monitor.leave()
         self._queue.close(_JOIN_S)
         self.monitor.close()
         forget(self)

@@ -6,7 +6,6 @@ all transports each call is, if ``RINGCOLL_DEBUG`` is ``detail``.
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 import torch.distributed as dist
@@ -27,12 +26,6 @@ class CallComparison:
         self.known: set[str] = set()
         self.compares_each = compares_calls()
         self._count = 0
-
-    def leave(self) -> None:
-        """Tell ranks that wait to compare a call that this rank comes to no comparison any more."""
-        if self.known:
-            with contextlib.suppress(RuntimeError):  # there is no store any more
-                self._store.set(LEFT.format(self._monitor.rank), "")
 
     def compare(self, description: str, timeout_s: float, *, capturing: bool) -> None:
         """Compare a call with those of all other ranks: each kind once, or each for debugging.

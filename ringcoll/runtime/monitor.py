@@ -16,7 +16,9 @@ why the group is broken; the first rank that fails writes the verdict.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import threading
 import time
 from collections import deque
@@ -38,13 +40,13 @@ from ringcoll.errors import (
 from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Wait
-from ringcoll.system.stores import read_json, unreachable, within
+from ringcoll.system.stores import read_json, read_text, unreachable, within
 from ringcoll.system.streams import Lane, beside
 
 __all__ = ["LEFT", "Issued", "Monitor", "Running"]
 
 LEFT = "left/{}"
-"""Key of a rank that has closed the group, and comes to no comparison any more."""
+"""Key of the number of the last operation of a rank that has closed the group; -1 if there was none."""
 
 Answer = TypeVar("Answer")
 
@@ -214,6 +216,13 @@ class Monitor:
             while self.issued:
                 self.issued.popleft().lane.fail(error)
 
+    def leave(self) -> None:
+        """Tell ranks that wait for this rank in a later operation that it has closed the group."""
+        if self.world_size > 1:
+            last = self.recent[-1][0] if self.recent else -1
+            with contextlib.suppress(RuntimeError):  # there is no store any more
+                self.store.set(LEFT.format(self.rank), str(last))
+
     def close(self) -> None:
         """Stop the thread."""
         self._stop.set()
@@ -299,12 +308,11 @@ class Monitor:
             text += "" if gone in text else f"; {gone}"
         return _KINDS[_kind(error)](text, peer=peer)
 
-    def _lost(self, peer: int, running: Running) -> PeerLostError:
-        return PeerLostError(
-            f"rank {self.rank} lost rank {peer}, whose process has ended, while it waited for "
-            f"{running.where()}",
-            peer=peer,
-        )
+    def _lost(
+        self, peer: int, running: Running, why: str = "whose process has ended"
+    ) -> PeerLostError:
+        text = f"rank {self.rank} lost rank {peer}, {why}, while it waited for {running.where()}"
+        return PeerLostError(text, peer=peer)
 
     def report(self, error: BaseException) -> str:
         """Publish the error of this rank, which no other rank has caused; return it in words."""
@@ -398,25 +406,34 @@ class Monitor:
                 self._publish_verdict(verdict)
         if verdict is not None:
             self.error = self._from_verdict(verdict, running)
-        elif (peer := self._missed(running)) is not None:
-            self.error = failure = self._lost(peer, running)
-            self._publish_verdict({"kind": "lost", "peer": peer, "text": str(failure)})
+        elif (failure := self._missed(running)) is not None:
+            self.error = failure
+            self._publish_verdict({"kind": "lost", "peer": failure.peer, "text": str(failure)})
         if self.error is not None:
             self.on_break()
 
-    def _missed(self, running: Running) -> int | None:
-        """A rank that this rank waits for, and whose process has ended some time ago."""
-        now = time.monotonic()
+    def _missed(self, running: Running) -> PeerLostError | None:
+        """The loss of a rank that this rank waits for, and that comes to this operation no more."""
+        now, awaited = time.monotonic(), None if running.wait is None else running.wait.peer
+        if awaited is not None:
+            last = self._last_of(awaited)
+            if last is not None and last < running.number:
+                return self._lost(awaited, running, "which has closed the group")
         for peer in self.lives.ended():
             is_late = now - self._ended.setdefault(peer, now) >= _GRACE_S
-            if self.issued and self._has_left(peer):
+            if self.issued and self._last_of(peer) is not None:
                 continue  # it was done; its message may be in a group with that of another rank
-            if is_late and (self.meets if running.wait is None else running.wait.peer == peer):
-                return peer
+            if is_late and (self.meets if awaited is None else awaited == peer):
+                return self._lost(peer, running)
         return None
 
-    def _has_left(self, peer: int) -> bool:
-        return bool(self._from_store(lambda: self.store.check([LEFT.format(peer)])))
+    def _last_of(self, peer: int) -> int | None:
+        """Number of the last operation of a rank that has closed the group; ``None`` if it has not."""
+        key = LEFT.format(peer)
+        text = self._from_store(
+            lambda: read_text(self.store, key) if self.store.check([key]) else None
+        )
+        return int(text) if text is not None and re.fullmatch(r"-1|\d{1,18}", text) else None
 
     def _publish_state(self, running: Running | None) -> None:
         calls = {

@@ -145,6 +145,15 @@ def test_what_others_have_come_through_is_not_tried_again(name: str):
         assert (size, lost) == (3, [()])
 
 
+def test_what_was_changed_on_its_way_is_sent_again():
+    """Nobody is left out for it: the ranks connect anew, and call again."""
+    for are_right, losses, size in run_mortals(mortal.corrupted, 3):
+        assert are_right
+        assert losses, "no message was changed"
+        assert losses == [[]] * len(losses)
+        assert size == 3
+
+
 def test_a_rank_that_is_stopped_is_left_out_and_told_so():
     *others, last = run_mortals(mortal.stopped, 3)
     for x, size in others:

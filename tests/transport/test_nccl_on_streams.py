@@ -172,11 +172,23 @@ def test_calls_that_have_both_run_before_are_compared_when_their_stream_does_not
         assert f"{9 - rank} elements" in error.theirs
 
 
-@pytest.mark.parametrize("has_left", [False, True], ids=["dead", "left"])
+@pytest.mark.parametrize(
+    "last,kind,why",
+    [
+        (None, PeerLostError, "whose process has ended"),
+        ("0", PeerLostError, "which has closed the group"),
+        ("1", CollectiveTimeoutError, "timed out"),
+    ],
+    ids=["killed", "closed before", "closed after"],
+)
 def test_a_rank_whose_process_has_ended(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, has_left: bool
+    cuda: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
+    last: str | None,
+    kind: type[PeerLostError | CollectiveTimeoutError],
+    why: str,
 ):
-    """A rank that has closed the group before it has ended was done with its operations."""
+    """A rank that has closed the group after an operation was done with that operation."""
     done = threading.Event()
 
     def main(group: LocalGroup) -> BaseException | None:
@@ -184,23 +196,23 @@ def test_a_rank_whose_process_has_ended(
         cuda.current_stream().synchronize()
         member = group.communicator
         if group.rank() == 1:
-            if has_left:
-                member._comparison.leave()
+            if last is not None:
+                member.store.set("left/1", last)
             assert done.wait(30)
             return None
-        if has_left:
+        if last is not None:
             until(lambda: member.store.check(["left/1"]))
         monkeypatch.setattr(member.monitor.lives, "ended", lambda: {1})
         try:
-            ring(group, timeout=2 * SHORT if has_left else LONG)
+            ring(group, timeout=2 * SHORT if last == "1" else LONG)
             cuda.current_stream().synchronize()
             return broken(group)
         finally:
             done.set()
 
     error, _ = run(cuda, 2, main)
-    assert isinstance(error, CollectiveTimeoutError if has_left else PeerLostError), error
-    assert ("whose process has ended" in str(error)) != has_left
+    assert isinstance(error, kind), error
+    assert why in str(error)
     assert error.peer == 1
 
 
