@@ -46,7 +46,7 @@ from ringcoll.system.files import replace_file
 from ringcoll.system.shared_memory import SharedMemory, identity
 from ringcoll.system.stores import served
 from ringcoll.system.tuning import Tuned
-from ringcoll.transport import catalogue, gloo, ucx
+from ringcoll.transport import catalogue, gloo, ucx_library
 from ringcoll.transport.catalogue import costs_of
 from tests.programs import listeners
 
@@ -291,9 +291,9 @@ def test_the_interface_of_the_users_own_messages(monkeypatch: pytest.MonkeyPatch
 
 def test_the_interfaces_of_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
     library = SimpleNamespace(UCXContext=lambda options, _: options, Feature=mock.MagicMock())
-    monkeypatch.setattr(ucx, "_ucx", lambda: library)
+    monkeypatch.setattr(ucx_library, "core", lambda: library)
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
-    context = partial(ucx._context.__wrapped__, torch.device("cpu"))
+    context = partial(ucx_library.context_of.__wrapped__, torch.device("cpu"))
     assert context(True)["NET_DEVICES"] == "lo"
     assert "NET_DEVICES" not in context(False)
     monkeypatch.setenv("UCX_NET_DEVICES", "eth0")

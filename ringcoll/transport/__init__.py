@@ -15,6 +15,7 @@
 `shared_layout` where things lie in that memory
 `pairs`         one transport inside each host, and another between hosts
 `ucx`           UCX: shared memory, TCP, CUDA IPC; CPU and CUDA tensors
+`ucx_library`   the library UCX: contexts, and the memory it reaches
 `mpi`           MPI, with the `mpiexec` and library of the user's; CPU tensors
 `local`         k ranks in one process, with threads or step by step
 `narrow`        another transport, with messages in a narrower dtype
