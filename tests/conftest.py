@@ -16,8 +16,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from ringcoll.algorithms import algorithms, unregister
 from ringcoll.launch.processes import Ranks
+from tests.cases.algorithms import registered_meanwhile
 from tests.programs.ranks import join
 
 # Importing it has an effect, which collecting doctests must not have.
@@ -87,11 +87,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(autouse=True)
 def no_algorithm_is_left() -> Iterator[None]:
     """Fail the test that leaves an algorithm behind, and not a later one that counts them."""
-    before = {(entry.collective, entry.name) for entry in algorithms()}
-    yield
-    left = {(entry.collective, entry.name) for entry in algorithms()} - before
-    for collective, name in left:
-        unregister(collective, name)
+    with registered_meanwhile() as left:
+        yield
     assert not left, "the test has left algorithms in the registry"
 
 

@@ -17,7 +17,8 @@ from click.testing import CliRunner
 
 from ringcoll.cli.app import cli
 from ringcoll.system import settings
-from tests.cases.pages import PAGES, ROOT, anchors, blocks, links, spans
+from tests.cases.algorithms import registered_meanwhile
+from tests.cases.pages import PAGES, ROOT, anchors, blocks, links, spans, write_files
 
 # What it says of earlier versions stays as it was.
 CURRENT = tuple(page for page in PAGES if page.name != "CHANGELOG.md")
@@ -101,8 +102,16 @@ def test_commands_exist_and_take_their_options(
 
 @every_current_page
 def test_printed_output_is_what_the_command_prints(
-    page: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write_files(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with registered_meanwhile():
+        check_output(page, monkeypatch)
+
+
+def check_output(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the commands of a page whose output stands below them."""
     same = doctest.OutputChecker().check_output
     for block in blocks(page):
         shown = re.match(r"\$ (?:(RINGCOLL_\w+)=(\S+) )?ringcoll (.*)\n((?s:.+))", block.text)

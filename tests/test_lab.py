@@ -1,9 +1,10 @@
-"""docs/lab.md does what it says: its programs run, and its commands print what stands below them."""
+"""docs/lab.md does what it says: its programs run, and print what stands below them.
+
+Commands are tested as those of all pages.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import re
 import shlex
 import subprocess
 import sys
@@ -11,60 +12,23 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from ringcoll.algorithms import unregister
-from ringcoll.cli.app import cli
-from ringcoll.errors import UnknownAlgorithmError
-from tests.cases.pages import ROOT, Block, blocks
+from tests.cases.algorithms import registered_meanwhile
+from tests.cases.pages import ROOT, blocks, write_files
 
 PAGE = ROOT / "docs" / "lab.md"
-NAMES = {"first_try": "first", "grid": "grid"}
 PROGRAM = "# train.py, started by: torchrun "
-
-
-def is_file(block: Block) -> bool:
-    return bool(re.match(r"# \w+\.py\b", block.text))
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A folder with the page's files, as the current one."""
-    for block in blocks(PAGE):
-        if is_file(block):
-            name = block.text.split(",")[0].split()[1]
-            (tmp_path / name).write_text(block.text, encoding="utf-8")
+    write_files(PAGE, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name, module in NAMES.items():
-        sys.modules.pop(module, None)
-        with contextlib.suppress(UnknownAlgorithmError):
-            unregister("all_reduce", name)
-
-
-def without_times(text: str) -> list[str]:
-    """The lines of an output, without how long a proof has taken."""
-    lines = re.sub(r"(in )?\d+\.\d( s)?$", "TIME", text.rstrip(), flags=re.MULTILINE).split("\n")
-    return [line.rstrip() for line in lines]
-
-
-def printed_below(page: Path) -> list[tuple[str, str]]:
-    """The page's commands whose output stands below them."""
-    consoles = [block.text for block in blocks(page) if block.language == "console"]
-    pairs = [text.removeprefix("$ ").partition("\n") for text in consoles]
-    return [(command, output) for command, _, output in pairs if output]
-
-
-@pytest.mark.parametrize("command,output", printed_below(PAGE))
-def test_commands_print_what_the_page_says(folder: Path, command: str, output: str) -> None:
-    result = CliRunner().invoke(cli, shlex.split(command)[1:])
-    assert result.exit_code == ("WRONG" in output), result.output
-    assert without_times(result.output) == without_times(output)
-
-
-def test_the_page_has_commands() -> None:
-    assert len(printed_below(PAGE)) == 3
+    with registered_meanwhile():
+        yield tmp_path
+    sys.modules.pop("grid", None)
 
 
 def test_programs_print_what_the_page_says(
@@ -73,7 +37,7 @@ def test_programs_print_what_the_page_says(
     names: dict[str, object] = {}
     page, checked = blocks(PAGE), 0
     for block, after in pairwise(page):
-        if block.language == "python" and not is_file(block):
+        if block.language == "python" and not block.file_name:
             exec(compile(block.text, str(PAGE), "exec"), names)
             assert after.language == "text"
             assert capsys.readouterr().out == after.text

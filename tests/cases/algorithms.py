@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count, islice
 from typing import Any
 
 import pytest
 
-from ringcoll.algorithms import Algorithm, algorithms
+from ringcoll.algorithms import Algorithm, algorithms, unregister
 
-__all__ = ["EVERY", "each_on", "name_of", "worlds_of"]
+__all__ = ["EVERY", "each_on", "name_of", "registered_meanwhile", "worlds_of"]
 
 EVERY = tuple(algorithms())
+
+
+@contextmanager
+def registered_meanwhile() -> Iterator[set[tuple[str, str]]]:
+    """Take away what is registered within; collective and name of each, at the end."""
+    before, added = {(entry.collective, entry.name) for entry in algorithms()}, set[Any]()
+    try:
+        yield added
+    finally:
+        added |= {(entry.collective, entry.name) for entry in algorithms()} - before
+        for collective, name in added:
+            unregister(collective, name)
 
 
 def name_of(entry: Algorithm) -> str:

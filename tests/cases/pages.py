@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "Block", "anchors", "blocks", "links", "spans"]
+__all__ = ["PAGES", "ROOT", "Block", "anchors", "blocks", "links", "spans", "write_files"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = tuple(
@@ -22,6 +22,12 @@ class Block:
     language: str
     text: str
 
+    @property
+    def file_name(self) -> str:
+        """The name of the file in its first line, such as ``# grid.py``; empty if there is none."""
+        match = re.match(r"# (\w+\.py)\b", self.text)
+        return match[1] if match else ""
+
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -29,6 +35,13 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page, in order."""
     return [Block(*match.groups()) for match in _BLOCK.finditer(page.read_text(encoding="utf-8"))]
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Write the programs of a page that begin with their name, such as ``# grid.py``, to a folder."""
+    for block in blocks(page):
+        if block.file_name:
+            (folder / block.file_name).write_text(block.text, encoding="utf-8")
 
 
 def _prose(page: Path) -> str:
