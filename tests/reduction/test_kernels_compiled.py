@@ -85,9 +85,10 @@ def vectorised() -> list[Kernel]:
     return [replace(kernel, run=kernel.pack) for kernel in KERNELS]
 
 
-@pytest.mark.parametrize("architecture", [AMPERE, HOPPER, BLACKWELL])
-def test_vectorised_kernels_fit_in_registers(architecture: int) -> None:
-    kernels = vectorised()
+@pytest.mark.parametrize("architecture, share", [(AMPERE, 3), (HOPPER, 1), (BLACKWELL, 3)])
+def test_vectorised_kernels_fit_in_registers(architecture: int, share: int) -> None:
+    """All for one generation, one in so many for the others: to compile them takes half a minute."""
+    kernels = vectorised()[::share]
     report = compiled(program(kernels), architecture).report
     assert spills(report, kernels) == []
 
