@@ -18,6 +18,7 @@
 `explain`         ``ringcoll explain``
 `trace`           ``ringcoll trace``
 `simulate`        ``ringcoll simulate``
+`search`          ``ringcoll search``
 `train`           ``ringcoll train``
 `tune`            ``ringcoll tune``
 `report`          a proof in words and as data

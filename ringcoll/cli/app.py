@@ -70,6 +70,11 @@ COMMANDS = {
         "How long an algorithm takes on a network that is not here, and why.",
         "ringcoll simulate ring -k 16 --topology torus:4x4 --size 1M",
     ),
+    "search": CommandEntry(
+        "ringcoll.cli.search:search",
+        "Schedules that suit a network, and how long they take.",
+        "ringcoll search all_gather --topology dgx1",
+    ),
     "list": CommandEntry(
         "ringcoll.cli.listing:list_algorithms",
         "The algorithms of each collective.",

@@ -28,6 +28,8 @@ If all numbers are integers or fractions, times are exact.
 
 =============  ==========================================================
 `topology`     links, routes, and the usual networks
+`graph_text`   the text of a graph, a link a line
+`dgx1`         the DGX-1
 `presets`      the text of a topology; networks of real machines
 `waves`        the steps of a rank as waves, lazily
 `flows`        links that messages share
@@ -39,7 +41,9 @@ If all numbers are integers or fractions, times are exact.
 May be imported from outside: ``__all__``.
 """
 
+from ringcoll.simulation.dgx1 import dgx1
 from ringcoll.simulation.engine import simulate
+from ringcoll.simulation.graph_text import topology_from_text
 from ringcoll.simulation.presets import PRESETS, topology_named
 from ringcoll.simulation.results import LinkLoad, PathStep, SimulatedRun
 from ringcoll.simulation.topology import (
@@ -60,10 +64,12 @@ __all__ = [
     "SimulatedRun",
     "Topology",
     "crossbar",
+    "dgx1",
     "fat_tree",
     "hosts",
     "ring",
     "simulate",
+    "topology_from_text",
     "topology_named",
     "torus",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import prod
 
 from ringcoll.errors import ArgumentError
+from ringcoll.simulation.dgx1 import dgx1
 from ringcoll.simulation.topology import (
     Number,
     Topology,
@@ -16,7 +18,7 @@ from ringcoll.simulation.topology import (
     torus,
 )
 
-__all__ = ["FORMS", "PRESETS", "topology_named"]
+__all__ = ["FORMS", "PRESETS", "ranks_named", "topology_named"]
 
 FORMS = {
     "crossbar": "each rank has a cable to one switch; crossbar:2 has 2 ports a rank",
@@ -28,6 +30,7 @@ FORMS = {
 """The texts of topologies, and what they mean."""
 
 PRESETS = {
+    "dgx1": "8 V100 GPUs, a cube of NVLink with some diagonals and double cables",
     "dgx_h100": "hosts of 8 H100 GPUs with NVLink and 8 network cards of 400 Gb/s",
     "tpu_v4:4x4x4": "a 3-D torus of TPU v4 chips",
     "ethernet_10g": "hosts with one rank, and Ethernet of 10 Gb/s",
@@ -76,7 +79,7 @@ def topology_named(
         raise _unknown(text)
     if any(len(size) > 1 for size in sizes[: None if kind not in ("torus", "tpu_v4") else 0]):
         raise _unknown(text)
-    if kind in ("dgx_h100", "tpu_v4", "ethernet_10g"):
+    if kind in ("dgx1", "dgx_h100", "tpu_v4", "ethernet_10g"):
         if (bandwidth, latency_s, across_bandwidth, across_latency_s) != (None,) * 4:
             raise ArgumentError(
                 "a preset has bandwidths and latencies of its own", argument="topology", got=text,
@@ -114,6 +117,20 @@ def topology_named(
     )
 
 
+def ranks_named(text: str) -> int | None:
+    """The number of ranks that the text of a topology says; ``None`` if it says none.
+
+    >>> ranks_named("torus:4x8"), ranks_named("dgx1"), ranks_named("ring")
+    (32, 8, None)
+    """
+    kind, *fields = text.replace("-", "_").split(":")
+    if kind == "dgx1":
+        return dgx1().world_size
+    if kind in ("torus", "tpu_v4") and len(fields) == 1 and _SIZES.fullmatch(fields[0]):
+        return prod(map(int, fields[0].split("x"))) or None
+    return None
+
+
 # Fields that may follow the name of a topology.
 _FIELDS = {
     "crossbar": (0, 1),
@@ -121,6 +138,7 @@ _FIELDS = {
     "torus": (1,),
     "fat_tree": (1, 2),
     "hosts": (1, 2),
+    "dgx1": (0,),
     "dgx_h100": (0,),
     "tpu_v4": (1,),
     "ethernet_10g": (0,),
@@ -144,6 +162,8 @@ def _of_size(topology: Topology, text: str, world_size: int) -> Topology:
 
 
 def _preset(kind: str, world_size: int, sizes: list[tuple[int, ...]]) -> Topology:
+    if kind == "dgx1":
+        return _of_size(dgx1(), kind, world_size)
     if kind == "dgx_h100":
         # Inside: 18 links of NVLink 4 with 25 GB/s each way. Across: 8 cards of 400 Gb/s.
         topology = hosts(

@@ -17,6 +17,7 @@ CHEAP = (
     "show",
     "order",
     "simulate",
+    "search",
     "info",
     "doctor",
 )  # commands whose examples are quick to run
@@ -111,7 +112,9 @@ def test_ctrl_c_ends_every_command_alike(run, monkeypatch, name):
         "new": ["all_reduce", "star"],
     }
     needed = (
-        ["all_reduce"] if name in ("bench", "explain", "pareto", "trace") else words.get(name, [])
+        ["all_reduce"]
+        if name in ("bench", "explain", "pareto", "search", "trace")
+        else words.get(name, [])
     )
     result = run(name, *needed)
     assert result.exit_code == INTERRUPTED == 130

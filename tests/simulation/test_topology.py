@@ -76,7 +76,7 @@ def test_oversubscribed_cables_have_fewer_lanes() -> None:
 
 @pytest.mark.parametrize("text", [*FORMS, *PRESETS, "crossbar:2", "torus:4x4x2", "hosts:4:2"])
 def test_every_text_of_the_help_is_a_topology(text: str) -> None:
-    world_size = {"torus:4x8": 32, "torus:4x4x2": 32, "tpu_v4:4x4x4": 64}.get(text, 16)
+    world_size = {"dgx1": 8, "torus:4x8": 32, "torus:4x4x2": 32, "tpu_v4:4x4x4": 64}.get(text, 16)
     topology = topology_named(text, world_size)
     check_route(topology, 0, world_size - 1)
     assert bool(topology.source) == (text in PRESETS)

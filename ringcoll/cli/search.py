@@ -1,0 +1,168 @@
+"""``ringcoll search``: schedules that suit a topology, and how long they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ringcoll.cli import measuring
+from ringcoll.cli.command import command
+from ringcoll.cli.output import print_json, print_table, print_text
+from ringcoll.cli.parameters import collective_name, json_option, new_file, root_option
+from ringcoll.errors import ArgumentError
+from ringcoll.schedule.verifier import verify
+from ringcoll.search import METHODS, SearchedFront, fastest_times, registered_times, synthesize
+from ringcoll.simulation import PRESETS, Topology, topology_from_text, topology_named
+from ringcoll.simulation.presets import FORMS, ranks_named
+from ringcoll.system.files import replace_file
+
+__all__ = ["search"]
+
+_EXAMPLES = """
+  ringcoll search all_gather --topology dgx1
+  ringcoll search all_reduce --topology torus:4x4 --chunks 1 -o best.txt
+  ringcoll search broadcast --topology ring -k 6 --method greedy
+"""
+
+_REGISTERED = 3  # algorithms shown beside the schedules
+
+
+@command(
+    "search",
+    examples=_EXAMPLES,
+    terms={"Methods": METHODS, "Topologies": FORMS, "Topologies of real machines": PRESETS},
+)
+@click.argument("collective", type=collective_name)
+@click.option("--topology", "text", help="The network, as below.")
+@click.option("--graph", "graph_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="A file with the network, a link a line, such as '0 -- 1 50 0.5': two nodes, GB/s and "
+              "microseconds.")  # fmt: skip
+@click.option("-k", "--ranks", "--world-size", "world_size", type=click.IntRange(min=1),
+              help="Number of ranks, if the network does not say it; 4.")  # fmt: skip
+@click.option("--method", type=click.Choice(list(METHODS)), default="exact", show_default=True,
+              help="How to search, as below.")  # fmt: skip
+@click.option("--chunks", "most_chunks", type=click.IntRange(1, 1 << 10), default=2,
+              show_default=True, help="Most chunks of a block.")  # fmt: skip
+@click.option("--more-steps", type=click.IntRange(min=0), default=2, show_default=True,
+              help="Steps beyond the fewest, for the exact search.")  # fmt: skip
+@click.option("--effort", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
+              help="Work of the solver on one question; 1 is some seconds.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Seed of what is drawn.")  # fmt: skip
+@root_option
+@click.option("-b", "--bytes", "--size", "nbytes", type=measuring.nbytes_of, default="1M",
+              show_default=True, help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
+@click.option("-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path),
+              callback=new_file(), help="Write the fastest schedule as text.")  # fmt: skip
+@json_option
+def search(
+    collective: str,
+    text: str | None,
+    graph_file: Path | None,
+    world_size: int | None,
+    method: str,
+    most_chunks: int,
+    more_steps: int,
+    effort: float,
+    seed: int,
+    root: int | None,
+    nbytes: int,
+    file: Path | None,
+    as_json: bool,
+) -> None:
+    """Search for schedules of COLLECTIVE that suit a network, and simulate them on it.
+
+    A round is the time of one chunk on the slowest link between two ranks. Each schedule is
+    proved. Its time is simulated in its best number of segments, as the times of the registered
+    algorithms are. Schedules with fewer steps suit small data, those with fewer rounds per chunk
+    large data. The exact search needs ringcoll[search].
+    """
+    topology = _topology(text, graph_file, world_size)
+    front = synthesize(
+        collective, topology, method=method, root=root or 0, most_chunks=most_chunks,
+        more_steps=more_steps, effort=effort, seed=seed, nbytes=nbytes,
+    )  # fmt: skip
+    for point in front.points:
+        verify(point.schedule)
+    times = fastest_times([point.schedule for point in front.points], topology, nbytes)
+    registered = registered_times(collective, topology, nbytes, root or 0)
+    if file is not None and times:
+        fastest = min(range(len(times)), key=lambda index: times[index].seconds)
+        replace_file(file, front.points[fastest].schedule.to_text())
+    rows = [
+        {
+            "schedule": time.algorithm,
+            "steps": point.shape.steps,
+            "rounds": point.shape.rounds,
+            "chunks": point.shape.chunks,
+            "rounds_per_chunk": point.shape.rounds_per_chunk,
+            "segments": time.segments,
+            "seconds": time.seconds,
+        }
+        for point, time in zip(front.points, times, strict=True)
+    ]
+    others = [time._asdict() for time in registered]
+    if as_json:
+        print_json(_facts(front, nbytes) | {"schedules": rows, "registered": others})
+        return
+    _print(front, rows, others[:_REGISTERED])
+    if file is not None and times:
+        click.echo(f"\nWrote {file}: the text of {times[fastest].algorithm}.")
+
+
+def _topology(text: str | None, graph_file: Path | None, world_size: int | None) -> Topology:
+    if (text is None) == (graph_file is None):
+        raise click.UsageError("give either --topology or --graph")
+    if text is not None:
+        return topology_named(text, world_size or ranks_named(text) or 4)
+    assert graph_file is not None
+    try:
+        content = graph_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{graph_file} cannot be read: {error}", argument="--graph") from None
+    topology = topology_from_text(content, name=graph_file.stem)
+    if world_size not in (None, topology.world_size):
+        raise ArgumentError(
+            f"{graph_file} has {topology.world_size} ranks", argument="--world-size",
+            expected=topology.world_size, got=world_size,
+        )  # fmt: skip
+    return topology
+
+
+def _facts(front: SearchedFront, nbytes: int) -> dict[str, Any]:
+    return {
+        "collective": front.collective,
+        "topology": front.topology.name,
+        "world_size": front.topology.world_size,
+        "nbytes": nbytes,
+        "least_steps": front.least_steps,
+        "least_rounds_per_chunk": front.least_rounds_per_chunk,
+        "impossible": [shape._asdict() for shape in front.impossible],
+        "unknown": [shape._asdict() for shape in front.unknown],
+    }
+
+
+def _print(front: SearchedFront, rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    print_table(
+        ("schedule", "steps", "rounds", "chunks", "rounds per chunk", "segments", "us"),
+        [
+            ("lower bound", str(front.least_steps), "", "", str(front.least_rounds_per_chunk), "", ""),
+            *([*map(str, list(row.values())[:6]), _us(row)] for row in rows),
+            *((row["algorithm"], "", "", "", "", str(row["segments"]), _us(row)) for row in others),
+        ],
+        left=1,
+    )  # fmt: skip
+    if front.impossible:
+        click.echo()
+        shapes = ", ".join("/".join(map(str, shape)) for shape in front.impossible)
+        print_text(f"proved impossible (steps/rounds/chunks): {shapes}")
+    if front.unknown:
+        click.echo()
+        shapes = ", ".join("/".join(map(str, shape)) for shape in front.unknown)
+        print_text(f"not decided with this --effort (steps/rounds/chunks): {shapes}")
+
+
+def _us(row: dict[str, Any]) -> str:
+    return f"{row['seconds'] * 1e6:.5g}"

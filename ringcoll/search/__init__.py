@@ -1,0 +1,42 @@
+"""Search for schedules that suit a topology. Pure: no torch, no I/O, no clock.
+
+A schedule that a search finds is an ordinary schedule: it is proved, simulated, drawn, stored as text
+and executed as those of `ringcoll.algorithms` are. A search knows ranks, the hops between them, and what a hop
+carries in a *round*: the time of a chunk on the slowest hop.
+
+==============  ==========================================================
+`front`         `synthesize`: the schedules of a collective on a topology
+`sccl`          the exact search, with proofs; needs OR-Tools
+`greedy`        chunks and links matched step by step, for large graphs
+`build`         moves of chunks become schedules, also backwards
+`demand`        what a collective demands, from its contract
+`hops`          the hops of a topology, and what they share
+`bounds`        steps and rounds that no schedule is below
+`flow`          maximum flows, for the bounds
+`registered`    times on a topology, also of the registered algorithms
+==============  ==========================================================
+
+May be imported from outside: ``__all__``.
+"""
+
+from ringcoll.search.demand import SEARCHED
+from ringcoll.search.front import (
+    METHODS,
+    SearchedFront,
+    SearchedPoint,
+    SearchedShape,
+    synthesize,
+)
+from ringcoll.search.registered import SearchTime, fastest_times, registered_times
+
+__all__ = [
+    "METHODS",
+    "SEARCHED",
+    "SearchTime",
+    "SearchedFront",
+    "SearchedPoint",
+    "SearchedShape",
+    "fastest_times",
+    "registered_times",
+    "synthesize",
+]

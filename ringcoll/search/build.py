@@ -1,0 +1,186 @@
+"""Moves of chunks become schedules: forwards, backwards with reductions, or one after the other.
+
+A search answers with *moves*: in each step, which chunk goes from which rank to which. Every rank
+that gets a chunk gets it once, so the moves of a chunk are a tree that begins at its owner.
+Backwards the same tree reduces the chunk: each rank reduces what its children send with its own
+data, and sends the result to its parent. What a rank holds for others only is in scratch memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from ringcoll.algorithms.registry import alone
+from ringcoll.schedule import (
+    Operation,
+    Ref,
+    Schedule,
+    Step,
+    copy,
+    inp,
+    out,
+    recv,
+    recv_reduce,
+    send,
+    tmp,
+)
+from ringcoll.search.demand import SEARCHED, Demand
+
+__all__ = ["ChunkMove", "Moves", "schedule_of_moves"]
+
+
+class ChunkMove(NamedTuple):
+    """A chunk goes from one rank to another."""
+
+    chunk: int
+    source: int
+    target: int
+
+
+Moves = Sequence[Sequence[ChunkMove]]
+"""The moves of each step."""
+
+
+def schedule_of_moves(
+    collective: str, algorithm: str, demand: Demand, phases: Sequence[Moves]
+) -> Schedule:
+    """Build the schedule of a collective from the moves of its phases, as of `SEARCHED`.
+
+    Parameters
+    ----------
+    collective, algorithm
+        Names of the collective and of the schedule.
+    demand
+        The demand that the moves of every phase meet.
+    phases
+        For each phase the moves of each step, in the order of the search: the moves of a phase
+        that is used backwards are turned round here.
+    """
+    programs: list[list[Step]] = [[] for _ in range(demand.world_size)]
+    if demand.world_size == 1:
+        programs = [[*alone(len(demand.owners))]]
+        phases = ()
+    slots: dict[tuple[int, int], int] = {}
+    for number, moves in enumerate(phases):
+        _, backwards = SEARCHED[collective][number]
+        turned = _turned(moves) if backwards else moves
+        if len(phases) == 1:  # all outputs of an all-reduce hold all chunks
+            slots = _slots(demand, turned, backwards)
+        if backwards:
+            steps = _reductions(demand, turned, slots)
+        else:
+            steps = _copies(demand, turned, slots, inp if number == 0 else out)
+        for program, new in zip(programs, steps, strict=True):
+            program.extend(new)
+    frozen = tuple(map(tuple, programs))
+    return Schedule(
+        collective=collective,
+        algorithm=algorithm,
+        world_size=demand.world_size,
+        num_chunks=len(demand.owners),
+        num_slots=max(slots.values(), default=-1) + 1,
+        program=lambda rank: frozen[rank],
+        root=demand.root,
+    )
+
+
+def _turned(moves: Moves) -> Moves:
+    """Moves the other way, in the opposite order of steps."""
+    return [
+        [ChunkMove(chunk, target, source) for chunk, source, target in step] for step in moves[::-1]
+    ]
+
+
+def _slots(demand: Demand, moves: Moves, backwards: bool) -> dict[tuple[int, int], int]:
+    """A slot for each rank and chunk that passes the rank; free again after its last send."""
+    first: dict[tuple[int, int], int] = {}
+    last: dict[tuple[int, int], int] = {}
+    for number, step in enumerate(moves):
+        for chunk, source, target in step:
+            last[source, chunk] = number
+            ends = {demand.owners[chunk]} if backwards else demand.wanted[chunk]
+            if target not in ends:
+                first.setdefault((target, chunk), number)
+    free: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of a rank: (last use, slot)
+    slots: dict[tuple[int, int], int] = {}
+    count: dict[int, int] = defaultdict(int)
+    for (rank, chunk), number in first.items():
+        if free[rank] and free[rank][0][0] < number:
+            _, slot = heappop(free[rank])
+        else:
+            slot, count[rank] = count[rank], count[rank] + 1
+        slots[rank, chunk] = slot
+        heappush(free[rank], (last.get((rank, chunk), number), slot))
+    return slots
+
+
+def _place(slots: dict[tuple[int, int], int], rank: int, chunk: int) -> Ref:
+    slot = slots.get((rank, chunk))
+    return out(chunk) if slot is None else tmp(slot, chunk)
+
+
+def _copies(
+    demand: Demand,
+    moves: Moves,
+    slots: dict[tuple[int, int], int],
+    own: Callable[[int], Ref],
+) -> Iterator[list[Step]]:
+    """The steps of each rank; an owner has its chunks in ``own``, and copies them at the beginning."""
+    operations = _empty(demand, moves)
+    if own is inp:
+        for chunk, owner in enumerate(demand.owners):
+            if owner in demand.wanted[chunk]:
+                operations[owner][0].append(copy(out(chunk), inp(chunk)))
+    for number, step in enumerate(moves):
+        messages: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for chunk, source, target in sorted(step):
+            messages[source, target].append(chunk)
+        for (source, target), chunks in sorted(messages.items()):
+            refs = [
+                own(chunk) if demand.owners[chunk] == source else _place(slots, source, chunk)
+                for chunk in chunks
+            ]
+            operations[source][number].append(send(target, *refs))
+            places = [_place(slots, target, chunk) for chunk in chunks]
+            operations[target][number].append(recv(source, *places))
+    return _programs(operations)
+
+
+def _reductions(
+    demand: Demand, moves: Moves, slots: dict[tuple[int, int], int]
+) -> Iterator[list[Step]]:
+    """The steps of each rank; the owner of a chunk has the result in its output."""
+    operations = _empty(demand, moves)
+    last = {  # the message that completes a chunk
+        chunk: (number, source)
+        for number, step in enumerate(moves)
+        for chunk, source, target in sorted(step)
+        if target == demand.owners[chunk]
+    }
+    partial: dict[tuple[int, int], Ref] = {}
+    for number, step in enumerate(moves):
+        # A message completes all of its chunks or none of them.
+        messages: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
+        for chunk, source, target in sorted(step):
+            final = target == demand.owners[chunk] and last[chunk] == (number, source)
+            messages[source, target, final].append(chunk)
+        for (source, target, final), chunks in sorted(messages.items()):
+            refs = [partial.get((source, chunk), inp(chunk)) for chunk in chunks]
+            operations[source][number].append(send(target, *refs))
+            local = tuple(partial.get((target, chunk), inp(chunk)) for chunk in chunks)
+            into = tuple(_place(slots, target, chunk) for chunk in chunks)
+            partial |= {(target, chunk): ref for chunk, ref in zip(chunks, into, strict=True)}
+            operations[target][number].append(recv_reduce(source, into, local, final=final))
+    return _programs(operations)
+
+
+def _empty(demand: Demand, moves: Moves) -> list[list[list[Operation]]]:
+    return [[[] for _ in moves] for _ in range(demand.world_size)]
+
+
+def _programs(operations: list[list[list[Operation]]]) -> Iterator[list[Step]]:
+    for steps in operations:
+        yield [Step(*step) for step in steps]

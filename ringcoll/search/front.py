@@ -1,0 +1,285 @@
+"""`synthesize`: the schedules of a collective on a topology, by one of the searches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import NamedTuple
+
+from ringcoll.errors import ArgumentError
+from ringcoll.schedule.contracts import contract
+from ringcoll.schedule.ir import Schedule
+from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
+from ringcoll.search.build import Moves, schedule_of_moves
+from ringcoll.search.demand import SEARCHED, Demand, demand_of
+from ringcoll.search.greedy import greedy_moves, speeds_of_steps
+from ringcoll.search.hops import hops_of
+from ringcoll.search.sccl import Answer, solve
+from ringcoll.simulation import Topology, simulate
+
+__all__ = ["METHODS", "SearchedFront", "SearchedPoint", "SearchedShape", "synthesize"]
+
+METHODS = {
+    "exact": "every schedule that no other one beats in steps and rounds, with proofs; SCCL",
+    "greedy": "chunks and links matched at random, step by step, on large graphs; TACOS",
+}
+"""The searches, and what they are."""
+
+
+class SearchedShape(NamedTuple):
+    """Steps, rounds of all steps together, and chunks of a block.
+
+    Rounds are whole numbers but in the greedy search, whose steps may be shorter than a round.
+    """
+
+    steps: int
+    rounds: Fraction | int
+    chunks: int
+
+    @property
+    def rounds_per_chunk(self) -> Fraction:
+        """The time of the data, where the slowest hop carries a block in 1."""
+        return Fraction(self.rounds, self.chunks)
+
+
+class SearchedPoint(NamedTuple):
+    """A schedule, and its shape."""
+
+    shape: SearchedShape
+    schedule: Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchedFront:
+    """The answer of a search.
+
+    Parameters
+    ----------
+    collective, topology
+        What was searched for.
+    points
+        The schedules; those of the exact search with more and more steps and fewer rounds.
+    impossible
+        Shapes that the exact search has proved impossible.
+    unknown
+        Shapes that the exact search has neither found nor proved impossible: the effort was too
+        small. If there is none, no schedule of as many steps and chunks beats the points.
+    least_steps, least_rounds_per_chunk
+        Lower bounds for every schedule.
+    """
+
+    collective: str
+    topology: Topology
+    points: tuple[SearchedPoint, ...]
+    impossible: tuple[SearchedShape, ...]
+    unknown: tuple[SearchedShape, ...]
+    least_steps: int
+    least_rounds_per_chunk: Fraction
+
+
+class _Search:
+    """A collective on a topology, and the graphs of its phases."""
+
+    def __init__(self, collective: str, topology: Topology, root: int) -> None:
+        if collective not in SEARCHED:
+            raise ArgumentError(
+                "the collective is not searched for", argument="collective",
+                expected=", ".join(SEARCHED), got=repr(collective),
+            )  # fmt: skip
+        if not 0 <= root < topology.world_size or (root and not contract(collective).rooted):
+            raise ArgumentError(
+                "the root is no rank, or the collective has no root", argument="root",
+                expected=f"0 to {topology.world_size - 1}", got=root,
+            )  # fmt: skip
+        self.collective, self.topology, self.root = collective, topology, root
+        self.base = SEARCHED[collective][0][0]
+        self.backwards = [backwards for _, backwards in SEARCHED[collective]]
+        graph = hops_of(topology)
+        self.graphs = [graph.reversed if turned else graph for turned in self.backwards]
+        self.same_phases = len(self.graphs) > 1 and graph.same_both_ways
+        demand = self.demand(1)
+        self.least_steps = [least_steps(graph, demand) for graph in self.graphs]
+        self.least_rounds = [
+            least_rounds_per_chunk(topology, graph, demand, backwards=turned)
+            for graph, turned in zip(self.graphs, self.backwards, strict=True)
+        ]
+
+    def demand(self, chunks: int) -> Demand:
+        return demand_of(self.base, self.topology.world_size, chunks, self.root)
+
+    def point(self, method: str, shape: SearchedShape, phases: Sequence[Moves]) -> SearchedPoint:
+        """The schedule of a shape, whose steps and rounds are those of all phases."""
+        name = "_".join(map(str, (method, shape.steps, shape.rounds, shape.chunks)))
+        name = name.replace("/", ":")
+        demand = self.demand(shape.chunks)
+        return SearchedPoint(shape, schedule_of_moves(self.collective, name, demand, phases))
+
+
+def _exact(
+    search: _Search,
+    most_chunks: int,
+    more_steps: int,
+    effort: float,
+    seed: int,
+    refused: dict[SearchedShape, Answer],
+) -> Iterator[SearchedPoint]:
+    """For more and more steps, the schedule with the fewest rounds per chunk, if it has fewer."""
+    fewest, bound = max(search.least_steps), max(search.least_rounds)
+    phases = len(search.graphs)
+    below: Fraction | None = None
+    for steps in range(fewest, fewest + more_steps + 1):
+        patience = _PATIENCE
+        for shape in _candidates(search, steps, most_chunks, bound, below):
+            answer, moves = _solved(search, shape, effort, seed)
+            total = SearchedShape(phases * steps, phases * shape.rounds, shape.chunks)
+            if answer is Answer.POSSIBLE:
+                yield search.point("exact", total, moves)
+                below = shape.rounds_per_chunk
+                break
+            refused[total] = answer
+            patience -= answer is Answer.UNKNOWN
+            if not patience:
+                break
+
+
+_PATIENCE = 3
+"""Questions without an answer after which the exact search goes on to more steps."""
+
+
+def _candidates(
+    search: _Search, steps: int, most_chunks: int, bound: Fraction, below: Fraction | None
+) -> Iterator[SearchedShape]:
+    """The shapes of a phase that may be better than ``below``, those of fewest rounds per chunk first."""
+    num_blocks = len(search.demand(1).owners)
+    shapes = [
+        SearchedShape(steps, rounds, chunks)
+        for chunks in range(1, most_chunks + 1)
+        # In so many rounds every hop carries everything in every step.
+        for rounds in range(max(steps, ceil(bound * chunks)), steps * num_blocks * chunks + 1)
+        if below is None or rounds < below * chunks
+    ]
+    yield from sorted(shapes, key=lambda shape: (shape.rounds_per_chunk, shape.chunks))
+
+
+def _solved(
+    search: _Search, shape: SearchedShape, effort: float, seed: int
+) -> tuple[Answer, list[Moves]]:
+    """The moves of all phases; the first phase without moves answers for all."""
+    demand = search.demand(shape.chunks)
+    phases: list[Moves] = []
+    for graph in search.graphs:
+        if search.same_phases and phases:
+            phases.append(phases[0])
+            continue
+        answer, moves = solve(
+            graph, demand, shape.steps, int(shape.rounds), effort=effort, seed=seed
+        )
+        if answer is not Answer.POSSIBLE:
+            return answer, []
+        phases.append(moves)
+    return Answer.POSSIBLE, phases
+
+
+def _greedy(search: _Search, chunks: int, seed: int, nbytes: int) -> SearchedPoint:
+    """The fastest of the schedules for all lengths of a step, each the shortest of some seeds."""
+    demand = search.demand(chunks)
+    points = []
+    for graphs in zip(*map(speeds_of_steps, search.graphs), strict=True):
+        phases = [
+            min(
+                (greedy_moves(graph, demand, seed=seed + trial) for trial in range(_TRIALS)),
+                key=len,
+            )
+            for graph in graphs
+        ]
+        steps = sum(map(len, phases))
+        rounds = steps * search.graphs[0].bandwidth / graphs[0].bandwidth
+        rounds = int(rounds) if rounds.denominator == 1 else rounds
+        points.append(search.point("greedy", SearchedShape(steps, rounds, chunks), phases))
+    if len(points) == 1:
+        return points[0]
+    return min(points, key=lambda point: simulate(point.schedule, nbytes, search.topology).seconds)
+
+
+_TRIALS = 4
+"""Seeds that the greedy search tries: on tori of 16 to 128 ranks they differ by a step or two."""
+
+
+def synthesize(
+    collective: str,
+    topology: Topology,
+    *,
+    method: str = "exact",
+    root: int = 0,
+    most_chunks: int = 2,
+    more_steps: int = 2,
+    effort: float = 2.0,
+    seed: int = 0,
+    nbytes: int = 1 << 20,
+) -> SearchedFront:
+    """Search for the schedules of a collective that suit a topology.
+
+    Parameters
+    ----------
+    collective
+        One of `SEARCHED`.
+    topology
+        The network.
+    method
+        One of `METHODS`.
+    root
+        The root of a rooted collective.
+    most_chunks
+        Chunks of a block: the exact search tries every number up to this one, the greedy search
+        its powers of two and itself.
+    more_steps
+        Steps of a phase beyond the fewest ones, for the exact search.
+    effort
+        Work of the solver for one shape; see `ringcoll.search.sccl.solve`.
+    seed
+        Seed of the solver, and of the greedy search.
+    nbytes
+        Bytes for which the greedy search simulates its schedules, to take the fastest.
+
+    Raises
+    ------
+    ArgumentError
+        The collective or the method is unknown, a number is out of range, or the greedy search does
+        not know the collective.
+    MissingExtraError
+        The exact search needs OR-Tools.
+
+    Examples
+    --------
+    >>> from ringcoll.simulation import ring
+    >>> front = synthesize("all_gather", ring(4, bandwidth=1e9), method="greedy", most_chunks=1)
+    >>> front.points[0].shape, str(front.least_rounds_per_chunk)
+    (SearchedShape(steps=2, rounds=2, chunks=1), '3/2')
+    """
+    if method not in METHODS:
+        raise ArgumentError(
+            "no such search", argument="method", expected=", ".join(METHODS), got=repr(method)
+        )
+    for name, value, least in (("most_chunks", most_chunks, 1), ("more_steps", more_steps, 0)):
+        if value < least:
+            raise ArgumentError("too low", argument=name, expected=f"at least {least}", got=value)
+    search = _Search(collective, topology, root)
+    refused: dict[SearchedShape, Answer] = {}
+    if topology.world_size == 1:
+        points = [search.point(method, SearchedShape(0, 0, 1), [()] * len(search.graphs))]
+    elif method == "exact":
+        points = list(_exact(search, most_chunks, more_steps, effort, seed, refused))
+    else:
+        numbers = {1 << power for power in range(most_chunks.bit_length())} | {most_chunks}
+        points = [_greedy(search, chunks, seed, nbytes) for chunks in sorted(numbers)]
+    return SearchedFront(
+        collective=collective,
+        topology=topology,
+        points=tuple(points),
+        impossible=tuple(shape for shape in refused if refused[shape] is Answer.IMPOSSIBLE),
+        unknown=tuple(shape for shape in refused if refused[shape] is Answer.UNKNOWN),
+        least_steps=sum(search.least_steps),
+        least_rounds_per_chunk=sum(search.least_rounds, Fraction(0)),
+    )

@@ -1,0 +1,96 @@
+"""The text of a graph: a topology of any shape, a link a line.
+
+A line names two nodes, the bandwidth of each direction in GB/s, and its latency in microseconds,
+which is 0 unless stated. A number is a rank, a word is a switch. ``--`` is a cable, with a link in
+each direction, and ``->`` is a single link::
+
+    # a host with two ranks, and a third rank behind a slow link
+    0 -- 1  50  0.5
+    1 -- 2  12.5
+    2 -> 0  6
+
+What follows ``#`` is a comment.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ringcoll.errors import ArgumentError
+from ringcoll.simulation.topology import Link, Node, Topology
+
+__all__ = ["topology_from_text"]
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
+_LINK = re.compile(rf"(\w+)\s*(--|->)\s*(\w+)\s+({_NUMBER})(?:\s+({_NUMBER}))?", re.ASCII)
+_LONGEST_LINE = 1 << 10
+
+
+def topology_from_text(text: str, *, name: str = "graph", source: str = "") -> Topology:
+    r"""Read the links of a topology; there are as many ranks as the largest number says.
+
+    Parameters
+    ----------
+    text
+        The graph, a link a line.
+    name, source
+        The topology in words, and the source of its numbers.
+
+    Raises
+    ------
+    ArgumentError
+        A line is no link, or its bandwidth is not above 0: the message names the line. Or two
+        ranks are not connected.
+
+    Examples
+    --------
+    >>> line = topology_from_text("0 -- 1 50 0.5 # fast" "\n" "1 -- 2 12.5")
+    >>> line.world_size, [link.name for link in line.links]
+    (3, ['0 -> 1', '1 -> 0', '1 -> 2', '2 -> 1'])
+    """
+    links: dict[tuple[Node, Node], Link] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        content = line.partition("#")[0].strip()
+        if not content:
+            continue
+        for link in _links(content, number):
+            if (link.source, link.target) in links:
+                raise _wrong(number, f"the link {link.name} is there twice", content)
+            links[link.source, link.target] = link
+    ranks = [node for ends in links for node in ends if isinstance(node, int)]
+    return Topology(
+        world_size=max(ranks, default=0) + 1, links=tuple(links.values()), name=name, source=source
+    )
+
+
+def _links(content: str, number: int) -> list[Link]:
+    match = _LINK.fullmatch(content) if len(content) <= _LONGEST_LINE else None
+    if match is None:
+        raise _wrong(number, "the line is no link", content[:40])
+    ends = _node(match[1], number), _node(match[3], number)
+    if ends[0] == ends[1]:
+        raise _wrong(number, f"the link leads from {ends[0]} to itself", content)
+    try:
+        return [
+            Link(*pair, float(match[4]) * 1e9, float(match[5] or 0) * 1e-6)
+            for pair in ((ends, ends[::-1]) if match[2] == "--" else (ends,))
+        ]
+    except ArgumentError as error:
+        raise _wrong(number, str(error), content) from None
+
+
+def _node(word: str, number: int) -> Node:
+    if not word[0].isdigit():
+        return word
+    if not word.isdigit() or len(word) > 6:
+        raise _wrong(number, "a rank is a number, and a switch begins with a letter", word)
+    return int(word)
+
+
+def _wrong(number: int, message: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        f"line {number}: {message}",
+        argument="text",
+        expected="'0 -- 1 50 0.5': two nodes, GB/s above 0, microseconds",
+        got=repr(got),
+    )
