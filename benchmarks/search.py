@@ -61,6 +61,18 @@ def greedy(largest: int) -> list[tuple[Any, ...]]:
     return rows
 
 
+def trees() -> list[tuple[Any, ...]]:
+    """Trees that reach the bound."""
+    rows: list[tuple[Any, ...]] = []
+    for topology, chunks in ((dgx1(), 6), (torus((4, 4), bandwidth=1), 4)):
+        front, seconds = timed(
+            synthesize, "all_gather", topology, method="trees", most_chunks=chunks
+        )
+        ratio, least = front.points[-1].shape.rounds_per_chunk, front.least_rounds_per_chunk
+        rows.append((topology.name, str(ratio), str(least), seconds))
+    return rows
+
+
 def main() -> None:
     """Run, print, write."""
     arguments = parser(__doc__)
@@ -82,6 +94,10 @@ def main() -> None:
                 "times the one before": "ratio",
             },
             greedy(options.largest),
+        ),
+        Table(
+            {"trees": "text", "rounds per chunk": "text", "at least": "text", "time": "seconds"},
+            trees(),
         ),
         Table({"proof": "text", "time": "seconds"}, [("greedy all_reduce, torus 8x8", seconds)]),
     ]

@@ -23,7 +23,7 @@ __all__ = ["search"]
 _EXAMPLES = """
   ringcoll search all_gather --topology dgx1
   ringcoll search all_reduce --topology torus:4x4 --chunks 1 -o best.txt
-  ringcoll search broadcast --topology ring -k 6 --method greedy
+  ringcoll search broadcast --topology torus:4x4 --method trees --chunks 4
 """
 
 _REGISTERED = 3  # algorithms shown beside the schedules

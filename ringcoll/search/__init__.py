@@ -8,6 +8,7 @@ carries in a *round*: the time of a chunk on the slowest hop.
 `front`         `synthesize`: the schedules of a collective on a topology
 `sccl`          the exact search, with proofs; needs OR-Tools
 `greedy`        chunks and links matched step by step, for large graphs
+`trees`         spanning trees for large data in many segments
 `build`         moves of chunks become schedules, also backwards
 `demand`        what a collective demands, from its contract
 `hops`          the hops of a topology, and what they share

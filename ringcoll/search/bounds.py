@@ -15,7 +15,7 @@ from fractions import Fraction
 from math import lcm
 
 from ringcoll.search.demand import Demand
-from ringcoll.search.flow import maximum_flow
+from ringcoll.search.flow import ORIGIN, maximum_flow
 from ringcoll.search.hops import HopGraph
 from ringcoll.simulation import Topology
 from ringcoll.simulation.topology import Node
@@ -78,8 +78,6 @@ def least_rounds_per_chunk(
 _Speeds = dict[Node, dict[Node, Fraction | None]]
 """Chunks a round on each link, by its ends; ``None`` if the link is never full."""
 
-_ALL_OWNERS = -1  # a node before all owners; ranks begin at 0
-
 
 def _speeds(topology: Topology, graph: HopGraph, backwards: bool) -> _Speeds:
     speeds: _Speeds = defaultdict(dict)
@@ -118,8 +116,8 @@ def _worst_cut(speeds: _Speeds, sink: int, amounts: Counter[int], least: Fractio
             source: {target: int(room * scale) for target, room in arcs.items()}
             for source, arcs in rooms.items()
         }
-        network[_ALL_OWNERS] = {owner: amount * scale for owner, amount in amounts.items()}
-        _, near = maximum_flow(network, _ALL_OWNERS, sink, total * scale)
+        network[ORIGIN] = {owner: amount * scale for owner, amount in amounts.items()}
+        _, near = maximum_flow(network, ORIGIN, sink, total * scale)
         if not near:
             return least
         # The data that have to leave these nodes, over the speed of the links that leave them.

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 
 from ringcoll.simulation.topology import Node
 
-__all__ = ["Capacities", "maximum_flow"]
+__all__ = ["ORIGIN", "Capacities", "maximum_flow"]
+
+ORIGIN: Node = -1
+"""A node before several ranks; ranks begin at 0, and switches are words."""
 
 Capacities = Mapping[Node, Mapping[Node, int]]
 """The capacity of each arc, by the nodes at its beginning and its end."""

@@ -17,6 +17,7 @@ from ringcoll.search.demand import SEARCHED, Demand, demand_of
 from ringcoll.search.greedy import greedy_moves, speeds_of_steps
 from ringcoll.search.hops import hops_of
 from ringcoll.search.sccl import Answer, solve
+from ringcoll.search.trees import tree_moves
 from ringcoll.simulation import Topology, simulate
 
 __all__ = ["METHODS", "SearchedFront", "SearchedPoint", "SearchedShape", "synthesize"]
@@ -24,6 +25,7 @@ __all__ = ["METHODS", "SearchedFront", "SearchedPoint", "SearchedShape", "synthe
 METHODS = {
     "exact": "every schedule that no other one beats in steps and rounds, with proofs; SCCL",
     "greedy": "chunks and links matched at random, step by step, on large graphs; TACOS",
+    "trees": "spanning trees that fill the links, for large data in segments, without switches",
 }
 """The searches, and what they are."""
 
@@ -31,7 +33,8 @@ METHODS = {
 class SearchedShape(NamedTuple):
     """Steps, rounds of all steps together, and chunks of a block.
 
-    Rounds are whole numbers but in the greedy search, whose steps may be shorter than a round.
+    The rounds of trees are those of all segments together, if there are many. Rounds are whole
+    numbers but in the greedy search, whose steps may be shorter than a round.
     """
 
     steps: int
@@ -203,6 +206,18 @@ def _greedy(search: _Search, chunks: int, seed: int, nbytes: int) -> SearchedPoi
     return min(points, key=lambda point: simulate(point.schedule, nbytes, search.topology).seconds)
 
 
+def _trees(search: _Search, chunks: int) -> SearchedPoint:
+    """A tree for each chunk; the rounds are those of the fullest link, as in many segments."""
+    demand = search.demand(chunks)
+    phases: list[Moves] = []
+    rounds = 0
+    for graph, least in zip(search.graphs, search.least_rounds, strict=True):
+        most, moves = tree_moves(graph, demand, least)
+        rounds += most
+        phases.append(moves)
+    return search.point("trees", SearchedShape(sum(map(len, phases)), rounds, chunks), phases)
+
+
 _TRIALS = 4
 """Seeds that the greedy search tries: on tori of 16 to 128 ranks they differ by a step or two."""
 
@@ -232,8 +247,8 @@ def synthesize(
     root
         The root of a rooted collective.
     most_chunks
-        Chunks of a block: the exact search tries every number up to this one, the greedy search
-        its powers of two and itself.
+        Chunks of a block: the exact search tries every number up to this one, the others the
+        powers of two below it and the number itself.
     more_steps
         Steps of a phase beyond the fewest ones, for the exact search.
     effort
@@ -246,8 +261,8 @@ def synthesize(
     Raises
     ------
     ArgumentError
-        The collective or the method is unknown, a number is out of range, or the greedy search does
-        not know the collective.
+        The collective or the method is unknown, a number is out of range, or the method does not
+        know the collective, or the network.
     MissingExtraError
         The exact search needs OR-Tools.
 
@@ -273,7 +288,10 @@ def synthesize(
         points = list(_exact(search, most_chunks, more_steps, effort, seed, refused))
     else:
         numbers = {1 << power for power in range(most_chunks.bit_length())} | {most_chunks}
-        points = [_greedy(search, chunks, seed, nbytes) for chunks in sorted(numbers)]
+        points = [
+            _trees(search, chunks) if method == "trees" else _greedy(search, chunks, seed, nbytes)
+            for chunks in sorted(numbers)
+        ]
     return SearchedFront(
         collective=collective,
         topology=topology,

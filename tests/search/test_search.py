@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from ringcoll.search import METHODS, SEARCHED, fastest_times, registered_times, 
 from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
 from ringcoll.search.build import schedule_of_moves
 from ringcoll.search.demand import demand_of
+from ringcoll.search.flow import maximum_flow
 from ringcoll.search.greedy import greedy_moves, speeds_of_steps
 from ringcoll.search.hops import hops_of
 from ringcoll.search.sccl import Answer, solve
@@ -208,6 +211,14 @@ def test_greedy_schedules_of_any_graph(
         assert run.seconds >= front.least_rounds_per_chunk * Fraction(600, blocks) / slowest
 
 
+@pytest.mark.parametrize("topology", [GRID, UNEVEN, dgx1()], ids=lambda topology: topology.name)
+def test_trees_beat_every_registered_broadcast_of_large_data(topology: Topology) -> None:
+    nbytes = 1 << 26
+    front = synthesize("broadcast", topology, method="trees", most_chunks=4)
+    fastest = min(fastest_times([point.schedule for point in front.points], topology, nbytes))
+    assert fastest.seconds < registered_times("broadcast", topology, nbytes)[0].seconds
+
+
 def test_what_was_found_runs_under_a_name() -> None:
     """From its text, on real tensors."""
     (point,) = synthesize("all_reduce", ring(4, bandwidth=1), most_chunks=1).points
@@ -227,6 +238,78 @@ def test_what_was_found_runs_under_a_name() -> None:
         assert ringcoll.run_threads(main, 4) == [[1111.0 * number for number in range(11)]] * 4
     finally:
         unregister("all_reduce", "of_a_ring")
+
+
+# --- trees --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "topology, collective, chunks, rounds",
+    [
+        (dgx1(), "all_gather", 6, 7),
+        (dgx1(), "all_reduce", 6, 14),
+        (dgx1(), "broadcast", 6, 1),
+        (GRID, "all_gather", 4, 15),
+        (GRID, "reduce", 4, 1),
+        (UNEVEN, "all_gather", 2, 3),
+    ],
+)
+def test_trees_reach_the_bound(
+    topology: Topology, collective: str, chunks: int, rounds: int
+) -> None:
+    front = synthesize(collective, topology, method="trees", most_chunks=chunks)
+    point = front.points[-1]
+    verify(point.schedule)
+    assert point.shape[1:] == (rounds, chunks)
+    assert point.shape.rounds_per_chunk == front.least_rounds_per_chunk
+
+
+@effort(25)
+@given(
+    graphs(),
+    st.sampled_from(["all_gather", "reduce_scatter", "broadcast", "reduce"]),
+    st.integers(1, 4),
+)
+def test_trees_of_any_graph_fit_into_their_rounds(
+    topology: Topology, collective: str, chunks: int
+) -> None:
+    front = synthesize(collective, topology, method="trees", most_chunks=chunks)
+    slowest = min(link.bandwidth for link in topology.links)
+    for point in front.points:
+        verify(point.schedule)
+        assert point.shape.rounds_per_chunk >= front.least_rounds_per_chunk
+        loads: Counter[int] = Counter()
+        for step in carried(point.schedule, topology):
+            loads.update(step)
+        assert all(
+            load <= point.shape.rounds * topology.links[link].bandwidth / slowest
+            for link, load in loads.items()
+        )
+
+
+nodes = st.integers(0, 4)
+
+
+@effort(60)
+@given(
+    st.dictionaries(
+        st.tuples(nodes, nodes).filter(lambda ends: ends[0] != ends[1]), st.integers(0, 5)
+    )
+)
+def test_the_largest_flow_is_the_least_cut(arcs: dict[tuple[int, int], int]) -> None:
+    capacities: dict[int | str, dict[int | str, int]] = {}
+    for (source, target), room in arcs.items():
+        capacities.setdefault(source, {})[target] = room
+
+    def cut(near: set[int]) -> int:
+        return sum(room for (a, b), room in arcs.items() if a in near and b not in near)
+
+    least = min(
+        cut({0, *others}) for number in range(4) for others in combinations((1, 2, 3), number)
+    )
+    flow, near = maximum_flow(capacities, 0, 4, 99)
+    assert flow == least == cut({node for node in near if isinstance(node, int)})
+    assert maximum_flow(capacities, 0, 4, least)[0] == least
 
 
 # --- backwards, and one after the other --------------------------------------------------
@@ -335,12 +418,18 @@ def test_another_seed_gives_another_schedule() -> None:
         ("all_gather", {"most_chunks": 0}, "most_chunks"),
         ("all_gather", {"more_steps": -1}, "more_steps"),
         ("all_to_all", {"method": "greedy"}, "collective"),
+        ("all_to_all", {"method": "trees"}, "collective"),
     ],
 )
 def test_wrong_calls(collective: str, options: dict[str, Any], argument: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         synthesize(collective, UNEVEN, **options)
     assert caught.value.argument == argument
+
+
+def test_trees_need_hops_that_share_nothing() -> None:
+    with pytest.raises(ArgumentError, match="without switches"):
+        synthesize("all_gather", crossbar(4, bandwidth=1), method="trees")
 
 
 def test_without_or_tools(monkeypatch: pytest.MonkeyPatch) -> None:
