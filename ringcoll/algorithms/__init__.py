@@ -9,7 +9,9 @@
 `bruck`             Bruck's all-gather and all-to-all
 `pairwise`          pairwise exchange
 `circulant`         the fewest rounds and the least traffic, for any number of ranks
-`exchanges`         rounds of exchanges: Swing, Trivance, BCube, recursive multiplying
+`exchanges`         rounds of exchanges: BCube, recursive multiplying
+`swing`             exchanges over short distances: Swing, Trivance
+`bine`              binomial trees and exchanges with distances in base -2
 `direct`            everything in one round
 `chain`             pipelined chain
 `dissemination`     barrier
@@ -27,6 +29,7 @@ May be imported from outside: the names in ``__all__`` here, in `registry` and i
 
 from ringcoll.algorithms import (
     binary_tree,
+    bine,
     binomial,
     bruck,
     chain,
@@ -39,6 +42,7 @@ from ringcoll.algorithms import (
     pairwise,
     recursive,
     ring,
+    swing,
 )
 from ringcoll.algorithms.registry import (
     ALIASES,
@@ -59,6 +63,7 @@ __all__ = [
     "Cost",
     "algorithms",
     "binary_tree",
+    "bine",
     "binomial",
     "bruck",
     "chain",
@@ -76,5 +81,6 @@ __all__ = [
     "register",
     "ring",
     "schedule_of",
+    "swing",
     "unregister",
 ]

@@ -81,8 +81,19 @@ def broadcast_phase(rank: int, world_size: int, root: int, held: Ref, radix: int
         yield Step(*gives, *takes)
 
 
-def reduce_phase(rank: int, world_size: int, root: int, partial: Ref, radix: int = 2) -> Program:
-    """Reduce chunk 0 onto the root; partial results are kept in ``partial``."""
+def reduce_phase(
+    rank: int,
+    world_size: int,
+    root: int,
+    partial: Ref,
+    radix: int = 2,
+    received_left: bool | None = False,
+) -> Program:
+    """Reduce chunk 0 onto the root; partial results are kept in ``partial``.
+
+    The data of a child are the right operand, unless ``received_left`` says otherwise; see
+    `ringcoll.schedule.ir.recv_reduce`.
+    """
     node, held = _Node((rank - root) % world_size, world_size, radix), inp(0)
     for mask in levels(world_size, radix):
         operations: list[Operation] = []
@@ -91,7 +102,9 @@ def reduce_phase(rank: int, world_size: int, root: int, partial: Ref, radix: int
         for child in node.children(mask):
             final = node.v == 0 and child + mask >= world_size
             peer = (child + root) % world_size
-            operations.append(recv_reduce(peer, partial, held, received_left=False, final=final))
+            operations.append(
+                recv_reduce(peer, partial, held, received_left=received_left, final=final)
+            )
             held = partial
         yield Step(*operations)
 
@@ -161,16 +174,18 @@ def with_copy(steps: Program, is_root: bool, *chunks: int) -> Program:
     yield from steps
 
 
-_BROADCAST = Cost(rounds=rounds_to_reach_all, traffic=lambda k: Fraction(rounds_to_reach_all(k)))
-_REDUCE = Cost(
+# ---- Costs ---------------------------------------------------------------------------------
+
+BROADCAST = Cost(rounds=rounds_to_reach_all, traffic=lambda k: Fraction(rounds_to_reach_all(k)))
+REDUCE = Cost(
     rounds=rounds_to_reach_all,
     traffic=lambda k: Fraction(rounds_to_reach_all(k)),
     reduced=lambda k: Fraction(rounds_to_reach_all(k)),
 )
-_BLOCKS = Cost(rounds=rounds_to_reach_all, traffic=lambda k: Fraction(k - 1, k))
+BLOCKS = Cost(rounds=rounds_to_reach_all, traffic=lambda k: Fraction(k - 1, k))
 
 
-@register("broadcast", "binomial_tree", cost=_BROADCAST)
+@register("broadcast", "binomial_tree", cost=BROADCAST)
 def binomial_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
     """Binomial tree broadcast: in each step, every rank that has the vector sends it to another.
 
@@ -185,7 +200,7 @@ def binomial_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
     return with_copy(broadcast_phase(rank, world_size, root, inp(0)), rank == root, 0)
 
 
-@register("reduce", "binomial_tree", slots=lambda k: 1, cost=_REDUCE)
+@register("reduce", "binomial_tree", slots=lambda k: 1, cost=REDUCE)
 def binomial_tree_reduce(rank: int, world_size: int, root: int) -> Program:
     """Binomial tree reduce: the broadcast backwards, adding on the way.
 
@@ -228,7 +243,7 @@ def binomial_tree_all_reduce(rank: int, world_size: int) -> Program:
     yield from broadcast_phase(rank, world_size, 0, out(0))
 
 
-@register("gather", "binomial_tree", chunks=lambda k: k, slots=lambda k: (k - 1) // 2, cost=_BLOCKS)
+@register("gather", "binomial_tree", chunks=lambda k: k, slots=lambda k: (k - 1) // 2, cost=BLOCKS)
 def binomial_tree_gather(rank: int, world_size: int, root: int) -> Program:
     """Binomial tree gather: each rank collects its subtree, then passes it on.
 
@@ -244,9 +259,7 @@ def binomial_tree_gather(rank: int, world_size: int, root: int) -> Program:
     return with_copy(steps, rank == root, root)
 
 
-@register(
-    "scatter", "binomial_tree", chunks=lambda k: k, slots=lambda k: (k - 1) // 2, cost=_BLOCKS
-)
+@register("scatter", "binomial_tree", chunks=lambda k: k, slots=lambda k: (k - 1) // 2, cost=BLOCKS)
 def binomial_tree_scatter(rank: int, world_size: int, root: int) -> Program:
     """Binomial tree scatter: the root hands out halves, their owners quarters, ...
 

@@ -5,9 +5,10 @@ exchanges with in each round. Here a *pattern* is one function a round, from a r
 every rank reaches every other in exactly one way, the pattern is a reduce-scatter (each peer gets
 what it and those that it meets later need), and backwards an all-gather::
 
-    Swing on 8 ranks      0-1 2-3 4-5 6-7       distances 1, -1, 3: on a ring of
-                          7-0 1-2 3-4 5-6       ranks nearer than 1, 2, 4
-                          0-3 1-6 2-5 4-7
+    BCube on 12 ranks     0-1-2-3   4-5-6-7   8-9-10-11
+                          0-4-8   1-5-9   2-6-10   3-7-11
+
+In the same rounds whole vectors can be exchanged: fewer rounds, and more bytes.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ Round = Callable[[int], tuple[int, ...]]
 Rounds = tuple[Round, ...]
 
 
-def reached(rank: int, rounds: Rounds) -> list[int]:
-    """The ranks that a rank's data reach in some rounds, in order."""
+def spread(rank: int, rounds: Rounds) -> list[int]:
+    """The ranks that a rank's data reach in some rounds; those that part late stand together."""
     if not rounds:
         return [rank]
     first, later = rounds[0], rounds[1:]
-    return sorted(other for peer in (rank, *first(rank)) for other in reached(peer, later))
+    return [other for peer in (rank, *first(rank)) for other in spread(peer, later)]
+
+
+def reached(rank: int, rounds: Rounds) -> list[int]:
+    """The ranks that a rank's data reach in some rounds, in order."""
+    return sorted(spread(rank, rounds))
 
 
 def reduce_scatter_phase(
@@ -62,12 +68,13 @@ def reduce_scatter_phase(
         held = place
 
 
-def all_gather_phase(rank: int, rounds: Rounds) -> Program:
-    """Send chunk r of rank r to all; it is in the output already."""
+def all_gather_phase(rank: int, rounds: Rounds, own: Ref) -> Program:
+    """Send chunk r of rank r to all; the first message reads it from ``own``."""
     for number in reversed(range(len(rounds))):
         later = rounds[number + 1 :]
+        sent = tuple(map(out, reached(rank, later))) if later else (own,)
         yield Step(
-            *(send(peer, *map(out, reached(rank, later))) for peer in rounds[number](rank)),
+            *(send(peer, *sent) for peer in rounds[number](rank)),
             *(recv(peer, *map(out, reached(peer, later))) for peer in rounds[number](rank)),
         )
 
@@ -75,7 +82,39 @@ def all_gather_phase(rank: int, rounds: Rounds) -> Program:
 def all_reduce_by(rank: int, rounds: Rounds) -> Program:
     """The reduce-scatter and the all-gather of a pattern."""
     yield from reduce_scatter_phase(rank, rounds, out, out(rank))
-    yield from all_gather_phase(rank, rounds)
+    yield from all_gather_phase(rank, rounds, out(rank))
+
+
+def exchange_vectors(rank: int, rounds: Rounds) -> Program:
+    """All-reduce of whole vectors: in each round, a rank and its peers add up what each of them has.
+
+    All ranks get the same bits if, after each round, the ranks form groups whose members have heard
+    of the same ranks: the group of the lowest rank is the left operand, and each rank finds that out.
+    """
+    held = inp(0)
+    for number, peers in enumerate(rounds):
+        earlier, last = rounds[:number][::-1], number == len(rounds) - 1
+        operands = sorted((min(spread(peer, earlier)), peer) for peer in (rank, *peers(rank)))
+        group = [peer for _, peer in operands]
+        sends = [send(peer, held) for peer in peers(rank)]
+        if len(group) == 2:
+            peer, left = sends[0].peer, group[1] == rank
+            yield Step(*sends, recv_reduce(peer, out(0), held, received_left=left, final=last))
+        else:
+            places = [held if peer == rank else tmp(at, 0) for at, peer in enumerate(group)]
+            received = zip(group, places, strict=True)
+            yield Step(*sends, *(recv(peer, place) for peer, place in received if peer != rank))
+            yield Step(reduce(out(0), *places, final=last))
+        held = out(0)
+
+
+def cost_of_vectors(pattern: Callable[[int], Rounds]) -> Cost:
+    """Whole vectors in the rounds of a pattern, which may be in any order."""
+
+    def vectors(k: int) -> Fraction:
+        return Fraction(sum(len(peers(0)) for peers in pattern(k)))
+
+    return Cost(rounds=lambda k: len(pattern(k)), traffic=vectors, reduced=vectors)
 
 
 def cost_of(pattern: Callable[[int], Rounds]) -> Cost:
@@ -103,25 +142,6 @@ def needs_power(base: int, k: int) -> str | None:
     if all(k % (base * power) == 0 for power in powers_below(base, k)):
         return None
     return f"it needs a power of {base}"
-
-
-def swing(k: int) -> Rounds:
-    """Even ranks swing to one side, odd ranks to the other, by 1, -1, 3, -5, 11, ..."""
-
-    def exchange(distance: int, rank: int) -> tuple[int, ...]:
-        return ((rank + (-distance if rank % 2 else distance)) % k,)
-
-    distances = ((1 - (-2) ** (step + 1)) // 3 for step, _ in enumerate(powers_below(2, k)))
-    return tuple(partial(exchange, distance) for distance in distances)
-
-
-def tripling(k: int) -> Rounds:
-    """Both neighbours at the distances 1, 3, 9, ..."""
-
-    def exchange(distance: int, rank: int) -> tuple[int, ...]:
-        return (rank - distance) % k, (rank + distance) % k
-
-    return tuple(partial(exchange, distance) for distance in powers_below(3, k))
 
 
 def factors(k: int, most: int) -> list[int]:
@@ -159,61 +179,6 @@ def digits(k: int) -> Rounds:
 # ---- Algorithms ---------------------------------------------------------------------------
 
 
-@register(
-    "all_reduce",
-    "swing",
-    chunks=lambda k: k,
-    restriction=partial(needs_power, 2),
-    cost=cost_of(swing),
-    second_choice=True,
-)
-def swing_all_reduce(rank: int, world_size: int) -> Program:
-    """Swing all-reduce: halving and doubling with peers on alternate sides, near on a ring.
-
-    2 lg k steps and 2(k - 1)/k of the vector sent by each rank, the lower bound; k a power of two. Peers are
-    1, 1, 3, 5, 11, ... ranks away, where recursive halving has 1, 2, 4, 8, 16, ...: on rings and tori
-    messages cross fewer links.
-
-    Source: D. De Sensi et al., "Swing: short-cutting rings for higher bandwidth allreduce", NSDI 2024.
-
-    >>> from ringcoll.schedule.drawing import grid
-    >>> print(grid(swing_all_reduce, 4))
-    step  rank 0         rank 1         rank 2         rank 3
-       0  >1:1-2 +1:0,3  >0:0,3 +0:1-2  >3:0,3 +3:1-2  >2:1-2 +2:0,3
-       1  >3:3 +3:0!     >2:2 +2:1!     >1:1 +1:2!     >0:0 +0:3!
-       2  >3:0 <3:3      >2:1 <2:2      >1:2 <1:1      >0:3 <0:0
-       3  >1:0,3 <1:1-2  >0:1-2 <0:0,3  >3:1-2 <3:0,3  >2:0,3 <2:1-2
-    """
-    return all_reduce_by(rank, swing(world_size))
-
-
-@register(
-    "all_reduce",
-    "trivance",
-    chunks=lambda k: k,
-    restriction=partial(needs_power, 3),
-    cost=cost_of(tripling),
-    second_choice=True,
-)
-def trivance_all_reduce(rank: int, world_size: int) -> Program:
-    """Trivance all-reduce, for long vectors: both neighbours at distances 1, 3, 9, ... at once.
-
-    2 log_3 k steps with two messages each and 2(k - 1)/k of the vector sent by each rank, the lower bound; k a
-    power of three. It pays where a rank has two ports. The form of the paper for short vectors is left
-    out: ranks would add up in different orders, and have different sums of floats.
-
-    Source: A. Jürß, V. Addanki and S. Schmid, "Trivance: latency-optimal allreduce by shortcutting multiport
-    networks", arXiv 2602.17254.
-
-    >>> from ringcoll.schedule.drawing import grid
-    >>> print(grid(trivance_all_reduce, 3))
-    step  rank 0                rank 1                rank 2
-       0  >2:2 >1:1 +2:0 +1:0!  >0:0 >2:2 +0:1 +2:1!  >1:1 >0:0 +1:2 +0:2!
-       1  >2:0 >1:0 <2:2 <1:1   >0:1 >2:1 <0:0 <2:2   >1:2 >0:2 <1:1 <0:0
-    """
-    return all_reduce_by(rank, tripling(world_size))
-
-
 @register("all_reduce", "bcube", chunks=lambda k: k, cost=cost_of(digits), second_choice=True)
 def bcube_all_reduce(rank: int, world_size: int) -> Program:
     """BCube all-reduce: reduce-scatter among all who differ in one digit, digit by digit, and back.
@@ -238,11 +203,7 @@ def bcube_all_reduce(rank: int, world_size: int) -> Program:
     "recursive_multiplying",
     order=OperandOrder.RANK,
     slots=lambda k: max(factors(k, 4), default=0),
-    cost=Cost(
-        rounds=lambda k: len(factors(k, 4)),
-        traffic=lambda k: Fraction(sum(factor - 1 for factor in factors(k, 4))),
-        reduced=lambda k: Fraction(sum(factor - 1 for factor in factors(k, 4))),
-    ),
+    cost=cost_of_vectors(digits),
     second_choice=True,
 )
 def recursive_multiplying_all_reduce(rank: int, world_size: int) -> Program:
@@ -261,14 +222,4 @@ def recursive_multiplying_all_reduce(rank: int, world_size: int) -> Program:
        0  >1:0 >2:0 <1:0 <2:0  >0:0 >2:0 <0:0 <2:0  >0:0 >1:0 <0:0 <1:0
        1  S0!                  S0!                  S0!
     """
-    rounds = digits(world_size)
-    held = inp(0)
-    for number, peers in enumerate(rounds):
-        group = sorted((rank, *peers(rank)))
-        yield Step(
-            *(send(peer, held) for peer in peers(rank)),
-            *(recv(peer, tmp(place, 0)) for place, peer in enumerate(group) if peer != rank),
-        )
-        sources = [held if peer == rank else tmp(place, 0) for place, peer in enumerate(group)]
-        yield Step(reduce(out(0), *sources, final=number == len(rounds) - 1))
-        held = out(0)
+    return exchange_vectors(rank, digits(world_size))

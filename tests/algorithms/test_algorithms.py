@@ -131,6 +131,20 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
         lambda k: k in (1, 3, 9, 27),
         lambda k, lg: amount(2 * round(log(k, 3)), 2 * share(k), share(k)),
     ),
+    ("all_reduce", "swing_latency"): (powers_of_two, lambda k, lg: amount(lg, lg, lg)),
+    ("all_reduce", "trivance_latency"): (
+        lambda k: k in (1, 3, 9, 27),
+        lambda k, lg: amount(round(log(k, 3)), 2 * round(log(k, 3)), 2 * round(log(k, 3))),
+    ),
+    ("all_reduce", "bine"): (powers_of_two, lambda k, lg: amount(2 * lg, 2 * share(k), share(k))),
+    ("all_reduce", "bine_tree"): (powers_of_two, lambda k, lg: amount(2 * lg, 2 * lg, lg)),
+    ("reduce_scatter", "bine"): (powers_of_two, lambda k, lg: amount(lg, share(k), share(k))),
+    ("all_gather", "bine"): (powers_of_two, lambda k, lg: amount(lg, share(k))),
+    ("all_to_all", "bine"): (powers_of_two, lambda k, lg: amount(lg, Fraction(lg, 2))),
+    ("broadcast", "bine_tree"): (powers_of_two, lambda k, lg: amount(lg, lg)),
+    ("reduce", "bine_tree"): (powers_of_two, lambda k, lg: amount(lg, lg, lg)),
+    ("gather", "bine_tree"): (powers_of_two, lambda k, lg: amount(lg, share(k))),
+    ("scatter", "bine_tree"): (powers_of_two, lambda k, lg: amount(lg, share(k))),
     ("all_reduce", "bcube"): (
         powers_of_four,
         lambda k, lg: amount(lg, 2 * share(k), share(k)),
@@ -194,7 +208,7 @@ def test_every_algorithm_has_its_formula_here() -> None:
 
 
 def test_there_are_many_ways_to_reduce() -> None:
-    assert len([*algorithms("all_reduce")]) >= 18
+    assert len([*algorithms("all_reduce")]) >= 22
 
 
 @pytest.mark.parametrize("algorithm", EVERY, ids=name_of)

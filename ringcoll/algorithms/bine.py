@@ -1,0 +1,291 @@
+"""Bine trees: binomial trees with shorter edges, by distances in base -2.
+
+Problem: ranks with near numbers are near in the network, but the edges of a binomial tree are 1, 2, 4,
+8, ... ranks long. If edges point to both sides in turn, a subtree lies on both sides of its root, and
+edges of 1, 1, 3, 5, 11, ..., |1 - (-2)^(s+1)|/3, reach all ranks: 2/3 of the length in the limit::
+
+    binomial    0 -------> 4        Bine    0 -----> 3       even ranks send up, odd ones down
+                0 ---> 2                7 <- 0   3 -> 4      even down, odd up
+                0 -> 1                  0 -> 1   2 <- 3      even up, odd down
+
+The tree is a binomial tree whose ranks have other numbers. The edges of all ranks' trees are the
+exchanges of Swing; they make up the collectives without a root. k is a power of two.
+
+Source: D. De Sensi et al., "Bine trees: enhancing collective operations by optimizing communication
+locality", SC 2025, arXiv 2508.17311.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from functools import partial
+
+from ringcoll.algorithms import binomial, exchanges
+from ringcoll.algorithms.bruck import rounds_to_reach_all
+from ringcoll.algorithms.exchanges import needs_power, reached, spread
+from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms.swing import swing
+from ringcoll.schedule.compose import renumber
+from ringcoll.schedule.contracts import OperandOrder
+from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, recv_reduce, send, tmp
+
+_register = partial(register, restriction=partial(needs_power, 2), second_choice=True)
+
+
+def tree(k: int, root: int) -> list[int]:
+    """The ranks, in the order of their numbers in a binomial tree.
+
+    Examples
+    --------
+    >>> tree(8, 0)
+    [0, 1, 7, 6, 3, 2, 4, 5]
+    """
+    return [(root + place) % k for place in spread(0, swing(k)[::-1])]
+
+
+def middle(k: int) -> int:
+    """The root whose tree does not go round the end: every subtree is a range of ranks.
+
+    Examples
+    --------
+    >>> middle(8), tree(8, 2)
+    (2, [2, 3, 1, 0, 5, 4, 6, 7])
+    """
+    return sum(1 << bit for bit in range(1, rounds_to_reach_all(k), 2))
+
+
+def _lg(k: int) -> Fraction:
+    return Fraction(rounds_to_reach_all(k))
+
+
+def _share(k: int) -> Fraction:
+    return Fraction(k - 1, k)
+
+
+@_register("broadcast", "bine_tree", cost=binomial.BROADCAST)
+def bine_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
+    """Bine tree broadcast: the binomial tree's, over shorter distances, the farthest first.
+
+    lg k steps, the lower bound; k a power of two. The root sends the vector in each of them.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(bine_tree_broadcast, 4))
+    step  rank 0   rank 1  rank 2  rank 3
+       0  =0 >3:0  .       .       <0:0
+       1  >1:0     <0:0    <3:0    >2:0
+    """
+    ranks = tree(world_size, root)
+    steps = binomial.broadcast_phase(ranks.index(rank), world_size, 0, inp(0))
+    return renumber(binomial.with_copy(steps, rank == root, 0), peer=ranks.__getitem__)
+
+
+@_register("reduce", "bine_tree", slots=lambda k: 1, cost=binomial.REDUCE)
+def bine_tree_reduce(rank: int, world_size: int, root: int) -> Program:
+    """Bine tree reduce: the broadcast backwards, adding on the way.
+
+    lg k steps, the lower bound; k a power of two. Partial results are kept in one slot of scratch
+    memory.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(bine_tree_reduce, 4))
+    step  rank 0  rank 1  rank 2  rank 3
+       0  +1:0    >0:0    >3:0    +2:0
+       1  +3:0!   .       .       >0:0
+    """
+    ranks = tree(world_size, root)
+    partial_sum = out(0) if rank == root else tmp(0, 0)
+    steps = binomial.reduce_phase(ranks.index(rank), world_size, 0, partial_sum)
+    return renumber(steps, peer=ranks.__getitem__)
+
+
+@_register(
+    "all_reduce",
+    "bine_tree",
+    order=OperandOrder.RANK,
+    cost=Cost(
+        rounds=lambda k: 2 * rounds_to_reach_all(k), traffic=lambda k: 2 * _lg(k), reduced=_lg
+    ),
+)
+def bine_tree_all_reduce(rank: int, world_size: int) -> Program:
+    """Bine tree all-reduce: a Bine tree reduce to a rank in the middle, then a broadcast from it.
+
+    2 lg k steps, each with the whole vector; k a power of two. The tree does not go round the end of the
+    ranks, so that operands stay in rank order.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(bine_tree_all_reduce, 4))
+    step  rank 0  rank 1  rank 2  rank 3
+       0  >1:0    +0:0    +3:0    >2:0
+       1  .       >2:0    +1:0!   .
+       2  .       <2:0    >1:0    .
+       3  <1:0    >0:0    >3:0    <2:0
+    """
+    ranks = tree(world_size, middle(world_size))
+    number = ranks.index(rank)
+    up = binomial.reduce_phase(number, world_size, 0, out(0), received_left=None)
+    yield from renumber(up, peer=ranks.__getitem__)
+    down = binomial.broadcast_phase(number, world_size, 0, out(0))
+    yield from renumber(down, peer=ranks.__getitem__)
+
+
+@_register(
+    "gather", "bine_tree", chunks=lambda k: k, slots=lambda k: (k - 1) // 2, cost=binomial.BLOCKS
+)
+def bine_tree_gather(rank: int, world_size: int, root: int) -> Program:
+    """Bine tree gather: each rank collects its subtree, then passes it on.
+
+    lg k steps; the root receives (k - 1)/k of the output: both lower bounds. k a power of two.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(bine_tree_gather, 4))
+    step  rank 0   rank 1  rank 2  rank 3
+       0  =0 <1:1  >0:1    >3:2    <2:2
+       1  <3:3,2   .       .       >0:3,2
+    """
+    ranks = tree(world_size, root)
+    number = ranks.index(rank)
+    steps = binomial.gather_phase(number, world_size, 0, inp(number), tmp)
+    whole = binomial.with_copy(steps, rank == root, 0)
+    return renumber(whole, peer=ranks.__getitem__, chunk=ranks.__getitem__)
+
+
+@_register(
+    "scatter", "bine_tree", chunks=lambda k: k, slots=lambda k: (k - 1) // 2, cost=binomial.BLOCKS
+)
+def bine_tree_scatter(rank: int, world_size: int, root: int) -> Program:
+    """Bine tree scatter: the root hands out halves, their owners quarters, ...
+
+    lg k steps; the root sends (k - 1)/k of the input: both lower bounds. k a power of two.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(bine_tree_scatter, 4))
+    step  rank 0     rank 1  rank 2  rank 3
+       0  =0 >3:3,2  .       .       <0:3,2
+       1  >1:1       <0:1    <3:2    >2:2
+    """
+    ranks = tree(world_size, root)
+    steps = binomial.scatter_phase(ranks.index(rank), world_size, 0, tmp)
+    whole = binomial.with_copy(steps, rank == root, 0)
+    return renumber(whole, peer=ranks.__getitem__, chunk=ranks.__getitem__)
+
+
+@_register(
+    "reduce_scatter",
+    "bine",
+    chunks=lambda k: k,
+    slots=lambda k: k // 2,
+    cost=Cost(rounds=rounds_to_reach_all, traffic=_share, reduced=_share),
+)
+def bine_reduce_scatter(rank: int, world_size: int) -> Program:
+    """Bine reduce-scatter: half of the blocks go to the nearest peer, a quarter to the next, ...
+
+    lg k steps, (k - 1)/k of the input sent by each rank and as much reduced: all three lower bounds. k a
+    power of two.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(bine_reduce_scatter, 4))
+    step  rank 0         rank 1         rank 2         rank 3
+       0  >1:1-2 +1:0,3  >0:0,3 +0:1-2  >3:0,3 +3:1-2  >2:1-2 +2:0,3
+       1  >3:3 +3:0!     >2:2 +2:1!     >1:1 +1:2!     >0:0 +0:3!
+    """
+    pattern = swing(world_size)
+    slot = reached(rank, pattern[1:]).index
+    return exchanges.reduce_scatter_phase(
+        rank, pattern, lambda chunk: tmp(slot(chunk), chunk), out(rank)
+    )
+
+
+@_register("all_gather", "bine", chunks=lambda k: k, cost=binomial.BLOCKS)
+def bine_all_gather(rank: int, world_size: int) -> Program:
+    """Bine all-gather: one block goes to the farthest peer, two to the next, ..., half of all to the nearest.
+
+    lg k steps and (k - 1)/k of the output sent by each rank: both lower bounds. k a power of two.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(bine_all_gather, 4))
+    step  rank 0         rank 1         rank 2         rank 3
+       0  =0 >3:0 <3:3   =1 >2:1 <2:2   =2 >1:2 <1:1   =3 >0:3 <0:0
+       1  >1:0,3 <1:1-2  >0:1-2 <0:0,3  >3:1-2 <3:0,3  >2:0,3 <2:1-2
+    """
+    steps = exchanges.all_gather_phase(rank, swing(world_size), inp(rank))
+    return binomial.with_copy(steps, True, rank)
+
+
+@_register("all_reduce", "bine", chunks=lambda k: k, cost=exchanges.cost_of(swing))
+def bine_all_reduce(rank: int, world_size: int) -> Program:
+    """Bine all-reduce: Swing, with chunks numbered so that each message is one range of them.
+
+    2 lg k steps and 2(k - 1)/k of the vector sent by each rank, the lower bound; k a power of two. The
+    form of the paper for short vectors is `swing_latency`.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(bine_all_reduce, 4))
+    step  rank 0         rank 1         rank 2         rank 3
+       0  >1:2-3 +1:0-1  >0:0-1 +0:2-3  >3:0-1 +3:2-3  >2:2-3 +2:0-1
+       1  >3:1 +3:0!     >2:3 +2:2!     >1:2 +1:3!     >0:0 +0:1!
+       2  >3:0 <3:1      >2:2 <2:3      >1:3 <1:2      >0:1 <0:0
+       3  >1:0-1 <1:2-3  >0:2-3 <0:0-1  >3:2-3 <3:0-1  >2:0-1 <2:2-3
+    """
+    pattern = swing(world_size)
+    number = spread(0, pattern).index
+    place, half = inp, world_size
+    halves: list[tuple[int, range, range]] = []
+    for peers in pattern:
+        (peer,), half = peers(rank), half // 2
+        kept, sent = (range(n - n % half, n - n % half + half) for n in map(number, (rank, peer)))
+        halves.append((peer, kept, sent))
+        yield Step(
+            send(peer, *map(place, sent)),
+            recv_reduce(peer, tuple(map(out, kept)), tuple(map(place, kept)), final=half == 1),
+        )
+        place = out
+    for peer, had, missing in reversed(halves):
+        yield Step(send(peer, *map(out, had)), recv(peer, *map(out, missing)))
+
+
+@_register(
+    "all_to_all",
+    "bine",
+    chunks=lambda k: k * k,
+    slots=lambda k: k,
+    equal_blocks=True,
+    cost=Cost(rounds=rounds_to_reach_all, traffic=lambda k: _lg(k) / 2),
+)
+def bine_all_to_all(rank: int, world_size: int) -> Program:
+    """Bine all-to-all: in each step, half of the blocks go to the peer that is on their way.
+
+    lg k steps; lg k / 2 times the input is sent. k a power of two. Blocks of equal length only: a rank passes
+    on blocks that are neither from nor for itself.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(bine_all_to_all, 4))
+    step  rank 0            rank 1            rank 2                rank 3
+       0  =0 >1:1-2 <1:4,7  =5 >0:4,7 <0:1-2  =10 >3:11,8 <3:14,13  =15 >2:14,13 <2:11,8
+       1  >3:3,7 <3:12,8    >2:6,2 <2:9,13    >1:9,13 <1:6,2        >0:12,8 <0:3,7
+    """
+    pattern = swing(world_size)
+
+    def walk(rounds: Iterable[int], way: int) -> int:
+        place = rank
+        for number in rounds:
+            if way >> number & 1:
+                (place,) = pattern[number](place)
+        return place
+
+    def block(way: int, done: int) -> int:
+        """The block that lies here after some rounds; it moves in the rounds whose bits ``way`` has."""
+        target = walk(range(done, len(pattern)), way)
+        return walk(reversed(range(done)), way) * world_size + target
+
+    own = [copy(out(block(0, 0)), inp(block(0, 0)))]
+    for number, peers in enumerate(pattern):
+        moving = [way for way in range(world_size) if way >> number & 1]
+        sent, received = [], []
+        for way in moving:
+            leaving, coming = block(way, number), block(way, number + 1)
+            sent.append(tmp(way, leaving) if way % (1 << number) else inp(leaving))
+            received.append(tmp(way, coming) if way >> number > 1 else out(coming))
+        (peer,) = peers(rank)
+        yield Step(*own, send(peer, *sent), recv(peer, *received))
+        own = []
