@@ -9,6 +9,7 @@
 `bruck`             Bruck's all-gather and all-to-all
 `pairwise`          pairwise exchange
 `circulant`         the fewest rounds and the least traffic, for any number of ranks
+`parallel_trees`    binomial trees of all ranks at once, far edges first: PAT, Sparbit
 `exchanges`         rounds of exchanges: BCube, recursive multiplying
 `swing`             exchanges over short distances: Swing, Trivance
 `bine`              binomial trees and exchanges with distances in base -2
@@ -40,6 +41,7 @@ from ringcoll.algorithms import (
     hierarchical,
     knomial,
     pairwise,
+    parallel_trees,
     recursive,
     ring,
     swing,
@@ -77,6 +79,7 @@ __all__ = [
     "knomial",
     "on_hosts",
     "pairwise",
+    "parallel_trees",
     "recursive",
     "register",
     "ring",

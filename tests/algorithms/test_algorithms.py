@@ -145,6 +145,17 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
     ("reduce", "bine_tree"): (powers_of_two, lambda k, lg: amount(lg, lg, lg)),
     ("gather", "bine_tree"): (powers_of_two, lambda k, lg: amount(lg, share(k))),
     ("scatter", "bine_tree"): (powers_of_two, lambda k, lg: amount(lg, share(k))),
+    ("reduce_scatter", "pat"): (any_number, lambda k, lg: amount(lg, share(k), share(k))),
+    ("all_gather", "pat"): (any_number, lambda k, lg: amount(lg, share(k))),
+    ("all_gather", "sparbit"): (any_number, lambda k, lg: amount(lg, share(k))),
+    ("reduce_scatter", "pat_2_trees"): (
+        lambda k: k > 1,
+        lambda k, lg: amount(2 ** (lg - 1), share(k), share(k)),
+    ),
+    ("all_gather", "pat_2_trees"): (
+        lambda k: k > 1,
+        lambda k, lg: amount(2 ** (lg - 1), share(k)),
+    ),
     ("all_reduce", "bcube"): (
         powers_of_four,
         lambda k, lg: amount(lg, 2 * share(k), share(k)),

@@ -155,6 +155,7 @@ FAR_LESS = [
     ("all_to_all", "bine", "bruck", 0.85),
     ("reduce_scatter", "bine", "recursive_halving", 0.21),
     ("all_gather", "bine", "bruck", 0.20),
+    ("all_gather", "bine", "pat", 0.76),
 ]
 
 
