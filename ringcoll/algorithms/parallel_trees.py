@@ -17,8 +17,10 @@ in the reduce-scatter (the same backwards) a sum, for each level of each tree::
     0 -----> 2       4 -----> 6             distance 2    shifts 2, 6
              2 -> 3           6 -> 7        distance 1    shifts 3, 7      two trees of 4 shifts
 
+The order of the messages inside a tree is that of NCCL's reduce-scatter, and its reverse.
+
 Source: S. Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", arXiv
-2506.20252. The order of the messages is that of NCCL's reduce-scatter.
+2506.20252.
 """
 
 from __future__ import annotations
@@ -165,8 +167,8 @@ def pat_reduce_scatter(rank: int, world_size: int) -> Program:
 def pat_2_trees_reduce_scatter(rank: int, world_size: int) -> Program:
     """PAT reduce-scatter with two parallel trees: at most two blocks a message, and little memory.
 
-    Half as many steps as the next power of two, (k - 1)/k of the input sent by each rank and as much
-    reduced, for any number of ranks. Scratch memory for at most 2 ceil(lg k) - 3 blocks.
+    p/2 steps, where p is k or the next power of two; (k - 1)/k of the input sent by each rank and as much
+    reduced, the lower bounds; any number of ranks. Scratch memory for 2 ceil(lg k) - 3 blocks, or fewer.
 
     >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(pat_2_trees_reduce_scatter, 5))
@@ -199,9 +201,9 @@ def pat_all_gather(rank: int, world_size: int) -> Program:
 def pat_2_trees_all_gather(rank: int, world_size: int) -> Program:
     """PAT all-gather with two parallel trees: at most two blocks a message.
 
-    Half as many steps as the next power of two and (k - 1)/k of the output sent by each rank, for any
-    number of ranks. Blocks arrive in the output, so that no memory is saved here; where messages go
-    through a transport's own buffers, short ones need less of them.
+    p/2 steps, where p is k or the next power of two; (k - 1)/k of the output sent by each rank, the lower
+    bound; any number of ranks. Blocks arrive in the output, so that no scratch memory is saved; where
+    messages go through a transport's own buffers, short ones need less of them.
 
     >>> from ringcoll.schedule.drawing import grid
     >>> print(grid(pat_2_trees_all_gather, 5))

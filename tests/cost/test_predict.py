@@ -175,7 +175,8 @@ def test_a_tree_gains_where_ranks_share_cores() -> None:
     assert lead(4.0) > 1.5 * lead(1.0)
     # Of those that send the fewest messages the one with the shortest path: trees, and the star.
     best, second, third, *_ = predictions("all_reduce", 64, 8, costs(8.0))
-    assert {second.algorithm, third.algorithm} == {"binary_tree", "binomial_tree"}
+    trees = {"binary_tree", "binomial_tree", "bine_tree"}
+    assert {second.algorithm, third.algorithm} < trees
     fewest = {
         verify(schedule_of("all_reduce", row.algorithm, 8)).messages_mean
         for row in (best, second, third)
