@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+import runpy
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ import pytest
 import torch
 
 import ringcoll
-from ringcoll.algorithms import ALIASES, algorithms, find, register, schedule_of, unregister
+from ringcoll.algorithms import (
+    ALIASES,
+    algorithms,
+    find,
+    on_hosts,
+    register,
+    schedule_of,
+    unregister,
+)
 from ringcoll.collectives.arguments import Arguments
 from ringcoll.collectives.calls import start
 from ringcoll.errors import ArgumentError
@@ -58,6 +67,52 @@ def test_the_operator_does_what_the_page_says(capsys: pytest.CaptureFixture[str]
             ringcoll.all_reduce(torch.ones(2), names["first_nonzero"], group, algorithm="ring")
 
     ringcoll.run_threads(main, 2)
+
+
+# --- three all-reduces in one file ------------------------------------------------------------
+
+THREE = PACKAGE.parent / "tests" / "cases" / "three_all_reduces.py"
+
+
+@pytest.fixture
+def three() -> Iterator[list[str]]:
+    """The names of the three all-reduces, once their file is imported."""
+    before = {entry.name for entry in algorithms("all_reduce")}
+    runpy.run_path(str(THREE))
+    names = [entry.name for entry in algorithms("all_reduce") if entry.name not in before]
+    yield names
+    for name in names:
+        unregister("all_reduce", name)
+
+
+def test_three_all_reduces_of_at_most_20_lines_each(three: list[str]) -> None:
+    functions = [
+        node
+        for node in ast.parse(THREE.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    ]
+    assert [f"{name}_all_reduce" for name in three] == [node.name for node in functions]
+    assert len(three) == 3
+    for node in functions:
+        first = node.decorator_list[0].lineno
+        assert node.end_lineno is not None
+        assert node.end_lineno - first + 1 <= 20
+
+
+def test_each_of_the_three_is_proved_and_runs_by_its_name(three: list[str]) -> None:
+    def main(group: ringcoll.LocalGroup) -> list[list[float]]:
+        totals = [torch.arange(5.0) + 10 * group.rank() for _ in (*three, "hierarchy")]
+        for total, name in zip(totals, (*three, "+".join(three)), strict=True):
+            ringcoll.all_reduce(total, group=group, algorithm=name)
+        return [total.tolist() for total in totals]
+
+    for name in three:
+        for world_size in (1, 2, 3, 4, 5, 7, 8, 13):
+            verify(schedule_of("all_reduce", name, world_size))
+    verify(find("all_reduce", "+".join(three)).schedule(12, hosts=on_hosts(12, 6)))
+    assert not find("all_reduce", f"ring+{three[0]}").built_in
+    for totals in ringcoll.run_threads(main, 3):
+        assert totals == [[30.0, 33.0, 36.0, 39.0, 42.0]] * 4
 
 
 # --- one of each, from outside the package ------------------------------------------------

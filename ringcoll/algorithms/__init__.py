@@ -16,7 +16,10 @@
 `direct`            everything in one round
 `chain`             pipelined chain
 `dissemination`     barrier
+`circulant_blocks`  broadcast and reduce in blocks, in the fewest rounds
 `hierarchical`      inside each host, then across; along the rows of a torus, then its columns
+`generalized`       between the fewest rounds and the least traffic
+`layout`            which ranks of each host act in a hierarchy, and for which others
 `registry`          an entry for each algorithm: all that the rest has to know of it
 `proved`            schedules that may be run with an operator
 ==================  =======================================================
@@ -35,9 +38,11 @@ from ringcoll.algorithms import (
     bruck,
     chain,
     circulant,
+    circulant_blocks,
     direct,
     dissemination,
     exchanges,
+    generalized,
     hierarchical,
     knomial,
     pairwise,
@@ -50,9 +55,11 @@ from ringcoll.algorithms.registry import (
     ALIASES,
     Algorithm,
     Cost,
+    Parameter,
     algorithms,
     find,
     generation,
+    named,
     on_hosts,
     register,
     schedule_of,
@@ -63,6 +70,7 @@ __all__ = [
     "ALIASES",
     "Algorithm",
     "Cost",
+    "Parameter",
     "algorithms",
     "binary_tree",
     "bine",
@@ -70,13 +78,16 @@ __all__ = [
     "bruck",
     "chain",
     "circulant",
+    "circulant_blocks",
     "direct",
     "dissemination",
     "exchanges",
     "find",
+    "generalized",
     "generation",
     "hierarchical",
     "knomial",
+    "named",
     "on_hosts",
     "pairwise",
     "parallel_trees",

@@ -17,6 +17,8 @@ number of its trailing zero bits, so odd labels are leaves::
 The second tree is the first one turned by one rank, so that its inner nodes are
 the first one's leaves; that holds for every k, odd ones too.
 
+With two *roots*, each half of the ranks has a tree of its own, and the roots exchange what they have.
+
 Source: P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full
 bandwidth broadcast, reduction and scan", Parallel Computing 35 (2009).
 """
@@ -26,7 +28,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule.compose import parallel
+from ringcoll.schedule.compose import parallel, renumber, unfinished
 from ringcoll.schedule.contracts import OperandOrder
 from ringcoll.schedule.ir import Operation, Program, Step, inp, out, recv, recv_reduce, send
 
@@ -176,3 +178,64 @@ def double_tree_all_reduce(rank: int, world_size: int) -> Program:
         tree_all_reduce(rank, world_size, chunk=0, turn=0),
         tree_all_reduce(rank, world_size, chunk=1, turn=1),
     )
+
+
+# ---- Two roots ------------------------------------------------------------------------------
+
+
+def _halves(k: int) -> tuple[int, int]:
+    return (k + 1) // 2, k // 2
+
+
+def _children_at_once(k: int) -> int:
+    """Most children of any label at each depth of both trees, added up."""
+    longer, shorter = map(_inner_levels, _halves(k))
+    return sum(map(max, longer, shorter + [0] * (len(longer) - len(shorter))))
+
+
+@register(
+    "all_reduce",
+    "dual_root",
+    order=OperandOrder.RANK,
+    pipelined=True,
+    cost=Cost(
+        rounds=lambda k: _levels(_halves(k)[0]) + 1,
+        traffic=lambda k: Fraction(2 * _children_at_once(k) + 1),
+        reduced=lambda k: Fraction(_children_at_once(k) + 1),
+    ),
+    second_choice=True,
+)
+def dual_root_all_reduce(rank: int, world_size: int) -> Program:
+    """Dual-root tree all-reduce, to be run in segments: a tree on each half, and the roots exchange.
+
+    2 floor(lg ceil(k/2)) + 1 steps; in segments, partial results go up and results go down at the same time.
+    Both roots complete the result, so that no rank is the only one. Any number of ranks. Operands stay in
+    rank order.
+
+    Source: J. L. Träff, "A doubly-pipelined, dual-root reduction-to-all algorithm and implementation",
+    arXiv 2109.12626.
+
+    >>> from ringcoll.schedule.drawing import grid
+    >>> print(grid(dual_root_all_reduce, 4))
+    step  rank 0  rank 1      rank 2  rank 3
+       0  >1:0    +0:0        >3:0    +2:0
+       1  .       >3:0 +3:0!  .       >1:0 +1:0!
+       2  <1:0    >0:0        <3:0    >2:0
+    """
+    first, second = _halves(world_size)
+    begin, size = (0, first) if rank < first else (first, second)
+    label, levels = rank - begin + 1, height(size)
+    tree = tree_all_reduce(rank - begin, size, chunk=0, turn=0)
+    steps = [*unfinished(renumber(tree, peer=lambda peer: begin + peer))]
+    later = [Step()] * (height(first) - levels)
+    exchange = Step()
+    if parent(label, size) is None:
+        other = _root(second) + first if begin == 0 else _root(first)
+        held = out(0) if size > 1 else inp(0)
+        exchange = Step(send(other, held), recv_reduce(other, out(0), held, final=True))
+    yield from (*later, *steps[:levels], exchange, *steps[levels:])
+
+
+def _root(world_size: int) -> int:
+    """The rank without a parent: its label is the highest power of two."""
+    return (1 << height(world_size)) - 1

@@ -9,7 +9,10 @@ host, rather than once for each rank. On 2 hosts of 4 ranks::
     all-reduce across       0-4  1-5  2-6  3-7     a quarter each, all at once
     all-gather inside       0 1 2 3    4 5 6 7
 
-Each phase is an algorithm of another family, on some of the ranks and of the data.
+Each phase is an algorithm of another family, on some of the ranks and of the data. Any two all-reduces make
+a hierarchy, and have a name, such as ``recursive_doubling+ring``: the first runs inside each host, and
+where it has completed a chunk, the second reduces that chunk across the hosts before the first goes on.
+A third name is for groups of hosts, as square as can be: ``ring+ring+two_shot``.
 
 The hosts may have different numbers of ranks, in any order. With m ranks on the
 smallest one, m of each act. The others are divided among them, and each acting
@@ -24,102 +27,177 @@ ImageNet/ResNet-50 training in a flash", arXiv 1811.05233 (in two dimensions).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
-from math import isqrt
+from itertools import islice
 
-from ringcoll.algorithms import binomial, ring
+from ringcoll.algorithms import binomial
 from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.recursive import recursive_doubling_all_reduce
-from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms.layout import HostLayout, Hosts, layout_of, rows_of
+from ringcoll.algorithms.registry import Algorithm, Cost, find, register
+from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule.compose import in_place, renumber, split, unfinished
-from ringcoll.schedule.ir import Program, Step, out
+from ringcoll.schedule.ir import Program, Schedule, Step, out
+from ringcoll.schedule.opening import opening_of, step_count
 
-Hosts = tuple[int, ...]
-"""The host number of every rank."""
+# ---- Any algorithm inside, any across --------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HostLayout:
-    """The ranks that act, and the ranks for which they act.
+@lru_cache(maxsize=256)
+def _schedule(entry: Algorithm, k: int) -> Schedule:
+    """The schedule of one level; an algorithm that needs hosts takes the level for a torus."""
+    return entry.schedule(k, hosts=rows_of(k))
 
-    Parameters
-    ----------
-    teams
-        ``teams[host][index]`` are the ranks for which the first of them acts.
+
+def levels(hosts: Hosts, inside: Algorithm, across: Algorithm) -> tuple[Schedule, Schedule]:
+    """The schedules inside each host and across.
+
+    Raises
+    ------
+    UnsupportedWorldSizeError
+        An algorithm is not defined for the number of its ranks.
     """
+    layout = layout_of(hosts)
+    try:
+        return _schedule(inside, layout.acting), _schedule(across, layout.num_hosts)
+    except UnsupportedWorldSizeError as error:
+        raise UnsupportedWorldSizeError(
+            f"{inside.name}+{across.name} cannot run on {layout.num_hosts} hosts of which each has "
+            f"at least {layout.acting} ranks: {error}"
+        ) from None
 
-    teams: tuple[tuple[tuple[int, ...], ...], ...]
 
-    @property
-    def num_hosts(self) -> int:
-        """Number of hosts H."""
-        return len(self.teams)
+def chunks_of(hosts: Hosts, inside: Algorithm, across: Algorithm) -> int:
+    """Chunks of the data: each chunk of the level inside is cut for the level across."""
+    inner, outer = levels(hosts, inside, across)
+    return inner.num_chunks * outer.num_chunks
 
-    @property
-    def acting(self) -> int:
-        """Ranks that act on each host: m, as many as the smallest host has."""
-        return len(self.teams[0])
 
-    @property
-    def largest_team(self) -> int:
-        """Ranks for which the busiest rank acts, itself included."""
-        return max(len(team) for host in self.teams for team in host)
+def slots_of(hosts: Hosts, inside: Algorithm, across: Algorithm) -> int:
+    """Slots of scratch memory: those of both levels, for as many chunks as one message has."""
+    inner, outer = levels(hosts, inside, across)
+    most = max(map(len, opening_of(inner).completed))
+    return inner.num_slots * outer.num_chunks + outer.num_slots * most
 
-    @property
-    def pieces(self) -> int:
-        """Pieces into which a chunk is cut to go across: as the ring does, but not for two."""
-        return self.num_hosts if self.num_hosts > 2 else 1
 
-    @property
-    def rounds_across(self) -> int:
-        """Rounds between the hosts."""
-        return 2 * (self.num_hosts - 1) if self.num_hosts > 2 else self.num_hosts - 1
+def run_on(rank: int, hosts: Hosts, inside: Algorithm, across: Algorithm) -> Program:
+    """The steps of a rank: for its team, inside its host and across."""
+    layout, (inner, outer) = layout_of(hosts), levels(hosts, inside, across)
+    host, index, place = layout.find(rank)
+    team = layout.teams[host][index]
+    whole = range(inner.num_chunks * outer.num_chunks)
+    rounds = rounds_to_reach_all(layout.largest_team)
 
-    def find(self, rank: int) -> tuple[int, int, int]:
-        """Host, number of the team on it, and number in the team, of a rank."""
-        return next(
-            (host, index, team.index(rank))
-            for host, teams in enumerate(self.teams)
-            for index, team in enumerate(teams)
-            if rank in team
+    def in_team(program: Program) -> Program:
+        of_all = renumber(split(program, lambda chunk: whole), peer=team.__getitem__)
+        return _lasting(of_all, rounds)
+
+    yield from unfinished(in_team(binomial.reduce_phase(place, len(team), 0, out(0))))
+    if place == 0:
+        yield from _act(layout, host, index, inner, outer)
+    else:
+        acting = step_count(inner) * (layout.acting > 1)
+        yield from _lasting((), acting + step_count(outer) * (layout.num_hosts > 1))
+    yield from in_team(binomial.broadcast_phase(place, len(team), 0, out(0)))
+
+
+def _act(layout: HostLayout, host: int, index: int, inner: Schedule, outer: Schedule) -> Program:
+    """The steps of an acting rank: an all-reduce on equally many ranks of each host."""
+    opening, pieces = opening_of(inner), outer.num_chunks
+    own = opening.completed[index]
+    leads = len(layout.teams[host][index]) > 1  # then the team's data are in the output
+
+    def finer(chunk: int) -> range:
+        return range(chunk * pieces, (chunk + 1) * pieces)
+
+    def place_of(piece: int) -> list[int]:
+        return [chunk * pieces + piece for chunk in own]
+
+    steps = inner.steps(index) if layout.acting > 1 else iter(())
+    steps = renumber(split(steps, finer), peer=lambda peer: layout.teams[host][peer][0])
+    steps = in_place(steps) if leads else steps
+    first = _lasting(islice(steps, opening.first_steps), opening.first_steps)
+    if layout.num_hosts == 1:
+        yield from first
+    else:
+        yield from unfinished(first)
+        between = renumber(
+            split(outer.steps(host) if own else (), place_of),
+            peer=lambda peer: layout.teams[peer][index][0],
+            slot=lambda slot: inner.num_slots * pieces + slot,
         )
+        is_there = layout.acting > 1 or leads
+        yield from _lasting(in_place(between) if is_there else between, step_count(outer))
+    if layout.acting > 1:
+        yield from _lasting(steps, step_count(inner) - opening.first_steps)
 
 
-@lru_cache(maxsize=64)
-def layout_of(hosts: Hosts) -> HostLayout:
-    """Choose the ranks that act.
+def _lasting(program: Iterable[Step], num_steps: int) -> Program:
+    """Let a program last so many steps, as long as on ranks that have more to do."""
+    steps: Iterator[Step] = iter(program)
+    for _ in range(num_steps):
+        yield next(steps, Step())
+    assert next(steps, None) is None
 
-    Examples
-    --------
-    >>> layout_of((0, 1, 0, 1)).teams
-    (((0,), (2,)), ((1,), (3,)))
-    >>> layout_of((0, 0, 0, 1, 1)).teams
-    (((0, 2), (1,)), ((3,), (4,)))
+
+def hierarchy(collective: str, name: str) -> Algorithm:
+    """The algorithm of a name such as ``ring+two_shot``: the first inside each host, the next across.
+
+    Of three names the last two are a hierarchy of the hosts, in groups as of `rows_of`.
+
+    Raises
+    ------
+    UnknownAlgorithmError
+        The collective is not all-reduce, or has no algorithm of one of the names.
     """
-    ranks: dict[int, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        ranks.setdefault(host, []).append(rank)
-    acting = min(map(len, ranks.values()))
-    return HostLayout(
-        tuple(
-            tuple(tuple(members[index::acting]) for index in range(acting))
-            for members in ranks.values()
-        )
+    entries = [find(collective, part) for part in name.split("+")]
+    if collective != "all_reduce":
+        raise UnknownAlgorithmError(f"{collective} has no hierarchies, got {name!r}")
+    return _hierarchy_of(*entries)
+
+
+@lru_cache(maxsize=256)
+def _hierarchy_of(inside: Algorithm, *further: Algorithm) -> Algorithm:
+    across = _hierarchy_of(*further) if len(further) > 1 else further[0]
+
+    def program(rank: int, hosts: Hosts) -> Program:
+        return run_on(rank, hosts, inside, across)
+
+    program.__doc__ = f"Hierarchy: {inside.name} inside each host, {across.name} across."
+    for entry in (inside, across):  # an algorithm of a user makes the hierarchy one of his
+        if not entry.built_in:
+            program.__module__ = entry.program.__module__
+    return Algorithm(
+        "all_reduce",
+        f"{inside.name}+{across.name}",
+        program,
+        cost=None,
+        chunks=lambda hosts: chunks_of(hosts, inside, across),
+        slots=lambda hosts: slots_of(hosts, inside, across),
+        pipelined=inside.pipelined or across.pipelined,
+        needs_hosts=True,
     )
 
 
+# ---- Algorithms ------------------------------------------------------------------------------
+
+
+def _usual(hosts: Hosts) -> tuple[Algorithm, Algorithm]:
+    """Rings on both levels; two hosts need only an exchange."""
+    far = "ring" if layout_of(hosts).num_hosts > 2 else "recursive_doubling"
+    return find("all_reduce", "ring"), find("all_reduce", far)
+
+
 def _chunks(hosts: Hosts) -> int:
-    layout = layout_of(hosts)
-    return layout.acting * layout.pieces
+    return chunks_of(hosts, *_usual(hosts))
 
 
 def _rounds(hosts: Hosts) -> int:
     layout = layout_of(hosts)
     inside = rounds_to_reach_all(layout.largest_team) + layout.acting - 1
-    return 2 * inside + layout.rounds_across
+    across = 2 * (layout.num_hosts - 1) if layout.num_hosts > 2 else layout.num_hosts - 1
+    return 2 * inside + across
 
 
 def _traffic(hosts: Hosts) -> Fraction:
@@ -165,33 +243,7 @@ def hierarchical_all_reduce(rank: int, hosts: Hosts) -> Program:
        1  >2:0 +2:0!  >3:1 +3:1!  >0:0 +0:0!  >1:1 +1:1!
        2  >1:0 <1:1   >0:1 <0:0   >3:0 <3:1   >2:1 <2:0
     """
-    layout = layout_of(hosts)
-    host, index, place = layout.find(rank)
-    team = layout.teams[host][index]
-
-    def whole(chunk: int) -> range:
-        return range(layout.acting * layout.pieces)
-
-    def in_team(program: Program) -> Program:
-        of_all = renumber(split(program, whole), peer=team.__getitem__)
-        return _lasting(of_all, rounds_to_reach_all(layout.largest_team))
-
-    yield from unfinished(in_team(binomial.reduce_phase(place, len(team), 0, out(0))))
-    acts = _act(layout, host, index) if place == 0 else iter(())
-    yield from _lasting(acts, 2 * (layout.acting - 1) + layout.rounds_across)
-    yield from in_team(binomial.broadcast_phase(place, len(team), 0, out(0)))
-
-
-def rows_of(k: int) -> Hosts:
-    """A torus of ``k`` ranks, as square as can be: the row of every rank.
-
-    Examples
-    --------
-    >>> rows_of(6), rows_of(9), rows_of(5)
-    ((0, 0, 0, 1, 1, 1), (0, 0, 0, 1, 1, 1, 2, 2, 2), (0, 0, 0, 0, 0))
-    """
-    rows = max(rows for rows in range(1, isqrt(k) + 1) if k % rows == 0)
-    return tuple(rank * rows // k for rank in range(k))
+    return run_on(rank, hosts, *_usual(hosts))
 
 
 @register(
@@ -222,46 +274,3 @@ def torus_ring_all_reduce(rank: int, world_size: int) -> Program:
        2  >1:0 <1:1   >0:1 <0:0   >3:0 <3:1   >2:1 <2:0
     """
     return hierarchical_all_reduce(rank, rows_of(world_size))
-
-
-def _act(layout: HostLayout, host: int, index: int) -> Program:
-    """The steps of an acting rank: an all-reduce on equally many ranks of each host."""
-    width, pieces = layout.acting, layout.pieces
-
-    def inside(peer: int) -> int:
-        return layout.teams[host][peer][0]
-
-    def across(peer: int) -> int:
-        return layout.teams[peer][index][0]
-
-    def finer(chunk: int) -> range:
-        return range(chunk * pieces, (chunk + 1) * pieces)
-
-    reduced = ring.reduce_scatter_phase(index, width, lambda chunk, step: out(chunk), out(index))
-    reduced = renumber(split(reduced, finer), peer=inside)
-    if len(layout.teams[host][index]) > 1:
-        reduced = in_place(reduced)  # the team's data are there already
-    yield from unfinished(reduced) if layout.num_hosts > 1 else reduced
-    between = renumber(
-        _between(host, layout.num_hosts), peer=across, chunk=lambda piece: index * pieces + piece
-    )
-    is_there = width > 1 or len(layout.teams[host][index]) > 1
-    yield from in_place(between) if is_there else between
-    yield from renumber(split(ring.all_gather_phase(index, width), finer), peer=inside)
-
-
-def _between(host: int, num_hosts: int) -> Program:
-    """The all-reduce of one rank of each host; two ranks need only an exchange."""
-    if num_hosts == 1:
-        return iter(())
-    if num_hosts == 2:
-        return recursive_doubling_all_reduce(host, num_hosts)
-    return ring.ring_all_reduce(host, num_hosts)
-
-
-def _lasting(program: Program, num_steps: int) -> Program:
-    """Let a program last so many steps, as long as on ranks that have more to do."""
-    steps: Iterator[Step] = iter(program)
-    for _ in range(num_steps):
-        yield next(steps, Step())
-    assert next(steps, None) is None

@@ -10,14 +10,20 @@ library has to know of it, such as how many chunks and scratch slots the algorit
 
 With ``needs_hosts`` a program is ``program(rank, hosts)``, where ``hosts`` holds the host
 number of every rank, and the functions of the entry take ``hosts`` as well.
+
+Two signs in a name make algorithms that have no entry of their own: ``circulant=64`` is an
+algorithm with another value of its `Parameter`, and ``ring+two_shot`` is a hierarchy of
+algorithms, the innermost first (`ringcoll.algorithms.hierarchical`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial, update_wrapper
 from inspect import getdoc, getmodule
 from typing import Any, cast
 
@@ -30,9 +36,11 @@ __all__ = [
     "ALIASES",
     "Algorithm",
     "Cost",
+    "Parameter",
     "algorithms",
     "find",
     "generation",
+    "named",
     "on_hosts",
     "register",
     "required",
@@ -60,7 +68,7 @@ def on_hosts(world_size: int, num_hosts: int = 2) -> tuple[int, ...]:
     )
 
 
-def _nothing(world_size: int) -> Fraction:
+def _nothing(*world: int) -> Fraction:
     return Fraction(0)
 
 
@@ -75,9 +83,39 @@ class Cost:
         counts on the schedule.
     """
 
-    rounds: Callable[[Any], int]
-    traffic: Callable[[Any], Fraction]
-    reduced: Callable[[Any], Fraction] = _nothing
+    rounds: Callable[..., int]
+    traffic: Callable[..., Fraction]
+    reduced: Callable[..., Fraction] = _nothing
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number that a caller may choose, by ``algorithm="name=value"``.
+
+    The program and the functions of the entry take the value as their last argument.
+
+    Parameters
+    ----------
+    name
+        What the number counts, for messages and tables.
+    default
+        The value for the name alone, from the world size.
+    tried
+        Further values that ``"auto"`` considers, wherever the algorithm runs with them.
+    """
+
+    name: str
+    default: Callable[[int], int]
+    tried: tuple[int, ...] = ()
+
+    def bound(self, value: int | None, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A program, or a function of an entry, with a value; ``None`` for the default."""
+
+        def with_value(*arguments: Any) -> Any:
+            world_size = arguments[1 if len(arguments) > 1 else 0]  # a program has the rank first
+            return function(*arguments, self.default(world_size) if value is None else value)
+
+        return update_wrapper(with_value, function)
 
 
 @dataclass(frozen=True)
@@ -112,6 +150,8 @@ class Algorithm:
     second_choice
         Whether ``"auto"`` takes the algorithm only if its predicted time is below that of all
         others: another one of the same time comes first.
+    parameter
+        The number that a caller may choose; ``None`` for an algorithm without one.
     """
 
     collective: str
@@ -127,11 +167,18 @@ class Algorithm:
     order: OperandOrder = OperandOrder.ANY
     across_hosts_from: int | None = None
     second_choice: bool = False
+    parameter: Parameter | None = None
 
     @property
     def built_in(self) -> bool:
         """Whether the algorithm comes with the library: every rank has it, and tests prove it."""
         return self.program.__module__.startswith("ringcoll.algorithms.")
+
+    @property
+    def variants(self) -> tuple[Algorithm, ...]:
+        """The algorithm, and the algorithm with each value that ``"auto"`` considers."""
+        values = self.parameter.tried if self.parameter else ()
+        return self, *(find(self.collective, f"{self.name}={value}") for value in values)
 
     @property
     def summary(self) -> str:
@@ -282,6 +329,7 @@ def alone(num_chunks: int) -> Program:
 
 
 _REGISTRY: dict[tuple[str, str], Algorithm] = {}
+_WITH_VALUE: dict[tuple[str, str], Callable[[int | None], Algorithm]] = {}
 revision = 0
 """A number that changes with the registry, for caches that depend on it."""
 
@@ -289,6 +337,10 @@ revision = 0
 def generation() -> int:
     """The registry's `revision`."""
     return revision
+
+
+def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 def _changed() -> None:
@@ -302,43 +354,54 @@ def register(
     name: str,
     *,
     cost: Cost | None = None,
-    chunks: Callable[[Any], int] = lambda world_size: 1,
-    slots: Callable[[Any], int] = lambda world_size: 0,
+    chunks: Callable[..., int] = lambda *world: 1,
+    slots: Callable[..., int] = lambda *world: 0,
     pipelined: bool = False,
     equal_blocks: bool = False,
-    restriction: Callable[[int], str | None] = lambda world_size: None,
+    restriction: Callable[..., str | None] = lambda *world: None,
     needs_hosts: bool = False,
     order: OperandOrder = OperandOrder.ANY,
     across_hosts_from: int | None = None,
     second_choice: bool = False,
+    parameter: Parameter | None = None,
 ) -> Callable[[Callable[..., Program]], Callable[..., Program]]:
     """Register the decorated program; the parameters are those of `Algorithm`.
 
     Raises
     ------
     ScheduleError
-        The collective is unknown, or already has an algorithm of that name.
+        The collective is unknown, or already has an algorithm of that name, or the name has one
+        of the signs ``+`` and ``=``.
     """
     contract(collective)
+    if "+" in name or "=" in name:
+        raise ScheduleError(f"an algorithm cannot be named {name!r}: + and = join names")
     if (collective, name) in _REGISTRY or name in ALIASES or name == "auto":
         raise ScheduleError(f"{collective} already has an algorithm named {name!r}")
 
     def decorate(program: Callable[..., Program]) -> Callable[..., Program]:
-        _REGISTRY[collective, name] = Algorithm(
-            collective,
-            name,
-            program,
-            cost,
-            chunks,
-            slots,
-            pipelined,
-            equal_blocks,
-            restriction,
-            needs_hosts,
-            order,
-            across_hosts_from,
-            second_choice,
-        )
+        @lru_cache(maxsize=64)
+        def entry(value: int | None) -> Algorithm:
+            bound = _unchanged if parameter is None else partial(parameter.bound, value)
+            return Algorithm(
+                collective,
+                name if value is None else f"{name}={value}",
+                bound(program),
+                cost and Cost(bound(cost.rounds), bound(cost.traffic), bound(cost.reduced)),
+                bound(chunks),
+                bound(slots),
+                pipelined,
+                equal_blocks,
+                bound(restriction),
+                needs_hosts,
+                order,
+                across_hosts_from,
+                second_choice,
+                parameter,
+            )
+
+        _REGISTRY[collective, name] = entry(None)
+        _WITH_VALUE[collective, name] = entry
         _changed()
         return program
 
@@ -353,7 +416,10 @@ def unregister(collective: str, name: str) -> None:
     UnknownAlgorithmError
         The collective has no algorithm of that name.
     """
-    del _REGISTRY[collective, find(collective, name).name]
+    key = collective, find(collective, name).name
+    if key not in _REGISTRY:
+        raise UnknownAlgorithmError(f"{name!r} has no entry for {collective}")
+    del _REGISTRY[key], _WITH_VALUE[key]
     _changed()
 
 
@@ -382,19 +448,57 @@ def algorithms(collective: str | None = None, world_size: int | None = None) -> 
 def find(collective: str, name: str) -> Algorithm:
     """Look up an algorithm by its name or alias.
 
+    Parameters
+    ----------
+    collective
+        The collective.
+    name
+        The name of an entry; or ``name=value``, to choose the value of its `Parameter`; or
+        names joined by ``+``, for a hierarchy.
+
     Raises
     ------
     UnknownAlgorithmError
         The collective has no such algorithm; the message lists its algorithms.
     """
-    entry = _REGISTRY.get((collective, ALIASES.get(name, name)))
-    if entry is None:
+    if "+" in name:
+        from ringcoll.algorithms.hierarchical import hierarchy  # that module imports this one
+
+        return hierarchy(collective, name)
+    plain, sign, value = name.partition("=")
+    key = (collective, ALIASES.get(plain, plain))
+    if key not in _REGISTRY:
         known = [algorithm.name for algorithm in algorithms(collective)]
         known += [short for short, full in ALIASES.items() if full in known]
         raise UnknownAlgorithmError(
-            f"unknown algorithm {name!r} for {collective}; known: {', '.join(known)}"
+            f"unknown algorithm {plain!r} for {collective}; known: {', '.join(known)}"
         )
-    return entry
+    if not sign:
+        return _REGISTRY[key]
+    parameter = _REGISTRY[key].parameter
+    if parameter is None:
+        raise UnknownAlgorithmError(f"{plain} {collective} has no parameter, got {name!r}")
+    if not re.fullmatch("[0-9]{1,9}", value):
+        raise UnknownAlgorithmError(
+            f"{plain} {collective} takes a number of {parameter.name}, such as "
+            f"{plain}={parameter.default(8)}, got {name!r}"
+        )
+    return _WITH_VALUE[key](int(value))
+
+
+def named(name: str, collective: str | None = None) -> list[Algorithm]:
+    """Look up a name in one collective, or in all; as many algorithms as there are.
+
+    Examples
+    --------
+    >>> [entry.collective for entry in named("pairwise")], named("pairwise", "broadcast")
+    (['reduce_scatter', 'all_to_all'], [])
+    """
+    entries = []
+    for each in CONTRACTS if collective is None else (collective,):
+        with suppress(UnknownAlgorithmError):
+            entries.append(find(each, name))
+    return entries
 
 
 def required(collective: str, name: str, world_size: int) -> str:
@@ -422,11 +526,7 @@ def where_possible(collective: str, name: str, world_size: int) -> str:
     """
     if name == "auto":
         return name
-    can_run = set()
-    for each in CONTRACTS:
-        entry = _REGISTRY.get((each, ALIASES.get(name, name)))
-        if entry is not None and not entry.restriction(world_size):
-            can_run.add(each)
+    can_run = {entry.collective for entry in named(name) if not entry.restriction(world_size)}
     if not can_run:
         required("all_reduce", name, world_size)  # says why
     return name if collective in can_run else "auto"

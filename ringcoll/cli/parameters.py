@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ringcoll.algorithms import ALIASES, Algorithm, algorithms, on_hosts
+from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, named, on_hosts
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.ir import Schedule
@@ -127,7 +127,7 @@ class _CollectiveName(click.ParamType):  # type: ignore[type-arg]  # generic sin
                 f"the algorithm comes first; did you mean `{ctx.command_path} {value} {before}`?",
                 ctx,
             )
-        if any(entry.name == ALIASES.get(name, name) for entry in algorithms()):
+        if named(name):
             raise ScheduleError(
                 f"{value!r} is an algorithm; expected a collective: {', '.join(CONTRACTS)}"
             )
@@ -170,12 +170,13 @@ def named_algorithms(
             own = ", ".join(entry.collective for entry in entries)
             raise UnknownAlgorithmError(f"{text!r} is for {own}, and not for {collective}")
         return fitting, (module,)
-    name, every = text.replace("-", "_"), list(algorithms(collective))
-    fitting = [entry for entry in every if entry.name == ALIASES.get(name, name)]
-    if fitting:
+    name = text.replace("-", "_")
+    if fitting := named(name, collective):
         return fitting, ()
-    known = dict.fromkeys(entry.name for entry in every)
+    known = dict.fromkeys(entry.name for entry in algorithms(collective))
     known |= {short: None for short, full in ALIASES.items() if full in known}
+    if "+" in name or "=" in name:
+        find(collective or "all_reduce", name)  # says which of its names is unknown
     target = "" if collective is None else f" for {collective}"
     hint = f"; {text!r} is a collective" if name in CONTRACTS else _did_you_mean(name, known)
     raise UnknownAlgorithmError(

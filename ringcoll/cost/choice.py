@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ringcoll.algorithms import ALIASES, algorithms, find
+from ringcoll.algorithms import algorithms, find, named
 from ringcoll.algorithms.registry import generation
 from ringcoll.cost.predict import Prediction, predict, predictions
 from ringcoll.cost.rules import AUTO, FORCED, Rule
@@ -111,8 +111,7 @@ def segment_bytes_of(collective: str, algorithm: str | Schedule, device: str) ->
 
 
 def _is_pipelined(collective: str, name: str) -> bool:
-    full_name = ALIASES.get(name, name)
-    return any(entry.pipelined for entry in algorithms(collective) if entry.name == full_name)
+    return any(entry.pipelined for entry in named(name, collective))
 
 
 def choose(

@@ -318,6 +318,8 @@ def predictions(
 ) -> tuple[Prediction, ...]:
     """Predict every algorithm of the library that can run, the fastest first.
 
+    An algorithm with a parameter is there several times, with the values that it offers.
+
     Algorithms that a program has registered are left out: other ranks may not have them.
     So are those that move blocks whose lengths not every rank knows, if these are needed,
     and those that depend on which rank is on which host: here messages cost the same everywhere.
@@ -337,14 +339,17 @@ def predictions(
     >>> for nbytes in (4, 1 << 26):
     ...     best, second, *_ = predictions("all_reduce", nbytes, 8, costs)
     ...     print(best.algorithm, round(best.seconds * 1e6), "us, then", second.algorithm)
-    recursive_doubling 36 us, then recursive_multiplying
+    recursive_doubling 36 us, then generalized=3
     rabenseifner 155093 us, then two_shot
     """
     unequal = not contract(collective).common_lengths
     rows = [
         (predict(entry, nbytes, world_size, costs), entry.second_choice)
-        for entry in algorithms(collective, world_size)
-        if entry.built_in and not entry.needs_hosts and not (unequal and entry.equal_blocks)
+        for registered in algorithms(collective, world_size)
+        if registered.built_in and not registered.needs_hosts
+        if not (unequal and registered.equal_blocks)
+        for entry in registered.variants
+        if not entry.restriction(world_size)
     ]
     return tuple(row for row, _ in sorted(rows, key=_order))
 

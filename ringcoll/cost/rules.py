@@ -27,7 +27,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ringcoll.algorithms import ALIASES, algorithms, find
+from ringcoll.algorithms import ALIASES, algorithms, find, named
 from ringcoll.errors import RulesError, UnknownAlgorithmError
 from ringcoll.schedule.contracts import CONTRACTS
 
@@ -43,7 +43,7 @@ FORCED = "RINGCOLL_ALGORITHM"
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"(\d{1,18})([KMGT]?)", re.IGNORECASE | re.ASCII)
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_NAME = re.compile(r"[A-Za-z_][\w+=]*")
 _INF = "inf"
 
 
@@ -233,13 +233,14 @@ class _Reader:
 
     def choice(self, span: _Span, collective: str) -> tuple[str, int | None]:
         first, *rest = span.split("@")
-        name = ALIASES.get(first.text, first.text)
-        if not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(first.text):
             raise self.fail("not the name of an algorithm", first or span)
-        known = {entry.name for entry in algorithms(None if collective == EVERY else collective)}
-        if self.known_only and name not in known | {AUTO}:
-            of = "" if collective == EVERY else f" of {collective}"
-            listed = ", ".join([*sorted(known), AUTO])
+        own = None if collective == EVERY else collective
+        entries = named(first.text, own)
+        name = entries[0].name if entries else ALIASES.get(first.text, first.text)
+        if self.known_only and not entries and name != AUTO:
+            of = "" if own is None else f" of {collective}"
+            listed = ", ".join([*sorted({entry.name for entry in algorithms(own)}), AUTO])
             raise self.fail(f"no such algorithm{of}; known: {listed}", first)
         if not rest:
             return name, None

@@ -5,6 +5,7 @@
 `contracts`    the promise of each collective; the orders of operands
 `counting`     the one counter of rounds, messages and data
 `compose`      programs made of programs: in parallel, renumbered, in place
+`opening`      an all-reduce in two parts, between which others can combine
 `drawing`      the step-by-rank grid, and NCCL's words
 `verifier`     the proof that a schedule keeps its contract
 `orders`       the order of reduction: as a sum, and by element

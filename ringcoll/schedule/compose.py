@@ -12,7 +12,7 @@ host, an all-reduce between the hosts and an all-gather inside each host::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -103,13 +103,13 @@ def split(program: Iterable[Step], finer: Callable[[int], Sequence[int]]) -> Pro
     Parameters
     ----------
     program
-        Steps that use no scratch memory.
+        The steps. With n finer chunks for each chunk, n slots stand for each slot.
     finer
-        The finer chunks that make up a chunk, from the number of the chunk.
+        The finer chunks that make up a chunk, from the number of the chunk; as many for each.
     """
 
     def refs(old_refs: Iterable[Ref]) -> tuple[Ref, ...]:
-        return tuple(Ref(old.buffer, chunk) for old in old_refs for chunk in finer(old.chunk))
+        return tuple(ref for old in old_refs for ref in _finer_refs(old, finer(old.chunk)))
 
     def rewritten(old: Operation) -> Iterable[Operation]:
         match old:
@@ -126,6 +126,13 @@ def split(program: Iterable[Step], finer: Callable[[int], Sequence[int]]) -> Pro
 
     for step in program:
         yield Step(*(operation for old in step for operation in rewritten(old)))
+
+
+def _finer_refs(old: Ref, chunks: Sequence[int]) -> Iterator[Ref]:
+    """The places of finer chunks that stand for one place."""
+    for index, chunk in enumerate(chunks):
+        slot = old.slot * len(chunks) + index if old.buffer is Buffer.SCRATCH else old.slot
+        yield Ref(old.buffer, chunk, slot)
 
 
 def _rewritten(old: Operation, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Operation:

@@ -126,7 +126,7 @@ def algorithms_named(reference: str) -> tuple[UserModule, list[Algorithm]]:
         if (entry.collective, entry.name) in registered or entry.program.__module__ == module.name
     ]
     called = [entry for entry in own if entry.name == name.replace("-", "_")]
-    entries = called or [entry for entry in algorithms() if entry.program is program]
+    entries = called or [e for e in algorithms() if inspect.unwrap(e.program) is program]
     if entries:
         return module, entries
     if inspect.isfunction(program):

@@ -79,6 +79,11 @@ def share(k: int) -> Fraction:
     return Fraction(k - 1, k)
 
 
+def blocks_of_16(lg: int, *, reduces: bool = False) -> tuple[int, Fraction, Fraction]:
+    rounds = 15 + lg if lg else 0
+    return amount(rounds, Fraction(rounds, 16), Fraction(rounds * reduces, 16))
+
+
 FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
     ("all_reduce", "ring"): (
         any_number,
@@ -164,6 +169,21 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
         powers_of_four,
         lambda k, lg: amount(lg // 2, Fraction(3 * lg, 2), Fraction(3 * lg, 2)),
     ),
+    # 16 blocks.
+    ("broadcast", "circulant"): (any_number, lambda k, lg: blocks_of_16(lg)),
+    ("reduce", "circulant"): (any_number, lambda k, lg: blocks_of_16(lg, reduces=True)),
+    # One round less than the least traffic takes, if k is even.
+    ("all_reduce", "generalized"): (
+        any_number,
+        lambda k, lg: (
+            amount(2 * lg, 2 * share(k), share(k)) if k % 2 else amount(2 * lg - 1, 2 * share(k), 1)
+        ),
+    ),
+    # Each root has one child, every other inner rank two; the roots exchange.
+    ("all_reduce", "dual_root"): (
+        lambda k: powers_of_two(k) and k > 2,
+        lambda k, lg: amount(2 * lg - 1, 4 * lg - 5, 2 * lg - 2),
+    ),
     ("reduce_scatter", "circulant"): (any_number, lambda k, lg: amount(lg, share(k), share(k))),
     ("all_gather", "circulant"): (any_number, lambda k, lg: amount(lg, share(k))),
     ("all_gather", "neighbor_exchange"): (
@@ -219,7 +239,7 @@ def test_every_algorithm_has_its_formula_here() -> None:
 
 
 def test_there_are_many_ways_to_reduce() -> None:
-    assert len([*algorithms("all_reduce")]) >= 22
+    assert len([*algorithms("all_reduce")]) >= 24
 
 
 @pytest.mark.parametrize("algorithm", EVERY, ids=name_of)

@@ -10,12 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import find, on_hosts, schedule_of
-from ringcoll.algorithms.hierarchical import Hosts, layout_of
-from ringcoll.errors import ScheduleError
+from ringcoll.algorithms import algorithms, find, on_hosts, register, schedule_of, unregister
+from ringcoll.algorithms.layout import Hosts, layout_of
+from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule.ir import (
+    Program,
     Schedule,
     Send,
+    Step,
+    copy,
+    inp,
+    out,
+    recv,
+    recv_reduce,
+    send,
+    tmp,
 )
 from ringcoll.schedule.verifier import Proof, verify
 
@@ -142,3 +151,120 @@ def test_on_hosts() -> None:
             assert len(hosts) == world_size
             assert set(numbers) == set(range(min(num_hosts, world_size)))
             assert max(numbers.values()) - min(numbers.values()) <= 1
+
+
+# --- any algorithm inside, any across -----------------------------------------------------
+
+NAMES = sorted(entry.name for entry in algorithms("all_reduce"))
+
+
+def proof_by(name: str, hosts: Hosts) -> Proof:
+    return verify(find("all_reduce", name).schedule(len(hosts), hosts=hosts))
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.sampled_from(NAMES), min_size=2, max_size=3),
+    st.one_of(
+        st.tuples(st.integers(1, 4), st.integers(1, 6)).map(lambda m: tuple(range(m[1])) * m[0]),
+        st.tuples(st.integers(1, 4), st.integers(1, 6)).map(lambda m: on_hosts(m[0] * m[1], m[1])),
+        st.lists(st.integers(0, 3), min_size=1, max_size=12).map(tuple),
+    ),
+)
+def test_any_algorithms_on_any_layout(names: list[str], hosts: Hosts) -> None:
+    """They are proved, or refused by the restriction of one of them."""
+    name = "+".join(names)
+    needs = [reason for part in names if (reason := find("all_reduce", part).needs)]
+    refused = ""
+    try:
+        assert proof_by(name, hosts).same_everywhere
+    except UnsupportedWorldSizeError as error:
+        refused = str(error)
+    assert not refused or refused.endswith(tuple(needs))
+
+
+def test_all_is_what_the_levels_are() -> None:
+    """Recursive doubling on both levels is recursive doubling; rings make a torus."""
+    doubling = verify(schedule_of("all_reduce", "recursive_doubling", 8))
+    both = proof_by("recursive_doubling+recursive_doubling", (0, 0, 0, 0, 1, 1, 1, 1))
+    assert (both.rounds, both.traffic) == (doubling.rounds, doubling.traffic) == (3, 3)
+    rings = find("all_reduce", "ring+ring").schedule(6, hosts=(0, 0, 1, 1, 2, 2))
+    usual = ENTRY.schedule(6, hosts=(0, 0, 1, 1, 2, 2))
+    assert [[*rings.steps(rank)] for rank in range(6)] == [[*usual.steps(r)] for r in range(6)]
+    leaders = proof_by("tree+ring", on_hosts(12, 3))
+    assert leaders.rounds == 2 + 4 + 2
+    assert leaders.traffic == 2 + Fraction(4, 3) + 2
+    three = proof_by("ring+ring+ring", on_hosts(24, 12))  # 12 hosts are 3 rows of 4
+    assert (three.rounds, three.traffic) == (2 * (1 + 3 + 2), Fraction(2 * 23, 24))
+
+
+def test_links_carry_the_least_for_any_scatter_inside() -> None:
+    hosts = on_hosts(12, 3)
+    for name in ("circulant+ring", "two_shot+circulant", "bcube+two_shot"):
+        schedule = find("all_reduce", name).schedule(12, hosts=hosts)
+        assert set(left(schedule, hosts).values()) == {Fraction(4, 3)}
+
+
+def test_a_hierarchy_has_one_name() -> None:
+    entry = find("all_reduce", "tree+ring")
+    assert entry.name == "binomial_tree+ring"
+    assert entry is find("all_reduce", "binomial_tree+ring")
+    assert (entry.built_in, entry.needs_hosts, entry.pipelined) == (True, True, False)
+    assert find("all_reduce", "double_tree+ring").pipelined
+    assert entry.summary == "Hierarchy: binomial_tree inside each host, ring across."
+    assert find("all_reduce", "generalized=0+ring").schedule(4).algorithm == "generalized=0+ring"
+
+
+def test_hierarchies_that_are_refused() -> None:
+    with pytest.raises(UnknownAlgorithmError, match="unknown algorithm 'rong' for all_reduce"):
+        find("all_reduce", "ring+rong")
+    with pytest.raises(UnknownAlgorithmError, match="unknown algorithm '' for all_reduce"):
+        find("all_reduce", "ring+")
+    with pytest.raises(UnknownAlgorithmError, match="all_gather has no hierarchies"):
+        find("all_gather", "ring+ring")
+    with pytest.raises(UnsupportedWorldSizeError) as caught:
+        find("all_reduce", "ring+swing").schedule(6, hosts=(0, 0, 1, 1, 2, 2))
+    assert str(caught.value) == (
+        "ring+swing cannot run on 3 hosts of which each has at least 2 ranks: swing all_reduce "
+        "cannot run on 3 ranks: it needs a power of 2"
+    )
+
+
+def test_what_does_not_fall_into_two_parts_is_refused_inside_only() -> None:
+    @register("all_reduce", "eager", chunks=lambda k: 2)
+    def eager(rank: int, world_size: int) -> Program:
+        """Eager: the first chunk is sent back while the second is on its way."""
+        peers = range(1, world_size)
+        for chunk in (0, 1):
+            back = [send(peer, out(0)) for peer in peers] if chunk else []
+            if rank:
+                yield Step(send(0, inp(chunk)), *[recv(0, out(0))] * chunk)
+            else:
+                local = [inp(chunk), *[out(chunk)] * world_size]
+                gathered = (recv_reduce(p, out(chunk), local[p - 1]) for p in peers)
+                yield Step(*back, *gathered)
+        yield Step(*([recv(0, out(1))] if rank else [send(peer, out(1)) for peer in peers]))
+
+    try:
+        assert proof_by("ring+eager", (0, 0, 0, 1, 1, 1)).same_everywhere
+        with pytest.raises(
+            ScheduleError, match=r"outermost .* chunk out\[0\] is passed on in step 1"
+        ):
+            proof_by("eager+ring", (0, 0, 0, 1, 1, 1))
+    finally:
+        unregister("all_reduce", "eager")
+
+
+def test_a_result_in_scratch_memory_is_refused_inside() -> None:
+    @register("all_reduce", "aside", slots=lambda k: 1)
+    def aside(rank: int, world_size: int) -> Program:
+        """Aside: two ranks add in scratch memory."""
+        yield Step(send(1 - rank, inp(0)), recv_reduce(1 - rank, tmp(0, 0), inp(0)))
+        yield Step(copy(out(0), tmp(0, 0)))
+
+    try:
+        verify(schedule_of("all_reduce", "aside", 2))
+        with pytest.raises(ScheduleError, match=r"complete chunk tmp0\[0\] is not in the output"):
+            proof_by("aside+ring", (0, 0, 1, 1))
+    finally:
+        unregister("all_reduce", "aside")

@@ -13,6 +13,7 @@ from ringcoll.algorithms import (
     ALIASES,
     Algorithm,
     Cost,
+    Parameter,
     algorithms,
     find,
     generation,
@@ -21,19 +22,21 @@ from ringcoll.algorithms import (
     unregister,
 )
 from ringcoll.algorithms.proved import order_of
+from ringcoll.algorithms.registry import required, where_possible
 from ringcoll.cost.choice import choose
 from ringcoll.cost.links import LinkCosts
 from ringcoll.cost.predict import predictions
 from ringcoll.cost.rules import parse_rules
 from ringcoll.cost.table import Table, crowded_parameters
 from ringcoll.errors import (
+    RulesError,
     ScheduleError,
     UnknownAlgorithmError,
     UnsupportedWorldSizeError,
     VerificationError,
 )
 from ringcoll.schedule.contracts import CONTRACTS
-from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, send
+from ringcoll.schedule.ir import Program, Schedule, Step, copy, inp, out, recv, send
 from ringcoll.schedule.verifier import verify
 
 EVERY = tuple(algorithms())
@@ -281,3 +284,105 @@ def test_one_rank_copies(entry: Algorithm) -> None:
     proof = verify(schedule)
     assert (proof.rounds, proof.messages_max) == (0, 0)
     assert proof.traffic == proof.reduced == 0
+
+
+# --- parameters -------------------------------------------------------------------------
+
+
+def test_a_parameter_is_chosen_in_the_name() -> None:
+    plain, four = find("broadcast", "circulant"), find("broadcast", "circulant=4")
+    assert (plain.name, four.name) == ("circulant", "circulant=4")
+    assert (plain.schedule(5).num_chunks, four.schedule(5).num_chunks) == (16, 4)
+    assert find("broadcast", "circulant=4") is find("broadcast", "circulant=04") is four
+    assert (four.source, four.built_in) == (plain.source, True)
+    assert Schedule.from_text(four.schedule(3).to_text()) == four.schedule(3)
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("ring=4", "ring broadcast has no parameter, got 'ring=4'"),
+        ("rong=4", "unknown algorithm 'rong' for broadcast; known: "),
+        ("circulant=", "circulant broadcast takes a number of blocks, such as circulant=16"),
+        ("circulant=-1", "circulant broadcast takes a number of blocks"),
+        ("circulant=4=4", "circulant broadcast takes a number of blocks"),
+        (f"circulant={'9' * 5000}", "circulant broadcast takes a number of blocks"),
+    ],
+)
+def test_a_parameter_that_is_refused(name: str, reason: str) -> None:
+    register("broadcast", "ring")(star_all_gather)
+    try:
+        with pytest.raises(UnknownAlgorithmError) as caught:
+            find("broadcast", name)
+        assert str(caught.value).startswith(reason)
+    finally:
+        unregister("broadcast", "ring")
+
+
+def test_a_parameter_that_the_ranks_do_not_allow() -> None:
+    with pytest.raises(UnsupportedWorldSizeError, match="it needs at least one block"):
+        schedule_of("broadcast", "circulant=0", 4)
+    with pytest.raises(UnsupportedWorldSizeError, match=r"generalized=2 .* on 6 ranks: 4 has to"):
+        schedule_of("all_reduce", "generalized=2", 6)
+
+
+def test_a_parameter_of_a_user() -> None:
+    @register(
+        "all_gather",
+        "rotated",
+        chunks=lambda k, turns: k,
+        parameter=Parameter("turns", default=lambda k: k - 1, tried=(2,)),
+    )
+    def rotated(rank: int, world_size: int, turns: int) -> Program:
+        """Rotated: the neighbours at a distance first."""
+        others = [(rank + turns + i) % world_size for i in range(world_size)]
+        yield Step(
+            copy(out(rank), inp(rank)),
+            *(send(peer, inp(rank)) for peer in others if peer != rank),
+            *(recv(peer, out(peer)) for peer in others if peer != rank),
+        )
+
+    try:
+        for name in ("rotated", "rotated=0", "rotated=3"):
+            assert verify(schedule_of("all_gather", name, 5)).rounds == 1
+        first = {schedule_of("all_gather", f"rotated={turns}", 5).to_text() for turns in range(5)}
+        assert len(first) == 5
+        assert [entry.name for entry in find("all_gather", "rotated").variants] == [
+            "rotated",
+            "rotated=2",
+        ]
+    finally:
+        unregister("all_gather", "rotated")
+    with pytest.raises(UnknownAlgorithmError):
+        find("all_gather", "rotated=3")
+
+
+@pytest.mark.parametrize("name", ["a+b", "a=1"])
+def test_signs_that_join_names(name: str) -> None:
+    with pytest.raises(ScheduleError, match=r"cannot be named .*: . and = join names"):
+        register("all_gather", name)
+
+
+def test_names_with_signs_are_names_everywhere() -> None:
+    (rule,) = parse_rules("broadcast:1M-inf:circulant=64@256K")
+    assert (rule.algorithm, str(rule)) == ("circulant=64", "broadcast:1M-inf:circulant=64@256K")
+    (joined,) = parse_rules("tree+ring")
+    assert joined.algorithm == "binomial_tree+ring"
+    assert joined.matches("all_reduce", 8, 4, 2)
+    assert not joined.matches("broadcast", 8, 4, 2)
+    with pytest.raises(RulesError, match="no such algorithm"):
+        parse_rules("all_reduce:*:ring+rong")
+    assert where_possible("all_reduce", "ring+two_shot", 4) == "ring+two_shot"
+    assert where_possible("broadcast", "ring+two_shot", 4) == "auto"
+    assert required("reduce", "circulant=8", 4) == "circulant=8"
+    with pytest.raises(UnknownAlgorithmError, match="unknown algorithm 'rong'"):
+        required("all_reduce", "ring+rong", 4)
+
+
+def test_auto_considers_several_values() -> None:
+    costs = crowded_parameters(LinkCosts(1e-5, 1e-9), 8)
+    names = {row.algorithm for row in predictions("broadcast", 1 << 26, 8, costs)}
+    assert {"circulant", "circulant=4", "circulant=64"} <= names
+    odd = {row.algorithm for row in predictions("all_reduce", 1 << 20, 6, costs)}
+    assert "generalized" in odd
+    assert not {"generalized=2", "generalized=3"} & odd

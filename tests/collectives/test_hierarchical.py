@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +11,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import on_hosts, schedule_of
+from ringcoll.runtime.communicator import Communicator
 from ringcoll.transport.local import Hub
 
 LAYOUTS = [
@@ -47,3 +50,21 @@ def test_any_layout_at_any_length(hosts: tuple[int, ...]):
             wanted = torch.arange(numel) * world_size**2 + every
             assert torch.equal(total, wanted)
             assert torch.equal(mean, wanted.to(torch.float64) / world_size)
+
+
+@pytest.mark.parametrize("name", ["double_tree+circulant", "two_shot+recursive_doubling+ring"])
+def test_hierarchies_by_their_names(name: str):
+    """As given by a user, on hosts that only the transport knows; with scratch memory inside."""
+    hosts = (0, 0, 1, 1, 2, 2, 3, 3)
+    transports, store = Hub(8, hosts=hosts).transports(), dist.HashStore()
+
+    def main(rank: int) -> list[float]:
+        member = Communicator(transports[rank], store, 20.0)
+        tensor = torch.arange(11.0) + 100 * rank
+        ringcoll.all_reduce(tensor, group=LocalGroup(member), algorithm=name)
+        member.close()
+        return tensor.tolist()
+
+    with ThreadPoolExecutor(8) as threads:
+        totals = [future.result(60) for future in [threads.submit(main, rank) for rank in range(8)]]
+    assert totals == [[8.0 * index + 2800 for index in range(11)]] * 8

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import Algorithm, find, on_hosts, schedule_of
-from ringcoll.algorithms.hierarchical import Hosts
+from ringcoll.algorithms.layout import Hosts
 from ringcoll.cost.counts import (
     lower_bound,
     seconds_on_hosts,
