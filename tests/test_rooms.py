@@ -22,6 +22,7 @@ ROOMS = (
     "cost",
     "simulation",
     "search",
+    "formats",
     "system",
     "reduction",
     "transport",
@@ -35,7 +36,9 @@ ROOMS = (
     "bench",
     "cli",
 )
-PURE = ("errors", "_version", "schedule", "algorithms", "cost", "simulation", "search")
+PURE = (
+    "errors", "_version", "schedule", "algorithms", "cost", "simulation", "search", "formats",
+)
 AT_THE_TOP = {"__init__.py", "_version.py", "errors.py", "py.typed"}
 # Without torch, too: `import ringcoll` reads the first, `ringcoll --help` the others.
 WITHOUT_TORCH = ("ringcoll.backend.registration", "ringcoll.transport.catalogue")
@@ -57,6 +60,7 @@ ALLOWED = {
     "math",
     "re",
     "typing",
+    "xml",
 }
 # What single rooms need besides: chance that a seed decides, and a solver that is imported late.
 ALSO_ALLOWED = {"search": {"ortools", "random"}}

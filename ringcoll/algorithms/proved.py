@@ -10,11 +10,11 @@ from functools import lru_cache
 
 from ringcoll.algorithms.registry import Algorithm, algorithms, find, schedule_of
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule.contracts import OperandOrder
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule.contracts import OperandOrder, contract
+from ringcoll.schedule.ir import Recv, RecvReduce, Ref, Schedule
 from ringcoll.schedule.verifier import verify
 
-__all__ = ["order_of", "proved_schedule"]
+__all__ = ["order_of", "passes_on_blocks", "proved_schedule"]
 
 
 def proved_schedule(
@@ -112,3 +112,29 @@ def order_of(schedule: Schedule) -> OperandOrder:
     if proof.left_fold:
         return OperandOrder.LEFT_TO_RIGHT
     return OperandOrder.RANK if proof.rank_order else OperandOrder.ANY
+
+
+@lru_cache(maxsize=256)
+def passes_on_blocks(schedule: Schedule) -> bool:
+    """Whether a rank receives blocks that are neither in its input nor in its output.
+
+    >>> [passes_on_blocks(schedule_of("all_to_all", name, 4)) for name in ("pairwise", "bruck")]
+    [False, True]
+    """
+    rules, world_size, root = contract(schedule.collective), schedule.world_size, schedule.root
+    per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
+    for rank in range(world_size):
+        own = {
+            *rules.inputs(rank, world_size, root),
+            *rules.outputs(rank, world_size, root),
+        }
+        for step in schedule.program(rank):
+            for operation in step:
+                refs: tuple[Ref, ...] = ()
+                if isinstance(operation, Recv):
+                    refs = operation.refs
+                elif isinstance(operation, RecvReduce):
+                    refs = operation.into
+                if not own.issuperset(ref.chunk // per_block for ref in refs):
+                    return True
+    return False

@@ -501,14 +501,25 @@ def named(name: str, collective: str | None = None) -> list[Algorithm]:
     return entries
 
 
-def required(collective: str, name: str, world_size: int) -> str:
+def required(collective: str, name: str | Schedule, world_size: int) -> str | Schedule:
     """Check that a collective has an algorithm for a number of ranks; return its name.
 
     Raises
     ------
     UnknownAlgorithmError, UnsupportedWorldSizeError
-        The collective does not have the algorithm.
+        The collective does not have the algorithm, or the schedule is for something else.
     """
+    if isinstance(name, Schedule):
+        if name.collective != collective:
+            raise UnknownAlgorithmError(
+                f"{name.algorithm} is a schedule for {name.collective}, not for {collective}"
+            )
+        if name.world_size != world_size:
+            raise UnsupportedWorldSizeError(
+                f"{name.algorithm} {collective} cannot run on {world_size} ranks: it is a schedule "
+                f"for {name.world_size}"
+            )
+        return name
     if name != "auto" and (reason := find(collective, name).restriction(world_size)):
         raise UnsupportedWorldSizeError(
             f"{name} {collective} cannot run on {world_size} ranks: {reason}"
@@ -516,14 +527,17 @@ def required(collective: str, name: str, world_size: int) -> str:
     return name
 
 
-def where_possible(collective: str, name: str, world_size: int) -> str:
-    """Name an algorithm if the collective has it, otherwise ``"auto"``.
+def where_possible(collective: str, name: str | Schedule, world_size: int) -> str | Schedule:
+    """Name an algorithm, or return a schedule, if it is for the collective; otherwise ``"auto"``.
 
     Raises
     ------
     UnknownAlgorithmError, UnsupportedWorldSizeError
         No collective has the algorithm for so many ranks.
     """
+    if isinstance(name, Schedule):
+        required(name.collective, name, world_size)
+        return name if name.collective == collective else "auto"
     if name == "auto":
         return name
     can_run = {entry.collective for entry in named(name) if not entry.restriction(world_size)}

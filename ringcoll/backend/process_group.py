@@ -38,7 +38,9 @@ from ringcoll.errors import ArgumentError
 from ringcoll.runtime.lives import tell
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule.ir import Schedule
 from ringcoll.system import streams
+from ringcoll.system.schedule_files import as_algorithm
 from ringcoll.system.untraced import untraced
 from ringcoll.transport import catalogue
 
@@ -57,8 +59,10 @@ class Options:
     Parameters
     ----------
     algorithm
-        Name of an algorithm, for the collectives that have an algorithm of that name, or a
-        mapping from collective (``"all_reduce"``) to name; see `ringcoll.algorithms`.
+        Name of an algorithm, for the collectives that have an algorithm of that name; a
+        `Schedule`, or the path of a file that holds one, for its collective; or a mapping from
+        collective (``"all_reduce"``) to one of these. See `ringcoll.algorithms` and
+        `ringcoll.system.schedule_files`.
     segment_bytes, wire_dtype
         As for the functions of `ringcoll.collectives.functions`; the wire dtype is used for sums
         of floating-point tensors only.
@@ -80,7 +84,7 @@ class Options:
     'auto'
     """
 
-    algorithm: str | Mapping[str, str] = "auto"
+    algorithm: str | Schedule | Mapping[str, str | Schedule] = "auto"
     segment_bytes: int | None = None
     wire_dtype: torch.dtype | None = None
     transport: str = "auto"
@@ -92,8 +96,8 @@ class Options:
         catalogue.named("cpu", self.transport)
         catalogue.named("cuda", self.cuda_transport)
 
-    def algorithm_of(self, collective: str, world_size: int) -> str:
-        """Name of the algorithm for a collective.
+    def algorithm_of(self, collective: str, world_size: int) -> str | Schedule:
+        """Name of the algorithm for a collective, or the schedule.
 
         Raises
         ------
@@ -101,9 +105,10 @@ class Options:
             The mapping names an algorithm that the collective does not have, or that cannot run
             on so many ranks.
         """
-        if isinstance(self.algorithm, str):
-            return where_possible(collective, self.algorithm, world_size)
-        return required(collective, self.algorithm.get(collective, "auto"), world_size)
+        if isinstance(self.algorithm, str | Schedule):
+            return where_possible(collective, as_algorithm(self.algorithm), world_size)
+        named = as_algorithm(self.algorithm.get(collective, "auto"))
+        return required(collective, named, world_size)
 
     def keywords(self, collective: str, world_size: int) -> dict[str, Any]:
         """Keyword arguments for the public functions of a collective."""

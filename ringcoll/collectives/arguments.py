@@ -25,6 +25,7 @@ from ringcoll.runtime.stage import Stage, check_apart, is_dense, is_plain, share
 from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system import settings
+from ringcoll.system.schedule_files import as_algorithm
 
 __all__ = ["AlgorithmChoice", "Arguments", "Timeout", "seconds", "side_by_side"]
 
@@ -112,7 +113,7 @@ class Arguments:
         algorithm: Any = "auto",
         segment_bytes: Any = None,
     ) -> None:
-        self.collective, self.algorithm, self.segment_bytes = collective, algorithm, segment_bytes
+        self.collective, self.segment_bytes = collective, segment_bytes
         own = as_group(group)
         self._group, self.rank, self.world_size = own, own.rank(), own.size()
         self._check_tensors(tensors)
@@ -123,7 +124,10 @@ class Arguments:
         if segment_bytes is not None and (not isinstance(segment_bytes, int) or segment_bytes < 1):
             raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
         if not isinstance(algorithm, str | Schedule):
-            raise self._refuse("not an algorithm", "algorithm", "a name or a Schedule", algorithm)
+            raise self._refuse(
+                "not an algorithm", "algorithm", "a name, a file or a Schedule", algorithm
+            )
+        self.algorithm = as_algorithm(algorithm)
         # This ties the group to the tensors' device, so it comes after the checks.
         self.member: Communicator = communicator(group, self.device)
 

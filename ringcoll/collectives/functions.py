@@ -3,8 +3,9 @@
 Every function has torch's positional arguments, and beyond them keyword-only ones:
 
 ``algorithm``
-    Name of a registered algorithm (`ringcoll.algorithms`), a `Schedule`, or
-    ``"auto"``.
+    Name of a registered algorithm (`ringcoll.algorithms`), ``"auto"``, a `Schedule`, or the path
+    of a file that holds a schedule (`ringcoll.system.schedule_files`). A schedule is verified
+    once, before it runs.
 ``segment_bytes``
     Bytes of the segments in which chunks are pipelined; by default only algorithms that
     need segments use them.

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ringcoll.algorithms import find
-from ringcoll.algorithms.proved import proved_schedule
+from ringcoll.algorithms.proved import passes_on_blocks, proved_schedule
 from ringcoll.cost.choice import Choice, choose, segment_count
 from ringcoll.cost.table import Table
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
@@ -193,9 +193,10 @@ def log_once(choice: Choice) -> None:
 
 def needs_equal_blocks(algorithm: str | Schedule, collective: str) -> bool:
     """Whether an algorithm moves blocks whose length a rank knows only if all are equal."""
+    if isinstance(algorithm, Schedule):
+        return passes_on_blocks(algorithm)
     try:
-        name = algorithm.algorithm if isinstance(algorithm, Schedule) else algorithm
-        return find(collective, name).equal_blocks
+        return find(collective, algorithm).equal_blocks
     except UnknownAlgorithmError:
         return True
 

@@ -53,6 +53,7 @@ __all__ = [
     "Schedule",
     "Send",
     "Step",
+    "check_room",
     "copy",
     "inp",
     "out",
@@ -433,7 +434,10 @@ class Schedule:
             program=lambda rank: frozen[rank],
             root=root,
         )
-        _check_room(schedule, text.count("["))
+        try:
+            check_room(schedule, text.count("["))
+        except ScheduleError as error:
+            raise ScheduleError(f"line 1: {error}") from None
         return schedule
 
 
@@ -454,8 +458,8 @@ _REDUCE = re.compile(r"reduce (\S+) = (.*?)( final)?")
 _ALWAYS = 1 << 20  # chunks of all ranks, and slots, for which there is always memory
 
 
-def _check_room(schedule: Schedule, num_refs: int) -> None:
-    """Raise if the references of a text are too few for the chunks and slots of its header.
+def check_room(schedule: Schedule, num_refs: int) -> None:
+    """Raise if the references of a text are too few for the chunks and slots that it states.
 
     The verifier keeps an entry for each chunk of each rank. A schedule that keeps its contract names
     each of them: it writes all outputs, and it reads all inputs if it reduces. Collectives that do
@@ -474,7 +478,7 @@ def _check_room(schedule: Schedule, num_refs: int) -> None:
     for name, needed in (("num_chunks", num_places), ("num_slots", schedule.num_slots)):
         if needed > max(_ALWAYS, 2 * num_refs):
             raise ScheduleError(
-                f"line 1: {name}={getattr(schedule, name)} is too large for the steps, which name "
+                f"{name}={getattr(schedule, name)} is too large for the steps, which name "
                 f"{num_refs} chunks"
             )
 

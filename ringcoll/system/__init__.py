@@ -11,6 +11,7 @@
 `files`           files that are never seen incomplete
 `streams`         CUDA streams: where a group's operations run on a GPU
 `tuning`          the file that ``ringcoll tune`` writes
+`schedule_files`  schedules in files, wherever an algorithm is named
 `user_modules`    modules of a user that register algorithms
 `untraced`        keeps torch.compile out of functions
 `versions`        versions of the software beside the package

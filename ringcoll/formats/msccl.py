@@ -1,0 +1,300 @@
+"""MSCCL's XML, out and in.
+
+Out: a rank gets a thread block for each connection (to a peer, or from a peer), and one for what is
+local. A thread block does its steps in order; a step that reads what another thread block writes, or
+writes what another reads, waits for that block's step. Further such waits are ``nop`` steps before it.
+In: thread blocks become steps of a schedule by `ringcoll.formats.levels`.
+
+In the file, ``s`` sends the source, ``r`` receives into the destination, ``rrc`` receives, reduces with
+the source and stores in the destination; ``rcs`` and ``rrcs`` then send the destination; ``rrs`` sends
+the sum without storing it; ``cpy`` copies, and ``re`` adds the source to the destination. An in-place
+file (``inplace="1"``) has one memory for input and output.
+
+The file has no place for a root, so that ``root`` is an attribute of our own, which MSCCL passes over;
+nor for the side of an operand or the order of a local sum: a file keeps the data, and not the bits of
+float sums. Lengths are in chunks of one length.
+
+Sources: ``src/misc/msccl/msccl_parser.cc``, ``src/include/msccl/msccl_struct.h`` and
+``src/device/msccl_kernel.cu`` of Azure/msccl-executor-nccl; ``msccl/language/ir.py`` of
+microsoft/msccl-tools. The limit of 256 steps is that of microsoft/msccl and of RCCL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ringcoll.errors import ScheduleError
+from ringcoll.formats.blocks import blocks_of
+from ringcoll.formats.events import Event, Kind, Place
+from ringcoll.formats.levels import levelled
+from ringcoll.formats.pieces import Piece, pieces
+from ringcoll.formats.places import Places
+from ringcoll.formats.xml import Element, parse_xml
+from ringcoll.schedule.counting import chunks_of_data
+from ringcoll.schedule.ir import Schedule
+
+__all__ = ["from_msccl", "to_msccl"]
+
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "reducescatter": "reduce_scatter",
+    "allgather": "all_gather",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "alltoall": "all_to_all",
+}
+_NAMES = {ours: theirs for theirs, ours in _COLLECTIVES.items()}
+_MOST_COUNT = 71  # MSCCL_MAX_COUNT is 72, and a count is below it
+_TYPES = {"send": "s", "recv": "r", "recv_reduce": "rrc", "copy": "cpy", "add": "re"}
+
+
+# --- out ------------------------------------------------------------------------------
+
+
+def to_msccl(schedule: Schedule, *, max_steps: int = 64) -> str:
+    """Write a schedule as an algorithm of MSCCL.
+
+    Parameters
+    ----------
+    schedule
+        A schedule that keeps its contract.
+    max_steps
+        Most steps of a thread block: 64 for msccl-executor-nccl, 256 for MSCCL and RCCL.
+
+    Returns
+    -------
+    str
+        The XML.
+
+    Raises
+    ------
+    ScheduleError
+        The format cannot hold the schedule; the message names the limit.
+    """
+    if schedule.collective not in _NAMES:
+        raise ScheduleError(
+            f"MSCCL has no {schedule.collective}; it has {', '.join(map(str, _NAMES))}"
+        )
+    places = Places.of(schedule)
+    cut = pieces(schedule, places, _MOST_COUNT)
+    gpus = [blocks_of(places, rank, cut[rank], max_steps) for rank in range(schedule.world_size)]
+    channels = 1 + max((block.channel for blocks in gpus for block in blocks), default=0)
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", schedule.algorithm)[:200]
+    root = f' root="{schedule.root}"' if places.rules.rooted else ""
+    lines = [
+        f'<algo name="{name}" proto="Simple" nchannels="{channels}" '
+        f'nchunksperloop="{chunks_of_data(schedule)}" ngpus="{schedule.world_size}" '
+        f'coll="{_NAMES[schedule.collective]}" inplace="{int(places.rules.in_place)}" '
+        f'outofplace="1" minBytes="0" maxBytes="0"{root}>'
+    ]
+    for rank, blocks in enumerate(gpus):
+        sizes = [places.num_places(rank, letter) for letter in "io"]
+        lines.append(
+            f'  <gpu id="{rank}" i_chunks="{sizes[0]}" o_chunks="{sizes[1]}" '
+            f's_chunks="{schedule.num_slots}">'
+        )
+        waited = {step[1] for block in blocks for step in block.steps}
+        for number, block in enumerate(blocks):
+            lines.append(
+                f'    <tb id="{number}" send="{block.send}" recv="{block.recv}" '
+                f'chan="{block.channel}">'
+            )
+            lines += [
+                _step(places, rank, index, *step, has_dep=(number, index) in waited)
+                for index, step in enumerate(block.steps)
+            ]
+            lines.append("    </tb>")
+        lines.append("  </gpu>")
+    return "\n".join([*lines, "</algo>"]) + "\n"
+
+
+def _step(
+    places: Places, rank: int, index: int, piece: Piece | None, wait: tuple[int, int], has_dep: bool
+) -> str:
+    kind, source, target, count = "nop", ("i", -1), ("o", -1), 0
+    if piece is not None:
+        kind, count = _TYPES[piece.kind], piece.count
+        source = places.index(rank, (piece.sources or piece.targets)[0])
+        target = places.index(rank, (piece.targets or piece.sources)[0])
+    return (
+        f'      <step s="{index}" type="{kind}" srcbuf="{source[0]}" srcoff="{source[1]}" '
+        f'dstbuf="{target[0]}" dstoff="{target[1]}" cnt="{count}" depid="{wait[0]}" '
+        f'deps="{wait[1]}" hasdep="{int(has_dep)}"/>'
+    )
+
+
+# --- in -------------------------------------------------------------------------------
+
+
+def from_msccl(text: str) -> Schedule:
+    """Read an algorithm of MSCCL.
+
+    Returns
+    -------
+    Schedule
+        A schedule that is still to be verified.
+
+    Raises
+    ------
+    ScheduleError
+        The text is malformed, or no algorithm of MSCCL, or its thread blocks wait for each other
+        in a circle; the message names the line.
+    """
+    algo = parse_xml(text, ("algo", "gpu", "tb", "step"))
+    theirs = algo.word("coll")
+    if theirs not in _COLLECTIVES:
+        raise algo.error(f'coll="{theirs}" is none of {", ".join(_COLLECTIVES)}')
+    collective, world_size = _COLLECTIVES[theirs], algo.number("ngpus", 1)
+    if world_size != len(algo.children):
+        raise algo.error(f'ngpus="{world_size}", but there are {len(algo.children)} gpus')
+    num_chunks = algo.number("nchunksperloop", 1)
+    if collective == "all_to_all":
+        num_chunks *= world_size
+    root = algo.number("root", 0, world_size - 1) if "root" in algo.attributes else 0
+    name = "_".join(algo.word("name").split()) or "msccl"
+    try:
+        places = Places(collective, world_size, num_chunks, root)
+        places.check_room(sum(step.number("cnt") for step in algo.each("step")))
+    except ScheduleError as error:
+        raise algo.error(str(error)) from None
+    in_place = algo.number("inplace", 0, 1) == 1
+    return levelled(places, name, _FileReader(algo, places, in_place).events, in_place=in_place)
+
+
+class _FileReader:
+    """The events of a file."""
+
+    def __init__(self, algo: Element, places: Places, in_place: bool) -> None:
+        self.places, self.in_place = places, in_place
+        self.events: list[Event] = []
+        self._elements: list[Element] = []  # of each event
+        self._ends: dict[tuple[int, int, int], int] = {}  # the last event of each step
+        self._sends: dict[tuple[int, int, int], list[int]] = {}
+        self._receives: dict[tuple[int, int, int], list[int]] = {}
+        self._waits: list[tuple[int, tuple[int, int, int], Element]] = []
+        for rank, gpu in enumerate(algo.children):
+            gpu.expect("id", rank)
+            self._scratch = gpu.number("s_chunks", 0)
+            for letter in ("i_chunks", "o_chunks"):
+                gpu.number(letter, 0)
+            for number, tb in enumerate(sorted(gpu.children, key=lambda tb: tb.number("id"))):
+                tb.expect("id", number)
+                self._read_block(rank, number, tb)
+        for event, step, element in self._waits:
+            if step not in self._ends:
+                raise element.error(
+                    f"waits for step {step[2]} of thread block {step[1]}, which rank {step[0]} "
+                    "does not have"
+                )
+            self.events[event].before = [*self.events[event].before, self._ends[step]]
+        self._pair()
+
+    def _read_block(self, rank: int, number: int, tb: Element) -> None:
+        most = self.places.world_size - 1
+        send, recv = tb.number("send", -1, most), tb.number("recv", -1, most)
+        channel = tb.number("chan", -1)
+        own: list[list[int] | None] = [None, None]
+        for way, (peer, table, ends) in enumerate(
+            ((send, self._sends, (rank, send)), (recv, self._receives, (recv, rank)))
+        ):
+            if peer == rank:
+                raise tb.error("a peer is the rank itself")
+            if peer >= 0 and (*ends, channel) in table:
+                raise tb.error(
+                    f"another thread block has the connection from rank {ends[0]} to rank "
+                    f"{ends[1]} on channel {channel}"
+                )
+            if peer >= 0:
+                own[way] = table[(*ends, channel)] = []
+        last: list[int] = []
+        for index, step in enumerate(tb.children):
+            step.expect("s", index)
+            first = len(self.events)
+            for kind, reads, writes in self._things(rank, number, step):
+                where = f"rank {rank}, thread block {number}, step {index} (line {step.line})"
+                self._message(kind, own, step)
+                self.events.append(Event(rank, kind, reads, writes, last, where))
+                self._elements.append(step)
+                last = [len(self.events) - 1]
+            self._ends[rank, number, index] = last[0]
+            other, _ = step.number("depid", -1), step.number("hasdep", 0, 1)
+            if other >= 0:
+                self._waits.append((first, (rank, other, step.number("deps")), step))
+
+    def _message(self, kind: Kind, own: list[list[int] | None], step: Element) -> None:
+        """Note that the next event sends or receives over a connection of its thread block."""
+        if kind not in (Kind.SEND, Kind.RECV, Kind.REDUCE):
+            return
+        way = int(kind is not Kind.SEND)
+        connection = own[way]
+        if connection is None:
+            raise step.error(f"the thread block has no peer to {('send to', 'receive from')[way]}")
+        connection.append(len(self.events))
+
+    def _things(
+        self, rank: int, block: int, step: Element
+    ) -> Iterator[tuple[Kind, tuple[Place, ...], tuple[Place, ...]]]:
+        """What a step does, one by one."""
+        kind, count = step.word("type"), step.number("cnt", 0)
+
+        def side(name: str) -> tuple[Place, ...]:
+            letter, first = step.word(f"{name}buf"), step.number(f"{name}off")
+            if letter not in ("i", "o", "s"):
+                raise step.error(f'{name}buf="{letter}" is none of i, o, s')
+            room = self._scratch if letter == "s" else self.places.num_places(rank, letter)
+            if not count or first + count > room:
+                raise step.error(
+                    f"{count} chunks from {name}off {first} are not in the {room} chunks of "
+                    f"buffer {letter}"
+                )
+            indices = range(first, first + count)
+            if letter == "s":
+                return tuple(("s", index) for index in indices)
+            word = "io" if self.in_place else letter
+            return tuple((word, self.places.chunk(rank, letter, index)) for index in indices)
+
+        passed_on = tuple((f"tb{block}", index) for index in range(count))
+        if kind == "nop":
+            yield Kind.NOTHING, (), ()
+        elif kind == "s":
+            yield Kind.SEND, side("src"), ()
+        elif kind in ("r", "rcs"):
+            yield Kind.RECV, (), side("dst")
+        elif kind in ("rrc", "rrcs"):
+            yield Kind.REDUCE, side("src"), side("dst")
+        elif kind == "rrs":
+            yield Kind.REDUCE, side("src"), passed_on
+            yield Kind.SEND, passed_on, ()
+        elif kind == "cpy":
+            yield Kind.COPY, side("src"), side("dst")
+        elif kind == "re":
+            for pair in zip(side("dst"), side("src"), strict=True):
+                yield Kind.ADD, pair, pair[:1]
+        else:
+            raise step.error(f'type="{kind}" is none of s, r, rcs, rrc, rrs, rrcs, cpy, re, nop')
+        if kind in ("rcs", "rrcs"):
+            yield Kind.SEND, side("dst"), ()
+
+    def _pair(self) -> None:
+        """Pair the i-th send of each connection with its i-th receive."""
+        for connection in {**self._sends, **self._receives}:
+            sends = self._sends.get(connection, [])
+            receives = self._receives.get(connection, [])
+            for sent, received in zip(sends, receives, strict=False):
+                event = self.events[received]
+                event.message = sent
+                if len(self.events[sent].reads) != len(event.writes):
+                    raise self._elements[received].error(
+                        f"receives {len(event.writes)} chunks, but {self.events[sent].where} "
+                        f"sends {len(self.events[sent].reads)}"
+                    )
+            if len(sends) != len(receives):
+                lonely = max(sends, receives, key=len)[min(len(sends), len(receives))]
+                source, target, channel = connection
+                raise self._elements[lonely].error(
+                    f"rank {source} sends {len(sends)} messages to rank {target} on channel "
+                    f"{channel}, but rank {target} receives {len(receives)}"
+                )

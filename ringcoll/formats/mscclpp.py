@@ -1,0 +1,285 @@
+"""Execution plans of MSCCL++, as JSON: out, and in if they are plain.
+
+Here nothing is received: a rank writes into a peer's memory (``put``) and tells it (``signal``), and the
+peer waits for that. Out: a rank has one thread block, which does its steps one after the other. What is
+put into a place that nobody has used before goes there; everything else goes to scratch memory, each
+message to a place of its own, and is copied or reduced from there, so that nothing is overwritten
+before it was used. At the beginning a rank tells its peers that it is there: a plan may run many times.
+
+In: plans of ``put``, ``get``, ``copy``, ``re``, ``res``, ``rre``, ``rres``, ``signal`` and ``wait``, with
+memory or port channels. Semaphores, barriers, packets, multicast, pipelines and groups of thread blocks
+are refused.
+
+Sources: ``src/core/executor/execution_plan.cc``, ``src/core/include/execution_kernel.hpp`` and
+``execution_common.hpp`` of microsoft/mscclpp; ``test/executor-tests/execution-plans/*.json`` there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from ringcoll.errors import ScheduleError
+from ringcoll.formats.levels import levelled
+from ringcoll.formats.one_sided import events_of
+from ringcoll.formats.pieces import Piece, pieces
+from ringcoll.formats.places import Places
+from ringcoll.formats.tree import parse_json
+from ringcoll.schedule.ir import Schedule
+
+__all__ = ["from_mscclpp", "to_mscclpp"]
+
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "reducescatter": "reduce_scatter",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+}
+_NAMES = {ours: theirs for theirs, ours in _COLLECTIVES.items()}
+_MOST_OPERATIONS = 64  # MAX_OPERATION
+_MOST_CHANNELS = 16  # MAX_CHANNEL
+_NOTHING: dict[str, Any] = {"name": "nop"}
+_LONGEST = 1 << 30  # chunks of an operation: there is no limit
+
+_Place = tuple[str, int]
+
+
+def to_mscclpp(schedule: Schedule) -> str:
+    """Write a schedule as an execution plan of MSCCL++.
+
+    Parameters
+    ----------
+    schedule
+        A schedule that keeps its contract.
+
+    Returns
+    -------
+    str
+        The JSON.
+
+    Raises
+    ------
+    ScheduleError
+        A plan cannot hold the schedule; the message names the limit.
+    """
+    if schedule.collective not in _NAMES:
+        raise ScheduleError(
+            f"plans of MSCCL++ are for {', '.join(_NAMES)}, not for {schedule.collective}"
+        )
+    places, world_size = Places.of(schedule), schedule.world_size
+    cut = pieces(schedule, places, _LONGEST)
+    ranks = [_Rank(places, rank, cut[rank], schedule.num_slots) for rank in range(world_size)]
+    for step in range(max(map(len, cut), default=0)):
+        landings: dict[tuple[int, int], list[_Place]] = {}
+        for rank in ranks:
+            rank.plan_landings(step, landings)
+        for rank in ranks:
+            rank.do(step, landings)
+    plan = {
+        "name": schedule.algorithm,
+        "collective": _NAMES[schedule.collective],
+        "protocol": "Simple",
+        "inplace": False,
+        "reuse_resources": False,
+        "gpus": [rank.as_json() for rank in ranks],
+        "num_threads_per_block": 1024,
+        "use_double_scratch_buffer": False,
+        "buffer_alignment": 16,
+        "min_message_size": 0,
+        "max_message_size": (1 << 64) - 1,
+    }
+    return json.dumps(plan, indent=1) + "\n"
+
+
+class _Rank:
+    """The plan of a rank, as it is written."""
+
+    def __init__(
+        self, places: Places, rank: int, steps: Sequence[Sequence[Piece]], num_slots: int
+    ) -> None:
+        self.places, self.rank, self.steps, self.num_slots = places, rank, steps, num_slots
+        self.peers = sorted({piece.peer for piece in chain(*steps)} - {-1})
+        if len(self.peers) > _MOST_CHANNELS:
+            raise ScheduleError(
+                f"rank {rank} has {len(self.peers)} peers, and a thread block of MSCCL++ has at "
+                f"most {_MOST_CHANNELS} channels (MAX_CHANNEL)"
+            )
+        self.operations: list[dict[str, Any]] = []
+        self.remote: list[tuple[int, str]] = []  # buffers of peers that are written
+        self._used: set[_Place] = set()
+        self._read: set[_Place] = set()  # since all threads have waited for each other
+        self._written: set[_Place] = set()
+        self._must_wait = False
+        self._landed: list[_Place] = []
+        if self.peers:
+            self._channels("rlxsignal", self.peers)
+            self._channels("rlxwait", self.peers)
+
+    def plan_landings(self, step: int, landings: dict[tuple[int, int], list[_Place]]) -> None:
+        """Decide where the messages of a step are put, in the order in which they are sent."""
+        own = self.steps[step]
+        touched = [{*self._places(piece.sources), *self._places(piece.targets)} for piece in own]
+        self._landed = []
+        for index, piece in enumerate(own):
+            if piece.kind not in ("recv", "recv_reduce"):
+                continue
+            others = self._used.union(*touched[:index], *touched[index + 1 :])
+            landing = self.places.index(self.rank, piece.targets[0])
+            if piece.kind == "recv_reduce" or others & touched[index]:
+                landing = ("s", self.num_slots)
+                self.num_slots += piece.count
+            self._landed.append(landing)
+            landings.setdefault((piece.peer, self.rank), []).append(landing)
+        self._used.update(*touched)
+
+    def do(self, step: int, landings: dict[tuple[int, int], list[_Place]]) -> None:
+        """Write the operations of a step: put, signal, wait, and use what has come."""
+        own = self.steps[step]
+        for piece in own:
+            if piece.kind == "send":
+                self._put(piece, landings[self.rank, piece.peer].pop(0))
+        to = sorted({piece.peer for piece in own if piece.kind == "send"})
+        if to:
+            self._wait_for_threads()
+            self._channels("signal", to)
+        sources = sorted({piece.peer for piece in own if piece.kind.startswith("recv")})
+        if sources:
+            self._channels("wait", sources)
+            self._must_wait = True
+        for piece in own:
+            if piece.kind != "send":
+                self._local(piece)
+
+    def as_json(self) -> dict[str, Any]:
+        """The rank's entry in the plan."""
+        if len(self.operations) > _MOST_OPERATIONS:
+            raise ScheduleError(
+                f"rank {self.rank} has {len(self.operations)} operations in its thread block, and "
+                f"MSCCL++ runs at most {_MOST_OPERATIONS} (MAX_OPERATION)"
+            )
+        if len(self.remote) > _MOST_CHANNELS:
+            raise ScheduleError(
+                f"rank {self.rank} writes {len(self.remote)} buffers of peers, and MSCCL++ knows at "
+                f"most {_MOST_CHANNELS} (MAX_CHANNEL)"
+            )
+        ids = [{"channel_type": "memory", "channel_ids": [*range(len(self.peers))]}]
+        buffers = {"access_channel_type": "memory", "remote_buffer_ids": [*range(len(self.remote))]}
+        block = {
+            "id": 0,
+            "ops": self.operations,
+            "channels": ids if self.peers else [],
+            "remote_buffer_refs": [buffers] if self.remote else [],
+        }
+        channels = [{"channel_type": "memory", "connected_to": self.peers}]
+        return {
+            "id": self.rank,
+            "input_chunks": self.places.num_places(self.rank, "i"),
+            "output_chunks": self.places.num_places(self.rank, "o"),
+            "scratch_chunks": self.num_slots,
+            "threadblocks": [block],
+            "channels": channels if self.peers else [],
+            "remote_buffers": [
+                {"rank": peer, "type": letter, "access_channel_types": ["memory"]}
+                for peer, letter in self.remote
+            ],
+            "semaphores": [],
+        }
+
+    def _places(self, refs: Sequence[Any]) -> list[_Place]:
+        return [self.places.index(self.rank, ref) for ref in refs]
+
+    def _channels(self, name: str, peers: Sequence[int]) -> None:
+        ids = [self.peers.index(peer) for peer in peers]
+        self.operations.append({"name": name, "channel_ids": ids, "channel_type": "memory"})
+        self._must_wait = self._must_wait or name == "rlxwait"
+
+    def _wait_for_threads(
+        self, reads: Sequence[_Place] = (), writes: Sequence[_Place] = ()
+    ) -> None:
+        """Let the threads of the block wait for each other, if a thread may need another's data."""
+        clash = self._written.intersection(reads) or (
+            (self._read | self._written).intersection(writes)
+        )
+        if self._must_wait or clash or not (reads or writes):
+            self.operations.append(_NOTHING)
+            self._read, self._written, self._must_wait = set(), set(), False
+        self._read.update(reads)
+        self._written.update(writes)
+
+    def _put(self, piece: Piece, landing: _Place) -> None:
+        sources = self._places(piece.sources)
+        self._wait_for_threads(sources)
+        remote = (piece.peer, landing[0])
+        if remote not in self.remote:
+            self.remote.append(remote)
+        target = {"buffer_id": self.remote.index(remote), "index": landing[1], "size": piece.count}
+        self.operations.append(
+            {"name": "put", "src_buff": [_run(sources)], "dst_buff": [target],
+             "channel_type": "memory"}
+        )  # fmt: skip
+
+    def _local(self, piece: Piece) -> None:
+        sources, targets = self._places(piece.sources), self._places(piece.targets)
+        name = "re"
+        if piece.kind == "copy":
+            name = "copy"
+        elif piece.kind == "add":
+            sources = [*targets, *sources]
+        else:
+            letter, first = self._landed.pop(0)
+            landed = [(letter, first + index) for index in range(piece.count)]
+            if landed == targets:
+                return
+            sources = [*sources, *landed]
+            name = "copy" if piece.kind == "recv" else "re"
+        self._wait_for_threads(sources, targets)
+        operands = [
+            _run(sources[first : first + piece.count])
+            for first in range(0, len(sources), piece.count)
+        ]
+        operation = {"name": name, "src_buff": operands, "dst_buff": [_run(targets)]}
+        self.operations.append(operation | ({"reduce_op": "sum"} if name == "re" else {}))
+
+
+def _run(places: Sequence[_Place]) -> dict[str, Any]:
+    return {"type": places[0][0], "index": places[0][1], "size": len(places)}
+
+
+def from_mscclpp(text: str) -> Schedule:
+    """Read a plain execution plan of MSCCL++.
+
+    Returns
+    -------
+    Schedule
+        A schedule that is still to be verified.
+
+    Raises
+    ------
+    ScheduleError
+        The text is malformed, or no plain plan, or its thread blocks wait for each other in a
+        circle; the message names the line or the place.
+    """
+    plan = parse_json(text)
+    theirs = plan["collective"].word()
+    if theirs not in _COLLECTIVES:
+        raise plan["collective"].error(f"{theirs!r} is none of {', '.join(_COLLECTIVES)}")
+    collective, gpus = _COLLECTIVES[theirs], plan.items("gpus")
+    if not gpus:
+        raise plan.error("has no gpus")
+    world_size, named = len(gpus), 0
+    side = "output_chunks" if collective == "all_gather" else "input_chunks"
+    num_chunks = gpus[0][side].number(1) * (world_size if collective == "all_to_all" else 1)
+    for block in (block for gpu in gpus for block in gpu.items("threadblocks")):
+        for operation in block.items("ops"):
+            for end in ("src_buff", "dst_buff"):
+                named += sum(run["size"].number() for run in operation.items(end))
+    try:
+        places = Places(collective, world_size, num_chunks)
+        places.check_room(named)
+    except ScheduleError as error:
+        raise gpus[0][side].error(str(error)) from None
+    in_place = plan["inplace"].flag()
+    name = "_".join(plan["name"].word().split()) or "mscclpp"
+    return levelled(places, name, events_of(places, gpus, in_place=in_place), in_place=in_place)

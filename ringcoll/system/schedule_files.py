@@ -1,0 +1,97 @@
+"""Files that hold a schedule: MSCCL's XML, MSCCL++'s JSON, or the library's own text.
+
+A name that ends in ``.xml``, ``.json`` or ``.txt`` is such a file wherever an algorithm is named. Each
+rank reads the file for itself; the ranks compare what they have read before they run it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from ringcoll.algorithms import Algorithm
+from ringcoll.errors import ScheduleError
+from ringcoll.formats import schedule_in
+from ringcoll.schedule.ir import Program, Schedule
+
+__all__ = ["algorithm_in", "as_algorithm", "is_schedule_file", "read_schedule"]
+
+_SUFFIXES = (".xml", ".json", ".txt")
+
+
+def is_schedule_file(text: str) -> bool:
+    """Whether the name of an algorithm is that of a file.
+
+    >>> [is_schedule_file(name) for name in ("ring", "ring.xml", "star.py:star")]
+    [False, True, False]
+    """
+    return text.lower().endswith(_SUFFIXES)
+
+
+def read_schedule(path: str) -> Schedule:
+    """Read a file; what was read is kept as long as the file stays as it is.
+
+    Raises
+    ------
+    ScheduleError
+        The file cannot be read, or holds no schedule; the message names it.
+    """
+    try:
+        file = Path(path).expanduser().absolute()
+        facts = file.stat()
+        return _read(file, facts.st_mtime_ns, facts.st_size)
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # no such user is a RuntimeError
+        raise ScheduleError(f"{path}: cannot be read: {error}") from error
+    except ScheduleError as error:
+        raise ScheduleError(f"{path}: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def _read(file: Path, mtime_ns: int, nbytes: int) -> Schedule:
+    """The same schedule for the same file: what was proved of it is remembered with it."""
+    return schedule_in(file.read_text(encoding="utf-8"))
+
+
+def as_algorithm(algorithm: str | Schedule) -> str | Schedule:
+    """The schedule in a file, if the name of an algorithm is that of a file.
+
+    Raises
+    ------
+    ScheduleError
+        See `read_schedule`.
+    """
+    if isinstance(algorithm, str) and is_schedule_file(algorithm):
+        return read_schedule(algorithm)
+    return algorithm
+
+
+def algorithm_in(path: str) -> Algorithm:
+    """A file as an entry like those of the registry, for one number of ranks and one root.
+
+    Raises
+    ------
+    ScheduleError
+        See `read_schedule`.
+    """
+    schedule = read_schedule(path)
+
+    def program(rank: int, world_size: int, root: int = 0) -> Program:
+        if root != schedule.root:
+            raise ScheduleError(f"{path} is for root {schedule.root}, not for root {root}")
+        return iter(schedule.program(rank))
+
+    program.__doc__ = f"Read from {path}."
+
+    def restriction(world_size: int) -> str | None:
+        right = schedule.world_size
+        return None if world_size == right else f"{path} holds a schedule for {right} ranks"
+
+    return Algorithm(
+        schedule.collective,
+        schedule.algorithm,
+        program,
+        cost=None,
+        chunks=lambda world_size: schedule.num_chunks,
+        slots=lambda world_size: schedule.num_slots,
+        restriction=restriction,
+    )
