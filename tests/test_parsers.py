@@ -44,6 +44,7 @@ from ringcoll.errors import (
     UnknownAlgorithmError,
     VerificationError,
 )
+from ringcoll.formats import from_msccl, from_mscclpp, schedule_in, to_msccl, to_mscclpp
 from ringcoll.resilient.membership import View
 from ringcoll.runtime import agreement
 from ringcoll.runtime.flight_report import read_record, related, report
@@ -112,6 +113,34 @@ def test_the_command_that_reads_a_schedule(text: str) -> None:
     result = CliRunner().invoke(cli, ["verify", "--schedule", "-"], input=text)
     assert result.exit_code in (0, 1, 2), result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+FOREIGN_XML = tuple(
+    to_msccl(schedule_of(collective, name, world_size))
+    for collective, name, world_size in (
+        ("all_reduce", "ring", 2),
+        ("all_reduce", "recursive_doubling", 2),
+        ("reduce", "binomial_tree", 3),
+        ("all_to_all", "pairwise", 2),
+    )
+)
+FOREIGN_PLANS = tuple(
+    json.loads(to_mscclpp(schedule_of(collective, name, 2)))
+    for collective, name in (("all_reduce", "ring"), ("all_gather", "direct"))
+)
+
+
+@effort(250)
+@given(
+    st.one_of(
+        words(*FOREIGN_XML), documents(*FOREIGN_PLANS), words(*map(json.dumps, FOREIGN_PLANS))
+    )
+)
+def test_a_schedule_of_another_system(text: str) -> None:
+    for read in (from_msccl, from_mscclpp, schedule_in):
+        schedule = outcome(ScheduleError, read, text)
+        if isinstance(schedule, Schedule):
+            outcome(ScheduleError, verify, schedule)
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:

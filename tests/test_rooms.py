@@ -37,7 +37,14 @@ ROOMS = (
     "cli",
 )
 PURE = (
-    "errors", "_version", "schedule", "algorithms", "cost", "simulation", "search", "formats",
+    "errors",
+    "_version",
+    "schedule",
+    "algorithms",
+    "cost",
+    "simulation",
+    "search",
+    "formats",
 )
 AT_THE_TOP = {"__init__.py", "_version.py", "errors.py", "py.typed"}
 # Without torch, too: `import ringcoll` reads the first, `ringcoll --help` the others.

@@ -8,6 +8,7 @@
 `measuring`       what the commands that measure share
 `listing`         ``ringcoll list``
 `show`            ``ringcoll show``
+`export`          ``ringcoll export``
 `new`             ``ringcoll new``
 `prove`           ``ringcoll verify``
 `order`           ``ringcoll order``

@@ -85,6 +85,11 @@ COMMANDS = {
         "An algorithm, step by step and rank by rank.",
         "ringcoll show ring all_reduce -k 4",
     ),
+    "export": CommandEntry(
+        "ringcoll.cli.export:export",
+        "An algorithm in the format of MSCCL, MSCCL++, GOAL or Chakra.",
+        "ringcoll export ring -k 8 --format msccl -o ring.xml",
+    ),
     "new": CommandEntry(
         "ringcoll.cli.new:new",
         "Write an algorithm of your own to begin with, and its test.",
@@ -165,5 +170,6 @@ def cli() -> None:
 
     Every algorithm is data: it can be drawn, proved and measured. Each command
     explains itself with -h, and prints JSON with --json. An algorithm of your own is
-    named module:algorithm or path/file.py:algorithm.
+    named module:algorithm or path/file.py:algorithm; a schedule in a file, such as
+    MSCCL's XML, by the file.
     """

@@ -68,7 +68,8 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
     metavar="NAMES",
     help="Names from `ringcoll list`, auto, persistent (auto, prepared once), "
     "shared_tensors (the same, in shared memory), native for "
-    "torch's own, algorithms of yours such as star.py:star; or all. ring@gloo: over gloo. "
+    "torch's own, algorithms of yours such as star.py:star, files such as ring.xml; or all. "
+    "ring@gloo: over gloo. "
     "One block is printed for each.",
 )
 @click.option("-b", "--minbytes", type=measuring.nbytes_of, default="32M", show_default=True,

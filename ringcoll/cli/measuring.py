@@ -25,6 +25,7 @@ from ringcoll.bench.units import parse_size
 from ringcoll.cli.parameters import named_algorithms, new_file
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch.processes import Ranks, reports_to
+from ringcoll.system.schedule_files import is_schedule_file
 from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
 from ringcoll.system.user_modules import UserModule, is_reference
 from ringcoll.transport import catalogue
@@ -193,7 +194,10 @@ def contenders(
                     raise UnsupportedWorldSizeError(
                         f"{entry.name} {collective} cannot run on {world_size} ranks: {reason}"
                     )
-                names.append(entry.name if is_reference(word) else word.replace("-", "_"))
+                if is_schedule_file(word):
+                    names.append(str(Path(word).expanduser().absolute()))  # every rank reads it
+                else:
+                    names.append(entry.name if is_reference(word) else word.replace("-", "_"))
     if not names:
         raise click.BadParameter("name at least one", param_hint="--algorithms")
     return tuple(dict.fromkeys(names)), tuple(dict.fromkeys(modules))

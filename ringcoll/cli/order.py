@@ -58,7 +58,8 @@ def order(
 ) -> None:
     """Print in which order ALGORITHM sums each element; xr is the element of rank r.
 
-    ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm.
+    ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a
+    file of a schedule.
 
     A sum of floats depends on its order. The order is proved on the schedule, and the same
     in every call: it does not depend on the transport, on segments, or on the time at

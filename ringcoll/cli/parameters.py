@@ -13,6 +13,7 @@ from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, named, on_
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.ir import Schedule
+from ringcoll.system.schedule_files import algorithm_in, is_schedule_file, read_schedule
 from ringcoll.system.user_modules import UserModule, algorithms_named, is_reference
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "asked_schedule",
     "collective_name",
     "csv_option",
+    "fitting_size",
     "hosts_option",
     "json_option",
     "named_algorithms",
@@ -144,7 +146,7 @@ collective_name = _CollectiveName()
 def named_algorithms(
     text: str, collective: str | None = None
 ) -> tuple[list[Algorithm], tuple[UserModule, ...]]:
-    """Find the algorithms of a name, or of ``module:algorithm``, which is imported.
+    """Find the algorithms of a name, of ``module:algorithm``, which is imported, or of a file.
 
     Parameters
     ----------
@@ -162,7 +164,16 @@ def named_algorithms(
     ------
     UnknownAlgorithmError
         There is no such algorithm; the message lists the known ones, and the nearest.
+    ScheduleError
+        The file cannot be read, or holds no schedule.
     """
+    if is_schedule_file(text):
+        entry = algorithm_in(text)
+        if collective not in (None, entry.collective):
+            raise UnknownAlgorithmError(
+                f"{text!r} is for {entry.collective}, and not for {collective}"
+            )
+        return [entry], ()
     if is_reference(text):
         module, entries = algorithms_named(text)
         fitting = [entry for entry in entries if collective in (None, entry.collective)]
@@ -182,6 +193,14 @@ def named_algorithms(
     raise UnknownAlgorithmError(
         f"unknown algorithm {text!r}{target}; known: {', '.join(known)}{hint}"
     )
+
+
+def fitting_size(text: str, world_size: int) -> int:
+    """The number of ranks of the file that is named, unless the user typed a number himself."""
+    source = click.get_current_context().get_parameter_source("world_size")
+    if is_schedule_file(text) and source is click.core.ParameterSource.DEFAULT:
+        return read_schedule(text).world_size
+    return world_size
 
 
 def asked_schedule(
@@ -214,6 +233,7 @@ def asked_schedule(
     if root is not None and not rooted:
         raise click.UsageError(f"{collective} has no root")
     (entry, *_), _ = named_algorithms(text, collective)
+    world_size = fitting_size(text, world_size)
     if num_hosts is not None and not entry.needs_hosts:
         raise click.UsageError(f"{entry.name} {collective} is the same on any number of hosts")
     hosts = on_hosts(world_size, num_hosts or 2)

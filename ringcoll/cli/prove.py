@@ -16,10 +16,12 @@ from ringcoll.cli.output import amount, print_json, print_table, print_text, pro
 from ringcoll.cli.parameters import as_ranges, collective_name, json_option, named_algorithms
 from ringcoll.cli.report import findings
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
+from ringcoll.formats import schedule_in
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof
 from ringcoll.schedule.verifier import verify as prove
+from ringcoll.system.schedule_files import is_schedule_file, read_schedule
 
 __all__ = ["verify"]
 
@@ -86,7 +88,8 @@ def verify(
 ) -> None:
     """Prove that ALGORITHM, or every algorithm, does what its collective promises.
 
-    ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm.
+    ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a
+    file of a schedule: MSCCL's XML, a plain plan of MSCCL++, or a text of `ringcoll show --text`.
 
     Proved is that every output gets every contribution exactly once, that each
     send meets its receive, so that nothing can block, that nothing is overwritten,
@@ -108,7 +111,11 @@ def verify(
     if file is not None:
         if any(_was_typed(ctx, name) for name in ("algorithm", "collective", "world_sizes")):
             raise click.UsageError("--schedule goes with no other choice of what to prove")
-        outcomes = [_prove_file(file)]
+        outcomes = [_prove_schedule(_read(file))]
+    elif algorithm is not None and is_schedule_file(algorithm):
+        if any(_was_typed(ctx, name) for name in ("collective", "world_sizes")):
+            raise click.UsageError("a file says for which collective and how many ranks it is")
+        outcomes = [_prove_schedule(read_schedule(algorithm))]
     else:
         if algorithm is None:
             entries = list(algorithms(collective))
@@ -184,12 +191,14 @@ def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], obj
     return outcome
 
 
-def _prove_file(file: TextIO) -> _Outcome:
+def _read(file: TextIO) -> Schedule:
     try:
-        text = file.read()
+        return schedule_in(file.read())
     except UnicodeDecodeError as error:
         raise ScheduleError(f"{file.name} is no text: {error}") from error
-    schedule = Schedule.from_text(text)
+
+
+def _prove_schedule(schedule: Schedule) -> _Outcome:
     outcome = _Outcome(contract(schedule.collective).collective, schedule.algorithm)
     start = time.perf_counter()
     try:

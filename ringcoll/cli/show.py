@@ -84,7 +84,8 @@ def show(
 ) -> None:
     """Draw ALGORITHM for COLLECTIVE, step by step and rank by rank.
 
-    ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm.
+    ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a
+    file of a schedule.
 
     The header says what it costs, with the lower bounds behind it, and in which
     order it reduces: that was proved on the schedule, not taken from a formula.

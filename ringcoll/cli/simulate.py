@@ -16,7 +16,13 @@ from ringcoll.bench.units import as_size
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table
-from ringcoll.cli.parameters import collective_name, json_option, named_algorithms, new_file
+from ringcoll.cli.parameters import (
+    collective_name,
+    fitting_size,
+    json_option,
+    named_algorithms,
+    new_file,
+)
 from ringcoll.schedule.contracts import contract
 from ringcoll.simulation import PRESETS, Topology, simulate, topology_named
 from ringcoll.simulation.presets import FORMS
@@ -131,6 +137,7 @@ def simulate_command(
     if root is not None and not contract(collective).rooted:
         raise click.UsageError(f"{collective} has no root")
     (entry, *_), _ = named_algorithms(algorithm, collective)
+    world_size = fitting_size(algorithm, world_size)
     topology = topology_named(
         text,
         world_size,

@@ -26,6 +26,7 @@ from ringcoll.cost.table import MEASURED, Table
 from ringcoll.launch.processes import Ranks
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.system import tuning
+from ringcoll.system.schedule_files import is_schedule_file
 from ringcoll.system.settings import tuning_file
 from ringcoll.system.tuning import Tuned
 from ringcoll.system.user_modules import UserModule
@@ -152,6 +153,10 @@ def _chosen(
     modules: list[UserModule] = []
     entries: dict[str, list[Algorithm]] = {}
     for name in filter(None, map(str.strip, names.split(","))):
+        if is_schedule_file(name):
+            raise click.BadParameter(
+                f"{name}: rules name registered algorithms, not files", param_hint="--algorithms"
+            )
         named, own = named_algorithms(name)
         modules += own
         for entry in named:

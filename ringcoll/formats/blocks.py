@@ -17,14 +17,14 @@ from ringcoll.errors import ScheduleError
 from ringcoll.formats.pieces import Memory, Piece
 from ringcoll.formats.places import Places
 
-__all__ = ["Block", "blocks_of"]
+__all__ = ["ThreadBlock", "blocks_of"]
 
 _BLOCKS = 32  # MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL: connections of a channel, each way
 _CHANNELS = 32  # MAXCHANNELS
 
 
 @dataclass
-class Block:
+class ThreadBlock:
     """A thread block that is being written: its peers, its channel, and its steps."""
 
     send: int = -1
@@ -37,7 +37,7 @@ class Block:
 
 def blocks_of(
     places: Places, rank: int, steps: Sequence[Sequence[Piece]], max_steps: int
-) -> list[Block]:
+) -> list[ThreadBlock]:
     """The thread blocks of a rank: one for each connection, and one for what is local.
 
     Raises
@@ -45,11 +45,11 @@ def blocks_of(
     ScheduleError
         They have too many steps, or there are too many of them.
     """
-    blocks: list[Block] = []
+    blocks: list[ThreadBlock] = []
     numbers: dict[tuple[str, int], int] = {}
     writer: dict[Memory, tuple[int, int]] = {}
     readers: dict[Memory, dict[int, int]] = {}  # the last step of each block
-    known: dict[tuple[int, int], dict[int, int]] = {}  # by step, what `Block.knows` was
+    known: dict[tuple[int, int], dict[int, int]] = {}  # by step, what `ThreadBlock.knows` was
     for piece in (piece for step in steps for piece in step):
         way = {"send": "send", "copy": "", "add": ""}.get(piece.kind, "recv")
         if (way, piece.peer) not in numbers:
@@ -85,7 +85,7 @@ def blocks_of(
     return blocks
 
 
-def _new_block(places: Places, rank: int, way: str, peer: int) -> Block:
+def _new_block(places: Places, rank: int, way: str, peer: int) -> ThreadBlock:
     """A thread block for a connection, on a channel that has room at both ends."""
     distance = (peer - rank if way == "send" else rank - peer) % places.world_size
     channel = (distance - 1) // _BLOCKS if way else 0
@@ -94,4 +94,4 @@ def _new_block(places: Places, rank: int, way: str, peer: int) -> Block:
             f"rank {rank} has connections over a distance of {distance} ranks: MSCCL has "
             f"{_CHANNELS} channels with {_BLOCKS} connections each way"
         )
-    return Block(peer if way == "send" else -1, peer if way == "recv" else -1, channel)
+    return ThreadBlock(peer if way == "send" else -1, peer if way == "recv" else -1, channel)

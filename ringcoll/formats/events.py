@@ -14,7 +14,7 @@ from enum import Enum, auto
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.ir import Ref
 
-__all__ = ["Event", "Kind", "Place", "ordered"]
+__all__ = ["Event", "EventKind", "Place", "ordered"]
 
 Place = tuple[str, int]
 """Memory of a rank: ``"i"`` or ``"o"`` and a chunk, or any other word and a number."""
@@ -22,7 +22,7 @@ Place = tuple[str, int]
 _SHOWN = 6  # events of a circle
 
 
-class Kind(Enum):
+class EventKind(Enum):
     """What an event does; `RECV` and `REDUCE` take a message."""
 
     SEND = auto()
@@ -54,7 +54,7 @@ class Event:
     """
 
     rank: int
-    kind: Kind
+    kind: EventKind
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
     before: list[int]

@@ -40,7 +40,7 @@ def to_goal(schedule: Schedule, nbytes: int, *, gamma_ns_per_byte: float = 0.0) 
     Examples
     --------
     >>> from ringcoll.algorithms import schedule_of
-    >>> print(to_goal(schedule_of("reduce", "linear", 2), 8, gamma_ns_per_byte=2), end="")
+    >>> print(to_goal(schedule_of("reduce", "binomial_tree", 2), 8, gamma_ns_per_byte=2), end="")
     num_ranks 2
     rank 0 {
     l1: recv 8b from 1 tag 0

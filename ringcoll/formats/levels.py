@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from ringcoll.formats.components import levels_of
-from ringcoll.formats.events import Event, Kind, ordered
+from ringcoll.formats.events import Event, EventKind, ordered
 from ringcoll.formats.places import Places
 from ringcoll.formats.values import Run
 from ringcoll.schedule.ir import (
@@ -113,7 +113,7 @@ def _constraints(
             node = event.message
         sources = [places.memory(rank, ref) for ref in event.sources]
         targets = [places.memory(rank, ref) for ref in event.targets]
-        adds = event.kind is Kind.REDUCE and number not in staged
+        adds = event.kind is EventKind.REDUCE and number not in staged
         # Reductions of messages into one place may share a step, and are done in order.
         joined = {
             place
@@ -172,9 +172,9 @@ def _programs(
 
 
 def _local(event: Event) -> Iterator[Operation]:
-    if event.kind is Kind.COPY:
+    if event.kind is EventKind.COPY:
         yield from map(Copy, event.targets, event.sources)
-    elif event.kind is Kind.ADD:
+    elif event.kind is EventKind.ADD:
         yield Reduce(event.targets[0], event.sources, event.finals[0])
 
 
@@ -184,7 +184,7 @@ def _messages(event: Event, sender: Event) -> Iterator[tuple[Operation, Operatio
         part = list(group)
         into = tuple(event.targets[index] for index in part)
         sent = Send(event.rank, tuple(sender.sources[index] for index in part))
-        if event.kind is Kind.RECV:
+        if event.kind is EventKind.RECV:
             yield sent, Recv(sender.rank, into)
         else:
             local = tuple(event.sources[index] for index in part)
@@ -195,7 +195,7 @@ def _messages(event: Event, sender: Event) -> Iterator[tuple[Operation, Operatio
 def _taken(event: Event, source: int, buffer: Sequence[Ref]) -> Iterator[Operation]:
     """Take a message from the slots that it was received into."""
     for index, (into, arrived) in enumerate(zip(event.targets, buffer, strict=True)):
-        if event.kind is Kind.RECV:
+        if event.kind is EventKind.RECV:
             yield Copy(into, arrived)
         else:
             local = event.sources[index]

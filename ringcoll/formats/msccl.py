@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 from ringcoll.errors import ScheduleError
 from ringcoll.formats.blocks import blocks_of
-from ringcoll.formats.events import Event, Kind, Place
+from ringcoll.formats.events import Event, EventKind, Place
 from ringcoll.formats.levels import levelled
 from ringcoll.formats.pieces import Piece, pieces
 from ringcoll.formats.places import Places
@@ -224,11 +224,11 @@ class _FileReader:
             if other >= 0:
                 self._waits.append((first, (rank, other, step.number("deps")), step))
 
-    def _message(self, kind: Kind, own: list[list[int] | None], step: Element) -> None:
+    def _message(self, kind: EventKind, own: list[list[int] | None], step: Element) -> None:
         """Note that the next event sends or receives over a connection of its thread block."""
-        if kind not in (Kind.SEND, Kind.RECV, Kind.REDUCE):
+        if kind not in (EventKind.SEND, EventKind.RECV, EventKind.REDUCE):
             return
-        way = int(kind is not Kind.SEND)
+        way = int(kind is not EventKind.SEND)
         connection = own[way]
         if connection is None:
             raise step.error(f"the thread block has no peer to {('send to', 'receive from')[way]}")
@@ -236,7 +236,7 @@ class _FileReader:
 
     def _things(
         self, rank: int, block: int, step: Element
-    ) -> Iterator[tuple[Kind, tuple[Place, ...], tuple[Place, ...]]]:
+    ) -> Iterator[tuple[EventKind, tuple[Place, ...], tuple[Place, ...]]]:
         """What a step does, one by one."""
         kind, count = step.word("type"), step.number("cnt", 0)
 
@@ -258,25 +258,25 @@ class _FileReader:
 
         passed_on = tuple((f"tb{block}", index) for index in range(count))
         if kind == "nop":
-            yield Kind.NOTHING, (), ()
+            yield EventKind.NOTHING, (), ()
         elif kind == "s":
-            yield Kind.SEND, side("src"), ()
+            yield EventKind.SEND, side("src"), ()
         elif kind in ("r", "rcs"):
-            yield Kind.RECV, (), side("dst")
+            yield EventKind.RECV, (), side("dst")
         elif kind in ("rrc", "rrcs"):
-            yield Kind.REDUCE, side("src"), side("dst")
+            yield EventKind.REDUCE, side("src"), side("dst")
         elif kind == "rrs":
-            yield Kind.REDUCE, side("src"), passed_on
-            yield Kind.SEND, passed_on, ()
+            yield EventKind.REDUCE, side("src"), passed_on
+            yield EventKind.SEND, passed_on, ()
         elif kind == "cpy":
-            yield Kind.COPY, side("src"), side("dst")
+            yield EventKind.COPY, side("src"), side("dst")
         elif kind == "re":
             for pair in zip(side("dst"), side("src"), strict=True):
-                yield Kind.ADD, pair, pair[:1]
+                yield EventKind.ADD, pair, pair[:1]
         else:
             raise step.error(f'type="{kind}" is none of s, r, rcs, rrc, rrs, rrcs, cpy, re, nop')
         if kind in ("rcs", "rrcs"):
-            yield Kind.SEND, side("dst"), ()
+            yield EventKind.SEND, side("dst"), ()
 
     def _pair(self) -> None:
         """Pair the i-th send of each connection with its i-th receive."""

@@ -11,7 +11,7 @@ memory or port channels. Semaphores, barriers, packets, multicast, pipelines and
 are refused.
 
 Sources: ``src/core/executor/execution_plan.cc``, ``src/core/include/execution_kernel.hpp`` and
-``execution_common.hpp`` of microsoft/mscclpp; ``test/executor-tests/execution-plans/*.json`` there.
+``execution_common.hpp`` of microsoft/mscclpp; the plans of its tests, such as ``reduce.json``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ringcoll.formats.events import Event, Kind, Place
+from ringcoll.formats.events import Event, EventKind, Place
 from ringcoll.formats.places import Places
 from ringcoll.formats.tree import Node
 
@@ -66,7 +66,7 @@ class _PlanReader:
             for channel in self._channels(operation):
                 from_peer = (channel[1], channel[0], *channel[2:])
                 key = channel if name in _SIGNALS else from_peer
-                self._event(operation, self._rank, Kind.NOTHING)
+                self._event(operation, self._rank, EventKind.NOTHING)
                 table.setdefault(key, []).append((self._last[0], operation))
             return
         sources = [self._run(operation, run) for run in operation.items("src_buff")]
@@ -101,13 +101,13 @@ class _PlanReader:
             raise operation.error("the first run of src_buff and of dst_buff is a peer's")
         if all(source == self._rank for source, _ in sources):
             for place, *operands in zip(into, *(chunks for _, chunks in sources), strict=True):
-                self._event(operation, rank, Kind.ADD, tuple(operands), (place,))
+                self._event(operation, rank, EventKind.ADD, tuple(operands), (place,))
         else:
             for source, chunks in sources[1:]:
                 if source == self._rank:
                     raise operation.error("reads a peer's run and, behind the first, its own")
-                self._event(operation, source, Kind.SEND, chunks)
-                self._event(operation, rank, Kind.REDUCE, own, into)
+                self._event(operation, source, EventKind.SEND, chunks)
+                self._event(operation, rank, EventKind.REDUCE, own, into)
                 own = into
         for target in targets[1:]:
             self._move(operation, (rank, into), target)
@@ -121,21 +121,21 @@ class _PlanReader:
         if len(source[1]) != len(target[1]):
             raise operation.error("has runs of different sizes")
         if source[0] == target[0]:
-            self._event(operation, source[0], Kind.COPY, source[1], target[1])
+            self._event(operation, source[0], EventKind.COPY, source[1], target[1])
         else:
-            self._event(operation, source[0], Kind.SEND, source[1])
-            self._event(operation, target[0], Kind.RECV, (), target[1])
+            self._event(operation, source[0], EventKind.SEND, source[1])
+            self._event(operation, target[0], EventKind.RECV, (), target[1])
 
     def _event(
         self,
         operation: Node,
         rank: int,
-        kind: Kind,
+        kind: EventKind,
         reads: tuple[Place, ...] = (),
         writes: tuple[Place, ...] = (),
     ) -> None:
         event = Event(rank, kind, reads, writes, self._last, operation.path)
-        if kind in (Kind.RECV, Kind.REDUCE):
+        if kind in (EventKind.RECV, EventKind.REDUCE):
             event.message = len(self.events) - 1
         self.events.append(event)
         self._last = [len(self.events) - 1]

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringcoll.errors import ScheduleError
-from ringcoll.formats.events import Event, Kind, Place
+from ringcoll.formats.events import Event, EventKind, Place
 from ringcoll.formats.places import Places
 from ringcoll.schedule.ir import Buffer, Ref, inp, out, tmp
 
 __all__ = ["Run"]
 
-_SUMS = (Kind.REDUCE, Kind.ADD)
+_SUMS = (EventKind.REDUCE, EventKind.ADD)
 _Value = tuple[int, int]  # the chunk, and the ranks that contributed, as bits
 _Input = tuple[int, int]  # rank and chunk
 
@@ -71,7 +71,7 @@ class Run:
 
     def _add(self, rank: int, source: Place, target: Place) -> None:
         """Copy, beside what the original does."""
-        self.events.append(Event(rank, Kind.COPY, (source,), (target,), [], "the library"))
+        self.events.append(Event(rank, EventKind.COPY, (source,), (target,), [], "the library"))
         self.values.append([])
         self._do(len(self.events) - 1)
 
@@ -80,14 +80,14 @@ class Run:
         self.order.append(number)
         pairs = [self._read(event, place) for place in event.reads]
         event.sources, values = tuple(ref for ref, _ in pairs), [value for _, value in pairs]
-        if event.kind is Kind.SEND:
+        if event.kind is EventKind.SEND:
             self.values[number] = values
-        elif event.kind is Kind.RECV:
+        elif event.kind is EventKind.RECV:
             values = self.values[event.message]
-        elif event.kind is Kind.REDUCE:
+        elif event.kind is EventKind.REDUCE:
             arrived = self.values[event.message]
             values = [self._join(event, *two) for two in zip(values, arrived, strict=True)]
-        elif event.kind is Kind.ADD:
+        elif event.kind is EventKind.ADD:
             total = values[0]
             for value in values[1:]:
                 total = self._join(event, total, value)

@@ -18,6 +18,7 @@ CHEAP = (
     "order",
     "simulate",
     "search",
+    "export",
     "info",
     "doctor",
 )  # commands whose examples are quick to run
@@ -109,6 +110,7 @@ def test_ctrl_c_ends_every_command_alike(run, monkeypatch, name):
         "show": ["ring", "all_reduce"],
         "order": ["ring"],
         "simulate": ["ring"],
+        "export": ["ring"],
         "new": ["all_reduce", "star"],
     }
     needed = (
