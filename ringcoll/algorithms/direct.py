@@ -43,7 +43,7 @@ _WHOLE_VECTORS = Cost(
 @register(
     "all_reduce",
     "direct",
-    order=OperandOrder.LEFT_TO_RIGHT,
+    order=OperandOrder.AT_ONCE,
     slots=lambda k: k,
     cost=_WHOLE_VECTORS,
 )
@@ -69,7 +69,7 @@ def direct_all_reduce(rank: int, world_size: int) -> Program:
 @register(
     "reduce_scatter",
     "direct",
-    order=OperandOrder.LEFT_TO_RIGHT,
+    order=OperandOrder.AT_ONCE,
     chunks=lambda k: k,
     slots=lambda k: k,
     cost=Cost(rounds=lambda k: 1, traffic=_share, reduced=_share),
@@ -96,7 +96,7 @@ def direct_reduce_scatter(rank: int, world_size: int) -> Program:
 @register(
     "all_reduce",
     "linear",
-    order=OperandOrder.LEFT_TO_RIGHT,
+    order=OperandOrder.AT_ONCE,
     slots=lambda k: k,
     cost=Cost(
         rounds=lambda k: 2,
@@ -132,7 +132,7 @@ def linear_all_reduce(rank: int, world_size: int) -> Program:
 @register(
     "all_reduce",
     "two_shot",
-    order=OperandOrder.LEFT_TO_RIGHT,
+    order=OperandOrder.AT_ONCE,
     chunks=lambda k: k,
     slots=lambda k: k,
     cost=Cost(rounds=lambda k: 2, traffic=lambda k: 2 * _share(k), reduced=_share),
@@ -200,7 +200,7 @@ def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
 @register(
     "reduce",
     "direct",
-    order=OperandOrder.LEFT_TO_RIGHT,
+    order=OperandOrder.AT_ONCE,
     slots=lambda k: k,
     cost=_WHOLE_VECTORS,
 )

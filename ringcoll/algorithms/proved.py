@@ -16,6 +16,23 @@ from ringcoll.schedule.verifier import verify
 
 __all__ = ["order_of", "passes_on_blocks", "proved_schedule"]
 
+_REASONS = {
+    OperandOrder.RANK: (
+        "is not declared commutative",
+        "does not keep operands in rank order "
+        "(`received_left` of a recv_reduce says which operand is left)",
+    ),
+    OperandOrder.LEFT_TO_RIGHT: (
+        "is not associative",
+        "does not reduce from left to right in rank order",
+    ),
+    OperandOrder.AT_ONCE: (
+        "takes the operands of all ranks at once",
+        "reduces some of them first, or not in rank order",
+    ),
+}
+"""Why an operator needs an order of operands, and what an algorithm lacks; in words."""
+
 
 def proved_schedule(
     collective: str,
@@ -75,15 +92,9 @@ def proved_schedule(
         for entry in algorithms(collective, world_size)
         if order_of(_schedule(entry, world_size, root, hosts)) >= order
     ]
-    kept = (
-        f"{operator} is not declared commutative, and {schedule.algorithm} does not keep "
-        "operands in rank order (`received_left` of a recv_reduce says which operand is left)"
-        if order is OperandOrder.RANK
-        else f"{operator} is not associative, and {schedule.algorithm} does not reduce "
-        "from left to right in rank order"
-    )
+    is_so, does_not = _REASONS[order]
     raise ArgumentError(
-        kept,
+        f"{operator} {is_so}, and {schedule.algorithm} {does_not}",
         rank=rank,
         argument="algorithm",
         expected=", ".join([*enough, "auto"]),
@@ -110,7 +121,7 @@ def order_of(schedule: Schedule) -> OperandOrder:
     """
     proof = verify(schedule)
     if proof.left_fold:
-        return OperandOrder.LEFT_TO_RIGHT
+        return OperandOrder.AT_ONCE if proof.at_once else OperandOrder.LEFT_TO_RIGHT
     return OperandOrder.RANK if proof.rank_order else OperandOrder.ANY
 
 

@@ -35,9 +35,10 @@ from ringcoll.collectives import functions as api
 from ringcoll.collectives import groups
 from ringcoll.collectives.sharing import share_for
 from ringcoll.errors import ArgumentError
+from ringcoll.reduction import Reproducible
 from ringcoll.runtime.lives import tell
 from ringcoll.runtime.work import Work
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system import streams
 from ringcoll.system.schedule_files import as_algorithm
@@ -66,6 +67,8 @@ class Options:
     segment_bytes, wire_dtype
         As for the functions of `ringcoll.collectives.functions`; the wire dtype is used for sums
         of floating-point tensors only.
+    reproducible
+        As for the functions of `ringcoll.collectives.functions`, for all collectives that reduce.
     transport, cuda_transport, verify_messages
         As for `ringcoll.use`.
     share
@@ -87,6 +90,7 @@ class Options:
     algorithm: str | Schedule | Mapping[str, str | Schedule] = "auto"
     segment_bytes: int | None = None
     wire_dtype: torch.dtype | None = None
+    reproducible: Reproducible = False
     transport: str = "auto"
     cuda_transport: str = "auto"
     share: bool = False
@@ -115,6 +119,9 @@ class Options:
         keywords: dict[str, Any] = {"algorithm": self.algorithm_of(collective, world_size)}
         if self.segment_bytes is not None and collective not in ("all_to_all", "barrier"):
             keywords["segment_bytes"] = self.segment_bytes
+        rules = contract(collective)
+        if self.reproducible and rules.reduces and not rules.at_least_once:
+            keywords["reproducible"] = self.reproducible
         return keywords
 
 

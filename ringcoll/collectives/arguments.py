@@ -18,7 +18,15 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from ringcoll.collectives.groups import as_group, communicator, group_rank
 from ringcoll.cost.choice import segment_bytes_of
 from ringcoll.errors import ArgumentError
-from ringcoll.reduction import TORCH, Engine, Reduction, gpu, resolve
+from ringcoll.reduction import (
+    TORCH,
+    Engine,
+    Reduction,
+    Reproducible,
+    gpu,
+    reproduced,
+    resolve,
+)
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.runtime.operation import Operation, Request, is_short, needs_equal_blocks
 from ringcoll.runtime.stage import Stage, check_apart, is_dense, is_plain, share_blocks
@@ -234,9 +242,17 @@ class Arguments:
         row = tensor.numel() // rows if rows else 0
         return [size * row for size in sizes]
 
-    def reduces(self, op: object, wire_dtype: torch.dtype | None) -> None:
+    def reduces(
+        self, op: object, wire_dtype: torch.dtype | None, reproducible: Reproducible = False
+    ) -> None:
         """Bind the operator to the dtype, and choose what reduces."""
-        self.reduction = resolve(op, self.dtype, wire_dtype=wire_dtype, rank=self.rank)
+        self.reduction = reproduced(
+            resolve(op, self.dtype, wire_dtype=wire_dtype, rank=self.rank),
+            reproducible,
+            world_size=self.world_size,
+            device=self.device,
+            rank=self.rank,
+        )
         factor = self.reduction.operator.factor
         if isinstance(factor, Tensor) and factor.device not in (self.device, _CPU):
             raise self._refuse(
@@ -329,7 +345,6 @@ class Arguments:
                 rank,
             )
         is_own = is_short(stage.nbytes, self.device) and not prepared
-        operator = None if reduction is None else reduction.operator
         request = Request(
             collective=self.collective,
             algorithm=self.algorithm,
@@ -341,8 +356,8 @@ class Arguments:
             dtype=self.dtype,
             work_dtype=self.dtype if reduction is None else reduction.work_dtype,
             wire_dtype=self.dtype if reduction is None else reduction.wire_dtype,
-            operator="" if operator is None else str(operator),
-            order=OperandOrder.ANY if operator is None else operator.order,
+            operator="" if reduction is None else reduction.name,
+            order=OperandOrder.ANY if reduction is None else reduction.order,
             segment_bytes=self.segment_bytes
             or segment_bytes_of(self.collective, self.algorithm, self.device.type),
             split_input=split_input,

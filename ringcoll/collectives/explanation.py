@@ -14,7 +14,7 @@ from ringcoll.cost.choice import Choice, choose
 from ringcoll.cost.predict import Prediction
 from ringcoll.cost.table import Table, built_in
 from ringcoll.errors import ArgumentError
-from ringcoll.reduction import as_operator
+from ringcoll.reduction import Reproducible, as_operator, reproduced, resolve
 from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.system import settings, tuning
 from ringcoll.system.machine import cores
@@ -84,7 +84,12 @@ def _row(choice: Choice, prediction: Prediction) -> tuple[str, ...]:
 
 
 def explain(
-    collective: str, data: int | Tensor, group: Any = None, *, op: object = None
+    collective: str,
+    data: int | Tensor,
+    group: Any = None,
+    *,
+    op: object = None,
+    reproducible: Reproducible = False,
 ) -> Explanation:
     """Name the algorithm for which ``algorithm="auto"`` stands on a group, and the reason.
 
@@ -102,13 +107,16 @@ def explain(
         As for the collectives.
     op
         Reduction operator; by default an operator whose operands may change places.
+    reproducible
+        As for the collectives that reduce; it is a sum if ``op`` is ``None``, and of float32 if
+        ``data`` is a number.
 
     Raises
     ------
     ScheduleError
         There is no such collective.
     ArgumentError
-        ``data``, ``group`` or ``op`` is not what it should be.
+        ``data``, ``group``, ``op`` or ``reproducible`` is not what it should be.
 
     Examples
     --------
@@ -125,6 +133,11 @@ def explain(
     if table is None:
         table, notes = _expected_table(member.transport.name, member.world_size, 1, device.type)
     order = OperandOrder.ANY if op is None else as_operator(op).order
+    if reproducible:
+        dtype = data.dtype if isinstance(data, Tensor) else torch.float32
+        reduction = resolve("sum" if op is None else op, dtype, rank=member.rank)
+        world_size = member.world_size
+        order = reproduced(reduction, reproducible, world_size=world_size, device=device).order
     return _explanation(collective, _nbytes(data), member.world_size, order, table, notes)
 
 

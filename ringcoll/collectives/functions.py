@@ -14,6 +14,11 @@ Every function has torch's positional arguments, and beyond them keyword-only on
     arithmetic on 16-bit and 8-bit floats. Partial results are added up in at least
     float32, and rounded whenever they are sent; the result is rounded as well, and
     bitwise the same on all ranks.
+``reproducible``
+    What the bits of a result may depend on. With ``True`` they depend on the ranks' inputs, in rank
+    order, and not on algorithm, segments, transport, length or place; with ``"any_world_size"`` not on
+    the order and number of ranks either: sums are exact, and are rounded once. See
+    docs/reproducibility.md.
 ``timeout``
     Time limit of the operation; by default the group's.
 
@@ -48,6 +53,7 @@ from ringcoll.collectives.arguments import (
 from ringcoll.collectives.calls import Deferred, collective, operator, start, together
 from ringcoll.collectives.groups import as_group, communicator
 from ringcoll.errors import ArgumentError
+from ringcoll.reduction import Reproducible
 from ringcoll.runtime.operation import Operation
 from ringcoll.runtime.stage import fusible
 from ringcoll.runtime.work import Work
@@ -89,6 +95,7 @@ class ReduceOptions(MoveOptions, total=False):
     """Options of every function that reduces; see the module."""
 
     wire_dtype: torch.dtype | None
+    reproducible: Reproducible
 
 
 _Options = tuple[Any, ...]
@@ -108,10 +115,10 @@ def _sizes(sizes: Any) -> Any:
 
 
 def _all_reduce(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype = options
+    op, algorithm, segment_bytes, wire_dtype, reproducible = options
     call = Arguments("all_reduce", group, tensors, algorithm, segment_bytes)
     call.like(tensors[-1], tensors[0], "out")
-    call.reduces(op, wire_dtype)
+    call.reduces(op, wire_dtype, reproducible)
     outputs = (len(tensors) - 1,)
     return call.operation((0,), outputs, [tensors[0].numel()], prepared=prepared)
 
@@ -126,6 +133,7 @@ def all_reduce(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     wire_dtype: torch.dtype | None = None,
+    reproducible: Reproducible = False,
     out: Tensor | None = None,
     timeout: Timeout = None,
 ) -> Work | None:
@@ -143,7 +151,7 @@ def all_reduce(
         The group to work in; ``None`` for the default group.
     async_op
         Whether to return a work at once.
-    algorithm, segment_bytes, wire_dtype, timeout
+    algorithm, segment_bytes, wire_dtype, reproducible, timeout
         See the module.
     out
         Tensor of the same shape and dtype for the result; ``tensor`` then survives.
@@ -164,10 +172,12 @@ def all_reduce(
     [[1.0, 3.0, 5.0], [1.0, 3.0, 5.0]]
     """
     if getattr(tensor, "layout", None) is torch.sparse_coo:
+        of_dense: dict[str, object]
         of_dense = {"segment_bytes": segment_bytes, "wire_dtype": wire_dtype, "out": out}
+        of_dense["reproducible"] = reproducible or None
         return sparse.all_reduce(tensor, op, group, async_op, algorithm, timeout, **of_dense)
     tensors = (tensor,) if out is None else (tensor, out)
-    options = (operator(op), algorithm, segment_bytes, wire_dtype)
+    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
     return start(_all_reduce, group, tensors, options, async_op, timeout)
 
 
@@ -180,19 +190,20 @@ def _fused(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     wire_dtype: torch.dtype | None = None,
+    reproducible: Reproducible = False,
     timeout: Timeout = None,
 ) -> Any:
     """A single all-reduce of several tensors, laid end to end."""
-    options = (operator(op), algorithm, segment_bytes, wire_dtype)
+    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
     return start(_all_reduce_packed, group, tensors, options, async_op, timeout)
 
 
 def _all_reduce_packed(
     group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype = options
+    op, algorithm, segment_bytes, wire_dtype, reproducible = options
     call = Arguments("all_reduce", group, tensors, algorithm, segment_bytes)
-    call.reduces(op, wire_dtype)
+    call.reduces(op, wire_dtype, reproducible)
     lengths = [sum(tensor.numel() for tensor in tensors)]
     return call.operation((), (), lengths, is_packed=True, prepared=prepared)
 
@@ -228,11 +239,11 @@ def all_reduce_coalesced(
 
 
 def _reduce(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype, dst, group_dst = options
+    op, algorithm, segment_bytes, wire_dtype, reproducible, dst, group_dst = options
     call = Arguments("reduce", group, tensors, algorithm, segment_bytes)
     is_root = call.rooted(dst, group_dst, "dst")
     call.like(tensors[-1], tensors[0], "out")
-    call.reduces(op, wire_dtype)
+    call.reduces(op, wire_dtype, reproducible)
     outputs = (len(tensors) - 1,) if is_root else ()
     return call.operation((0,), outputs, [tensors[0].numel()], prepared=prepared)
 
@@ -249,6 +260,7 @@ def reduce(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     wire_dtype: torch.dtype | None = None,
+    reproducible: Reproducible = False,
     out: Tensor | None = None,
     timeout: Timeout = None,
 ) -> Work | None:
@@ -261,11 +273,11 @@ def reduce(
         the result on the destination, unless ``out`` is given there.
     dst, group_dst
         The destination, as a global rank or as a rank of the group: one of the two.
-    op, group, async_op, out, algorithm, segment_bytes, wire_dtype, timeout
+    op, group, async_op, out, algorithm, segment_bytes, wire_dtype, reproducible, timeout
         As for `all_reduce`.
     """
     tensors = (tensor,) if out is None else (tensor, out)
-    options = (operator(op), algorithm, segment_bytes, wire_dtype, dst, group_dst)
+    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible, dst, group_dst)
     return start(_reduce, group, tensors, options, async_op, timeout)
 
 
@@ -520,12 +532,12 @@ def scatter(
 
 
 def _reduce_scatter(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype, kind = options
+    op, algorithm, segment_bytes, wire_dtype, reproducible, kind = options
     call = Arguments("reduce_scatter", group, tensors, algorithm, segment_bytes)
     inputs = tensors[1:]
     call.one_a_rank(inputs, kind, "input_list")
     call.same_numel(tensors[0], inputs[call.rank].numel(), "output")
-    call.reduces(op, wire_dtype)
+    call.reduces(op, wire_dtype, reproducible)
     lengths = [tensor.numel() for tensor in inputs]
     numbers = range(1, len(tensors))
     return call.operation(numbers, (0,), lengths, split_input=True, prepared=prepared)
@@ -542,6 +554,7 @@ def reduce_scatter(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     wire_dtype: torch.dtype | None = None,
+    reproducible: Reproducible = False,
     timeout: Timeout = None,
 ) -> Work | None:
     """Reduce a list of tensors over all ranks; rank r gets tensor r of the result.
@@ -553,22 +566,22 @@ def reduce_scatter(
     input_list
         One tensor a rank; they may differ in size, but tensor r has the same size on
         all ranks.
-    op, group, async_op, algorithm, segment_bytes, wire_dtype, timeout
+    op, group, async_op, algorithm, segment_bytes, wire_dtype, reproducible, timeout
         As for `all_reduce`.
     """
     tensors = [output, *_listed(input_list)]
-    options = (operator(op), algorithm, segment_bytes, wire_dtype, type(input_list))
+    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible, type(input_list))
     return start(_reduce_scatter, group, tensors, options, async_op, timeout)
 
 
 def _reduce_scatter_single(
     group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype = options
+    op, algorithm, segment_bytes, wire_dtype, reproducible = options
     call = Arguments("reduce_scatter", group, tensors, algorithm, segment_bytes)
     numel = tensors[0].numel()
     call.same_numel(tensors[1], call.world_size * numel, "input")
-    call.reduces(op, wire_dtype)
+    call.reduces(op, wire_dtype, reproducible)
     return call.operation((1,), (0,), [numel] * call.world_size, prepared=prepared)
 
 
@@ -583,6 +596,7 @@ def reduce_scatter_single(
     algorithm: AlgorithmChoice = "auto",
     segment_bytes: int | None = None,
     wire_dtype: torch.dtype | None = None,
+    reproducible: Reproducible = False,
     timeout: Timeout = None,
 ) -> Work | None:
     """Reduce a tensor over all ranks; rank r gets block r of the result.
@@ -593,10 +607,10 @@ def reduce_scatter_single(
         Tensor for the result. It may be this rank's block of the input.
     input
         world_size times as many elements as the output; same size on all ranks.
-    op, group, async_op, algorithm, segment_bytes, wire_dtype, timeout
+    op, group, async_op, algorithm, segment_bytes, wire_dtype, reproducible, timeout
         As for `all_reduce`.
     """
-    options = (operator(op), algorithm, segment_bytes, wire_dtype)
+    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
     return start(_reduce_scatter_single, group, (output, input), options, async_op, timeout)
 
 

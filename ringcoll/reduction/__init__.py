@@ -8,13 +8,15 @@ Integers wrap around, as in torch. torch cannot add all unsigned dtypes: their b
 signed numbers, or converted to a wider dtype. For bool, SUM and MAX are *or*, PRODUCT and MIN are
 *and*, as in torch's NCCL backend.
 
-=============  ==========================================================
-`operators`    operators, and their reductions for each dtype
-`engine`       the engine that computes with torch's operators
-`gpu`          the engine that computes with kernels, for CUDA tensors
-`kernels`      the kernels' source, types and sizes
-`predicted`    results from the order of reduction, before a call
-=============  ==========================================================
+==============  =========================================================
+`operators`     operators, and their reductions for each dtype
+`engine`        the engine that computes with torch's operators
+`gpu`           the engine that computes with kernels, for CUDA tensors
+`kernels`       the kernels' source, types and sizes
+`reproducible`  reductions whose bits depend on the inputs only
+`exact`         sums of floats that are rounded once
+`predicted`     results from the order of reduction, before a call
+==============  =========================================================
 
 May be imported from outside: ``__all__``, and `gpu.engine`.
 """
@@ -29,16 +31,19 @@ from ringcoll.reduction.operators import (
     resolve,
 )
 from ringcoll.reduction.predicted import predicted_result, reduce_in_order
+from ringcoll.reduction.reproducible import Reproducible, reproduced
 
 __all__ = [
     "TORCH",
     "Engine",
     "Operator",
     "Reduction",
+    "Reproducible",
     "UserOp",
     "as_operator",
     "predicted_result",
     "premul_sum",
     "reduce_in_order",
+    "reproduced",
     "resolve",
 ]

@@ -60,6 +60,9 @@ class Engine:
         steps: list[Callable[[], object]] = []
         if not others and total is not target:
             steps.append(partial(target.copy_, total))
+        if others and reduction.combine_all is not None:
+            steps.append(partial(reduction.combine_all, sources, target))
+            others = []
         for other in others:
             mixed = total.dtype is not target.dtype or other.dtype is not target.dtype
             combine = partial(_widened, reduction.combine) if mixed else reduction.combine

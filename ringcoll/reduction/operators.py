@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.schedule.contracts import OperandOrder
 
 __all__ = [
+    "FLOAT8",
     "SIGNED_TWIN",
     "Combiner",
     "Operator",
@@ -186,6 +187,14 @@ class Reduction:
         Function for the encoded input of each rank, before the first send.
     finish
         Function that changes a complete chunk in place: of the tensor and the number of ranks.
+    combine_all
+        ``combine_all(sources, out)`` reduces the operands of all ranks together, in place of
+        ``combine``, which would round in between; ``out`` may be one of them. ``None`` to combine
+        two at a time.
+    order
+        The order in which operands have to be reduced; by default that of the operator.
+    manner
+        Word before the operator's name, where results are not those of any order.
     """
 
     operator: Operator
@@ -198,6 +207,14 @@ class Reduction:
     shares_memory: bool = True
     scale: Callable[[Tensor], Tensor] | None = None
     finish: Callable[[Tensor, int], object] | None = None
+    combine_all: Callable[[Sequence[Tensor], Tensor], object] | None = None
+    order: OperandOrder = OperandOrder.ANY
+    manner: str = ""
+
+    @property
+    def name(self) -> str:
+        """The operator in words; ranks that combine otherwise have other words."""
+        return f"{self.manner} {self.operator}".lstrip()
 
     def in_pieces(self) -> Reduction:
         """The same reduction without torch's threads, for ranks that have no cores for them.
@@ -209,6 +226,8 @@ class Reduction:
         combine = self.combine
         if self.operator.user is not None:
             return self  # nobody knows what the user's function does to a piece
+        if self.combine_all is not None:
+            return self  # it works in pieces
 
         def combined(*vectors: Tensor, out: Tensor) -> None:
             pieces = (torch.split(vector, SERIAL_NUMEL) for vector in (*vectors, out))
@@ -246,13 +265,14 @@ SIGNED_TWIN = {
     torch.uint64: torch.int64,
 }
 """Unsigned dtypes, and the signed dtypes of as many bits that stand for them."""
-_FLOAT8 = (
+FLOAT8 = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
     torch.float8_e4m3fnuz,
     torch.float8_e5m2fnuz,
 )
-_NARROW = (torch.float16, torch.bfloat16, *_FLOAT8)
+"""Floats of 8 bits, which torch can convert only."""
+_NARROW = (torch.float16, torch.bfloat16, *FLOAT8)
 _COMPUTED = (torch.float64, torch.float32, *_NARROW, torch.complex64, torch.complex128)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *SIGNED_TWIN)
 _TOP_BIT = torch.iinfo(torch.int64).min
@@ -264,7 +284,9 @@ def _flip_top_bit(tensor: Tensor) -> Tensor:
 
 
 def _divide(tensor: Tensor, world_size: int) -> object:
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+    if tensor.is_complex():  # torch would divide by a complex number, with more roundings
+        return _divide(torch.view_as_real(tensor), world_size)
+    if tensor.dtype.is_floating_point:
         if tensor.is_cuda and world_size & (world_size - 1):
             # To divide by a number on a GPU, torch multiplies with the reciprocal and rounds
             # twice (BinaryDivTrueKernel.cu); the kernels and the CPU round once.
@@ -305,7 +327,7 @@ def _dtypes(
     operator: Operator, dtype: torch.dtype, wire_dtype: torch.dtype | None, rank: int | None
 ) -> tuple[torch.dtype, torch.dtype]:
     """Dtypes in which an operator computes, and in which data are sent."""
-    wide = dtype in _FLOAT8 or (dtype in _NARROW and operator.name in _ARITHMETIC)
+    wide = dtype in FLOAT8 or (dtype in _NARROW and operator.name in _ARITHMETIC)
     work = torch.float32 if wide else dtype
     if wire_dtype is None or (wire_dtype is dtype and not wide):
         return work, work
@@ -492,6 +514,7 @@ def _cast(
         shares_memory=work is wire is dtype,
         scale=scale,
         finish=finish,
+        order=operator.order,
     )
 
 

@@ -146,6 +146,8 @@ def _lent(plan: Plan, transport: Transport, reduction: Reduction) -> dict[int, d
     """Those of `Plan.lent` that are long enough, and can be reduced piece by piece."""
     if transport.lends_from == math.inf or reduction.operator.user is not None:
         return {}  # nobody knows what the user's function does to a piece
+    if reduction.combine_all is not None:
+        return {}  # a piece that is read is added before the next is there
     lent = {}
     for index, sources in plan.lent.items():
         combine = plan.instructions[index]

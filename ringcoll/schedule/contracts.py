@@ -32,9 +32,16 @@ class OperandOrder(IntEnum):
     """Operands stay in rank order, in any brackets: for operators that do not commute."""
     LEFT_TO_RIGHT = 2
     """``((x0 + x1) + x2) + ...``: for operators that are not associative, either."""
+    AT_ONCE = 3
+    """The same in a single reduction of all operands: no partial result is kept or sent."""
 
     def __str__(self) -> str:
-        return ("any order", "rank order", "rank order, from left to right")[self]
+        return (
+            "any order",
+            "rank order",
+            "rank order, from left to right",
+            "rank order, all operands at once",
+        )[self]
 
 
 @dataclass(frozen=True)

@@ -180,6 +180,8 @@ class Proof:
     same_everywhere
         Whether all ranks that hold a chunk reduced it in the same order, and so
         have it bitwise equal.
+    at_once
+        Whether each reduction has the operands of all ranks, so that there are no partial results.
     """
 
     schedule: Schedule
@@ -194,6 +196,7 @@ class Proof:
     in_flight: int
     staged: frozenset[tuple[int, int]]
     same_everywhere: bool
+    at_once: bool
     _results: dict[int, int] = field(repr=False)
     _symbols: _Symbols = field(repr=False)
 
@@ -284,6 +287,7 @@ class _Verifier:
         # A set contract has no last reduction: a complete chunk may be received again.
         self.completes = self.rules.reduces and not self.rules.at_least_once
         self.aliasing_matters = False
+        self.has_partial_results = False
         self.step = 0
         self.tally = Tally(world_size)
         self.staged: set[tuple[int, int]] = set()
@@ -538,6 +542,8 @@ class _Verifier:
         completed = 0
         for ref, total in zip(into, totals, strict=True):
             complete = reduced and self.symbols.contributors[total] == self.everyone
+            if reduced and not complete:
+                self.has_partial_results = True
             if complete == operation.final or not self.completes:
                 continue
             completed += 1
@@ -637,6 +643,7 @@ class _Verifier:
             in_flight=tally.in_flight,
             staged=frozenset(self.staged),
             same_everywhere=same,
+            at_once=not self.has_partial_results,
             _results=results,
             _symbols=symbols,
         )

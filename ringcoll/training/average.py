@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
-from ringcoll.reduction import premul_sum
+from ringcoll.reduction import Reproducible, premul_sum
 from ringcoll.schedule.ir import Schedule
 from ringcoll.training.checks import check_dense
 
@@ -29,6 +29,7 @@ def average_gradients(
     *,
     algorithm: str | Schedule = "auto",
     wire_dtype: torch.dtype | None = None,
+    reproducible: Reproducible = False,
 ) -> None:
     """Replace each ``.grad`` by its average over all ranks; call it between backward and step.
 
@@ -39,7 +40,7 @@ def average_gradients(
         gradient are left out; a parameter whose ``.grad`` is ``None`` takes part with zeros.
     group
         Group of the ranks that train together; ``None`` for the default group.
-    algorithm, wire_dtype
+    algorithm, wire_dtype, reproducible
         As for `ringcoll.all_reduce`.
 
     Raises
@@ -62,4 +63,11 @@ def average_gradients(
     for _, param in params:
         if param.grad is None:
             param.grad = torch.zeros_like(param)
-        api.all_reduce(param.grad, op, group, algorithm=algorithm, wire_dtype=wire_dtype)
+        api.all_reduce(
+            param.grad,
+            op,
+            group,
+            algorithm=algorithm,
+            wire_dtype=wire_dtype,
+            reproducible=reproducible,
+        )

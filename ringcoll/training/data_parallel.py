@@ -51,6 +51,7 @@ from torch.utils.hooks import RemovableHandle
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, BackwardError
+from ringcoll.reduction import Reproducible
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.ir import Schedule
 from ringcoll.training.average import average_gradients, average_op
@@ -103,7 +104,7 @@ class BucketedDataParallel(nn.Module):
         Group of the ranks that train together; ``None`` for the default group.
     bucket_bytes
         Bytes with which a bucket is complete; the first bucket is complete with 1 MiB at most.
-    algorithm, wire_dtype
+    algorithm, wire_dtype, reproducible
         As for `ringcoll.all_reduce`.
 
     Raises
@@ -132,6 +133,7 @@ class BucketedDataParallel(nn.Module):
         bucket_bytes: int = _BUCKET_BYTES,
         algorithm: str | Schedule = "auto",
         wire_dtype: torch.dtype | None = None,
+        reproducible: Reproducible = False,
     ) -> None:
         super().__init__()
         if bucket_bytes < 1:
@@ -144,7 +146,11 @@ class BucketedDataParallel(nn.Module):
             raise ArgumentError("no parameter needs a gradient", argument="module")
         self.module, self.group = module, group
         self._op = average_op(wire_dtype, as_group(group).size())
-        self._options: dict[str, Any] = {"algorithm": algorithm, "wire_dtype": wire_dtype}
+        self._options: dict[str, Any] = {
+            "algorithm": algorithm,
+            "wire_dtype": wire_dtype,
+            "reproducible": reproducible,
+        }
         params = [param for _, param in named]
         buckets = assign_buckets(params, bucket_bytes, min(bucket_bytes, _FIRST_BUCKET_BYTES))
         self._buckets = [

@@ -12,6 +12,7 @@ from torch import Tensor
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.collectives.sharing import share_for
+from ringcoll.reduction import Reproducible
 from ringcoll.schedule.ir import Schedule
 from ringcoll.training.average import average_op
 
@@ -27,7 +28,7 @@ class HookOptions:
     group
         Group of the ranks that train together, the same as of ``DistributedDataParallel``;
         ``None`` for the default group.
-    algorithm, segment_bytes, wire_dtype
+    algorithm, segment_bytes, wire_dtype, reproducible
         As for `ringcoll.all_reduce`.
     share
         Whether the buckets move to shared memory at their first use: see `ringcoll.share`. For the
@@ -38,6 +39,7 @@ class HookOptions:
     algorithm: str | Schedule = "auto"
     segment_bytes: int | None = None
     wire_dtype: torch.dtype | None = None
+    reproducible: Reproducible = False
     share: bool = False
 
 
@@ -80,6 +82,7 @@ def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.future
         algorithm=state.algorithm,
         segment_bytes=state.segment_bytes,
         wire_dtype=state.wire_dtype,
+        reproducible=state.reproducible,
     )
     assert work is not None
     # C++ understands an exception that the callback raises. C++ would take a Python future's
