@@ -35,7 +35,7 @@ from ringcoll.collectives import functions as api
 from ringcoll.collectives import groups
 from ringcoll.collectives.sharing import share_for
 from ringcoll.errors import ArgumentError
-from ringcoll.reduction import Reproducible
+from ringcoll.reduction import Reproducible, check_level
 from ringcoll.runtime.lives import tell
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.contracts import CONTRACTS, contract
@@ -99,6 +99,7 @@ class Options:
     def __post_init__(self) -> None:
         catalogue.named("cpu", self.transport)
         catalogue.named("cuda", self.cuda_transport)
+        check_level(self.reproducible)
 
     def algorithm_of(self, collective: str, world_size: int) -> str | Schedule:
         """Name of the algorithm for a collective, or the schedule.

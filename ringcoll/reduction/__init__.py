@@ -31,7 +31,7 @@ from ringcoll.reduction.operators import (
     resolve,
 )
 from ringcoll.reduction.predicted import predicted_result, reduce_in_order
-from ringcoll.reduction.reproducible import Reproducible, reproduced
+from ringcoll.reduction.reproducible import Reproducible, check_level, reproduced
 
 __all__ = [
     "TORCH",
@@ -41,6 +41,7 @@ __all__ = [
     "Reproducible",
     "UserOp",
     "as_operator",
+    "check_level",
     "predicted_result",
     "premul_sum",
     "reduce_in_order",

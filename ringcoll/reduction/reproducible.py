@@ -28,12 +28,30 @@ from ringcoll.reduction.exact import exact_sum
 from ringcoll.reduction.operators import FLOAT8, Reduction
 from ringcoll.schedule.contracts import OperandOrder
 
-__all__ = ["Reproducible", "reproduced"]
+__all__ = ["Reproducible", "check_level", "reproduced"]
 
 Reproducible = bool | Literal["any_world_size"]
 """What bits may depend on: everything, the inputs in rank order, or the inputs in any order."""
 
 _KEYS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def check_level(level: Any, rank: int | None = None) -> None:
+    """Check an argument ``reproducible``.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such level.
+    """
+    if not (isinstance(level, bool) or level == "any_world_size"):
+        raise ArgumentError(
+            "no such level",
+            rank=rank,
+            argument="reproducible",
+            expected="False, True or 'any_world_size'",
+            got=repr(level),
+        )
 
 
 def reproduced(
@@ -67,9 +85,7 @@ def reproduced(
         got = repr(level) if argument == "reproducible" else device
         return ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
 
-    asked: Any = level
-    if not (isinstance(asked, bool) or asked == "any_world_size"):
-        raise refuse("no such level", "False, True or 'any_world_size'")
+    check_level(level, rank)
     operator, dtype = reduction.operator, reduction.dtype
     is_exact_anyhow = not (dtype.is_floating_point or dtype.is_complex) and operator.user is None
     if level is False or is_exact_anyhow:

@@ -330,6 +330,7 @@ def test_rank_order_where_it_is_claimed(algorithm: Algorithm) -> None:
 def test_what_goes_straight_is_a_left_fold(name: str, world_size: int) -> None:
     for proof in proofs(find(*name.split()), world_size):
         assert proof.left_fold
+        assert proof.at_once
 
 
 @pytest.mark.parametrize("algorithm", EVERY, ids=name_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from ringcoll import Options
 from ringcoll.algorithms import algorithms
 from ringcoll.backend.process_group import ProcessGroup, _CoalescedWork
-from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
+from ringcoll.errors import ArgumentError, UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.runtime.work import Work
 from tests.programs import backend_calls
 from tests.programs.threads import together
@@ -73,6 +74,27 @@ def test_options_choose_what_travels(pool):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("level", [True, "any_world_size"])
+def test_training_has_the_same_bits_over_every_transport(pool, level: Any) -> None:
+    runs = {
+        transport: pool(3, "ringcoll").run(backend_calls.trained, transport, level)
+        for transport in ("gloo", "shared")
+    }
+    for losses, parameters in runs["gloo"]:
+        assert len(losses) == 4
+        assert parameters == runs["gloo"][0][1]
+        assert len(set(losses)) == 4
+    assert runs["gloo"] == runs["shared"]
+
+
+@pytest.mark.processes
+def test_options_for_reproducible_results(pool) -> None:
+    for text, integer in pool(3, "ringcoll").run(backend_calls.not_in_order):
+        assert "reproducible sum is not associative" in text
+        assert integer == 6
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "options, kind, part",
     [
@@ -91,6 +113,8 @@ def test_an_algorithm_that_cannot_run_on_so_many_ranks():
     with pytest.raises(UnknownAlgorithmError, match="rnig"):
         Options(algorithm="rnig").algorithm_of("all_reduce", 4)
     assert Options(algorithm="ring").algorithm_of("all_to_all", 4) == "auto"
+    with pytest.raises(ArgumentError, match="no such level"):
+        Options(reproducible="exact")  # type: ignore[arg-type]
     assert UnsupportedWorldSizeError.__mro__.index(ValueError)
 
 

@@ -114,6 +114,16 @@ def test_operators_that_need_an_order_get_it(operator: Any, world_size: int) -> 
                     )
 
 
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "reduce"])
+def test_operands_that_have_to_meet_at_once_do_so_on_several_hosts(collective: str) -> None:
+    across = parse_rules("all_reduce:0-inf:hierarchical:hosts=2-inf")
+    for nbytes in SIZES:
+        own = table(8, hosts=2, tuned=across, source=MEASURED)
+        choice = choose(collective, nbytes, 8, own, OperandOrder.AT_ONCE)
+        assert find(collective, choice.algorithm).order is OperandOrder.AT_ONCE
+    assert choose("all_reduce", 1 << 20, 8, own).algorithm == "hierarchical"
+
+
 def test_what_is_taken_for_in_order_is_so_everywhere() -> None:
     kept = [entry for entry in algorithms() if entry.order is not OperandOrder.ANY]
     assert len(kept) >= 7

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
+from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll.collectives.arguments
 from tests.programs.faults import catch
@@ -169,6 +170,38 @@ def with_options(options: Any) -> list[tuple[str, str, torch.dtype]]:
         dist.all_gather_into_tensor(torch.ones(4 * size), torch.ones(4), group=group)
         dist.barrier(group)
     return found
+
+
+def trained(transport: str, level: Any) -> tuple[list[float], bytes]:
+    """Losses of a rank under torch's DistributedDataParallel, and the parameters' bits."""
+    group: Any = dist.new_group(
+        pg_options=ringcoll.Options(transport=transport, reproducible=level)
+    )
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 16, generator=data)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    whole = torch.cat([parameter.detach().view(-1) for parameter in model.parameters()])
+    return losses, whole.numpy().tobytes()
+
+
+def not_in_order() -> tuple[str, float]:
+    """The error of a sum by an algorithm of another order; and a sum that needs no order."""
+    options = ringcoll.Options(algorithm="ring", reproducible=True)
+    group: Any = dist.new_group(pg_options=options)
+    caught = catch(lambda: dist.all_reduce(torch.ones(4), group=group))
+    dist.barrier(group)
+    integer = torch.tensor([1 + dist.get_rank()])
+    dist.all_reduce(integer, group=group)
+    return caught.text, integer.item()
 
 
 def refused(options: Any) -> tuple[str, str]:

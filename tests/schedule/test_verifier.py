@@ -1348,6 +1348,22 @@ def test_rank_order_and_left_fold() -> None:
     assert not proof_of("all_reduce", "ring", 3).rank_order
 
 
+def test_reductions_of_all_operands_at_once() -> None:
+    assert proof_of("all_reduce", "two_shot", 4).at_once
+    assert proof_of("all_reduce", "ring", 2).at_once
+    assert not proof_of("all_reduce", "ring", 3).at_once
+
+    def one_by_one(rank: int) -> Program:
+        if rank:
+            yield Step(send(0, inp(0)))
+        else:
+            yield Step(recv_reduce(1, out(0), inp(0)), recv_reduce(2, out(0), out(0)))
+
+    proof = verify(Schedule("reduce", "one_by_one", 3, 1, 0, one_by_one))
+    assert proof.left_fold
+    assert not proof.at_once  # the sum of two is kept until the third comes
+
+
 TWICE_FINAL = """\
 schedule all_reduce twice world_size=2 num_chunks=1 num_slots=1 root=0
 rank 0
