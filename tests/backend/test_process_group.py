@@ -75,9 +75,10 @@ def test_options_choose_what_travels(pool):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("level", [True, "any_world_size"])
-def test_training_has_the_same_bits_over_every_transport(pool, level: Any) -> None:
+@pytest.mark.parametrize("by_hook", [False, True], ids=["group", "hook"])
+def test_training_has_the_same_bits_over_every_transport(pool, level: Any, by_hook: bool) -> None:
     runs = {
-        transport: pool(3, "ringcoll").run(backend_calls.trained, transport, level)
+        transport: pool(3, "ringcoll").run(backend_calls.trained, transport, level, by_hook)
         for transport in ("gloo", "shared")
     }
     for losses, parameters in runs["gloo"]:

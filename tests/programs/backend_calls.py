@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll.collectives.arguments
+from ringcoll.training.data_parallel import HookOptions, all_reduce_hook
 from tests.programs.faults import catch
 
 __all__ = ["SHORT_FORMS"]
@@ -172,14 +173,18 @@ def with_options(options: Any) -> list[tuple[str, str, torch.dtype]]:
     return found
 
 
-def trained(transport: str, level: Any) -> tuple[list[float], bytes]:
-    """Losses of a rank under torch's DistributedDataParallel, and the parameters' bits."""
-    group: Any = dist.new_group(
-        pg_options=ringcoll.Options(transport=transport, reproducible=level)
-    )
+def trained(transport: str, level: Any, by_hook: bool) -> tuple[list[float], bytes]:
+    """Losses of a rank under torch's DistributedDataParallel, and the parameters' bits.
+
+    The level is an option of the hook, or of the group.
+    """
+    of_group = ringcoll.Options(transport=transport, reproducible=not by_hook and level)
+    group: Any = dist.new_group(pg_options=of_group)
     torch.manual_seed(3)
     layers = [torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group)
+    if by_hook:
+        model.register_comm_hook(HookOptions(group, reproducible=level), all_reduce_hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data = torch.Generator().manual_seed(dist.get_rank())
     losses = []

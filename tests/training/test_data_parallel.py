@@ -8,9 +8,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from ringcoll import run_threads
-from ringcoll.training.data_parallel import StepReport, assign_buckets, average_gradients
+from ringcoll.errors import ArgumentError
+from ringcoll.training.data_parallel import (
+    BucketedDataParallel,
+    StepReport,
+    assign_buckets,
+    average_gradients,
+)
 from tests.cases.effort import effort
 from tests.programs import training
 from tests.programs.training import Setting, Trained
@@ -207,3 +214,25 @@ class TestErrors:
             assert "MismatchError" in caught.text or trainer != "hook"
             assert "algorithm ring" in caught.text
             assert "algorithm binomial_tree" in caught.text
+
+
+@pytest.mark.parametrize("level", [True, "any_world_size"])
+def test_gradients_of_reproducible_averages(level):
+    """The option reaches the all-reduces: of another order, or exact."""
+    contributions = [2.0**30, 1.0, -(2.0**30), 1.0]
+
+    def rank_main(group):
+        number = contributions[group.rank()]
+        linear = nn.Linear(1, 3, bias=False)
+        model = BucketedDataParallel(linear, group, reproducible=level)
+        (model(torch.ones(1, 1)).sum() * number).backward()
+        model.finish()
+        averaged = nn.Parameter(torch.zeros(3))
+        averaged.grad = torch.full((3,), number)
+        average_gradients([averaged], group, reproducible=level)
+        with pytest.raises(ArgumentError, match="ring"):
+            average_gradients([averaged], group, algorithm="ring", reproducible=level)
+        return [weight.grad.flatten().tolist() for weight in (linear.weight, averaged)]
+
+    wanted = [0.25 if level is True else 0.5] * 3
+    assert run_threads(rank_main, 4) == [[wanted, wanted]] * 4
