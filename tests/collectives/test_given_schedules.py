@@ -26,6 +26,7 @@ from ringcoll.errors import (
 from ringcoll.formats import from_msccl, to_msccl
 from ringcoll.launch.processes import Ranks
 from ringcoll.schedule import Proof, Schedule, verify
+from tests.cases.algorithms import worlds_of
 
 K = 3
 TWO, SIX = torch.ones(2), torch.ones(6)
