@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -232,7 +233,8 @@ def test_gradients_of_reproducible_averages(level):
         average_gradients([averaged], group, reproducible=level)
         with pytest.raises(ArgumentError, match="ring"):
             average_gradients([averaged], group, algorithm="ring", reproducible=level)
-        return [weight.grad.flatten().tolist() for weight in (linear.weight, averaged)]
+        gradients: list[Any] = [linear.weight.grad, averaged.grad]
+        return [gradient.flatten().tolist() for gradient in gradients]
 
     wanted = [0.25 if level is True else 0.5] * 3
     assert run_threads(rank_main, 4) == [[wanted, wanted]] * 4
