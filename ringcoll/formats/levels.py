@@ -49,6 +49,8 @@ from ringcoll.schedule.ir import (
 
 __all__ = ["levelled"]
 
+_WAIT = Step()
+
 
 def levelled(places: Places, name: str, events: list[Event], *, in_place: bool) -> Schedule:
     """Turn events into a schedule, which is still to be verified.
@@ -87,7 +89,7 @@ def levelled(places: Places, name: str, events: list[Event], *, in_place: bool) 
         world_size=places.world_size,
         num_chunks=places.num_chunks,
         num_slots=run.num_slots,
-        program=lambda rank: programs[rank],
+        program=lambda rank: _steps(programs[rank]),
         root=places.root,
     )
 
@@ -138,19 +140,18 @@ def _constraints(
 
 def _programs(
     world_size: int, run: Run, staged: set[int], levels: Sequence[int]
-) -> list[tuple[Step, ...]]:
-    """The steps of each rank.
+) -> list[dict[int, Step]]:
+    """The steps of each rank in which it does anything, by their number.
 
     The operations of a step are in the order of the events, a send in that of its receive: so
     sends and receives of two ranks pair up, and sums are made in the original's order.
     """
-    num_steps = 1 + max(levels, default=-1)
-    steps: list[list[list[Operation]]] = [[[] for _ in range(num_steps)] for _ in range(world_size)]
+    steps: list[dict[int, list[Operation]]] = [{} for _ in range(world_size)]
     for number in run.order:
         event = run.events[number]
-        own = steps[event.rank][levels[number]]
         if event.message < 0:
-            own += _local(event)
+            for operation in _local(event):
+                steps[event.rank].setdefault(levels[number], []).append(operation)
             continue
         sender = run.events[event.message]
         level = levels[event.message]
@@ -162,13 +163,21 @@ def _programs(
             pairs: Iterator[tuple[Operation, Operation]] = iter(
                 [(Send(event.rank, sender.sources), Recv(sender.rank, buffer))]
             )
+            own = steps[event.rank].setdefault(levels[number], [])
             own += _taken(event, sender.rank, buffer)
         else:
             pairs = _messages(event, sender)
         for sent, received in pairs:
-            steps[sender.rank][level].append(sent)
-            steps[event.rank][level].append(received)
-    return [tuple(Step(*operations) for operations in program) for program in steps]
+            steps[sender.rank].setdefault(level, []).append(sent)
+            steps[event.rank].setdefault(level, []).append(received)
+    return [
+        {level: Step(*operations) for level, operations in program.items()} for program in steps
+    ]
+
+
+def _steps(program: dict[int, Step]) -> Iterator[Step]:
+    """All steps of a rank; those in which it waits take no memory."""
+    return (program.get(level, _WAIT) for level in range(1 + max(program, default=-1)))
 
 
 def _local(event: Event) -> Iterator[Operation]:
