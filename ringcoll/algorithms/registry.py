@@ -423,7 +423,9 @@ def unregister(collective: str, name: str) -> None:
     _changed()
 
 
-def algorithms(collective: str | None = None, world_size: int | None = None) -> Iterator[Algorithm]:
+def algorithms(
+    collective: str | None = None, world_size: int | None = None, *, variants: bool = False
+) -> Iterator[Algorithm]:
     """Registered algorithms, in order of registration.
 
     Parameters
@@ -433,6 +435,9 @@ def algorithms(collective: str | None = None, world_size: int | None = None) -> 
     world_size
         Number of ranks, to leave out the algorithms that are not defined for it; by default
         none is left out.
+    variants
+        Whether an algorithm with a parameter comes with each of its `Algorithm.variants`, which
+        is what ``"auto"`` considers.
 
     Raises
     ------
@@ -440,9 +445,11 @@ def algorithms(collective: str | None = None, world_size: int | None = None) -> 
         There is no such collective.
     """
     wanted = CONTRACTS if collective is None else {contract(collective).collective}
-    for entry in tuple(_REGISTRY.values()):
-        if entry.collective in wanted and (world_size is None or not entry.restriction(world_size)):
-            yield entry
+    for registered in tuple(_REGISTRY.values()):
+        if registered.collective in wanted:
+            for entry in registered.variants if variants else (registered,):
+                if world_size is None or not entry.restriction(world_size):
+                    yield entry
 
 
 def find(collective: str, name: str) -> Algorithm:

@@ -177,7 +177,7 @@ def candidates(collective: str, world_size: int) -> tuple[str, ...]:
     unequal = not contract(collective).common_lengths
     return tuple(
         entry.name
-        for entry in algorithms(collective, world_size)
+        for entry in algorithms(collective, world_size, variants=True)
         if entry.built_in and not (unequal and entry.equal_blocks)
     )
 

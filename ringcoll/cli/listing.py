@@ -64,6 +64,10 @@ def list_algorithms(collective: str | None, as_json: bool) -> None:
     times the lower bound each is. Traffic is what the busiest rank sends or receives,
     added up over the steps. With module:algorithm or path/file.py:algorithm in place
     of COLLECTIVE, that algorithm of yours is listed.
+
+    A name with = chooses the parameter of an algorithm that has one, such as circulant=64 for
+    64 blocks. Names with + are a hierarchy of all_reduce algorithms, such as ring+two_shot: the
+    first runs inside each host, the second across; a third is for groups of hosts.
     """
     if collective is None:
         families = [list(algorithms(name)) for name in CONTRACTS]
@@ -81,6 +85,7 @@ def list_algorithms(collective: str | None, as_json: bool) -> None:
                     "pipelined": entry.pipelined,
                     "equal_blocks": entry.equal_blocks,
                     "restriction": entry.needs,
+                    "parameter": entry.parameter and entry.parameter.name,
                     "source": entry.source,
                     "at": _proved(entry),
                 }

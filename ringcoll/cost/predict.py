@@ -345,11 +345,8 @@ def predictions(
     unequal = not contract(collective).common_lengths
     rows = [
         (predict(entry, nbytes, world_size, costs), entry.second_choice)
-        for registered in algorithms(collective, world_size)
-        if registered.built_in and not registered.needs_hosts
-        if not (unequal and registered.equal_blocks)
-        for entry in registered.variants
-        if not entry.restriction(world_size)
+        for entry in algorithms(collective, world_size, variants=True)
+        if entry.built_in and not entry.needs_hosts and not (unequal and entry.equal_blocks)
     ]
     return tuple(row for row, _ in sorted(rows, key=_order))
 

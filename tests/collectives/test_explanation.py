@@ -25,7 +25,8 @@ def test_an_explanation_shows_the_alternatives() -> None:
     head, _, chosen = text.splitlines()[0].rpartition(" ")
     assert head == "all_reduce of 4096 bytes on 4 ranks, 1 host, local:"
     assert "why: the least predicted time (costs: built-in)" in text
-    names = {one.name for one in algorithms("all_reduce", 4) if not one.needs_hosts}
+    every = algorithms("all_reduce", 4, variants=True)
+    names = {entry.name for entry in every if not entry.needs_hosts}
     rows = [line.split() for line in text.splitlines()[4:-4]]
     assert {row[-6] for row in rows} == names
     waits = {row[-6]: int(row[-4]) for row in rows}

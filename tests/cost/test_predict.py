@@ -296,11 +296,6 @@ def test_a_chain_has_no_further_messages_and_is_cut_as_often_as_is_allowed() -> 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_what_cannot_run_is_not_predicted(collective: str, world_size: int) -> None:
     rows = predictions(collective, 1 << 10, world_size, costs())
-    able = {
-        variant.name
-        for entry in algorithms(collective)
-        for variant in entry.variants
-        if not variant.restriction(world_size)
-    }
+    able = {entry.name for entry in algorithms(collective, world_size, variants=True)}
     assert rows
     assert {row.algorithm for row in rows} <= able
