@@ -53,6 +53,7 @@ FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 # No operating system, no clock, no chance: what a schedule is depends on its arguments only.
 ALLOWED = {
     "__future__",
+    "array",
     "collections",
     "contextlib",
     "dataclasses",
@@ -65,6 +66,7 @@ ALLOWED = {
     "itertools",
     "json",
     "math",
+    "operator",
     "re",
     "typing",
     "xml",

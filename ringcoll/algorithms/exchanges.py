@@ -37,7 +37,12 @@ def spread(rank: int, rounds: Rounds) -> list[int]:
 
 def reached(rank: int, rounds: Rounds) -> list[int]:
     """The ranks that a rank's data reach in some rounds, in order."""
-    return sorted(spread(rank, rounds))
+    return sorted(spread(rank, rounds), key=_in_order)
+
+
+def _in_order(rank: object) -> int:
+    """The rank; a rank that stands for all ranks has no place among them."""
+    return rank if isinstance(rank, int) else 0
 
 
 def reduce_scatter_phase(

@@ -15,7 +15,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.schedule.verifier import verify
 from ringcoll.search import METHODS, SearchedFront, fastest_times, registered_times, synthesize
 from ringcoll.simulation import PRESETS, Topology, topology_from_text, topology_named
-from ringcoll.simulation.presets import FORMS, ranks_named
+from ringcoll.simulation.texts import FORMS, ranks_named
 from ringcoll.system.files import replace_file
 
 __all__ = ["search"]

@@ -25,7 +25,7 @@ from ringcoll.cli.parameters import (
 )
 from ringcoll.schedule.contracts import contract
 from ringcoll.simulation import PRESETS, Topology, simulate, topology_named
-from ringcoll.simulation.presets import FORMS
+from ringcoll.simulation.texts import FORMS
 from ringcoll.system.files import replace_file
 
 __all__ = ["simulate_command"]
@@ -36,6 +36,7 @@ _EXAMPLES = """
   ringcoll simulate chain broadcast -k 8 --size 16M --segments 64
   ringcoll simulate tree -k 16 --topology fat_tree:4:2 --slow 3=2
   ringcoll simulate hierarchical -k 8 --topology hosts:4 --hosts 2
+  ringcoll simulate circulant -k 72 --topology dragonfly:2:4:2
   ringcoll simulate ring -k 8 --topology ring --fail 0-1 --json
 """
 
@@ -94,8 +95,15 @@ def _number(*names: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as c
               "to know it.")  # fmt: skip
 @_number("--bandwidth", help="GB/s of a link; 10.")
 @_number("--latency", help="Microseconds of a link; 1.")
-@_number("--across-bandwidth", help="GB/s of a card between hosts; a tenth of --bandwidth.")
-@_number("--across-latency", help="Microseconds between hosts; ten times --latency.")
+@_number(
+    "--across-bandwidth",
+    help="GB/s of a card between hosts, a tenth of --bandwidth; or of a cable between "
+    "the groups of a dragonfly, --bandwidth.",
+)
+@_number(
+    "--across-latency",
+    help="Microseconds between hosts, ten times --latency; or between groups, --latency.",
+)
 @_number("--alpha", help="Microseconds until the bytes of a message begin to move; 0.")
 @_number("--gamma", help="Nanoseconds to reduce a byte; 0.")
 @click.option("--slow", multiple=True, metavar="RANK=FACTOR", callback=_of_ranks,

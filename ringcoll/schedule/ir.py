@@ -34,9 +34,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, wraps
 from itertools import count
-from typing import NamedTuple, Self
+from typing import NamedTuple, ParamSpec, Self
 
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.contracts import CONTRACTS
@@ -63,6 +63,9 @@ __all__ = [
     "send",
     "tmp",
 ]
+
+
+_Numbers = ParamSpec("_Numbers")
 
 
 class Buffer(StrEnum):
@@ -99,19 +102,33 @@ class Ref(NamedTuple):
         return f"{'inp' if self.buffer is Buffer.INPUT else 'out'}({self.chunk})"
 
 
-@lru_cache(maxsize=1 << 16)
+def _remembered(make: Callable[_Numbers, Ref]) -> Callable[_Numbers, Ref]:
+    """Make each reference once."""
+    known = lru_cache(maxsize=1 << 16)(make)
+
+    @wraps(make)
+    def reference(*numbers: _Numbers.args, **named: _Numbers.kwargs) -> Ref:
+        try:
+            return known(*numbers, **named)  # type: ignore[arg-type]  # they may have no hash
+        except TypeError:  # the number of a rank that stands for all ranks has no hash
+            return make(*numbers, **named)
+
+    return reference
+
+
+@_remembered
 def inp(chunk: int) -> Ref:
     """Chunk of the input."""
     return Ref(Buffer.INPUT, chunk)
 
 
-@lru_cache(maxsize=1 << 16)
+@_remembered
 def out(chunk: int) -> Ref:
     """Chunk of the output."""
     return Ref(Buffer.OUTPUT, chunk)
 
 
-@lru_cache(maxsize=1 << 16)
+@_remembered
 def tmp(slot: int, chunk: int) -> Ref:
     """Slot of scratch memory that holds data as long as ``chunk``."""
     return Ref(Buffer.SCRATCH, chunk, slot)

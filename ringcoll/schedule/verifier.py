@@ -706,7 +706,7 @@ def verify(schedule: Schedule) -> Proof:
     >>> proof.order(0)
     (1, 2, '+', 3, '+', 0, '+')
     """
-    with _without_collection():
+    with without_collection():
         first = _Verifier(schedule, in_place=False)
         proof = first.run()
         if first.aliasing_matters and first.rules.in_place:
@@ -727,14 +727,14 @@ def finals_of(schedule: Schedule) -> frozenset[tuple[int, int, int]]:
     VerificationError
         The schedule does not keep its contract.
     """
-    with _without_collection():
+    with without_collection():
         verifier = _Verifier(schedule, in_place=False)
         verifier.run()
     return frozenset(verifier.finals)
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Stop the collector, which would look at millions of objects that are all in use."""
     collecting = gc.isenabled()
     gc.disable()

@@ -18,7 +18,7 @@ from ringcoll.search.demand import Demand
 from ringcoll.search.flow import ORIGIN, maximum_flow
 from ringcoll.search.hops import HopGraph
 from ringcoll.simulation import Topology
-from ringcoll.simulation.topology import Node
+from ringcoll.simulation.links import Node
 
 __all__ = ["least_rounds_per_chunk", "least_steps"]
 

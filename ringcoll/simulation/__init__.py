@@ -26,14 +26,28 @@ So a message of m bytes that shares no link takes ``alpha + m * beta`` seconds, 
 `ringcoll.cost.links`. A sender is busy for ``alpha_s + m * beta``, and not for the latencies.
 If all numbers are integers or fractions, times are exact.
 
+The same run can be found in three ways, which the tests hold equal: all messages by events; all
+ranks step by step, where no link can be full; or the events of a few ranks that stand for all,
+where the programs and the network are proved to be alike. `simulate` takes the fastest.
+
 =============  ==========================================================
-`topology`     links, routes, and the usual networks
+`links`        links, and the numbers of a topology
+`topology`     ranks, links and routes; links that have failed
+`shapes`       crossbar, ring, torus
+`levels`       fat tree, hosts with several ranks
+`dragonfly`    groups of routers
+`texts`        the text of a topology
 `graph_text`   the text of a graph, a link a line
 `dgx1`         the DGX-1
-`presets`      the text of a topology; networks of real machines
+`presets`      networks of real machines, with the sources of their numbers
 `waves`        the steps of a rank as waves, lazily
+`rotations`    programs that are one program, turned
+`symmetry`     networks that look the same from every p-th rank
 `flows`        links that messages share
-`engine`       `simulate`: runs the waves of all ranks
+`events`       the engine of events
+`lockstep`     the engine of steps, where no link is ever full
+`runs`         what the engines have to know, and what they find
+`engine`       `simulate`: checks the call, and takes an engine
 `results`      times, loads of links, the critical path
 `picture`      the picture, for Perfetto
 =============  ==========================================================
@@ -42,19 +56,16 @@ May be imported from outside: ``__all__``.
 """
 
 from ringcoll.simulation.dgx1 import dgx1
+from ringcoll.simulation.dragonfly import dragonfly
 from ringcoll.simulation.engine import simulate
 from ringcoll.simulation.graph_text import topology_from_text
-from ringcoll.simulation.presets import PRESETS, topology_named
+from ringcoll.simulation.levels import fat_tree, hosts
+from ringcoll.simulation.links import Link
+from ringcoll.simulation.presets import PRESETS
 from ringcoll.simulation.results import LinkLoad, PathStep, SimulatedRun
-from ringcoll.simulation.topology import (
-    Link,
-    Topology,
-    crossbar,
-    fat_tree,
-    hosts,
-    ring,
-    torus,
-)
+from ringcoll.simulation.shapes import crossbar, ring, torus
+from ringcoll.simulation.texts import topology_named
+from ringcoll.simulation.topology import Topology
 
 __all__ = [
     "PRESETS",
@@ -65,6 +76,7 @@ __all__ = [
     "Topology",
     "crossbar",
     "dgx1",
+    "dragonfly",
     "fat_tree",
     "hosts",
     "ring",

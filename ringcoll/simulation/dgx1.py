@@ -27,13 +27,7 @@ _CABLES = """
     5 -- 6 25 3.4
 """
 
-_SOURCE = (
-    "Z. Cai et al., Synthesizing Optimal Collective Algorithms, arXiv 2008.08708, figure 1, and the "
-    "topology dgx1 of msccl-tools (the cables); NVIDIA DGX-1 with V100 (6 links of NVLink a GPU, "
-    "25 GB/s each way); the latency as of dgx_h100"
-)
-
 
 def dgx1() -> Topology:
     """Build the topology of a DGX-1 with V100: 8 ranks, each with 6 cables to 4 other ranks."""
-    return topology_from_text(_CABLES, name="dgx1", source=_SOURCE)
+    return topology_from_text(_CABLES, name="dgx1")

@@ -17,7 +17,8 @@ from __future__ import annotations
 import re
 
 from ringcoll.errors import ArgumentError
-from ringcoll.simulation.topology import Link, Node, Topology
+from ringcoll.simulation.links import Link, Node
+from ringcoll.simulation.topology import Topology
 
 __all__ = ["topology_from_text"]
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule.ir import Schedule
-from ringcoll.simulation.topology import Link, Number, Topology
+from ringcoll.simulation.links import Link, Number
+from ringcoll.simulation.topology import Topology
 
 __all__ = ["LinkLoad", "PathStep", "SimulatedRun", "SimulatedSpan"]
 
@@ -73,6 +74,8 @@ class SimulatedRun:
     ----------
     schedule, nbytes, topology, segments
         The arguments of `ringcoll.simulation.simulate`.
+    engine
+        The engine that ran it, one of `ringcoll.simulation.engine.ENGINES`.
     seconds
         Time at which the last rank has ended.
     ends
@@ -94,6 +97,7 @@ class SimulatedRun:
     nbytes: int
     topology: Topology
     segments: int
+    engine: str
     seconds: Any
     ends: tuple[Any, ...] = field(repr=False)
     waited_s: tuple[Any, ...] = field(repr=False)
@@ -137,6 +141,7 @@ class SimulatedRun:
             "world_size": self.schedule.world_size,
             "nbytes": self.nbytes,
             "segments": self.segments,
+            "engine": self.engine,
             "topology": self.topology.name,
             "source": self.topology.source,
             "seconds": float(self.seconds),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Schedule, Send, Step
 
-__all__ = ["RankWave", "waves_of"]
+__all__ = ["RankWave", "in_segments", "wave_of", "waves_of"]
 
 
 class RankWave(NamedTuple):
@@ -26,6 +26,23 @@ class RankWave(NamedTuple):
     step: int
 
 
+def wave_of(number: int, step: Step) -> RankWave:
+    """What a rank does in one step; the peers are not checked."""
+    sends: list[tuple[int, int, int]] = []
+    receives: list[tuple[int, int, int, bool]] = []
+    reduced = 0
+    for operation in step:
+        if type(operation) is Send:
+            sends.append((operation.peer, len(operation.refs), number))
+        elif type(operation) is RecvReduce:
+            receives.append((operation.peer, len(operation.into), number, True))
+        elif type(operation) is Recv:
+            receives.append((operation.peer, len(operation.refs), number, False))
+        elif type(operation) is Reduce:
+            reduced += len(operation.sources) - 1
+    return RankWave(sends, receives, reduced, number)
+
+
 def waves_of(schedule: Schedule, rank: int, segments: int) -> Iterator[RankWave]:
     """Produce the waves in which a rank does anything that takes time.
 
@@ -36,17 +53,43 @@ def waves_of(schedule: Schedule, rank: int, segments: int) -> Iterator[RankWave]
     ScheduleError
         A message is for, or from, a rank that is not another rank of the schedule.
     """
-    steps = enumerate(schedule.program(rank))
+    return in_segments(_checked(schedule, rank), segments)
+
+
+def _checked(schedule: Schedule, rank: int) -> Iterator[RankWave]:
+    world_size = schedule.world_size
+    for number, step in enumerate(schedule.program(rank)):
+        wave = wave_of(number, step)
+        for peer, *_ in (*wave.sends, *wave.receives):
+            if not 0 <= peer < world_size or peer == rank:
+                raise ScheduleError(
+                    f"rank {rank}, step {number}: {peer} is not another rank of {world_size}"
+                )
+        yield wave
+
+
+def in_segments(steps: Iterable[RankWave], segments: int) -> Iterator[RankWave]:
+    """Put the steps together that are done at the same time: segment j does step w - j in wave w.
+
+    Parameters
+    ----------
+    steps
+        The waves of one segment, empty ones too, so that their number is that of the step.
+    segments
+        Number of segments.
+    """
+    if segments == 1:
+        yield from filter(_does_anything, steps)
+        return
+    numbered = enumerate(steps)
     active: deque[tuple[int, RankWave]] = deque()  # the newest step first: it is of segment 0
     ended, wave = False, 0
     while active or not ended:
         if not ended:
-            numbered = next(steps, None)
-            ended = numbered is None
-            if numbered is not None:
-                work = _work(schedule, rank, *numbered)
-                if work.sends or work.receives or work.reduced:
-                    active.appendleft((numbered[0], work))
+            following = next(numbered, None)
+            ended = following is None
+            if following is not None and _does_anything(following[1]):
+                active.appendleft(following)
         while active and active[-1][0] <= wave - segments:
             active.pop()
         if active:
@@ -63,22 +106,5 @@ def waves_of(schedule: Schedule, rank: int, segments: int) -> Iterator[RankWave]
         wave += 1
 
 
-def _work(schedule: Schedule, rank: int, number: int, step: Step) -> RankWave:
-    sends: list[tuple[int, int, int]] = []
-    receives: list[tuple[int, int, int, bool]] = []
-    reduced = 0
-    for operation in step:
-        if type(operation) is Send:
-            sends.append((operation.peer, len(operation.refs), number))
-        elif type(operation) is RecvReduce:
-            receives.append((operation.peer, len(operation.into), number, True))
-        elif type(operation) is Recv:
-            receives.append((operation.peer, len(operation.refs), number, False))
-        elif type(operation) is Reduce:
-            reduced += len(operation.sources) - 1
-    for peer, *_ in (*sends, *receives):
-        if not 0 <= peer < schedule.world_size or peer == rank:
-            raise ScheduleError(
-                f"rank {rank}, step {number}: {peer} is not another rank of {schedule.world_size}"
-            )
-    return RankWave(sends, receives, reduced, number)
+def _does_anything(wave: RankWave) -> bool:
+    return bool(wave.sends or wave.receives or wave.reduced)

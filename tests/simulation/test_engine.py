@@ -25,6 +25,7 @@ from ringcoll.simulation import (
     SimulatedRun,
     Topology,
     crossbar,
+    dragonfly,
     fat_tree,
     hosts,
     ring,
@@ -193,6 +194,29 @@ def test_hosts_share_their_cards() -> None:
     across = of_sends(8, [(rank, rank + 4) for rank in range(4)])
     assert [simulate(across, 100, two(cards)).seconds for cards in (1, 2, 4)] == [40, 20, 10]
     assert simulate(of_sends(8, [(0, 1)]), 100, two(1)).seconds == 1
+
+
+def test_groups_of_a_dragonfly_share_a_cable() -> None:
+    def groups(**numbers: int) -> Topology:
+        sizes = {"ranks_per_router": 2, "routers_per_group": 2, "global_links": 1}
+        return dragonfly(12, **sizes, bandwidth=10, **numbers)
+
+    def seconds(network: Topology, *messages: tuple[int, int]) -> Fraction:
+        run = simulate(of_sends(12, list(messages)), 100, network)
+        assert isinstance(run.seconds, Fraction)
+        return run.seconds
+
+    # All four ranks of group 0 send to group 1, over one cable; ranks 2 and 3 go over router 0.0.
+    across = [(rank, rank + 4) for rank in range(4)]
+    assert seconds(groups(), *across) == 40
+    # Over a fast one, the cable of ranks 2 and 3 inside group 0 is the full one, and that of ranks
+    # 0 and 1, whose peers are at router 1.0, inside group 1.
+    assert seconds(groups(global_bandwidth=100), *across) == 20
+    assert seconds(groups(global_bandwidth=100), *across[:1], *across[2:3]) == 10
+    # Two to group 1, at router 0.0, and two to group 2, at router 0.1: each cable has two.
+    assert seconds(groups(), (0, 4), (1, 5), (2, 8), (3, 9)) == 20
+    assert seconds(groups(), (0, 1), (2, 3), (4, 6)) == 10
+    assert seconds(groups(latency_s=1, global_latency_s=5), (3, 5)) == 10 + 1 + 1 + 5 + 1 + 1
 
 
 def test_ports() -> None:
@@ -425,10 +449,11 @@ def refuse(*names: str) -> None:
         ({"slowness": {0: 0}}, "slowness"),
         ({"slowness": {0: float("nan")}}, "slowness"),
         ({"trace": True, "segments": 1 << 16}, "too many messages"),
+        ({"engine": "magic"}, "no such engine"),
     ],
 )
 def test_bad_calls_are_refused_before_work_begins(arguments, said, monkeypatch) -> None:
-    monkeypatch.setattr("ringcoll.simulation.engine._Simulation", refuse)
+    monkeypatch.setattr("ringcoll.simulation.engine.RunSettings", refuse)
     call = {
         "schedule": schedule_of("all_reduce", "ring", 4),
         "nbytes": 40,

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from ringcoll.errors import ArgumentError
 from ringcoll.simulation import Topology, dgx1, topology_from_text
-from ringcoll.simulation.presets import ranks_named
+from ringcoll.simulation.texts import ranks_named
 from tests.cases.effort import effort
 from tests.cases.malformed import words
 

@@ -15,13 +15,14 @@ from ringcoll.simulation import (
     Link,
     Topology,
     crossbar,
+    dragonfly,
     fat_tree,
     hosts,
     ring,
     topology_named,
     torus,
 )
-from ringcoll.simulation.presets import FORMS
+from ringcoll.simulation.texts import FORMS
 
 
 def check_route(topology: Topology, source: int, target: int) -> int:
@@ -76,7 +77,7 @@ def test_oversubscribed_cables_have_fewer_lanes() -> None:
 
 @pytest.mark.parametrize("text", [*FORMS, *PRESETS, "crossbar:2", "torus:4x4x2", "hosts:4:2"])
 def test_every_text_of_the_help_is_a_topology(text: str) -> None:
-    world_size = {"dgx1": 8, "torus:4x8": 32, "torus:4x4x2": 32, "tpu_v4:4x4x4": 64}.get(text, 16)
+    world_size = {"torus:4x8": 32, "torus:4x4x2": 32}.get(text, 64 if "x4x4" in text else 8)
     topology = topology_named(text, world_size)
     check_route(topology, 0, world_size - 1)
     assert bool(topology.source) == (text in PRESETS)
@@ -120,3 +121,58 @@ def test_the_last_route_may_not_fail() -> None:
         line.without(1, 2)
     with pytest.raises(ArgumentError, match="no such link"):
         line.without(0, 1)
+
+
+def routers(topology: Topology, source: int, target: int) -> list[str]:
+    links = [topology.links[index] for index in topology.route(source, target)]
+    return [str(link.target) for link in links[:-1]]
+
+
+def test_a_dragonfly_joins_every_two_groups_by_one_cable() -> None:
+    # p = 2, a = 4, h = 2: the full size has a h + 1 = 9 groups of 8 ranks.
+    network = dragonfly(72, ranks_per_router=2, routers_per_group=4, global_links=2, bandwidth=1)
+    groups = [
+        {str(end).removeprefix("router ").split(".")[0] for end in (link.source, link.target)}
+        for link in network.links
+        if isinstance(link.source, str) and isinstance(link.target, str)
+    ]
+    assert sum(len(ends) == 2 for ends in groups) == 9 * 8
+    assert sum(len(ends) == 1 for ends in groups) == 9 * 4 * 3
+    ends = [link.source for link in network.links if isinstance(link.source, str)]
+    assert {ends.count(name) for name in ends} == {2 + 3 + 2}, "all routers are alike"
+    for source in range(72):
+        for target in range(72):
+            if source != target:
+                assert check_route(network, source, target) <= 5
+
+
+def test_routes_of_a_dragonfly_by_hand() -> None:
+    network = dragonfly(72, ranks_per_router=2, routers_per_group=4, global_links=2, bandwidth=1)
+    assert routers(network, 0, 1) == ["router 0.0"]
+    assert routers(network, 0, 7) == ["router 0.0", "router 0.3"]
+    # Group 0 has its cables to groups 1 and 2 at router 0, to 3 and 4 at router 1, ...
+    assert routers(network, 0, 8 * 3) == ["router 0.0", "router 0.1", "router 3.2", "router 3.0"]
+    # ... and group 1, to which group 0 is the eighth to follow, has that at router 3.
+    assert routers(network, 8 + 7, 0) == ["router 1.3", "router 0.0"]
+
+
+@pytest.mark.parametrize(
+    "numbers, said",
+    [
+        ({"global_links": 1}, "at least 2 for 9 groups"),
+        ({"global_links": 0}, "at least 2 for 9 groups"),
+        ({"ranks_per_router": 0}, "ranks_per_router"),
+        ({"routers_per_group": -1}, "routers_per_group"),
+        ({"bandwidth": 0}, "bandwidth"),
+        ({"global_bandwidth": 0}, "bandwidth"),
+    ],
+)
+def test_a_dragonfly_has_to_be_possible(numbers: dict[str, Any], said: str) -> None:
+    sizes = {"ranks_per_router": 2, "routers_per_group": 4, "global_links": 2, "bandwidth": 1}
+    with pytest.raises(ArgumentError, match=said):
+        dragonfly(72, **sizes | numbers)
+
+
+def test_a_host_has_few_slots() -> None:
+    with pytest.raises(ArgumentError, match="8 cards"):
+        topology_named("pcie5_host", 9)

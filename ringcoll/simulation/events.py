@@ -1,0 +1,320 @@
+"""The engine of events: runs the waves of ranks against the links of a topology.
+
+A rank's wave ends when the times of all its messages are known. On links that are never full they
+are known when a message is posted, so ranks are run one after the other, without a queue of
+events, until each waits for a message that is not posted yet. On other links a queue of
+events, in order of time, begins and ends messages, and `ringcoll.simulation.flows` shares the
+links. A step is produced when its rank comes to it, and a message is forgotten when it is taken.
+
+Where some ranks stand for all (`ringcoll.simulation.symmetry`), only these are run. A message to another rank
+is then received by the rank that stands for it, which sees its sender as far away as it is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from ringcoll.errors import ScheduleError
+from ringcoll.simulation.flows import Flows, SimulatedMessage
+from ringcoll.simulation.results import PathStep, SimulatedSpan
+from ringcoll.simulation.runs import RunOutcome, RunSettings
+from ringcoll.simulation.symmetry import Folding
+from ringcoll.simulation.waves import RankWave
+
+__all__ = ["EventEngine"]
+
+_BEGIN, _START, _END = range(3)  # of a rank's wave; of a wave's messages; of a message
+
+_PathNode = tuple[int, int | None, int, Any, Any, Any]
+"""A `PathStep` as the rank sees it that stands for others, and the node before it."""
+
+
+class _SimulatedRank:
+    """A rank, and its wave that is under way."""
+
+    __slots__ = ("begin", "last", "pending", "rank", "receives", "sends", "slow", "wave", "waves")
+
+    def __init__(self, rank: int, waves: Iterator[RankWave], slow: Any) -> None:
+        self.rank, self.waves, self.slow = rank, waves, slow
+        self.begin: Any = 0
+        self.last: _PathNode | None = None
+        self.wave: RankWave | None = None
+        self.sends: list[SimulatedMessage] = []
+        self.receives: list[SimulatedMessage | None] = []
+        self.pending = 0  # messages of the wave whose times are not known
+
+
+class EventEngine:
+    """One run.
+
+    Parameters
+    ----------
+    settings
+        The schedule, the topology and the numbers of the run.
+    waves
+        The waves of each rank that is run.
+    folding
+        The ranks that are run, and the links that stand for others.
+    trace
+        Whether to keep the times of all messages.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        waves: Sequence[Iterator[RankWave]],
+        folding: Folding,
+        *,
+        trace: bool = False,
+    ) -> None:
+        self.settings, self.folding = settings, folding
+        self.world_size, self.period = settings.topology.world_size, folding.period
+        self.flows = Flows(settings.topology, settings.number, folding.crossings)
+        self.shares = any(link.lanes is not None for link in settings.topology.links)
+        self.ranks = [
+            _SimulatedRank(rank, rank_waves, settings.slowness[rank])
+            for rank, rank_waves in enumerate(waves)
+        ]
+        self.heap: list[tuple[Any, int, int, Any, int]] = []
+        self.ready: deque[tuple[_SimulatedRank, Any]] = deque()
+        self.order = 0
+        # Messages without a receive, and receives without a message, by sender and receiver.
+        self.posted: dict[int, deque[SimulatedMessage]] = {}
+        self.expected: dict[int, deque[tuple[_SimulatedRank, int]]] = {}
+        self.ends = [settings.number(0)] * self.period
+        self.waited = list(self.ends)
+        self.messages = 0
+        self.spans: list[SimulatedSpan] | None = [] if trace else None
+
+    def run(self) -> RunOutcome:
+        """Run all ranks to their ends.
+
+        Raises
+        ------
+        ScheduleError
+            Sends and receives do not pair.
+        """
+        for state in self.ranks:
+            self._go_on(state, self.settings.late[state.rank])
+        while self.ready:  # if no link is shared
+            self._begin(*self.ready.popleft())
+        heap, flows = self.heap, self.flows
+        while heap:
+            now = heap[0][0]
+            while heap and heap[0][0] == now:
+                _, _, kind, item, version = heappop(heap)
+                if kind == _BEGIN:
+                    self._begin(item, now)
+                elif kind == _START:
+                    self._start(item, now)
+                elif version == item.version:
+                    flows.end(item)
+                    self._settle(item, now)
+            if flows.changed:
+                for end, message in flows.share(now):
+                    self._push(end, _END, message, message.version)
+        self._check_all_ended()
+        turns = self.world_size // self.period
+        return RunOutcome(
+            tuple(self.ends) * turns,
+            tuple(self.waited) * turns,
+            tuple([flows.chunks[index] for index in self.folding.standing_in]),
+            self._path(),
+            self.messages * turns,
+            None if self.spans is None else tuple(self.spans),
+        )
+
+    def _push(self, time: Any, kind: int, item: Any, version: int = 0) -> None:
+        self.order += 1  # of equal times the first comes first
+        heappush(self.heap, (time, self.order, kind, item, version))
+
+    def _go_on(self, state: _SimulatedRank, time: Any) -> None:
+        """Let a rank begin its next wave at a time."""
+        if self.shares:
+            self._push(time, _BEGIN, state)
+        else:
+            self.ready.append((state, time))
+
+    def _begin(self, state: _SimulatedRank, now: Any) -> None:
+        """Post the messages of a rank's next wave."""
+        state.wave = wave = next(state.waves, None)
+        state.begin = now
+        if wave is None:
+            self.ends[state.rank] = now
+            return
+        state.pending = len(wave.sends)
+        state.sends = []
+        state.receives = [
+            self._expect(state, position, peer, chunks)
+            for position, (peer, chunks, _, _) in enumerate(wave.receives)
+        ]
+        if not state.pending:
+            self._complete(state)
+        start, starts = now + state.slow * self.settings.alpha, list[SimulatedMessage]()
+        further = state.slow * self.settings.overhead
+        for peer, chunks, step in wave.sends:
+            message = SimulatedMessage(state, peer, chunks, step, chunks * self.settings.unit, now)
+            state.sends.append(message)
+            self._post(message)
+            if not self.shares:
+                self._settle(message, start + message.nbytes / message.fastest)
+            elif further:
+                self._push(start, _START, [message])
+            else:
+                starts.append(message)
+            start += further
+        if starts:
+            self._push(start, _START, starts)
+
+    def _expect(
+        self, state: _SimulatedRank, position: int, peer: int, chunks: int
+    ) -> SimulatedMessage | None:
+        """The message that a rank takes, if it is posted; count it if its time is not known."""
+        key = peer * self.period + state.rank
+        queue = self.posted.get(key)
+        if queue is None:
+            state.pending += 1
+            self.expected.setdefault(key, deque()).append((state, position))
+            return None
+        message = queue.popleft()
+        if not queue:
+            del self.posted[key]
+        _check_length(message, chunks)
+        if message.left is None:
+            state.pending += 1
+            message.receiver = state
+        return message
+
+    def _post(self, message: SimulatedMessage) -> None:
+        rank, peer = message.sender.rank, message.peer
+        route = self.settings.topology.route(rank, peer)
+        if self.period < self.world_size:
+            route = tuple([self.folding.standing_in[index] for index in route])
+        self.flows.lay(message, route)
+        self.messages += 1
+        receiver = peer % self.period
+        key = (rank - peer + receiver) % self.world_size * self.period + receiver
+        queue = self.expected.get(key)
+        if queue is None:
+            self.posted.setdefault(key, deque()).append(message)
+            return
+        state, position = queue.popleft()
+        if not queue:
+            del self.expected[key]
+        assert state.wave is not None
+        _check_length(message, state.wave.receives[position][1])
+        state.receives[position] = message
+        message.receiver = state
+
+    def _start(self, messages: list[SimulatedMessage], now: Any) -> None:
+        """Let the first bytes of messages move."""
+        for message in messages:
+            if not message.nbytes:
+                self._settle(message, now)
+                continue
+            end = self.flows.begin(message, now)
+            if end is not None:
+                self._push(end, _END, message)
+
+    def _settle(self, message: SimulatedMessage, left: Any) -> None:
+        """Note when the last byte of a message has left, and tell both ranks."""
+        message.left = left
+        message.arrival = left + message.latency
+        for state in (message.sender, message.receiver):
+            if state is not None:
+                state.pending -= 1
+                if not state.pending:
+                    self._complete(state)
+
+    def _complete(self, state: _SimulatedRank) -> None:
+        """Compute the end of a wave, all of whose messages have their times."""
+        wave, gamma = state.wave, state.slow * self.settings.gamma * self.settings.unit
+        assert wave is not None
+        now = state.begin + wave.reduced * gamma
+        self._note("reduce", state, -1, wave.step, state.begin, now)
+        blamed: SimulatedMessage | None = None
+        waits_for = None
+        for message, (peer, chunks, step, reduces) in zip(
+            state.receives, wave.receives, strict=True
+        ):
+            assert message is not None
+            before = now
+            if message.arrival > now:
+                now, blamed, waits_for = message.arrival, message, peer
+                self.waited[state.rank] += now - before
+            self._note("receive", state, peer, step, before, now, message)
+            if reduces:
+                before, now = now, now + chunks * gamma
+                self._note("reduce", state, peer, step, before, now, message)
+        left = now
+        for message in state.sends:
+            self._note("send", state, message.peer, message.step, now, message.left, message)
+            left = max(left, message.left)
+        if left > now:
+            self._note("leave", state, -1, wave.step, now, left)
+            now, blamed = left, None
+        state.last = (
+            (state.rank, None, wave.step, state.begin, now, state.last)
+            if blamed is None
+            else (state.rank, waits_for, blamed.step, blamed.posted, now, blamed.before)
+        )
+        state.sends, state.receives = [], []
+        self._go_on(state, now)
+
+    def _note(
+        self,
+        kind: str,
+        state: _SimulatedRank,
+        peer: int,
+        step: int,
+        begin: Any,
+        end: Any,
+        message: SimulatedMessage | None = None,
+    ) -> None:
+        """Keep a time of a rank for the trace, if there is one."""
+        if self.spans is not None and (message is not None or end > begin):
+            nbytes, posted = (0, begin) if message is None else (message.nbytes, message.posted)
+            self.spans.append(
+                SimulatedSpan(kind, state.rank, peer, step, begin, end, nbytes, posted, state.begin)
+            )
+
+    def _check_all_ended(self) -> None:
+        """Nobody waits for a message, and no message waits for a receive."""
+        for key, messages in self.posted.items():
+            sender, receiver = divmod(key, self.period)
+            raise ScheduleError(
+                f"step {messages[0].step}: rank {receiver} does not receive a message of "
+                f"rank {sender}"
+            )
+        for key, ((state, position), *_) in self.expected.items():
+            sender, receiver = divmod(key, self.period)
+            assert state.wave is not None
+            raise ScheduleError(
+                f"step {state.wave.receives[position][2]}: rank {receiver} waits for a message of "
+                f"rank {sender}, which sends none"
+            )
+
+    def _path(self) -> tuple[PathStep, ...]:
+        """The critical path, from its beginning."""
+        rank = max(range(self.period), key=self.ends.__getitem__)
+        node = self.ranks[rank].last
+        steps = []
+        while node is not None:
+            waits_for = node[1]
+            if waits_for is not None:
+                waits_for = (waits_for + rank - node[0]) % self.world_size
+            steps.append(PathStep(rank, waits_for, *node[2:5]))
+            rank = rank if waits_for is None else waits_for
+            node = node[5]
+        return tuple(reversed(steps))
+
+
+def _check_length(message: SimulatedMessage, chunks: int) -> None:
+    if message.chunks != chunks:
+        raise ScheduleError(
+            f"step {message.step}: rank {message.sender.rank} sends {message.chunks} chunks to "
+            f"rank {message.peer}, which expects {chunks}"
+        )
