@@ -20,7 +20,8 @@
 `hierarchical`      inside each host, then across; along the rows of a torus, then its columns
 `generalized`       between the fewest rounds and the least traffic
 `layout`            which ranks of each host act in a hierarchy, and for which others
-`registry`          an entry for each algorithm: all that the rest has to know of it
+`entry`             what an entry is: all that the rest has to know of an algorithm
+`registry`          the entries, by collective and name
 `proved`            schedules that may be run with an operator
 ==================  =======================================================
 
@@ -28,7 +29,7 @@ A new algorithm is one function with one `register` entry. Once its module is im
 the algorithm can be verified, drawn, measured and selected by name; docs/extending.md
 walks through it.
 
-May be imported from outside: the names in ``__all__`` here, in `registry` and in `proved`.
+May be imported from outside: the names in ``__all__`` here, in `entry`, `registry` and `proved`.
 """
 
 from ringcoll.algorithms import (

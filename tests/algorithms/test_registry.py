@@ -347,10 +347,8 @@ def test_a_parameter_of_a_user() -> None:
             assert verify(schedule_of("all_gather", name, 5)).rounds == 1
         first = {schedule_of("all_gather", f"rotated={turns}", 5).to_text() for turns in range(5)}
         assert len(first) == 5
-        assert [entry.name for entry in find("all_gather", "rotated").variants] == [
-            "rotated",
-            "rotated=2",
-        ]
+        names = [entry.name for entry in algorithms("all_gather", variants=True)]
+        assert names[-2:] == ["rotated", "rotated=2"]
     finally:
         unregister("all_gather", "rotated")
     with pytest.raises(UnknownAlgorithmError):
