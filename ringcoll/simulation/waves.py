@@ -60,7 +60,8 @@ def _checked(schedule: Schedule, rank: int) -> Iterator[RankWave]:
     world_size = schedule.world_size
     for number, step in enumerate(schedule.program(rank)):
         wave = wave_of(number, step)
-        for peer, *_ in (*wave.sends, *wave.receives):
+        peers = [item[0] for item in wave.sends] + [item[0] for item in wave.receives]
+        for peer in peers:
             if not 0 <= peer < world_size or peer == rank:
                 raise ScheduleError(
                     f"rank {rank}, step {number}: {peer} is not another rank of {world_size}"
