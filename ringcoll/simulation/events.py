@@ -35,10 +35,25 @@ _PathNode = tuple[int, int | None, int, Any, Any, Any]
 class _SimulatedRank:
     """A rank, and its wave that is under way."""
 
-    __slots__ = ("begin", "last", "pending", "rank", "receives", "sends", "slow", "wave", "waves")
+    __slots__ = (
+        "alpha",
+        "begin",
+        "gamma",
+        "last",
+        "overhead",
+        "pending",
+        "rank",
+        "receives",
+        "sends",
+        "wave",
+        "waves",
+    )
 
-    def __init__(self, rank: int, waves: Iterator[RankWave], slow: Any) -> None:
-        self.rank, self.waves, self.slow = rank, waves, slow
+    def __init__(self, rank: int, waves: Iterator[RankWave], settings: RunSettings) -> None:
+        slow = settings.slowness[rank]
+        self.rank, self.waves = rank, waves
+        self.alpha, self.overhead = slow * settings.alpha, slow * settings.overhead
+        self.gamma = slow * settings.gamma * settings.unit  # for a segment of a chunk
         self.begin: Any = 0
         self.last: _PathNode | None = None
         self.wave: RankWave | None = None
@@ -75,12 +90,13 @@ class EventEngine:
         self.flows = Flows(settings.topology, settings.number, folding.crossings)
         self.shares = any(link.lanes is not None for link in settings.topology.links)
         self.ranks = [
-            _SimulatedRank(rank, rank_waves, settings.slowness[rank])
-            for rank, rank_waves in enumerate(waves)
+            _SimulatedRank(rank, rank_waves, settings) for rank, rank_waves in enumerate(waves)
         ]
-        self.heap: list[tuple[Any, int, int, Any, int]] = []
+        # Ranks that are alike do the same at the same time: the heap holds each time once, and the
+        # events of a time are in the order in which they were made.
+        self.times: list[Any] = []
+        self.events: dict[Any, list[tuple[int, Any, int]]] = {}
         self.ready: deque[tuple[_SimulatedRank, Any]] = deque()
-        self.order = 0
         # Messages without a receive, and receives without a message, by sender and receiver.
         self.posted: dict[int, deque[SimulatedMessage]] = {}
         self.expected: dict[int, deque[tuple[_SimulatedRank, int]]] = {}
@@ -101,11 +117,10 @@ class EventEngine:
             self._go_on(state, self.settings.late[state.rank])
         while self.ready:  # if no link is shared
             self._begin(*self.ready.popleft())
-        heap, flows = self.heap, self.flows
-        while heap:
-            now = heap[0][0]
-            while heap and heap[0][0] == now:
-                _, _, kind, item, version = heappop(heap)
+        flows = self.flows
+        while self.times:
+            now = heappop(self.times)
+            for kind, item, version in self.events[now]:  # which may grow
                 if kind == _BEGIN:
                     self._begin(item, now)
                 elif kind == _START:
@@ -113,6 +128,7 @@ class EventEngine:
                 elif version == item.version:
                     flows.end(item)
                     self._settle(item, now)
+            del self.events[now]
             if flows.changed:
                 for end, message in flows.share(now):
                     self._push(end, _END, message, message.version)
@@ -128,8 +144,11 @@ class EventEngine:
         )
 
     def _push(self, time: Any, kind: int, item: Any, version: int = 0) -> None:
-        self.order += 1  # of equal times the first comes first
-        heappush(self.heap, (time, self.order, kind, item, version))
+        events = self.events.get(time)
+        if events is None:
+            events = self.events[time] = []
+            heappush(self.times, time)
+        events.append((kind, item, version))
 
     def _go_on(self, state: _SimulatedRank, time: Any) -> None:
         """Let a rank begin its next wave at a time."""
@@ -153,8 +172,8 @@ class EventEngine:
         ]
         if not state.pending:
             self._complete(state)
-        start, starts = now + state.slow * self.settings.alpha, list[SimulatedMessage]()
-        further = state.slow * self.settings.overhead
+        start, starts = now + state.alpha, list[SimulatedMessage]()
+        further = state.overhead
         for peer, chunks, step in wave.sends:
             message = SimulatedMessage(state, peer, chunks, step, chunks * self.settings.unit, now)
             state.sends.append(message)
@@ -231,10 +250,11 @@ class EventEngine:
 
     def _complete(self, state: _SimulatedRank) -> None:
         """Compute the end of a wave, all of whose messages have their times."""
-        wave, gamma = state.wave, state.slow * self.settings.gamma * self.settings.unit
+        wave, gamma, trace = state.wave, state.gamma, self.spans is not None
         assert wave is not None
         now = state.begin + wave.reduced * gamma
-        self._note("reduce", state, -1, wave.step, state.begin, now)
+        if trace:
+            self._note("reduce", state, -1, wave.step, state.begin, now)
         blamed: SimulatedMessage | None = None
         waits_for = None
         for message, (peer, chunks, step, reduces) in zip(
@@ -245,16 +265,20 @@ class EventEngine:
             if message.arrival > now:
                 now, blamed, waits_for = message.arrival, message, peer
                 self.waited[state.rank] += now - before
-            self._note("receive", state, peer, step, before, now, message)
+            if trace:
+                self._note("receive", state, peer, step, before, now, message)
             if reduces:
                 before, now = now, now + chunks * gamma
-                self._note("reduce", state, peer, step, before, now, message)
+                if trace:
+                    self._note("reduce", state, peer, step, before, now, message)
         left = now
         for message in state.sends:
-            self._note("send", state, message.peer, message.step, now, message.left, message)
+            if trace:
+                self._note("send", state, message.peer, message.step, now, message.left, message)
             left = max(left, message.left)
         if left > now:
-            self._note("leave", state, -1, wave.step, now, left)
+            if trace:
+                self._note("leave", state, -1, wave.step, now, left)
             now, blamed = left, None
         state.last = (
             (state.rank, None, wave.step, state.begin, now, state.last)
@@ -274,8 +298,9 @@ class EventEngine:
         end: Any,
         message: SimulatedMessage | None = None,
     ) -> None:
-        """Keep a time of a rank for the trace, if there is one."""
-        if self.spans is not None and (message is not None or end > begin):
+        """Keep a time of a rank for the trace."""
+        assert self.spans is not None
+        if message is not None or end > begin:
             nbytes, posted = (0, begin) if message is None else (message.nbytes, message.posted)
             self.spans.append(
                 SimulatedSpan(kind, state.rank, peer, step, begin, end, nbytes, posted, state.begin)
