@@ -19,7 +19,7 @@ from ringcoll.algorithms import algorithms, find
 from ringcoll.simulation import crossbar, simulate
 
 LARGE = [(name, 1 << 16, "auto") for name in
-         ("recursive_doubling", "double_tree", "circulant", "swing", "ring")]  # fmt: skip
+         ("recursive_doubling", "double_tree", "circulant", "swing", "bine_tree", "ring")]  # fmt: skip
 RINGS = [("ring", 4096, "steps"), ("ring", 4096, "symmetry")]
 GROWING = [
     *(("ring", ranks, "events") for ranks in (64, 128, 256, 512)),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 
 from ringcoll.algorithms import binomial, exchanges
 from ringcoll.algorithms.bruck import rounds_to_reach_all
@@ -33,15 +33,22 @@ from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, recv_reduc
 _register = partial(register, restriction=partial(needs_power, 2), second_choice=True)
 
 
-def tree(k: int, root: int) -> list[int]:
+@lru_cache(maxsize=16)  # for all ranks of a simulation
+def tree(k: int, root: int) -> tuple[int, ...]:
     """The ranks, in the order of their numbers in a binomial tree.
 
     Examples
     --------
     >>> tree(8, 0)
-    [0, 1, 7, 6, 3, 2, 4, 5]
+    (0, 1, 7, 6, 3, 2, 4, 5)
     """
-    return [(root + place) % k for place in spread(0, swing(k)[::-1])]
+    return tuple((root + place) % k for place in spread(0, swing(k)[::-1]))
+
+
+@lru_cache(maxsize=16)
+def numbers(k: int, root: int) -> dict[int, int]:
+    """The number of each rank in a binomial tree."""
+    return {rank: number for number, rank in enumerate(tree(k, root))}
 
 
 def middle(k: int) -> int:
@@ -50,7 +57,7 @@ def middle(k: int) -> int:
     Examples
     --------
     >>> middle(8), tree(8, 2)
-    (2, [2, 3, 1, 0, 5, 4, 6, 7])
+    (2, (2, 3, 1, 0, 5, 4, 6, 7))
     """
     return sum(1 << bit for bit in range(1, rounds_to_reach_all(k), 2))
 
@@ -76,7 +83,7 @@ def bine_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
        1  >1:0     <0:0    <3:0    >2:0
     """
     ranks = tree(world_size, root)
-    steps = binomial.broadcast_phase(ranks.index(rank), world_size, 0, inp(0))
+    steps = binomial.broadcast_phase(numbers(world_size, root)[rank], world_size, 0, inp(0))
     return renumber(binomial.with_copy(steps, rank == root, 0), peer=ranks.__getitem__)
 
 
@@ -95,7 +102,7 @@ def bine_tree_reduce(rank: int, world_size: int, root: int) -> Program:
     """
     ranks = tree(world_size, root)
     partial_sum = out(0) if rank == root else tmp(0, 0)
-    steps = binomial.reduce_phase(ranks.index(rank), world_size, 0, partial_sum)
+    steps = binomial.reduce_phase(numbers(world_size, root)[rank], world_size, 0, partial_sum)
     return renumber(steps, peer=ranks.__getitem__)
 
 
@@ -121,8 +128,8 @@ def bine_tree_all_reduce(rank: int, world_size: int) -> Program:
        2  .       <2:0    >1:0    .
        3  <1:0    >0:0    >3:0    <2:0
     """
-    ranks = tree(world_size, middle(world_size))
-    number = ranks.index(rank)
+    root = middle(world_size)
+    ranks, number = tree(world_size, root), numbers(world_size, root)[rank]
     up = binomial.reduce_phase(number, world_size, 0, out(0), received_left=None)
     yield from renumber(up, peer=ranks.__getitem__)
     down = binomial.broadcast_phase(number, world_size, 0, out(0))
@@ -143,8 +150,7 @@ def bine_tree_gather(rank: int, world_size: int, root: int) -> Program:
        0  =0 <1:1  >0:1    >3:2    <2:2
        1  <3:3,2   .       .       >0:3,2
     """
-    ranks = tree(world_size, root)
-    number = ranks.index(rank)
+    ranks, number = tree(world_size, root), numbers(world_size, root)[rank]
     steps = binomial.gather_phase(number, world_size, 0, inp(number), tmp)
     whole = binomial.with_copy(steps, rank == root, 0)
     return renumber(whole, peer=ranks.__getitem__, chunk=ranks.__getitem__)
@@ -165,7 +171,7 @@ def bine_tree_scatter(rank: int, world_size: int, root: int) -> Program:
        1  >1:1       <0:1    <3:2    >2:2
     """
     ranks = tree(world_size, root)
-    steps = binomial.scatter_phase(ranks.index(rank), world_size, 0, tmp)
+    steps = binomial.scatter_phase(numbers(world_size, root)[rank], world_size, 0, tmp)
     whole = binomial.with_copy(steps, rank == root, 0)
     return renumber(whole, peer=ranks.__getitem__, chunk=ranks.__getitem__)
 
