@@ -20,7 +20,7 @@ from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.counting import Counts
 from ringcoll.schedule.ir import Recv, RecvReduce, Schedule, Send, Step
-from tests.cases.algorithms import each_on
+from tests.cases.algorithms import EVERY, each_on, name_of, worlds_of
 
 # The machine may be busy with other things.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -110,11 +110,12 @@ def test_ring_and_doubling_cross_over() -> None:
     assert MACHINE.seconds(10_000_000, *ring) < MACHINE.seconds(10_000_000, *doubling)
 
 
-@pytest.mark.parametrize("algorithm, world_size", each_on(1, 2, 3, 8, 13))
-def test_one_segment_is_the_schedule_itself(algorithm: Algorithm, world_size: int) -> None:
-    rooted = contract(algorithm.collective).rooted
-    schedule = algorithm.schedule(world_size, world_size - 1 if rooted else 0)
-    assert wavefront_counts(schedule, 1) == algorithm.counts(world_size)
+@pytest.mark.parametrize("algorithm", EVERY, ids=name_of)
+def test_one_segment_is_the_schedule_itself(algorithm: Algorithm) -> None:
+    for world_size in worlds_of(algorithm, 1, 2, 3, 8, 13):
+        root = world_size - 1 if contract(algorithm.collective).rooted else 0
+        schedule = algorithm.schedule(world_size, root)
+        assert wavefront_counts(schedule, 1) == algorithm.counts(world_size), world_size
 
 
 @pytest.mark.parametrize("world_size", [2, 5, 9])

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringcoll.algorithms import Algorithm
+from ringcoll.algorithms import Algorithm, schedule_of
 from ringcoll.reduction import Reduction, resolve
 from ringcoll.runtime.executor import Posting, bind, drive
 from ringcoll.runtime.plan import Wait, compile_plan
@@ -29,7 +29,7 @@ from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof, verify
 from tests.cases import data
-from tests.cases.algorithms import EVERY, each_on, worlds_of
+from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.calls import USER_OPS, Case, _input
 from tests.cases.effort import effort
 from tests.cases.reference import Answer, bits, mismatch, reduced
@@ -65,7 +65,9 @@ class Run:
 
     @property
     def schedule(self) -> Schedule:
-        return self.algorithm.schedule(self.world_size, self.root)
+        return schedule_of(
+            self.algorithm.collective, self.algorithm.name, self.world_size, self.root
+        )
 
     @property
     def case(self) -> Case:
@@ -222,13 +224,13 @@ def check(run: Run) -> None:
 
 
 @pytest.mark.slow
-@effort(2000)
+@effort(800)
 @given(runs())
 def test_every_algorithm_is_right_under_a_hostile_scheduler(run: Run):
     check(run)
 
 
-@effort(300)
+@effort(150)
 @given(runs(tuple(entry for entry in EVERY if entry.collective == "all_reduce")))
 def test_every_all_reduce_is_right_under_a_hostile_scheduler(run: Run):
     check(run)
@@ -239,7 +241,7 @@ def proof_of(entry: Algorithm, world_size: int, root: int) -> Proof:
     return verify(entry.schedule(world_size, root))
 
 
-@effort(200)
+@effort(120)
 @given(
     runs(
         tuple(
@@ -280,7 +282,7 @@ def test_working_memory_of_ring_all_reduce_is_two_chunks(world_size: int):
             assert plan.workspace_numel <= 2 * numel / world_size + 256
 
 
-@effort(200)
+@effort(100)
 @given(runs(tuple(e for e in EVERY if e.collective in ("all_reduce", "all_gather", "broadcast"))))
 def test_infinities_and_nan_end_bitwise_equal_on_all_ranks(run: Run):
     """Payloads of NaN and signs of zero depend on the order of operands."""
@@ -291,15 +293,16 @@ def test_infinities_and_nan_end_bitwise_equal_on_all_ranks(run: Run):
     assert len({bits(reduction.decode(own.target)) for own in ends}) == 1
 
 
-@pytest.mark.parametrize("entry, world_size", each_on(*WORLD_SIZES))
-def test_every_algorithm_on_every_world_size(entry: Algorithm, world_size: int):
+@pytest.mark.parametrize("entry", EVERY, ids=name_of)
+def test_every_algorithm_on_every_world_size(entry: Algorithm):
     """No luck of the draw: each pair once, on a length that leaves a tail."""
-    blocks = contract(entry.collective).num_blocks(world_size)
-    numel = 1 if entry.collective == "barrier" else 2 * world_size + 1
     dtype, op = (torch.uint8, "bor") if entry.collective == "barrier" else (torch.int64, "sum")
-    for root in {0, world_size - 1} if contract(entry.collective).rooted else {0}:
+    for world_size in worlds_of(entry, *WORLD_SIZES):
+        blocks = contract(entry.collective).num_blocks(world_size)
+        numel = 1 if entry.collective == "barrier" else 2 * world_size + 1
         lengths = (numel,) * blocks
-        check(Run(entry, world_size, root, lengths, 1, False, dtype, op, "exact", world_size))
+        for root in {0, world_size - 1} if contract(entry.collective).rooted else {0}:
+            check(Run(entry, world_size, root, lengths, 1, False, dtype, op, "exact", world_size))
 
 
 def test_a_time_limit_is_for_all_waits_of_an_operation_together():

@@ -366,28 +366,29 @@ def test_what_is_proved_is_right_where_run(algorithm: Algorithm, world_size: int
     assert right_where_run(schedule)
 
 
-@pytest.mark.parametrize("kind", FATAL)
-@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 4, 5, 8))
-def test_a_fatal_mutation_fails(algorithm: Algorithm, world_size: int, kind: str) -> None:
+@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 5, 8))
+def test_a_fatal_mutation_fails(algorithm: Algorithm, world_size: int) -> None:
     schedule = algorithm.schedule(world_size, root_of(algorithm, world_size))
-    mutants = some(FATAL[kind](schedule), 60, f"{name_of(algorithm)} {kind}")
-    assert mutants
-    for what, mutant in mutants:
-        error = failure(mutant, what)
-        assert error.rank in range(world_size), what
-        assert error.step is not None, what
-        assert error.grid.count("**") == 2, what
+    for kind, mutate in FATAL.items():
+        mutants = some(mutate(schedule), 30, f"{name_of(algorithm)} {kind}")
+        assert mutants, kind
+        for what, mutant in mutants:
+            error = failure(mutant, what)
+            assert error.rank in range(world_size), what
+            assert error.step is not None, what
+            assert error.grid.count("**") == 2, what
 
 
-@pytest.mark.parametrize("kind", HARMFUL_OR_EQUIVALENT)
-@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 4, 5, 8))
-def test_a_mutation_that_passes_is_equivalent(
-    algorithm: Algorithm, world_size: int, kind: str
-) -> None:
+@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 5, 8))
+def test_a_mutation_that_passes_is_equivalent(algorithm: Algorithm, world_size: int) -> None:
     schedule = algorithm.schedule(world_size, root_of(algorithm, world_size))
     original = verify(schedule)
-    mutants = HARMFUL_OR_EQUIVALENT[kind](schedule)
-    for what, mutant in some(mutants, 40, f"{name_of(algorithm)} {kind}"):
+    mutants = (
+        (kind, *mutant)
+        for kind, mutate in HARMFUL_OR_EQUIVALENT.items()
+        for mutant in some(mutate(schedule), 20, f"{name_of(algorithm)} {kind}")
+    )
+    for kind, what, mutant in mutants:
         try:
             proof = verify(mutant)
         except VerificationError:
@@ -423,7 +424,7 @@ REDUCING = tuple(
 )
 
 
-@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 4, 5, entries=REDUCING))
+@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 5, entries=REDUCING))
 def test_a_wrong_final_mark_fails(algorithm: Algorithm, world_size: int) -> None:
     schedule = algorithm.schedule(world_size, root_of(algorithm, world_size))
     mutants = list(rewritten(schedule, other_marks))
@@ -432,7 +433,7 @@ def test_a_wrong_final_mark_fails(algorithm: Algorithm, world_size: int) -> None
         assert "marked final" in failure(mutant, what).message
 
 
-@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 4, 5, entries=REDUCING))
+@pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 5, entries=REDUCING))
 def test_operands_the_other_way_round_show_in_the_order(
     algorithm: Algorithm, world_size: int
 ) -> None:
