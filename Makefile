@@ -27,9 +27,9 @@ demo: $(VENV)/.installed-demo ## Ring, tree and native side by side: all-reduce,
 	@echo
 	@$(BIN)/ringcoll train $(TRAIN_FLAGS)
 
-# A module's tests stay together, as they share processes.
+# A module's tests stay together, as they share processes; tests/conftest.py puts modules in order.
 test: lint ## Lint, type check, then all tests, doctests and notebooks
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev ## Lint, formatting, types
 	@$(BIN)/ruff check

@@ -54,13 +54,25 @@ def _num_gpus() -> int:
 _OF_A_GPU = ("for", "a GPU")  # a report's property; it comes from xdist's workers, too
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Note which tests are for a GPU, and mark examples that start processes."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note which tests are for a GPU, and mark examples that start processes.
+
+    Of several workers each takes the next file when it has run the last: long files come first, so
+    that no worker is left with one at the end.
+    """
     for item in items:
         if isinstance(item, pytest.DoctestItem) and "Ranks(" in (item.dtest.docstring or ""):
             item.add_marker("processes")
         if item.get_closest_marker("gpu"):
             item.user_properties.append(_OF_A_GPU)
+    if hasattr(config, "workerinput"):
+        dear = Counter(
+            item.path
+            for item in items
+            if item.get_closest_marker("slow") or item.get_closest_marker("processes")
+        )
+        number = Counter(item.path for item in items)
+        items.sort(key=lambda item: (-dear[item.path], -number[item.path], item.path))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -187,7 +187,7 @@ def runs(draw: st.DrawFn) -> tuple[Schedule, list[int], int, int, bool]:
 
 
 @pytest.mark.slow
-@effort(2500)
+@effort(1200)
 @given(runs())
 def test_executor_and_interpreter_agree(run):
     schedule, lengths, segments, seed, in_place = run
@@ -196,7 +196,7 @@ def test_executor_and_interpreter_agree(run):
 
 
 @pytest.mark.slow
-@effort(1000)
+@effort(500)
 @given(runs())
 def test_narrow_messages_are_those_of_wide_ones(run):
     """All numbers are below a million: 32 bits hold them."""
