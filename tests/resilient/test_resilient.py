@@ -46,8 +46,20 @@ def check_training(results: list[Any], steps: int, dead: set[int]) -> list[Learn
     return left
 
 
-@pytest.mark.parametrize("kind", ["by hand", "ddp", "bucketed"])
-@pytest.mark.parametrize("deaths", [{2: 3}, {0: 2}, {1: 3, 2: 3}, {0: 2, 1: 5}], ids=str)
+@pytest.mark.parametrize(
+    "kind, deaths",
+    [
+        ("by hand", {2: 3}),
+        ("by hand", {0: 2}),
+        ("by hand", {1: 3, 2: 3}),
+        ("by hand", {0: 2, 1: 5}),
+        ("ddp", {0: 2}),
+        ("ddp", {1: 3, 2: 3}),
+        ("bucketed", {2: 3}),
+        ("bucketed", {0: 2, 1: 5}),
+    ],
+    ids=str,
+)
 def test_training_goes_on_without_the_dead(kind: str, deaths: dict[int, int]):
     results = run_mortals(mortal.train, 4, "auto", kind, 8, deaths, {}, store_dies=0 in deaths)
     left = check_training(results, 8, {*deaths})

@@ -695,7 +695,7 @@ def programs(draw: st.DrawFn) -> tuple[int, list[Planned]]:
     return world_size, messages
 
 
-@effort(2000)
+@effort(600)
 @given(programs(), st.randoms(use_true_random=False), st.sampled_from(sorted(WHEN)))
 def test_random_messages_arrive_as_in_the_model(
     program: tuple[int, list[Planned]], random: Random, when: str
