@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from random import Random
 
 import torch
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import algorithms, generation
+from ringcoll.algorithms import algorithms
 from ringcoll.algorithms.proved import proved_schedule
 from ringcoll.errors import RingcollError
 from ringcoll.reduction import as_operator
@@ -46,16 +45,9 @@ def operators(dtype: torch.dtype) -> tuple[str, ...]:
     return (*integer, *USER_OPS) if dtype is torch.int64 else integer
 
 
-def _order_of(op: str) -> OperandOrder:
-    """The order of operands that an operator needs."""
-    return as_operator(USER_OPS[op]).order if op in USER_OPS else OperandOrder.ANY
-
-
-@cache
-def _fits(
-    collective: str, name: str, world_size: int, root: int, order: OperandOrder, registered: int
-) -> bool:
-    """Whether an algorithm keeps an order of operands, from a root; ``registered`` as `generation`."""
+def _fits(collective: str, name: str, world_size: int, root: int, op: str) -> bool:
+    """Whether an algorithm may run with an operator: some keep an order, from some roots."""
+    operator = as_operator(USER_OPS[op]) if op in USER_OPS else None
     try:
         hosts = (0,) * world_size  # all processes and threads of these tests are on one
         proved_schedule(
@@ -64,8 +56,8 @@ def _fits(
             world_size,
             root,
             hosts,
-            order=order,
-            operator=str(order),
+            order=OperandOrder.ANY if operator is None else operator.order,
+            operator=op,
             rank=0,
         )
     except RingcollError:
@@ -94,7 +86,7 @@ def cases(
     names = [
         entry.name
         for entry in algorithms(collective, world_size)
-        if _fits(collective, entry.name, world_size, root, _order_of(op), generation())
+        if _fits(collective, entry.name, world_size, root, op)
     ]
     algorithm = draw(st.sampled_from(["auto", *names]))
     near = [0, 1, world_size - 1, world_size, world_size + 1]
