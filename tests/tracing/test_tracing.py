@@ -393,13 +393,13 @@ def test_a_file_that_cannot_be_written(tmp_path):
 
 
 def test_a_file_that_is_written_halfway_is_not_seen(tmp_path, monkeypatch):
-    real = Path.write_text
+    real = Path.write_bytes
 
-    def break_off(path: Path, text: str, **options: Any) -> int:
-        real(path, text[: len(text) // 2], **options)
+    def break_off(path: Path, data: bytes) -> int:
+        real(path, data[: len(data) // 2])
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(Path, "write_text", break_off)
+    monkeypatch.setattr(Path, "write_bytes", break_off)
 
     def main(group: LocalGroup) -> None:
         with (
