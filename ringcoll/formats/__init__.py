@@ -6,6 +6,7 @@
 `goal`          GOAL, for LogGOPSim and ATLAHS, out
 `chakra`        execution traces of Chakra, for ASTRA-sim, out
 `reading`       a text of any format that can be read
+`traffic`       what the ranks send and reduce, in bytes
 `places`        other systems' numbers of places
 `pieces`        schedules in the small steps of thread blocks
 `blocks`        which step of a thread block waits for which

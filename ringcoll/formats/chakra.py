@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from ringcoll.errors import ScheduleError
-from ringcoll.formats.places import chunk_nbytes
-from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Schedule, Send
+from ringcoll.formats.traffic import chunk_nbytes, traffic
+from ringcoll.schedule.ir import Schedule, Send
 
 __all__ = ["to_chakra"]
 
@@ -61,16 +61,9 @@ def _nodes(schedule: Schedule, rank: int, nbytes: int, gamma: float) -> Iterator
     number = 0
     ended: list[int] = []
     for index, step in enumerate(schedule.steps(rank)):
-        first, reduced = number, 0
-        for operation in step:
-            if isinstance(operation, Reduce):
-                reduced += length(operation.into.chunk) * (len(operation.sources) - 1)
-                continue
-            if not isinstance(operation, Send | Recv | RecvReduce):
-                continue
-            refs = operation.into if isinstance(operation, RecvReduce) else operation.refs
-            size = sum(length(ref.chunk) for ref in refs)
-            reduced += size if isinstance(operation, RecvReduce) else 0
+        messages, reduced = traffic(step, length)
+        first = number
+        for operation, size in messages:
             peer, sends = operation.peer, isinstance(operation, Send)
             ends = (rank, peer) if sends else (peer, rank)
             attributes = [

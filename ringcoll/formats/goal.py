@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ringcoll.errors import ScheduleError
-from ringcoll.formats.places import chunk_nbytes
-from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Schedule, Send
+from ringcoll.formats.traffic import chunk_nbytes, traffic
+from ringcoll.schedule.ir import Schedule, Send
 
 __all__ = ["to_goal"]
 
@@ -66,16 +66,9 @@ def _program(schedule: Schedule, rank: int, nbytes: int, gamma: float) -> Iterat
     tags: Counter[tuple[str, int]] = Counter()
     label, ended = 0, ""
     for step in schedule.steps(rank):
-        labels, reduced = [], 0
-        for operation in step:
-            if isinstance(operation, Reduce):
-                reduced += length(operation.into.chunk) * (len(operation.sources) - 1)
-                continue
-            if not isinstance(operation, Send | Recv | RecvReduce):
-                continue
-            refs = operation.into if isinstance(operation, RecvReduce) else operation.refs
-            size = sum(length(ref.chunk) for ref in refs)
-            reduced += size if isinstance(operation, RecvReduce) else 0
+        messages, reduced = traffic(step, length)
+        labels = []
+        for operation, size in messages:
             word = "send" if isinstance(operation, Send) else "recv"
             way = "to" if word == "send" else "from"
             label += 1

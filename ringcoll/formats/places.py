@@ -6,14 +6,13 @@ buffer from 0: on rank 2 of an all-gather, input 0 is chunk 2. `Places` converts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule.contracts import balanced_share, contract
-from ringcoll.schedule.counting import chunks_of_data
+from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Buffer, Ref, Schedule, check_room
 
-__all__ = ["LETTERS", "Places", "chunk_nbytes"]
+__all__ = ["LETTERS", "Places"]
 
 LETTERS = {Buffer.INPUT: "i", Buffer.OUTPUT: "o", Buffer.SCRATCH: "s"}
 """The letters that both MSCCL and MSCCL++ use for the buffers."""
@@ -100,35 +99,3 @@ class Places:
         ):
             return Buffer.OUTPUT, number
         return buffer, number
-
-
-def chunk_nbytes(schedule: Schedule, nbytes: int) -> Callable[[int], int]:
-    """Make the function that says how long a chunk is, in bytes.
-
-    Parameters
-    ----------
-    schedule
-        The schedule that the chunks are of.
-    nbytes
-        Bytes of the whole data: of the vector, or of all blocks of a rank.
-
-    Raises
-    ------
-    ScheduleError
-        ``nbytes`` is below 0, or the blocks of a rank would not have equal lengths.
-
-    Examples
-    --------
-    >>> from ringcoll.algorithms import schedule_of
-    >>> [*map(chunk_nbytes(schedule_of("all_reduce", "ring", 3), 10), range(3))]
-    [4, 3, 3]
-    """
-    rules = contract(schedule.collective)
-    per_block = rules.chunks_per_block(schedule.num_chunks, schedule.world_size)
-    blocks = chunks_of_data(schedule) // per_block
-    if nbytes < 0 or nbytes % blocks:
-        raise ScheduleError(
-            f"{schedule.collective} on {schedule.world_size} ranks cannot divide {nbytes} bytes "
-            f"into blocks of equal length: expected a multiple of {blocks}, at least 0"
-        )
-    return lambda chunk: balanced_share(nbytes // blocks, per_block, chunk % per_block)[1]
