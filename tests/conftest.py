@@ -22,6 +22,7 @@ from tests.programs.ranks import join
 
 # Importing it has an effect, which collecting doctests must not have.
 collect_ignore = [
+    "cases/three_all_reduces.py",
     "fakes/registers_wrong_algorithm.py",
     "mutants/changes.py",
     "mutants/operators.py",
