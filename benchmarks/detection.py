@@ -38,6 +38,9 @@ class Nothing:
     def clear(self) -> None:
         """Nothing was noted."""
 
+    def leave(self) -> None:
+        """Nobody is told."""
+
     def close(self) -> None:
         """There is no thread."""
 
