@@ -340,7 +340,7 @@ def predictions(
     ...     best, second, *_ = predictions("all_reduce", nbytes, 8, costs)
     ...     print(best.algorithm, round(best.seconds * 1e6), "us, then", second.algorithm)
     recursive_doubling 36 us, then generalized=3
-    rabenseifner 155093 us, then two_shot
+    rabenseifner 155093 us, then bine
     """
     unequal = not contract(collective).common_lengths
     rows = [
