@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 
-from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms.registry import Cost, Parameter, register
 from ringcoll.schedule.contracts import OperandOrder
 from ringcoll.schedule.ir import Program, Ref, Step, inp, out, recv, recv_reduce, reduce, send, tmp
 
@@ -113,13 +113,13 @@ def exchange_vectors(rank: int, rounds: Rounds) -> Program:
         held = out(0)
 
 
-def cost_of_vectors(pattern: Callable[[int], Rounds]) -> Cost:
+def cost_of_vectors(pattern: Callable[..., Rounds]) -> Cost:
     """Whole vectors in the rounds of a pattern, which may be in any order."""
 
-    def vectors(k: int) -> Fraction:
-        return Fraction(sum(len(peers(0)) for peers in pattern(k)))
+    def vectors(*world: int) -> Fraction:
+        return Fraction(sum(len(peers(0)) for peers in pattern(*world)))
 
-    return Cost(rounds=lambda k: len(pattern(k)), traffic=vectors, reduced=vectors)
+    return Cost(rounds=lambda *world: len(pattern(*world)), traffic=vectors, reduced=vectors)
 
 
 def cost_of(pattern: Callable[[int], Rounds]) -> Cost:
@@ -165,8 +165,13 @@ def factors(k: int, most: int) -> list[int]:
     return found
 
 
-def digits(k: int) -> Rounds:
-    """In a number system of as many digits as ``k`` has factors: all who differ in one digit."""
+def needs_radix(k: int, radix: int) -> str | None:
+    """The reason why a radix is none."""
+    return None if radix > 1 else "it needs a radix of at least 2"
+
+
+def digits(k: int, radix: int = 4) -> Rounds:
+    """In a number system of as many digits as ``k`` has `factors`: all who differ in one digit."""
 
     def exchange(stride: int, factor: int, rank: int) -> tuple[int, ...]:
         lowest = rank - rank // stride % factor * stride
@@ -175,7 +180,7 @@ def digits(k: int) -> Rounds:
         )
 
     rounds, stride = [], 1
-    for factor in factors(k, 4):
+    for factor in factors(k, radix):
         rounds.append(partial(exchange, stride, factor))
         stride *= factor
     return tuple(rounds)
@@ -207,24 +212,28 @@ def bcube_all_reduce(rank: int, world_size: int) -> Program:
     "all_reduce",
     "recursive_multiplying",
     order=OperandOrder.RANK,
-    slots=lambda k: max(factors(k, 4), default=0),
+    slots=lambda k, radix: max(factors(k, radix), default=0),
     cost=cost_of_vectors(digits),
+    restriction=needs_radix,
     second_choice=True,
+    parameter=Parameter("radix", default=lambda k: 4),
 )
-def recursive_multiplying_all_reduce(rank: int, world_size: int) -> Program:
+def recursive_multiplying_all_reduce(rank: int, world_size: int, radix: int) -> Program:
     """Recursive multiplying all-reduce: whole vectors among all who differ in one digit.
 
-    A step for each factor of k (as for BCube), in which each rank sends the vector to as many others as
-    the factor has, less one: for k = 4^m half the steps of recursive doubling, and 1.5 times its traffic.
-    Any number of ranks. Operands stay in rank order.
+    A step for each factor of k, in which each rank sends the vector to as many others as the factor has,
+    less one: for k = 4^m half the steps of recursive doubling, and 1.5 times its traffic. Factors are up to
+    the radix where that is possible: 4, or as in ``recursive_multiplying=8``. Any number of ranks. Operands
+    stay in rank order.
 
     Source: A. Ruefenacht, M. Bull and S. Booth, "Generalisation of recursive doubling for AllReduce", Parallel
     Computing 69 (2017).
 
+    >>> from ringcoll.algorithms import schedule_of
     >>> from ringcoll.schedule.drawing import grid
-    >>> print(grid(recursive_multiplying_all_reduce, 3))
+    >>> print(grid(schedule_of("all_reduce", "recursive_multiplying", 3)))
     step  rank 0               rank 1               rank 2
        0  >1:0 >2:0 <1:0 <2:0  >0:0 >2:0 <0:0 <2:0  >0:0 >1:0 <0:0 <1:0
        1  S0!                  S0!                  S0!
     """
-    return exchange_vectors(rank, digits(world_size))
+    return exchange_vectors(rank, digits(world_size, radix))

@@ -1,8 +1,8 @@
-"""K-nomial trees of radix 4: a rank serves up to three others in a step, in half of the steps.
+"""K-nomial trees of any radix r: a rank serves up to r - 1 others in a step, in fewer steps.
 
 Problem: where a message costs latency more than the sender's time, a binomial tree is too deep. Here
 ranks are counted from the root, v = (rank - root) mod k, and the parent of v is v without its lowest
-digit other than 0 in base 4::
+digit other than 0 in base r, which is 4 unless a name such as ``knomial_tree=8`` says another::
 
     0 -------------------> 4, 8, 12     step 0   on 16 ranks
     0 -> 1, 2, 3    4 -> 5, 6, 7  ...   step 1
@@ -13,116 +13,121 @@ Source: the k-nomial trees of MPICH (a parameter of its broadcast, reduce, gathe
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 
-from ringcoll.algorithms import binomial
-from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms import binomial, exchanges
+from ringcoll.algorithms.registry import Cost, Parameter, register
 from ringcoll.schedule.ir import Program, inp, out, tmp
 
-RADIX = 4
+# 4 halves the steps of a binomial tree.
+_RADIX = Parameter("radix", default=lambda k: 4)
 
 
-def _rounds(k: int) -> int:
-    return len(binomial.levels(k, RADIX))
+def _rounds(k: int, radix: int) -> int:
+    return len(binomial.levels(k, radix))
 
 
-def _messages(k: int) -> Fraction:
-    """The root's messages: three at each level, fewer where so many are not left."""
-    return Fraction(sum(min(RADIX - 1, (k - 1) // mask) for mask in binomial.levels(k, RADIX)))
+def _messages(k: int, radix: int) -> Fraction:
+    """The root's messages: r - 1 at each level, fewer where so many are not left."""
+    return Fraction(sum(min(radix - 1, (k - 1) // mask) for mask in binomial.levels(k, radix)))
 
 
-def _passed_on(k: int) -> int:
+def _passed_on(k: int, radix: int) -> int:
     """Most blocks that a rank other than the root keeps for others."""
-    return max((min(mask, k - mask) - 1 for mask in binomial.levels(k, RADIX)), default=0)
+    return max((min(mask, k - mask) - 1 for mask in binomial.levels(k, radix)), default=0)
 
 
-_BLOCKS = Cost(rounds=_rounds, traffic=lambda k: Fraction(k - 1, k))
+_BLOCKS = Cost(rounds=_rounds, traffic=lambda k, radix: Fraction(k - 1, k))
+_register = partial(
+    register, second_choice=True, parameter=_RADIX, restriction=exchanges.needs_radix
+)
 
 
-@register(
+@_register(
     "broadcast",
     "knomial_tree",
     cost=Cost(rounds=_rounds, traffic=_messages),
-    second_choice=True,
 )
-def knomial_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
-    """K-nomial tree broadcast: every rank that has the vector sends it to up to three others.
+def knomial_tree_broadcast(rank: int, world_size: int, root: int, radix: int) -> Program:
+    """K-nomial tree broadcast: every rank that has the vector sends it to up to r - 1 others.
 
-    ceil(log_4 k) steps, half of the binomial tree's; up to three messages a step.
+    ceil(log_r k) steps, up to r - 1 messages a step. With r = 4 these are half of the binomial tree's steps.
 
+    >>> from ringcoll.algorithms import schedule_of
     >>> from ringcoll.schedule.drawing import grid
-    >>> print(grid(knomial_tree_broadcast, 5))
+    >>> print(grid(schedule_of("broadcast", "knomial_tree", 5)))
     step  rank 0          rank 1  rank 2  rank 3  rank 4
        0  =0 >4:0         .       .       .       <0:0
        1  >1:0 >2:0 >3:0  <0:0    <0:0    <0:0    .
     """
-    steps = binomial.broadcast_phase(rank, world_size, root, inp(0), RADIX)
+    steps = binomial.broadcast_phase(rank, world_size, root, inp(0), radix)
     return binomial.with_copy(steps, rank == root, 0)
 
 
-@register(
+@_register(
     "reduce",
     "knomial_tree",
-    slots=lambda k: 1,
+    slots=lambda k, radix: 1,
     cost=Cost(rounds=_rounds, traffic=_messages, reduced=_messages),
-    second_choice=True,
 )
-def knomial_tree_reduce(rank: int, world_size: int, root: int) -> Program:
+def knomial_tree_reduce(rank: int, world_size: int, root: int, radix: int) -> Program:
     """K-nomial tree reduce: the broadcast backwards, adding on the way.
 
-    ceil(log_4 k) steps, with up to three messages each. Partial results are kept in one slot of
+    ceil(log_r k) steps, with up to r - 1 messages each. Partial results are kept in one slot of
     scratch memory.
 
+    >>> from ringcoll.algorithms import schedule_of
     >>> from ringcoll.schedule.drawing import grid
-    >>> print(grid(knomial_tree_reduce, 5))
+    >>> print(grid(schedule_of("reduce", "knomial_tree", 5)))
     step  rank 0          rank 1  rank 2  rank 3  rank 4
        0  +1:0 +2:0 +3:0  >0:0    >0:0    >0:0    .
        1  +4:0!           .       .       .       >0:0
     """
-    partial = out(0) if rank == root else tmp(0, 0)
-    return binomial.reduce_phase(rank, world_size, root, partial, RADIX)
+    partial_sum = out(0) if rank == root else tmp(0, 0)
+    return binomial.reduce_phase(rank, world_size, root, partial_sum, radix)
 
 
-@register(
+@_register(
     "gather",
     "knomial_tree",
-    chunks=lambda k: k,
+    chunks=lambda k, radix: k,
     slots=_passed_on,
     cost=_BLOCKS,
-    second_choice=True,
 )
-def knomial_tree_gather(rank: int, world_size: int, root: int) -> Program:
-    """K-nomial tree gather: each rank collects from up to three others, then passes it all on.
+def knomial_tree_gather(rank: int, world_size: int, root: int, radix: int) -> Program:
+    """K-nomial tree gather: each rank collects from up to r - 1 others, then passes it all on.
 
-    ceil(log_4 k) steps; the root receives (k - 1)/k of the output, the lower bound.
+    ceil(log_r k) steps; the root receives (k - 1)/k of the output, the lower bound.
 
+    >>> from ringcoll.algorithms import schedule_of
     >>> from ringcoll.schedule.drawing import grid
-    >>> print(grid(knomial_tree_gather, 5))
+    >>> print(grid(schedule_of("gather", "knomial_tree", 5)))
     step  rank 0             rank 1  rank 2  rank 3  rank 4
        0  =0 <1:1 <2:2 <3:3  >0:1    >0:2    >0:3    .
        1  <4:4               .       .       .       >0:4
     """
-    steps = binomial.gather_phase(rank, world_size, root, inp(rank), tmp, RADIX)
+    steps = binomial.gather_phase(rank, world_size, root, inp(rank), tmp, radix)
     return binomial.with_copy(steps, rank == root, root)
 
 
-@register(
+@_register(
     "scatter",
     "knomial_tree",
-    chunks=lambda k: k,
+    chunks=lambda k, radix: k,
     slots=_passed_on,
     cost=_BLOCKS,
-    second_choice=True,
 )
-def knomial_tree_scatter(rank: int, world_size: int, root: int) -> Program:
-    """K-nomial tree scatter: the root hands out parts to up to three others, and so do they.
+def knomial_tree_scatter(rank: int, world_size: int, root: int, radix: int) -> Program:
+    """K-nomial tree scatter: the root hands out parts to up to r - 1 others, and so do they.
 
-    ceil(log_4 k) steps; the root sends (k - 1)/k of the input, the lower bound.
+    ceil(log_r k) steps; the root sends (k - 1)/k of the input, the lower bound.
 
+    >>> from ringcoll.algorithms import schedule_of
     >>> from ringcoll.schedule.drawing import grid
-    >>> print(grid(knomial_tree_scatter, 5))
+    >>> print(grid(schedule_of("scatter", "knomial_tree", 5)))
     step  rank 0          rank 1  rank 2  rank 3  rank 4
        0  =0 >4:4         .       .       .       <0:4
        1  >1:1 >2:2 >3:3  <0:1    <0:2    <0:3    .
     """
-    steps = binomial.scatter_phase(rank, world_size, root, tmp, RADIX)
+    steps = binomial.scatter_phase(rank, world_size, root, tmp, radix)
     return binomial.with_copy(steps, rank == root, root)

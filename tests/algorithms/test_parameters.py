@@ -1,4 +1,4 @@
-"""Algorithms with a parameter: blocks of a circulant graph, rounds saved; and two roots."""
+"""Algorithms with a parameter: blocks of a circulant graph, rounds saved, a radix; and two roots."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ringcoll.algorithms import find, schedule_of
 from ringcoll.algorithms.circulant_blocks import base_block, distances, received, sent
 from ringcoll.cost.counts import wavefront_counts
+from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.schedule.verifier import verify
 
 # --- blocks -------------------------------------------------------------------------------
@@ -68,6 +69,53 @@ def test_the_ends_are_known_algorithms(k: int) -> None:
     for saved, name in ((0, "rabenseifner"), (lg, "recursive_doubling")):
         known = find("all_reduce", name).counts(k)
         assert find("all_reduce", f"generalized={saved}").counts(k) == known
+
+
+# --- a radix ------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(["broadcast", "reduce", "gather", "scatter"]),
+    st.integers(2, 70),
+    st.integers(2, 12),
+    st.integers(0, 69),
+)
+def test_trees_of_any_radix(collective: str, k: int, radix: int, root: int) -> None:
+    """The proof compares the stated cost with the counted one, too."""
+    proof = verify(schedule_of(collective, f"knomial_tree={radix}", k, root % k))
+    assert radix ** (proof.rounds - 1) < k <= radix**proof.rounds
+    assert proof.ports == min(radix, k) - 1
+    if collective in ("gather", "scatter"):
+        assert proof.traffic == Fraction(k - 1, k)
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce", "gather", "scatter"])
+def test_radix_2_is_the_binomial_tree(collective: str) -> None:
+    for k in (2, 5, 8, 13):
+        known = find(collective, "binomial_tree").counts(k)
+        assert find(collective, "knomial_tree=2").counts(k) == known
+
+
+@pytest.mark.parametrize(
+    "k, radix, own",
+    [(64, 2, [2] * 6), (64, 8, [8, 8]), (64, 64, [64]), (60, 6, [6, 5, 2]), (14, 4, [2, 7])],
+)
+def test_multiplying_by_any_radix(k: int, radix: int, own: list[int]) -> None:
+    """A round for each factor, up to the radix where k has such a factor."""
+    proof = verify(schedule_of("all_reduce", f"recursive_multiplying={radix}", k))
+    assert (proof.rounds, proof.traffic) == (len(own), sum(factor - 1 for factor in own))
+    assert proof.rank_order
+    assert proof.same_everywhere
+
+
+@pytest.mark.parametrize(
+    "collective, name", [("broadcast", "knomial_tree"), ("all_reduce", "recursive_multiplying")]
+)
+@pytest.mark.parametrize("radix", [0, 1])
+def test_a_radix_that_is_none(collective: str, name: str, radix: int) -> None:
+    with pytest.raises(UnsupportedWorldSizeError, match="it needs a radix of at least 2"):
+        schedule_of(collective, f"{name}={radix}", 8)
 
 
 # --- two roots ------------------------------------------------------------------------------
