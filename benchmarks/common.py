@@ -29,6 +29,7 @@ from ringcoll.transport import catalogue
 
 __all__ = [
     "FORMATS",
+    "LOOPBACK",
     "Processes",
     "Table",
     "busy_loops",
@@ -39,6 +40,8 @@ __all__ = [
     "parser",
     "write",
 ]
+
+LOOPBACK = "127.0.0.1"
 
 # It ends with the script, however that ends.
 _BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
@@ -96,16 +99,18 @@ class Processes:
             process.join()
 
 
-def meeting_place(rank: int, port: int, limit: timedelta, *, in_rank_0: bool) -> dist.Store:
-    """The store at which ranks meet: that at a port of this host, or one that dies with rank 0."""
-    outer = dist.TCPStore("127.0.0.1", port, None, False, timeout=limit)
-    if not in_rank_0:
+def meeting_place(
+    rank: int, address: str, port: int, limit: timedelta, *, at_rank_0: str = ""
+) -> dist.Store:
+    """The store at an address; or one that rank 0 serves at its address, and that dies with it."""
+    outer = dist.TCPStore(address, port, None, False, timeout=limit)
+    if not at_rank_0:
         return outer
     if rank == 0:
-        store = served()
+        store = served(at_rank_0)
         outer.set("port", str(store.port))
         return store
-    return dist.TCPStore("127.0.0.1", int(outer.get("port")), None, False, timeout=limit)
+    return dist.TCPStore(at_rank_0, int(outer.get("port")), None, False, timeout=limit)
 
 
 @dataclass(frozen=True, slots=True)

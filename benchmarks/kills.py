@@ -1,10 +1,14 @@
 """What the ranks that are left report when one is killed, at random moments.
 
-Ranks on one host run random collectives, of a few bytes and of megabytes, blocking and asynchronous.
-At a random moment, from the group's making on, one of them is killed. Each of the others has to raise
-one of ringcoll's errors that names the dead rank, and to end by itself.
+Ranks run random collectives, of a few bytes and of megabytes, blocking and asynchronous. At a random
+moment, from the group's making on, one of them is killed. Each of the others has to raise one of
+ringcoll's errors that names the dead rank, and to end by itself.
 
-Wanted: of 1,000 kills over all transports, all survivors do so within 2 seconds.
+With ``--hosts 2`` ranks are on random ones of two hosts, at least one on each: name spaces of this machine
+that share neither network nor memory, which takes root and ``ip``.
+
+Wanted: of 1,000 kills over all transports of one host, all survivors do so within 2 seconds; between hosts,
+within 5 seconds.
 """
 
 from __future__ import annotations
@@ -13,18 +17,22 @@ import contextlib
 import faulthandler
 import os
 import random
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import median
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.fakes
+
 import torch
 import torch.distributed as dist
 from common import (
+    LOOPBACK,
     Processes,
     Table,
     environment,
@@ -38,10 +46,11 @@ import ringcoll
 from ringcoll.errors import RingcollError
 from ringcoll.system.settings import TRANSPORT_VARIABLES
 from ringcoll.system.stores import served
+from tests.fakes.hosts import SWITCH, Hosts, Place
 
 TRANSPORTS = ("shared", "ucx", "gloo")
 _LIMIT_S = 60.0  # of an operation, so that no time limit helps
-_WANTED_S = 2.0
+_WANTED_S, _WANTED_BETWEEN_HOSTS_S = 2.0, 5.0
 _PATIENCE_S = 40.0  # for survivors, until they are ended
 _MOST_S = 0.5  # from the beginning to the kill
 _SIZES = (1, 1000, 30_000, 3_000_000)  # elements
@@ -49,7 +58,7 @@ _SIZES = (1, 1000, 30_000, 3_000_000)  # elements
 
 @dataclass(frozen=True)
 class Case:
-    """A group, and its end: ``seed`` decides on all else."""
+    """A group, and its end: ``seed`` decides on all else; ``where`` are the hosts of its ranks, if several."""
 
     transport: str
     world_size: int
@@ -57,6 +66,12 @@ class Case:
     store_dies: bool
     delay_s: float
     seed: int
+    where: tuple[int, ...] = ()
+
+    @property
+    def wanted_s(self) -> float:
+        """Within which survivors have to name the dead."""
+        return _WANTED_BETWEEN_HOSTS_S if self.where else _WANTED_S
 
 
 @dataclass(frozen=True)
@@ -69,11 +84,15 @@ class Told:
     at_s: float
 
 
-def case_of(number: int, seed: int, transports: tuple[str, ...] = TRANSPORTS) -> Case:
+def case_of(
+    number: int, seed: int, transports: tuple[str, ...] = TRANSPORTS, num_hosts: int = 1
+) -> Case:
     """A random case; transports take turns."""
     choose = random.Random(seed * 1_000_003 + number)
     world_size = choose.choice((2, 3, 4, 5))
     victim = choose.randrange(world_size)
+    where = [rank % num_hosts for rank in range(world_size)] if num_hosts > 1 else []
+    choose.shuffle(where)
     return Case(
         transports[number % len(transports)],
         world_size,
@@ -81,6 +100,7 @@ def case_of(number: int, seed: int, transports: tuple[str, ...] = TRANSPORTS) ->
         store_dies=victim == 0 and choose.random() < 0.5,
         delay_s=choose.random() ** 2 * _MOST_S,
         seed=choose.randrange(1 << 30),
+        where=tuple(where),
     )
 
 
@@ -107,13 +127,17 @@ def operations(choose: random.Random) -> Callable[[], object]:
     return run
 
 
-def on_rank(case: Case, rank: int, port: int, parent: Connection) -> None:
+def on_rank(case: Case, rank: int, port: int, places: Sequence[Place], parent: Connection) -> None:
     """Be a rank: say when the group is made, work until an error comes, tell it."""
+    if places:
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+        places[rank].enter()
     os.environ[TRANSPORT_VARIABLES["cpu"]] = case.transport
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(_PATIENCE_S * 0.75)  # where it hangs, if it does
     limit = timedelta(seconds=_LIMIT_S)
-    store = meeting_place(rank, port, limit, in_rank_0=case.store_dies)
+    meeting, own = (SWITCH, places[0].address) if places else (LOOPBACK, LOOPBACK)
+    store = meeting_place(rank, meeting, port, limit, at_rank_0=own if case.store_dies else "")
     dist.init_process_group(
         "ringcoll", store=store, rank=rank, world_size=case.world_size, timeout=limit
     )
@@ -143,19 +167,23 @@ def judge(case: Case, told: Told | None, exit_code: int | None, killed_s: float)
         return "error of another kind"
     if f"rank {case.victim}" not in told.text:
         return "does not name the dead"
-    if told.at_s - killed_s > _WANTED_S:
+    if told.at_s - killed_s > case.wanted_s:
         return "late"
     if exit_code != 0:
         return "does not end" if exit_code is None else f"ends with {exit_code} after its error"
     return "right"
 
 
-def run(case: Case) -> list[tuple[str, float | None, Told | None]]:
+def run(case: Case, hosts: Hosts | None = None) -> list[tuple[str, float | None, Told | None]]:
     """Run a case: a judgement for each survivor, its seconds, and what it told."""
-    store = served()
+    places = [] if hosts is None else [hosts.place(host) for host in case.where]
+    store = served() if hosts is None else hosts.store()
     with Processes(__name__) as processes:
         ranks, ends = zip(
-            *(processes.start(on_rank, case, rank, store.port) for rank in range(case.world_size)),
+            *(
+                processes.start(on_rank, case, rank, store.port, places)
+                for rank in range(case.world_size)
+            ),
             strict=True,
         )
         for end in ends:
@@ -176,7 +204,7 @@ def run(case: Case) -> list[tuple[str, float | None, Told | None]]:
                     told[rank] = ends[rank].recv()
         found = []
         for rank in set(range(case.world_size)) - {case.victim}:
-            ranks[rank].join(_WANTED_S * 5)
+            ranks[rank].join(_PATIENCE_S / 4)
             word = judge(case, told.get(rank), ranks[rank].exitcode, killed_s)
             seconds = told[rank].at_s - killed_s if rank in told else None
             found.append((word, seconds, told.get(rank)))
@@ -189,6 +217,7 @@ def main() -> None:
     arguments.add_argument("--kills", type=int, default=1000)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--transports", default=",".join(TRANSPORTS))
+    arguments.add_argument("--hosts", type=int, default=1)
     arguments.add_argument("--first", type=int, default=0, help="number of the first case")
     options = arguments.parse_args()
     transports = tuple(options.transports.split(","))
@@ -197,14 +226,18 @@ def main() -> None:
     before = {path.name for path in Path("/dev/shm").iterdir()}
     words: dict[str, Counter[str]] = {name: Counter() for name in transports}
     times: dict[str, list[float]] = {name: [] for name in transports}
-    for number in range(options.first, options.first + options.kills):
-        case = case_of(number, options.seed, transports)
-        for word, seconds, told in run(case):
-            words[case.transport][word] += 1
-            if seconds is not None:
-                times[case.transport].append(seconds)
-            if word != "right":
-                print(f"{number}: {word}: {case}: {seconds} {told}", flush=True)
+    # A rank enters its host without a fork: process ids are those of the machine.
+    apart = ("net", "ipc", "mount", "uts")
+    several = Hosts(options.hosts, apart=apart) if options.hosts > 1 else None
+    with several or contextlib.nullcontext():
+        for number in range(options.first, options.first + options.kills):
+            case = case_of(number, options.seed, transports, options.hosts)
+            for word, seconds, told in run(case, several):
+                words[case.transport][word] += 1
+                if seconds is not None:
+                    times[case.transport].append(seconds)
+                if word != "right":
+                    print(f"{number}: {word}: {case}: {seconds} {told}", flush=True)
     left = {path.name for path in Path("/dev/shm").iterdir()} - before
     kinds = sorted(set().union(*words.values()) - {"right"})
     table = Table(
@@ -222,7 +255,8 @@ def main() -> None:
             )
             for name in transports
         ],
-        f"What became of the survivors of {options.kills} kills; {len(left)} files left over.",
+        f"What became of the survivors of {options.kills} kills on {options.hosts} host(s); "
+        f"{len(left)} files left over.",
     )
     table.show()
     write(options.json, __doc__, facts, [table])

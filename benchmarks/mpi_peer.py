@@ -25,8 +25,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-_TURN_S = 5e-3  # these three as in `ringcoll.bench.measure`
+_TURN_S = 5e-3  # all these as in `ringcoll.bench.measure`
 _MOST_A_TURN = 1000
+_LEAD = 4
+_TRIES, _GROWTH = 6, 10
 _TURNS = 4
 _NO_TURNS = 1  # of `blocking`
 
@@ -188,6 +190,8 @@ def alternate(
             if request["writes"]:
                 write()
             comm.Barrier()
+            if lead := turn // _LEAD:
+                functions[index](lead)
             start = time.perf_counter()
             functions[index](turn)
             times[index].append((time.perf_counter() - start) / turn)
@@ -204,8 +208,12 @@ def alternate(
     if has_turns and seconds is None:
         turn = fitting(shortest, max(1, most // _TURNS))
     elif has_turns:
-        one_round(0, fitting(shortest, 10))
-        turn = fitting(min(map(min, times)), _MOST_A_TURN)
+        for _ in range(_TRIES):
+            longer = fitting(min(map(min, times)), min(_GROWTH * turn, _MOST_A_TURN))
+            if longer <= turn:
+                break
+            turn = longer
+            one_round(0, turn)
     times = [[] for _ in functions]
     begin, number = time.perf_counter(), 0
     rounds = request["least"] if seconds is not None else max(1, most // turn)

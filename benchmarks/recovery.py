@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from common import (
+    LOOPBACK,
     Processes,
     Table,
     environment,
@@ -58,7 +59,7 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def on_rank(rank: int, world_size: int, port: int, transport: str, parent: Connection) -> None:
     """Train until a rank is lost and some steps more; tell when each step ended, and the change."""
     torch.set_num_threads(1)
-    store = meeting_place(rank, port, _LIMIT, in_rank_0=True)
+    store = meeting_place(rank, LOOPBACK, port, _LIMIT, at_rank_0=LOOPBACK)
     dist.init_process_group(
         "ringcoll", store=store, rank=rank, world_size=world_size, timeout=_LIMIT
     )

@@ -248,9 +248,11 @@ def caller(
     name, _, transport = contender.partition(OVER)
     group = _group_over(transport) if transport else None
     if name in (PERSISTENT, SHARED):
-        own = _Ringcoll(arguments, AUTO, segment_bytes, group, _Persistent())
-    else:
-        own = _Ringcoll(arguments, name, segment_bytes, group)
+        own = _Ringcoll(arguments, AUTO, segment_bytes, group, _Plans())
+        copies = workload.collective == "broadcast" and arguments.is_root and not buffers.in_place
+        prepare: Callable[[bool], Callable[[], object]] = getattr(own, workload.collective)
+        return _Persistent(prepare, arguments.ready if copies else None)
+    own = _Ringcoll(arguments, name, segment_bytes, group)
     return getattr(own, workload.collective)  # type: ignore[no-any-return]
 
 
@@ -282,20 +284,31 @@ def close_groups() -> None:
         dist.destroy_process_group(group)
 
 
+class _Plans:
+    """The library, of which every function prepares its call, and does not run it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ringcoll, name).plan
+
+
 class _Persistent:
-    """The library, with every function prepared when it is first called."""
+    """A call that is prepared when it is first made; ``before`` runs before each call."""
 
-    def __init__(self) -> None:
-        self._prepared: dict[tuple[str, bool], Callable[[], object]] = {}
+    def __init__(
+        self,
+        prepare: Callable[[bool], Callable[[], object]],
+        before: Callable[[], object] | None,
+    ) -> None:
+        self._prepare, self._before = prepare, before
+        self._prepared: dict[bool, Callable[[], object]] = {}  # by whether it is asynchronous
 
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        def run(*args: Any, **kwargs: Any) -> object:
-            key = name, any(argument is True for argument in args)  # whether it is asynchronous
-            if key not in self._prepared:
-                self._prepared[key] = getattr(ringcoll, name).plan(*args, **kwargs)
-            return self._prepared[key]()
-
-        return run
+    def __call__(self, async_op: bool) -> Any:
+        if self._before is not None:
+            self._before()
+        prepared = self._prepared.get(async_op)
+        if prepared is None:
+            prepared = self._prepared[async_op] = self._prepare(async_op)
+        return prepared()
 
 
 class _Arguments:

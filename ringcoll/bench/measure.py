@@ -7,9 +7,10 @@ on all ranks. Before each turn the ranks meet in a group of its own, which warms
 contender's connections, and start together. The time of an operation is that of the slowest
 rank, unless the request says otherwise. Results are checked apart from that, untimed.
 
-Ranks start at different moments, on an oversubscribed machine milliseconds apart. So that
-the start does not dominate, a turn consists of as many operations, in a row, as last a few
-milliseconds, and a sample is their mean.
+Ranks start at different moments, on an oversubscribed machine milliseconds apart, and with cold
+caches. So that the start does not count, a turn consists of as many operations, in a row, as last a
+few milliseconds, after a quarter as many that are not timed; a sample is the mean of the others.
+Operations that are so long that a turn has few of them are all timed.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ _QUIET_S = 5e-3  # from meeting to starting
 _AWAKE_S = 5e-4  # of these at the end, in which the processor is kept
 _TURN_S = 5e-3  # time that a turn should last: a time slice of the Linux scheduler is 3 ms
 _MOST_A_TURN = 1000
+_LEAD = 4  # before so many operations that are timed there is one that is not
+_TRIES, _GROWTH = (
+    5,
+    10,
+)  # to find the length of turns: rounds, and times the length of the last round
 _TURNS = 4  # at least, of a fixed number of operations
 _SCOUTING = 0.2  # of the time of a size, to find the best of many
 _SCOUTING_ROUNDS = 3
@@ -401,9 +407,17 @@ def _turns(
     if seconds is None:
         return [fitting(shortest, max(1, most // _TURNS))] * len(times)
     # The first operation of a turn waits for the last rank: its time alone says too little.
-    tried = [fitting(min(own), 10) for own in times]
-    one_round(times, seed=0, turns=tried)
-    return [fitting(min(own), _MOST_A_TURN) for own in times]
+    turns = [1] * len(times)
+    for _ in range(_TRIES):
+        longer = [
+            fitting(min(own), min(_GROWTH * last, _MOST_A_TURN))
+            for own, last in zip(times, turns, strict=True)
+        ]
+        if all(new <= last for new, last in zip(longer, turns, strict=True)):
+            break
+        turns = longer
+        one_round(times, seed=0, turns=turns)
+    return turns
 
 
 def _one_round(
@@ -421,6 +435,8 @@ def _one_round(
         if before is not None:
             before(index)
         meeting.start()
+        if lead := turns[index] // _LEAD:
+            functions[index](lead)
         start = time.perf_counter()
         functions[index](turns[index])
         times[index].append((time.perf_counter() - start) / turns[index])

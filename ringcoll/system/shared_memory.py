@@ -14,6 +14,7 @@ What processes tell each other by it rests on these facts:
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import platform
@@ -35,7 +36,7 @@ __all__ = [
     "release_pages",
 ]
 
-_FUTEX = {"x86_64": 202, "aarch64": 98}
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)  # number of the system call
 _WAIT, _WAKE = 0, 1
 _NAME = "ringcoll"  # of the memory, in /proc
 _LINK = Path(f"/memfd:{_NAME} (deleted)")
@@ -55,6 +56,14 @@ class _Time(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
+# Who sleeps or wakes is in a hurry: with the types of its arguments a call takes half the time.
+_futex = ctypes.CDLL(None).syscall
+_futex.argtypes = (
+    *(ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32),
+    *(ctypes.POINTER(_Time), ctypes.c_void_p, ctypes.c_int),
+)
+
+
 class _Bytes(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
@@ -72,17 +81,18 @@ def fence() -> None:
 
 def futex_wait(address: int, seen: int, limit_s: float) -> None:
     """Sleep until another process wakes, while the 32-bit word at an address is what was seen."""
-    limit = _Time(int(limit_s), int(limit_s % 1 * 1e9))
-    number = _FUTEX[platform.machine()]
-    _libc.syscall(
-        number, ctypes.c_void_p(address), _WAIT, ctypes.c_uint32(seen), ctypes.byref(limit), None, 0
-    )
+    _futex(_FUTEX, address, _WAIT, seen, _time(limit_s), None, 0)
 
 
 def futex_wake(address: int) -> None:
     """Wake all that sleep on a word."""
-    number = _FUTEX[platform.machine()]
-    _libc.syscall(number, ctypes.c_void_p(address), _WAKE, _EVERYONE, None, None, 0)
+    _futex(_FUTEX, address, _WAKE, _EVERYONE, None, None, 0)
+
+
+@functools.lru_cache(maxsize=16)
+def _time(seconds: float) -> _Time:
+    """A time as the kernel takes it, which it only reads; most sleeps have the same limit."""
+    return _Time(int(seconds), int(seconds % 1 * 1e9))
 
 
 def _last_error() -> OSError:

@@ -20,7 +20,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import torch
@@ -70,7 +70,8 @@ __all__ = ["SharedTransport", "check", "make", "remark"]
 _TOLD = dict.fromkeys(("pid", "descriptor", *Identity._fields, "secret", "address"), int)
 _SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
 _YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
-_KIND_S, _UNKIND = 0.001, 100  # where that took longer, so many waits do without
+_KIND_S = 0.001  # where that took longer, the next waits do without
+_UNKIND, _MOST_UNKIND = 100, 12800
 _NAP_S = 0.02  # between two looks at the clock and at the processes of the peers: see `announce`
 
 
@@ -145,6 +146,7 @@ class SharedTransport(Transport):
         self._lives: dict[int, int] = {}  # pidfds of the peers
         self._spins, self._is_crowded = _SPINS, False
         self._num_unkind = 0  # waits that do not give the processor away before they sleep
+        self._next_unkind = _UNKIND
 
     def connect(self, timeout_s: float) -> None:
         """Map the memory of the ranks of this host; see `Transport.connect`."""
@@ -314,7 +316,7 @@ class SharedTransport(Transport):
         if memory is None:
             raise PeerLostError("the connection was broken", peer=peer)
         words = memory.words
-        while True:
+        for number in count():
             is_for_room = type(message) is RingSend or any(channel.pending for channel in channels)
             words[SLEEPS] = peer << WHOM | (FOR_ROOM if is_for_room else 0) | ASLEEP
             fence()
@@ -328,7 +330,8 @@ class SharedTransport(Transport):
             if message.look():
                 words[SLEEPS] = AWAKE
                 return
-            self._look_around(message, timeout_s if left_s <= 0 else None)
+            if number:  # most messages come in the first sleep, which is a short one if none comes
+                self._look_around(message, timeout_s if left_s <= 0 else None)
             futex_wait(memory.address + BELL * WORD, seen, min(left_s, _NAP_S))
             left_s = deadline - time.monotonic()
 
@@ -336,7 +339,7 @@ class SharedTransport(Transport):
         """Give the processor to the ranks that share it; return whether the message came.
 
         It is quicker than to sleep, unless other programs are busy: these keep the processor for
-        milliseconds. Then the next waits do without.
+        milliseconds. Then the next waits do without, each time twice as many.
         """
         if self._num_unkind > 0:
             self._num_unkind -= 1
@@ -346,8 +349,11 @@ class SharedTransport(Transport):
             os.sched_yield()
             if message.look():
                 break
-        if time.monotonic() - begin_s > _KIND_S:
-            self._num_unkind = _UNKIND
+        if time.monotonic() - begin_s < _KIND_S:
+            self._next_unkind = _UNKIND
+        else:
+            self._num_unkind = self._next_unkind
+            self._next_unkind = min(2 * self._next_unkind, _MOST_UNKIND)
         return message.done
 
     def _look_around(

@@ -22,7 +22,6 @@ import functools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -30,19 +29,21 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch.distributed as dist
 
 from ringcoll.launch.processes import Ranks, _join_and_obey
+from ringcoll.system.stores import served
 
-__all__ = ["APART", "HostRanks", "Hosts", "reason_why_not"]
+__all__ = ["APART", "SWITCH", "HostRanks", "Hosts", "Place", "reason_why_not"]
 
 APART = ("net", "ipc", "pid", "mount", "uts")
 """Kinds of name spaces, as ``unshare`` calls them."""
 
 _NETWORK = "10.77.0"
-_SWITCH = f"{_NETWORK}.254"
+SWITCH = f"{_NETWORK}.254"
+"""The address of the switch."""
 _FILES = {"mount": "mnt"}  # in /proc/PID/ns they have other names
 _PR_SET_PDEATHSIG = 1
 _CLONE_FS = 0x200
@@ -50,6 +51,23 @@ _CLONE_FS = 0x200
 
 def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
+
+
+class Place(NamedTuple):
+    """A host, for processes that enter it: who holds its name spaces, their kinds, and its address."""
+
+    pid: int
+    kinds: tuple[str, ...]
+    address: str
+
+    def enter(self) -> None:
+        """Move this process, which has one thread, into the host; pid: its children."""
+        directory = Path.cwd()
+        _enter(self.pid, [kind for kind in self.kinds if kind != "mount"])
+        if "mount" in self.kinds:  # last: the others are found in the /proc of here
+            _libc().unshare(_CLONE_FS)  # another thread's directory would forbid it
+            _enter(self.pid, ["mount"])
+            os.chdir(directory)
 
 
 def _enter(pid: int, kinds: Sequence[str]) -> None:
@@ -138,7 +156,7 @@ def _script(name: str, number: int, apart: Sequence[str]) -> str:
     if "mount" in apart:
         lines.append("mount -t tmpfs tmpfs /dev/shm")
         # A file of its own, in which the host's name is its address on the switch.
-        told = f"127.0.0.1 localhost\\n{_NETWORK}.{number + 1} {name}\\n{_SWITCH} switch\\n"
+        told = f"127.0.0.1 localhost\\n{_NETWORK}.{number + 1} {name}\\n{SWITCH} switch\\n"
         lines.append("mount -t tmpfs tmpfs /media")
         lines.append(f"printf '{told}' > /media/hosts")
         lines.append("mount --bind /media/hosts /etc/hosts")
@@ -170,7 +188,7 @@ class Hosts:
         apart: Sequence[str] = APART,
         mbit_per_s: float | Mapping[int, float] | None = None,
     ) -> None:
-        self.number = number
+        self.number, self.apart = number, tuple(apart)
         self._spaces: list[_Space] = []
         names = ["host"] * number if names is None else names
         rates = (
@@ -181,7 +199,7 @@ class Hosts:
         try:
             self.switch = self._add(_Space(["net"]))
             self.switch.ip("link", "add", "bridge", "type", "bridge")
-            self.switch.ip("addr", "add", f"{_SWITCH}/24", "dev", "bridge")
+            self.switch.ip("addr", "add", f"{SWITCH}/24", "dev", "bridge")
             self.switch.ip("link", "set", "bridge", "up")
             self.switch.ip("link", "set", "lo", "up")
             self.hosts: list[_Space] = []
@@ -212,6 +230,16 @@ class Hosts:
             for space, device in ((self.switch, port), (host, "eth0")):
                 rate = ["tbf", "rate", f"{mbit_per_s}mbit", "burst", "128kb", "latency", "200ms"]
                 space.tc("qdisc", "add", "dev", device, "root", *rate)
+
+    def place(self, host: int) -> Place:
+        """A host, as a process can enter it."""
+        space, index = self.hosts[host], host if "net" in self.apart else 0
+        return Place(space.pid, ("net", *space.kinds), f"{_NETWORK}.{index + 1}")
+
+    def store(self) -> dist.TCPStore:
+        """Serve a store at the switch, which all hosts reach."""
+        store: dist.TCPStore = _in_network(self.switch.pid, functools.partial(served, SWITCH))
+        return store
 
     def unplug(self, host: int) -> None:
         """Take a host off the switch: what is sent to or from it is lost, and nobody told."""
@@ -255,14 +283,6 @@ def _in_network(pid: int, function: Callable[[], Any]) -> Any:
     return result
 
 
-def _store() -> dist.TCPStore:
-    with socket.create_server((_SWITCH, 0), backlog=1024) as server:
-        port = server.getsockname()[1]
-        return dist.TCPStore(
-            _SWITCH, port, None, True, wait_for_workers=False, master_listen_fd=server.detach()
-        )
-
-
 class HostRanks(Ranks):
     """A pool of ranks, as `ringcoll.launch.processes.Ranks`, on several hosts.
 
@@ -288,16 +308,15 @@ class HostRanks(Ranks):
         environment: dict[str, str] | None = None,
     ) -> None:
         self.world_size, self.timeout_s = len(where), timeout_s
-        self._store = _in_network(hosts.switch.pid, _store)
+        self._store = hosts.store()
         told = {"GLOO_SOCKET_IFNAME": "eth0"} if environment is None else environment
         inherited = {key: value for key, value in os.environ.items() if key != "GLOO_SOCKET_IFNAME"}
 
         def arguments(rank: int, theirs: Connection) -> tuple[object, ...]:
-            space = hosts.hosts[where[rank]]
             meeting = (self._store.port, rank, self.world_size, timeout_s)
             return (
-                (space.pid, ("net", *space.kinds), str(Path.cwd())),
-                (_SWITCH, meeting, backend, 1, theirs),
+                hosts.place(where[rank]),
+                (SWITCH, meeting, backend, 1, theirs),
                 inherited | told,
             )
 
@@ -305,7 +324,7 @@ class HostRanks(Ranks):
 
 
 def _main(
-    place: tuple[int, Sequence[str], str],
+    place: Place,
     rank: tuple[str, tuple[int, int, int, float], str | None, int, Connection],
     environment: dict[str, str],
 ) -> None:
@@ -313,12 +332,7 @@ def _main(
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
-    pid, kinds, directory = place
-    _enter(pid, [kind for kind in kinds if kind != "mount"])
-    if "mount" in kinds:  # last: the others are found in the /proc of here
-        _libc().unshare(_CLONE_FS)  # another thread's directory would forbid it
-        _enter(pid, ["mount"])
-        os.chdir(directory)
+    place.enter()
     child = os.fork()  # only children get other process ids
     if child:
         rank[-1].close()

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringcoll
-from ringcoll.algorithms import register, unregister
 from ringcoll.errors import ArgumentError, MissingExtraError, VerificationError
 from ringcoll.schedule import Schedule, Send, verify
 from ringcoll.schedule.contracts import contract
@@ -219,25 +218,18 @@ def test_trees_beat_every_registered_broadcast_of_large_data(topology: Topology)
     assert fastest.seconds < registered_times("broadcast", topology, nbytes)[0].seconds
 
 
-def test_what_was_found_runs_under_a_name() -> None:
+@pytest.mark.parametrize("method, segment_bytes", [("exact", None), ("greedy", 16), ("trees", 8)])
+def test_what_was_found_runs(method: str, segment_bytes: int | None) -> None:
     """From its text, on real tensors."""
-    (point,) = synthesize("all_reduce", ring(4, bandwidth=1), most_chunks=1).points
-    schedule = Schedule.from_text(point.schedule.to_text())
-    register(
-        "all_reduce", "of_a_ring", chunks=lambda k: schedule.num_chunks,
-        slots=lambda k: schedule.num_slots,
-        restriction=lambda k: None if k == 4 else "it is for four ranks",
-    )(lambda rank, world_size: schedule.steps(rank))  # fmt: skip
+    front = synthesize("all_reduce", ring(4, bandwidth=1), method=method, most_chunks=1)
+    schedule = Schedule.from_text(front.points[0].schedule.to_text())
 
     def main(group: Any) -> list[float]:
         tensor = torch.arange(11.0) * 10 ** group.rank()
-        ringcoll.all_reduce(tensor, group=group, algorithm="of_a_ring")
+        ringcoll.all_reduce(tensor, group=group, algorithm=schedule, segment_bytes=segment_bytes)
         return [float(value) for value in tensor]
 
-    try:
-        assert ringcoll.run_threads(main, 4) == [[1111.0 * number for number in range(11)]] * 4
-    finally:
-        unregister("all_reduce", "of_a_ring")
+    assert ringcoll.run_threads(main, 4) == [[1111.0 * number for number in range(11)]] * 4
 
 
 # --- trees --------------------------------------------------------------------------------
