@@ -182,6 +182,7 @@ def alternate(
     """Time functions side by side, as the function of that name in `ringcoll.bench.measure`."""
     comm = MPI.COMM_WORLD
     times: list[list[float]] = [[] for _ in functions]
+    has_turns = request["blocking"] != _NO_TURNS and not request["writes"]
 
     def one_round(seed: int, turn: int) -> None:
         order = list(range(len(functions)))
@@ -190,8 +191,8 @@ def alternate(
             if request["writes"]:
                 write()
             comm.Barrier()
-            if lead := turn // _LEAD:
-                functions[index](lead)
+            if has_turns:
+                functions[index](max(1, turn // _LEAD))
             start = time.perf_counter()
             functions[index](turn)
             times[index].append((time.perf_counter() - start) / turn)
@@ -204,7 +205,7 @@ def alternate(
         one_round(0, 1)
     most, seconds = request["most"], request["seconds"]
     shortest = min(map(min, times))
-    turn, has_turns = 1, request["blocking"] != _NO_TURNS and not request["writes"]
+    turn = 1
     if has_turns and seconds is None:
         turn = fitting(shortest, max(1, most // _TURNS))
     elif has_turns:

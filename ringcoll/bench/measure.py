@@ -9,8 +9,8 @@ rank, unless the request says otherwise. Results are checked apart from that, un
 
 Ranks start at different moments, on an oversubscribed machine milliseconds apart, and with cold
 caches. So that the start does not count, a turn consists of as many operations, in a row, as last a
-few milliseconds, after a quarter as many that are not timed; a sample is the mean of the others.
-Operations that are so long that a turn has few of them are all timed.
+few milliseconds, after a quarter as many, and at least one, that are not timed; a sample is the mean
+of the others. Where a turn is to have one operation only, that is timed with its start.
 """
 
 from __future__ import annotations
@@ -364,12 +364,12 @@ def alternate(
     over_ranks
         One of `OVER_RANKS`.
     turn
-        Operations in a turn; by default as many as take some milliseconds.
+        Operations in a turn, all timed; by default as many as take some milliseconds, and some before.
     before
         Called before each turn, untimed, with the number of the function whose turn it is.
     """
     times: list[list[float]] = [[] for _ in functions]
-    one_round = partial(_one_round, meeting, functions, before)
+    one_round = partial(_one_round, meeting, functions, before, turn is None)
     with _no_collection():
         for _ in range(warmup if turn else max(1, warmup)):
             one_round(times, seed=0, turns=[1] * len(functions))
@@ -424,6 +424,7 @@ def _one_round(
     meeting: Meeting,
     functions: Sequence[Callable[[int], object]],
     before: Callable[[int], object] | None,
+    has_lead: bool,
     times: list[list[float]],
     *,
     seed: int,
@@ -435,8 +436,8 @@ def _one_round(
         if before is not None:
             before(index)
         meeting.start()
-        if lead := turns[index] // _LEAD:
-            functions[index](lead)
+        if has_lead:
+            functions[index](max(1, turns[index] // _LEAD))
         start = time.perf_counter()
         functions[index](turns[index])
         times[index].append((time.perf_counter() - start) / turns[index])

@@ -168,7 +168,7 @@ def test_the_order_of_turns_changes_and_is_the_same_on_all_ranks(clock: Clock) -
         for seed in range(60):
             clock.orders = []
             runs = [clock.operation(1.0, name) for name in range(3)]
-            _one_round(clock, runs, None, [[], [], []], seed=seed, turns=[1, 1, 1])  # type: ignore[arg-type]
+            _one_round(clock, runs, None, False, [[], [], []], seed=seed, turns=[1, 1, 1])  # type: ignore[arg-type]
             result.append(tuple(clock.orders))
         return result
 
@@ -380,8 +380,10 @@ def test_how_operations_follow_each_other(
     assert ring.out_of_place is not None
     assert ring.out_of_place.turn == (1 if blocking == 1 else 3)
     assert len(ring.out_of_place.samples_s) == (12 if blocking == 1 else 4)
-    assert contenders.calls == [("ring", False)] + [("ring", blocking == 0)] * 13
-    assert contenders.waited == (13 if blocking == 0 else 0)
+    # A warm-up and 4 turns, each with one operation in advance.
+    calls = 1 + 12 if blocking == 1 else (1 + 1) + 4 * (1 + 3)
+    assert contenders.calls == [("ring", False)] + [("ring", blocking == 0)] * calls
+    assert contenders.waited == (calls if blocking == 0 else 0)
 
 
 def test_only_asked_modes_are_timed(contenders: Contenders) -> None:
