@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import random
 import sys
 import time
@@ -197,8 +198,10 @@ def alternate(
             functions[index](turn)
             times[index].append((time.perf_counter() - start) / turn)
 
+    turn_s = _TURN_S * max(1.0, comm.Get_size() / len(os.sched_getaffinity(0)))
+
     def fitting(seconds: float, limit: int) -> int:
-        return int(comm.bcast(min(limit, max(1, round(_TURN_S / seconds))), 0))
+        return int(comm.bcast(min(limit, max(1, round(turn_s / seconds))), 0))
 
     gc.disable()
     for _ in range(max(1, request["warmup"])):

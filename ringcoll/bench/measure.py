@@ -47,7 +47,7 @@ from ringcoll.bench.summary import Summary, algbw, busbw, summarize
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch.processes import report as to_parent
 from ringcoll.schedule.contracts import contract
-from ringcoll.system.machine import place
+from ringcoll.system.machine import cores, place
 from ringcoll.system.user_modules import UserModule
 
 __all__ = [
@@ -67,7 +67,7 @@ OVER_RANKS = ("rank0", "avg", "min", "max")
 
 _QUIET_S = 5e-3  # from meeting to starting
 _AWAKE_S = 5e-4  # of these at the end, in which the processor is kept
-_TURN_S = 5e-3  # time that a turn should last: a time slice of the Linux scheduler is 3 ms
+_TURN_S = 5e-3  # time that a turn should last, for each rank of a core: Linux's time slice is 3 ms
 _MOST_A_TURN = 1000
 _LEAD = 4  # before so many operations that are timed there is one that is not
 _TRIES, _GROWTH = (
@@ -399,9 +399,10 @@ def _turns(
 
     With a fixed number of operations it is the same for all, so that all do that number.
     """
+    turn_s = _TURN_S * max(1.0, meeting.world_size / cores())
 
     def fitting(time_s: float, limit: int) -> int:
-        return meeting.agree(min(limit, max(1, round(_TURN_S / time_s))))
+        return meeting.agree(min(limit, max(1, round(turn_s / time_s))))
 
     shortest = min(map(min, times))
     if seconds is None:

@@ -14,7 +14,8 @@
 `comparison`         calls compared through the store, where messages have no tags, or each
 `agreement`          what messages cost, measured; one table for all ranks
 `lives`              which ranks of the host have ended
-`monitor`            what ranks tell each other when something takes too long
+`notices`            what ranks tell each other through the store when something takes too long
+`monitor`            who tells it, and what follows: the wait is broken, with the cause in words
 `announcement`       the failure that breaks a group, told at once
 `flight_recorder`    what the groups of a process do, for who looks on from outside
 `flight_report`      the same of all ranks, merged and in words

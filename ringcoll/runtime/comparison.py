@@ -11,7 +11,8 @@ import time
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, MismatchError, PeerLostError
-from ringcoll.runtime.monitor import LEFT, Monitor
+from ringcoll.runtime.monitor import Monitor
+from ringcoll.runtime.notices import LEFT
 from ringcoll.system.settings import compares_calls
 from ringcoll.system.stores import appears, read_text
 

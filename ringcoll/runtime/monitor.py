@@ -10,22 +10,17 @@ messages have come. It stays here, `Issued`, until the stream has come to its en
 a wait of the stream: so the monitor keeps the time limits of such operations, too. An operation's time
 counts from when the operations before it are over.
 
-Keys in the store: ``state/RANK`` holds a rank's last operations as JSON, ``verdict`` the reason
-why the group is broken; the first rank that fails writes the verdict.
+What is in the store, and when: see `ringcoll.runtime.notices`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -38,23 +33,18 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.runtime.lives import Lives
+from ringcoll.runtime.notices import FAILURES, STORE_S, Notices, kind_of
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Wait
-from ringcoll.system.stores import read_json, read_text, unreachable, within
+from ringcoll.system.stores import unreachable, within
 from ringcoll.system.streams import Lane, beside
 
-__all__ = ["LEFT", "Issued", "Monitor", "Running"]
-
-LEFT = "left/{}"
-"""Key of the number of the last operation of a rank that has closed the group; -1 if there was none."""
-
-Answer = TypeVar("Answer")
+__all__ = ["Issued", "Monitor", "Running"]
 
 _POLL_S = 0.1  # between two looks of a rank that waits
 _BETWEEN_S = 0.02  # between two looks of a rank that has failed: torchrun ends it in 0.1 s
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
 _GRACE_S = 1.0  # for the last messages of a process that has ended
-_STORE_S = 5.0  # time limit of a look into the store
 _REMEMBERED = 1024  # operations that a rank compares with those that others tell
 _TOLD = 64  # operations that a rank tells the others
 
@@ -95,53 +85,6 @@ class Issued(NamedTuple):
         return [wait for wait in left if wait.step == left[0].step]
 
 
-# Kinds of failures in a verdict. A plain `TransportError` is nobody's death: the ranks could not
-# be connected.
-_KINDS = {
-    "timeout": CollectiveTimeoutError,
-    "corrupt": CorruptMessageError,
-    "transport": TransportError,
-    "lost": PeerLostError,
-}
-
-
-def _kind(error: RingcollError) -> str:
-    if isinstance(error, CollectiveTimeoutError):
-        return "timeout"
-    if isinstance(error, CorruptMessageError):
-        return "corrupt"
-    return "transport" if type(error) is TransportError else "lost"
-
-
-def _is_verdict(value: Any) -> bool:
-    match value:
-        case {"kind": "mismatch", "calls": [[int(rank), str(call)], [int(peer), str(other)]]}:
-            return rank != peer and call != other and type(value.get("number")) is int
-        case {"kind": str(kind), "peer": int() | None, "text": str()}:
-            return kind in _KINDS
-    return False
-
-
-def _is_state(value: Any) -> bool:
-    match value:
-        case {"calls": dict(calls), "waits": None | [int(), int()]}:
-            return all(_is_number(key) and _is_call(call) for key, call in calls.items())
-    return False
-
-
-def _is_call(value: Any) -> bool:
-    match value:
-        case [str(), None]:
-            return True
-        case [str(), dict(lengths)]:
-            return all(_is_number(key) and type(n) is int for key, n in lengths.items())
-    return False
-
-
-def _is_number(key: str) -> bool:
-    return key.isdecimal() and len(key) < 19
-
-
 class Monitor:
     """Watches the operations of one rank of a group.
 
@@ -156,7 +99,8 @@ class Monitor:
         on_break: Callable[[], None],
         lives: Lives,
     ) -> None:
-        self.store, self.rank, self.world_size, self.on_break = store, rank, world_size, on_break
+        self.rank, self.world_size, self.on_break = rank, world_size, on_break
+        self.notices = Notices(store, rank)
         self.error: RingcollError | None = None
         # The thread that runs operations sets these: number and operation, and its wait.
         self.current: tuple[int, Operation | Turn] | None = None
@@ -170,7 +114,6 @@ class Monitor:
         self.recent: deque[tuple[int, Operation | Turn]] = deque(maxlen=_REMEMBERED)
         self.awake = False  # the same as the event, and quicker to read
         self._says_it_waits = False  # in the published state
-        self._has_no_store = False
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -219,16 +162,14 @@ class Monitor:
     def leave(self) -> None:
         """Tell ranks that wait for this rank in a later operation that it has closed the group."""
         if self.world_size > 1:
-            last = self.recent[-1][0] if self.recent else -1
-            with contextlib.suppress(RuntimeError):  # there is no store any more
-                self.store.set(LEFT.format(self.rank), str(last))
+            self.notices.leave(self.recent[-1][0] if self.recent else -1)
 
     def close(self) -> None:
         """Stop the thread."""
         self._stop.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(2 * _STORE_S)
+            self._thread.join(2 * STORE_S)
 
     def explain(self, error: RingcollError, limit_s: float) -> RingcollError:
         """Turn the failure of a wait into an error that names the cause.
@@ -245,7 +186,7 @@ class Monitor:
     def _explain(self, error: RingcollError, running: Running, limit_s: float) -> RingcollError:
         # From a host that is cut off, the store gives no answer, and no time limit ends that.
         try:
-            return within(_PATIENCE_S + _STORE_S, lambda: self._ask(error, running, limit_s))
+            return within(_PATIENCE_S + STORE_S, lambda: self._ask(error, running, limit_s))
         except TimeoutError:
             chain = [] if running.wait is None else [running.wait.peer]
             self.error = self._in_words(error, running, limit_s, chain)
@@ -261,7 +202,7 @@ class Monitor:
             deadline = time.monotonic() + (0 if is_cause else _PATIENCE_S)
             while True:
                 is_last = time.monotonic() >= deadline or self._has_lost(running)
-                verdict = self._read("verdict")
+                verdict = self.notices.verdict()
                 if verdict is not None or is_last:
                     break
                 time.sleep(_BETWEEN_S)
@@ -270,8 +211,8 @@ class Monitor:
                 return self.error
             chain = self._waiting_for(running) if running.wait and timed_out else []
             self.error = failure = self._in_words(error, running, limit_s, chain)
-            kind = _kind(failure)
-            self._publish_verdict({"kind": kind, "peer": failure.peer, "text": str(failure)})
+            kind = kind_of(failure)
+            self.notices.tell_verdict({"kind": kind, "peer": failure.peer, "text": str(failure)})
             return failure
 
     def _has_lost(self, running: Running) -> bool:
@@ -303,10 +244,10 @@ class Monitor:
             text = (
                 f"rank {self.rank} lost rank {peer}, while it waited for {running.where()}: {cause}"
             )
-        if self._has_no_store and not timed_out:  # its host may be the cause
-            gone = unreachable(self.store)
+        if self.notices.is_gone and not timed_out:  # its host may be the cause
+            gone = unreachable(self.notices.store)
             text += "" if gone in text else f"; {gone}"
-        return _KINDS[_kind(error)](text, peer=peer)
+        return FAILURES[kind_of(error)](text, peer=peer)
 
     def _lost(
         self, peer: int, running: Running, why: str = "whose process has ended"
@@ -318,7 +259,7 @@ class Monitor:
         """Publish the error of this rank, which no other rank has caused; return it in words."""
         text = f"rank {self.rank} failed with {type(error).__name__}: {error}"
         with self._lock:
-            self._publish_verdict({"kind": "lost", "peer": self.rank, "text": text})
+            self.notices.tell_verdict({"kind": "lost", "peer": self.rank, "text": text})
         if isinstance(error, RingcollError):
             return str(error)
         running = self._on_host()
@@ -385,7 +326,7 @@ class Monitor:
         def suspicion(wait: Wait) -> int:
             if wait.peer in ended:
                 return 0
-            state = self._read(f"state/{wait.peer}")
+            state = self.notices.state(wait.peer)
             is_there = state and state["waits"] and state["waits"][0] >= first.number
             return 2 if is_there else 1
 
@@ -398,17 +339,17 @@ class Monitor:
             return
         if (first := self._first()) is not None:
             running = self._look_for_message(first)
-        verdict = self._read("verdict")
+        verdict = self.notices.verdict()
         if verdict is None:
             self._publish_state(running)
             verdict = self._disagreement()
             if verdict is not None:
-                self._publish_verdict(verdict)
+                self.notices.tell_verdict(verdict)
         if verdict is not None:
             self.error = self._from_verdict(verdict, running)
         elif (failure := self._missed(running)) is not None:
             self.error = failure
-            self._publish_verdict({"kind": "lost", "peer": failure.peer, "text": str(failure)})
+            self.notices.tell_verdict({"kind": "lost", "peer": failure.peer, "text": str(failure)})
         if self.error is not None:
             self.on_break()
 
@@ -416,24 +357,16 @@ class Monitor:
         """The loss of a rank that this rank waits for, and that comes to this operation no more."""
         now, awaited = time.monotonic(), None if running.wait is None else running.wait.peer
         if awaited is not None:
-            last = self._last_of(awaited)
+            last = self.notices.last_of(awaited)
             if last is not None and last < running.number:
                 return self._lost(awaited, running, "which has closed the group")
         for peer in self.lives.ended():
             is_late = now - self._ended.setdefault(peer, now) >= _GRACE_S
-            if self.issued and self._last_of(peer) is not None:
+            if self.issued and self.notices.last_of(peer) is not None:
                 continue  # it was done; its message may be in a group with that of another rank
             if is_late and (self.meets if awaited is None else awaited == peer):
                 return self._lost(peer, running)
         return None
-
-    def _last_of(self, peer: int) -> int | None:
-        """Number of the last operation of a rank that has closed the group; ``None`` if it has not."""
-        key = LEFT.format(peer)
-        text = self._from_store(
-            lambda: read_text(self.store, key) if self.store.check([key]) else None
-        )
-        return int(text) if text is not None and re.fullmatch(r"-1|\d{1,18}", text) else None
 
     def _publish_state(self, running: Running | None) -> None:
         calls = {
@@ -443,14 +376,13 @@ class Monitor:
         }
         waits = (running.number, running.wait.peer) if running and running.wait else None
         self._says_it_waits = waits is not None
-        state = json.dumps({"calls": calls, "waits": waits})
-        self._from_store(lambda: self.store.set(f"state/{self.rank}", state))
+        self.notices.tell_state(calls, waits)
 
     def _disagreement(self) -> dict[str, Any] | None:
         """The first operation in which some rank differs from this rank, or ``None``."""
         own_calls = dict(tuple(self.recent))
         for peer in range(self.world_size):
-            state = self._read(f"state/{peer}") if peer != self.rank else None
+            state = self.notices.state(peer) if peer != self.rank else None
             for key, (description, lengths) in state["calls"].items() if state else ():
                 own = own_calls.get(int(key))
                 if own is None or own.description is None:
@@ -468,7 +400,7 @@ class Monitor:
         assert running.wait is not None
         chain = [running.wait.peer]
         while True:
-            state = self._read(f"state/{chain[-1]}")
+            state = self.notices.state(chain[-1])
             waits = state["waits"] if state else None
             if waits is None or waits[0] != running.number or waits[1] in (self.rank, *chain):
                 return chain
@@ -502,35 +434,7 @@ class Monitor:
             )
             return MismatchError(text, peer=peer, mine=mine, theirs=calls[peer])
         text = f"rank {self.rank} gave up waiting for {running.where()}: {verdict['text']}"
-        return _KINDS[verdict["kind"]](text, peer=verdict["peer"])
-
-    def _publish_verdict(self, verdict: dict[str, Any]) -> None:
-        self._from_store(lambda: self.store.compare_set("verdict", "", json.dumps(verdict)))
-
-    def _read(self, key: str) -> dict[str, Any] | None:
-        """The verdict, or a state; ``None`` if there is none, or what no monitor writes."""
-        store = self.store
-
-        def read() -> dict[str, Any] | None:
-            store.set_timeout(timedelta(seconds=_STORE_S))
-            if not store.check([key]):
-                return None
-            value: dict[str, Any] = read_json(store, key)
-            is_known = _is_verdict if key == "verdict" else _is_state
-            return value if is_known(value) else None
-
-        return self._from_store(read)
-
-    def _from_store(self, ask: Callable[[], Answer]) -> Answer | None:
-        """Ask the store; it is not asked again once it is gone, as torch tells each try at length."""
-        if not self._has_no_store:
-            try:
-                return ask()
-            except dist.DistNetworkError:
-                self._has_no_store = True
-            except RuntimeError:  # too late, or about to be closed, or not JSON
-                pass
-        return None
+        return FAILURES[verdict["kind"]](text, peer=verdict["peer"])
 
 
 def _short(text: str) -> str:
