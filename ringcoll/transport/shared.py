@@ -70,7 +70,7 @@ __all__ = ["SharedTransport", "check", "make", "remark"]
 _TOLD = dict.fromkeys(("pid", "descriptor", *Identity._fields, "secret", "address"), int)
 _SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
 _YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
-_KIND_S = 0.001  # where that took longer, the next waits do without
+_KIND_S = 0.0005  # where that took longer, for each rank of a core, the next waits do without
 _UNKIND, _MOST_UNKIND = 100, 12800
 _NAP_S = 0.02  # between two looks at the clock and at the processes of the peers: see `announce`
 
@@ -145,6 +145,7 @@ class SharedTransport(Transport):
         self._channels: dict[int, PeerChannel] = {}
         self._lives: dict[int, int] = {}  # pidfds of the peers
         self._spins, self._is_crowded = _SPINS, False
+        self._kind_s = 0.0
         self._num_unkind = 0  # waits that do not give the processor away before they sleep
         self._next_unkind = _UNKIND
 
@@ -157,6 +158,7 @@ class SharedTransport(Transport):
         here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
         if len(here) > cores():
             self._spins, self._is_crowded = _CROWDED_SPINS, True
+            self._kind_s = _KIND_S * len(here) / cores()
         places = SharedLayout(here)
         peers = [peer for peer in here if peer != rank]
         try:
@@ -349,7 +351,7 @@ class SharedTransport(Transport):
             os.sched_yield()
             if message.look():
                 break
-        if time.monotonic() - begin_s < _KIND_S:
+        if time.monotonic() - begin_s < self._kind_s:
             self._next_unkind = _UNKIND
         else:
             self._num_unkind = self._next_unkind
