@@ -6,7 +6,8 @@ numpy, and neither torch nor ringcoll::
     mpiexec -n 4 python -P mpi_peer.py REQUEST
 
 REQUEST is JSON: ``collective``, ``op``, ``dtype``, ``root``, ``modes``, ``warmup``, ``most``,
-``over_ranks``, ``check``, ``blocking``, ``writes``, and ``shapes``, a list of [send_numel, recv_numel].
+``over_ranks``, ``check``, ``blocking``, ``writes``, ``turn_s``, the seconds of a turn, and ``shapes``, a list
+of [send_numel, recv_numel].
 Rank 0 prints JSON: ``library``, and ``found``, for each shape a list of [in_place, samples_s,
 turn, wrong]; or ``refused``.
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import random
 import sys
 import time
@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-_TURN_S = 5e-3  # all these as in `ringcoll.bench.measure`
-_MOST_A_TURN = 1000
+_MOST_A_TURN = 1000  # all these as in `ringcoll.bench.measure`
 _LEAD = 4
 _TRIES, _GROWTH = 6, 10
 _TURNS = 4
@@ -198,10 +197,8 @@ def alternate(
             functions[index](turn)
             times[index].append((time.perf_counter() - start) / turn)
 
-    turn_s = _TURN_S * max(1.0, comm.Get_size() / len(os.sched_getaffinity(0)))
-
     def fitting(seconds: float, limit: int) -> int:
-        return int(comm.bcast(min(limit, max(1, round(turn_s / seconds))), 0))
+        return int(comm.bcast(min(limit, max(1, round(request["turn_s"] / seconds))), 0))
 
     gc.disable()
     for _ in range(max(1, request["warmup"])):

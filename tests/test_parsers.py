@@ -613,7 +613,7 @@ def test_the_state_of_a_rank(text: str) -> None:
 @given(documents(*VERDICTS))
 def test_a_verdict(text: str) -> None:
     watching, running = monitor(store_with("verdict", text))
-    verdict = watching._read("verdict")
+    verdict = watching.notices.verdict()
     if verdict is not None:
         error = watching._from_verdict(verdict, running)
         assert isinstance(error, TransportError | MismatchError)
@@ -624,10 +624,10 @@ def test_what_monitors_write_is_read() -> None:
     """Not to be refused by who reads it with care."""
     for verdict in VERDICTS:
         watching, _ = monitor(store_with("verdict", json.dumps(verdict)))
-        assert watching._read("verdict") == verdict
+        assert watching.notices.verdict() == verdict
     for state in STATES:
         watching, _ = monitor(store_with("state/1", json.dumps(state)))
-        assert watching._read("state/1") == state
+        assert watching.notices.state(1) == state
     watching, _ = monitor(store_with("state/1", json.dumps(STATES[0])))
     assert (watching._disagreement() or {})["calls"] == [
         (0, "all_reduce(sum) with 5 elements from rank 0 to rank 2"),

@@ -373,7 +373,7 @@ def test_a_store_asks_nobody_who_they_are() -> None:
     assert stranger.get("verdict") == b"all is well"
     stranger.set("verdict", json.dumps({"kind": "lost", "peer": 1, "text": "says a stranger"}))
     watching = Monitor(store, 0, 2, lambda: None, Lives(store, 0, 2))
-    verdict = watching._read("verdict")
+    verdict = watching.notices.verdict()
     assert verdict is not None
     assert verdict["text"] == "says a stranger"
 

@@ -60,6 +60,7 @@ __all__ = [
     "alternate",
     "measure",
     "on_rank",
+    "turn_seconds",
 ]
 
 OVER_RANKS = ("rank0", "avg", "min", "max")
@@ -388,6 +389,11 @@ def alternate(
     return Samples(meeting.over_ranks(times, over_ranks), turns)
 
 
+def turn_seconds(world_size: int) -> float:
+    """Seconds that a turn should last."""
+    return _TURN_S * max(1.0, world_size / cores())
+
+
 def _turns(
     meeting: Meeting,
     one_round: Callable[..., object],
@@ -399,7 +405,7 @@ def _turns(
 
     With a fixed number of operations it is the same for all, so that all do that number.
     """
-    turn_s = _TURN_S * max(1.0, meeting.world_size / cores())
+    turn_s = turn_seconds(meeting.world_size)
 
     def fitting(time_s: float, limit: int) -> int:
         return meeting.agree(min(limit, max(1, round(turn_s / time_s))))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll.bench.contenders import NATIVE, Workload, shape
-from ringcoll.bench.measure import BenchRequest, Result, Timing
+from ringcoll.bench.measure import BenchRequest, Result, Timing, turn_seconds
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.launch import mpiexec
 from ringcoll.schedule.contracts import contract
@@ -168,6 +168,7 @@ def _question(request: BenchRequest, workloads: list[Workload], world_size: int)
         "check": request.check,
         "blocking": request.blocking,
         "writes": request.writes,
+        "turn_s": turn_seconds(world_size),
         "shapes": [[each.send_numel, each.recv_numel] for each in sizes],
     }
 
