@@ -40,7 +40,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.system.stores import not_of_a_rank, private, read_json
-from ringcoll.transport.base import Handle, Message, Transport, meet
+from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
 from ringcoll.transport.staged import staged_if_needed
 
 __all__ = ["GlooTransport", "check", "make"]
@@ -240,7 +240,7 @@ class GlooTransport(Transport):
             # Connecting takes all ranks: no lock is held, or two groups that are made in
             # another order elsewhere would wait for each other.
             store.set(f"address/{rank}", json.dumps(sorted(own)))
-            self._check_addresses()
+            self._check_addresses(timeout_s)
             self._group = self._aside.call(
                 lambda: dist.ProcessGroupGloo(private(store), rank, world_size, options),
                 lambda: self._aborted,
@@ -251,10 +251,12 @@ class GlooTransport(Transport):
             }
             # By now each device's thread has its name.
             _wake_gently(_loops() - loops)
+        except CollectiveTimeoutError:
+            raise
         except RuntimeError as error:
             raise TransportError(f"rank {rank} could not connect to the others: {error}") from error
 
-    def _check_addresses(self) -> None:
+    def _check_addresses(self, timeout_s: float) -> None:
         """Refuse a rank that listens on the loopback interface, where gloo would try in vain.
 
         A rank does if its host's name resolves to that interface, as in many a ``/etc/hosts``.
@@ -263,8 +265,15 @@ class GlooTransport(Transport):
         ------
         TransportError
             The ranks are on several hosts; all of them see it.
+        CollectiveTimeoutError, PeerLostError
+            As `ringcoll.transport.base.meet`.
         """
-        for peer in range(self.world_size if len(set(self.hosts)) > 1 else 0):
+        if len(set(self.hosts)) == 1:
+            return
+        peers = range(self.world_size)
+        # To read what is not there yet would block the store for the monitor, too.
+        told_by(self._store, "address", self.rank, peers, timeout_s, lambda: self._aborted)
+        for peer in peers:
             for address, _ in _told(self._store, peer):
                 if _is_loopback(address):
                     raise TransportError(
