@@ -48,6 +48,11 @@ class ThreadMeeting:
     barrier: threading.Barrier
     items: list[Any]
 
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.items)
+
     def start(self) -> None:
         """Wait until all ranks have come."""
         self.barrier.wait()
