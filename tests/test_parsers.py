@@ -49,12 +49,12 @@ from ringcoll.resilient.membership import View
 from ringcoll.runtime import agreement
 from ringcoll.runtime.flight_report import read_record, related, report
 from ringcoll.runtime.instructions import Wait
-from ringcoll.runtime.lives import Lives
+from ringcoll.runtime.lives import Lives, Process
 from ringcoll.runtime.monitor import Monitor, Running
 from ringcoll.runtime.operation import Turn
 from ringcoll.schedule import Schedule, verify
 from ringcoll.system import settings, tuning
-from ringcoll.system.machine import place
+from ringcoll.system.machine import is_address, is_loopback, place
 from ringcoll.system.stores import read_fields, read_json, read_text
 from ringcoll.system.user_modules import algorithms_named
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
@@ -507,7 +507,7 @@ def test_addresses(text: str) -> None:
     if isinstance(addresses, list):
         for address in addresses:
             assert list(map(type, address)) in ([str, int], [str, bool])
-            assert gloo._is_loopback(address[0]) in (True, False)
+            assert is_loopback(address[0]) in (True, False)
 
 
 @effort(60)
@@ -519,7 +519,8 @@ def test_the_transport_and_the_host_of_a_rank(text: str) -> None:
     assert "rank 1 with" in str(hosts) if isinstance(hosts, TransportError) else len(hosts) == 2
 
 
-PROCESS = (os.getppid(), "1", place())
+PROCESS = (os.getppid(), "1", place(), None)
+FAR = (1, "1", "another kernel", ("192.0.2.1", 4711))
 MEMBER = ["a0", "127.0.0.1", 4711, [*PROCESS]]
 
 
@@ -538,6 +539,24 @@ def test_who_is_in_a_resilient_group(text: str) -> None:
 @given(documents(list(PROCESS)))
 def test_the_process_of_a_rank(text: str) -> None:
     assert Lives(store_with("ringcoll/process/1", text), 0, 2).ended() <= {1}
+
+
+@effort(200)
+@given(documents(list(FAR)))
+def test_the_process_of_a_rank_on_another_host(text: str) -> None:
+    """No name is looked up, which may take long."""
+    store = store_with("process", text)
+    process = outcome(TransportError, lambda: Process.of(read_json(store, "process")))
+    if isinstance(process, Process) and process.address is not None:
+        host, port = process.address
+        assert is_address(host)
+        assert 0 < port < 1 << 16
+
+
+@pytest.mark.parametrize("host", ["localhost", "", "a\0b", "192.0.2", "x" * 300])
+def test_a_host_is_known_by_its_address_only(host: str) -> None:
+    assert Process.of(json.loads(json.dumps(FAR))) == FAR
+    assert Process.of([*FAR[:3], [host, 4711]]) is None
 
 
 def test_the_process_of_a_rank_is_a_number_and_no_path() -> None:

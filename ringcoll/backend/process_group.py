@@ -36,7 +36,7 @@ from ringcoll.collectives import groups
 from ringcoll.collectives.sharing import share_for
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import Reproducible, check_level
-from ringcoll.runtime.lives import tell
+from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.ir import Schedule
@@ -173,7 +173,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             collective: self.options.keywords(collective, world_size) for collective in CONTRACTS
         }
         self._store = store
-        tell(store, rank)  # so that a death before the first call is seen
+        Lives(store, rank, world_size).tell()  # so that a death before the first call is seen
         self._issued = 0
         groups.use(
             self,

@@ -11,9 +11,9 @@ from ringcoll.collectives.groups import as_group, time_limit_s
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError
 from ringcoll.resilient.group import ResilientGroup
-from ringcoll.resilient.membership import Member, Membership, View, own_address
-from ringcoll.runtime.lives import Lives, tell
-from ringcoll.system.machine import place
+from ringcoll.resilient.membership import Member, Membership, View
+from ringcoll.runtime.lives import Lives
+from ringcoll.system.machine import own_address, place
 from ringcoll.system.stores import private, store_host
 from ringcoll.transport.base import told_by
 
@@ -84,8 +84,8 @@ def start(
         )
     rank, world_size, timeout_s = group.rank(), group.size(), time_limit_s(group)
     store = dist.PrefixStore("ringcoll/resilient", private(group.get_group_store()))
-    tell(store, rank)
     lives = Lives(store, rank, world_size)
+    lives.tell()
     everyone = range(world_size)
 
     def told(name: str, value: object) -> list[Any]:

@@ -34,7 +34,7 @@ from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, PeerLostEr
 from ringcoll.runtime.lives import Process
 from ringcoll.system.stores import Answer, begun, not_of_a_rank, read_json, served, within
 
-__all__ = ["Member", "Membership", "View", "own_address"]
+__all__ = ["Member", "Membership", "View"]
 
 _POLL_S = 0.002  # between two looks at a door
 _LOOK_S = 0.1  # between two looks at the door of a member that does not come
@@ -90,13 +90,6 @@ class View(NamedTuple):
         return [member.name for member in self.members]
 
 
-def own_address(peer: str) -> str:
-    """Address of this machine on the way to another one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((peer, 9))  # nothing is sent
-        return str(way.getsockname()[0])
-
-
 class _Door:
     """The door of another member; who does not answer in time raises one of `_UNREACHED`."""
 
@@ -147,7 +140,7 @@ class Membership:
 
     def __init__(self, host: str) -> None:
         self.door = served(host)
-        self.own = Member(secrets.token_hex(8), host, self.door.port, Process.own())
+        self.own = Member(secrets.token_hex(8), host, self.door.port, Process.own(host))
         self.view = View(0, 0, (self.own,))
         self._ways: dict[str, _Door] = {}  # to the doors of others, by name
         self._tries = 0  # of this member to join

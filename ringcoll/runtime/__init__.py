@@ -13,7 +13,7 @@
 `memory`             working memory that the operations of a group share
 `comparison`         calls compared through the store, where messages have no tags, or each
 `agreement`          what messages cost, measured; one table for all ranks
-`lives`              which ranks of the host have ended
+`lives`              which ranks have ended, as far as that can be seen
 `notices`            what ranks tell each other through the store when something takes too long
 `monitor`            who tells it, and what follows: the wait is broken, with the cause in words
 `announcement`       the failure that breaks a group, told at once

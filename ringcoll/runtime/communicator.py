@@ -30,7 +30,7 @@ from ringcoll.runtime.announcement import announce
 from ringcoll.runtime.comparison import CallComparison
 from ringcoll.runtime.executor import drive
 from ringcoll.runtime.flight_recorder import forget, save, token, watch
-from ringcoll.runtime.lives import Lives, tell
+from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.memory import Workspace
 from ringcoll.runtime.monitor import Issued, Monitor
 from ringcoll.runtime.monitored_barrier import monitored_barrier
@@ -146,7 +146,7 @@ class Communicator:
         self._remembering = threading.Lock()
         self.memory = Workspace(self._forget_memory)
         processes = Lives(lives or store, self.rank, self.world_size)
-        tell(lives or store, self.rank)
+        processes.tell()
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
         self.store = store
         self.table: Table | None = None  # costs and rules, once the ranks have met

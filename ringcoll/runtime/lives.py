@@ -1,8 +1,9 @@
-"""Which ranks of a group have ended: those on this host are processes that can be looked at.
+"""Which ranks of a group have ended, as far as that can be seen from outside.
 
 Transports hear of most deaths by themselves. They do not hear of all: before the ranks are connected
-nobody does, and gloo does not in the middle of a long message. A process is known by its number and the
-time of its start, as numbers are given away again.
+nobody does, and gloo does not in the middle of a long message. The processes of this host can be looked
+at. A process is known by its number and the time of its start, as numbers are given away again. To those of
+other hosts there are lines (`ringcoll.system.lines`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcoll.system.machine import place, process_state
-from ringcoll.system.stores import read_json
+from ringcoll.system import lines
+from ringcoll.system.machine import is_address, own_address, place, process_state
+from ringcoll.system.stores import read_json, store_host
 
 __all__ = ["Lives", "Process", "tell"]
 
@@ -23,27 +26,34 @@ _KEY = "ringcoll/process/{}"
 
 
 class Process(NamedTuple):
-    """A process: number, time of its start, and `place`."""
+    """A process: number, time of its start, `place`, and the address of its lines, if it has one."""
 
     pid: int
     start: str
     place: str
+    address: lines.Address | None = None
 
     @classmethod
-    def own(cls) -> Process:
-        """The process that asks; without a start where ``/proc`` does not show processes."""
+    def own(cls, host: str = "127.0.0.1") -> Process:
+        """The process that asks; without a start where ``/proc`` does not show processes.
+
+        ``host`` is this machine's address on the way to the others.
+        """
         try:
             start = process_state(os.getpid()).start
         except OSError:
             start = ""
-        return cls(os.getpid(), start, place())
+        return cls(os.getpid(), start, place(), lines.listening_at(host))
 
     @classmethod
     def of(cls, told: Any) -> Process | None:
         """The process that a rank has told, from JSON; ``None`` if no rank tells such a thing."""
         match told:
-            case [int(pid), str(start), str(where)]:
+            case [int(pid), str(start), str(where), None]:
                 return cls(pid, start, where)
+            case [int(pid), str(start), str(where), [str(host), int(port)]]:
+                if is_address(host) and 0 < port < 1 << 16:
+                    return cls(pid, start, where, (host, port))
         return None
 
     @property
@@ -52,7 +62,9 @@ class Process(NamedTuple):
         return self.place == place() and self.pid != os.getpid()
 
     def has_ended(self) -> bool:
-        """Whether it has surely ended; of a process on another host, nothing is known."""
+        """Whether it has surely ended."""
+        if self.place != place():
+            return self.address is not None and lines.has_ended(self.address)
         if not self.start or not self.is_here:
             return False
         try:
@@ -62,34 +74,64 @@ class Process(NamedTuple):
         return now.start != self.start or now.state in "ZX"  # a zombie only waits to be reaped
 
 
-def tell(store: dist.Store, rank: int, process: Process | None = None) -> None:
-    """Tell the ranks of a group, through the group's store, which process a rank is; by default, this."""
+def tell(store: dist.Store, rank: int, process: Process) -> None:
+    """Tell the ranks of a group, through the group's store, which process a rank is."""
     with contextlib.suppress(RuntimeError):  # there is no store any more
-        store.set(_KEY.format(rank), json.dumps(process or Process.own()))
+        store.set(_KEY.format(rank), json.dumps(process))
 
 
 class Lives:
-    """The processes of a group's ranks, each of which has called `tell`.
+    """The processes of a group's ranks, each of which calls `tell`.
 
-    ``processes`` are those of other ranks on this host, ``elsewhere`` the ranks on other hosts; both as
-    `ended` has seen them.
+    ``processes`` are those of other ranks on this host, and ``elsewhere`` those on other hosts; both as
+    they have been seen.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
-        self._store = store
+        self._store, self._rank = store, rank
         self._unknown = set(range(world_size)) - {rank}
+        # Those of other hosts to which there are lines, whoever is waited for: the ranks at distances
+        # that are powers of two, with which most algorithms exchange messages.
+        steps = [1 << step for step in range((world_size - 1).bit_length())]
+        self._near = {(rank + way) % world_size for step in steps for way in (step, -step)} - {rank}
         self.processes: dict[int, Process] = {}
-        self.elsewhere: set[int] = set()
+        self.elsewhere: dict[int, Process] = {}
 
-    def ended(self) -> set[int]:
-        """The ranks on this host whose process has ended, of those that have told their process."""
+    def tell(self) -> None:
+        """Tell which process this rank is, and make lines to those that have told it before.
+
+        Of two ranks, the second makes a line to the first, which finds that when it looks.
+        """
+        try:
+            host = own_address(store_host(self._store))
+        except OSError:  # there is no way any more
+            host = "127.0.0.1"
+        own = Process.own(host)
+        tell(self._store, self._rank, own)
+        if own.address is not None:
+            self._learn(self._near)
+            far = (process for peer, process in self.elsewhere.items() if peer in self._near)
+            lines.greet(process.address for process in far if process.address is not None)
+
+    def ended(self, *awaited: int | None) -> set[int]:
+        """The ranks whose process has surely ended, of those that have told their process.
+
+        Of other hosts, those are looked at to which this rank has lines, and those that are ``awaited``.
+        """
+        self._learn(tuple(self._unknown))
+        others, looked_at = self.elsewhere.copy(), {*self._near, *awaited}
+        far = {peer: process for peer, process in others.items() if peer in looked_at}
+        processes = self.processes | far
+        return {peer for peer, process in processes.items() if process.has_ended()}
+
+    def _learn(self, peers: Iterable[int]) -> None:
+        """Read which processes some ranks are, if they have told it."""
         with contextlib.suppress(RuntimeError):
-            for peer in tuple(self._unknown):
+            for peer in self._unknown.intersection(peers):
                 if self._store.check([_KEY.format(peer)]):
                     self._unknown.discard(peer)
                     process = Process.of(read_json(self._store, _KEY.format(peer)))
                     if process is not None and process.is_here:
                         self.processes[peer] = process
                     elif process is not None and process.place != place():
-                        self.elsewhere.add(peer)
-        return {peer for peer, process in tuple(self.processes.items()) if process.has_ended()}
+                        self.elsewhere[peer] = process

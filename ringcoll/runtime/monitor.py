@@ -217,7 +217,8 @@ class Monitor:
 
     def _has_lost(self, running: Running) -> bool:
         """Whether the process of the rank that this rank waits for has ended."""
-        return running.wait is not None and running.wait.peer in self.lives.ended()
+        wait = running.wait
+        return wait is not None and wait.peer in self.lives.ended(wait.peer)
 
     def _in_words(
         self, error: RingcollError, running: Running, limit_s: float, chain: Sequence[int]
@@ -226,7 +227,7 @@ class Monitor:
         timed_out = isinstance(error, CollectiveTimeoutError)
         is_corrupt = isinstance(error, CorruptMessageError)
         peer = running.wait.peer if running.wait else getattr(error, "peer", None)
-        ended = set() if timed_out or is_corrupt else self.lives.ended()
+        ended = set() if timed_out or is_corrupt else self.lives.ended(peer)
         if ended and peer not in ended:  # another one is the cause, and may have held the store
             return self._lost(min(ended), running)
         if running.wait is None:
@@ -321,7 +322,7 @@ class Monitor:
         """
         with beside(first.operation.device):
             waits = first.awaited()
-        ended = self.lives.ended()
+        ended = self.lives.ended(*(wait.peer for wait in waits))
 
         def suspicion(wait: Wait) -> int:
             if wait.peer in ended:
@@ -360,7 +361,7 @@ class Monitor:
             last = self.notices.last_of(awaited)
             if last is not None and last < running.number:
                 return self._lost(awaited, running, "which has closed the group")
-        for peer in self.lives.ended():
+        for peer in self.lives.ended(awaited):
             is_late = now - self._ended.setdefault(peer, now) >= _GRACE_S
             if self.issued and self.notices.last_of(peer) is not None:
                 continue  # it was done; its message may be in a group with that of another rank

@@ -2,11 +2,12 @@
 
 ================  ==========================================================
 `settings`        the environment's variables; nothing else reads them
-`machine`         cores and processor, and which processes share a host
+`machine`         cores, processor and address, and which processes share a host
 `shared_memory`   memory that processes share, sleep on a word of it, reads of another's memory
 `shared_tensors`  tensors in memory that processes share: `ringcoll.empty_shared` and `ringcoll.share`
 `stores`          waits for keys of a store
 `answers`         what a process says to others of its user that ask
+`lines`           connections whose end tells of a process's death on another host
 `peaks`           peaks of memory between two moments
 `files`           files that are never seen incomplete
 `streams`         CUDA streams: where a group's operations run on a GPU

@@ -1,18 +1,31 @@
-"""Facts of a machine, and which processes share a machine."""
+"""Facts of a machine, its address, and which processes share a machine."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
 import math
 import os
 import platform
+import socket
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ProcessState", "cores", "cpu", "free_bytes", "hosts_of", "place", "process_state"]
+__all__ = [
+    "ProcessState",
+    "cores",
+    "cpu",
+    "free_bytes",
+    "hosts_of",
+    "is_address",
+    "is_loopback",
+    "own_address",
+    "place",
+    "process_state",
+]
 
 
 class ProcessState(NamedTuple):
@@ -71,6 +84,28 @@ def free_bytes() -> float:
                 room = sum(numbers[name] for name in names if name in numbers)
                 free.append(limit - int((group / "memory.current").read_text()) + room)
     return min(free)
+
+
+def own_address(peer: str) -> str:
+    """Address of this machine on the way to another one. Raises ``OSError`` if there is no way."""
+    family, kind, _, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as way:
+        way.connect(target)  # nothing is sent
+        return str(way.getsockname()[0])
+
+
+def is_address(host: str) -> bool:
+    """Whether a text is the address of a host, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a text is an address that other hosts cannot reach."""
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 @functools.cache

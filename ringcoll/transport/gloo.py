@@ -23,7 +23,6 @@ run with the least other load, that made a tree all-reduce of 4 KiB 4 times (4 r
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import queue
@@ -39,6 +38,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.system.machine import is_loopback
 from ringcoll.system.stores import not_of_a_rank, private, read_json
 from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
 from ringcoll.transport.staged import staged_if_needed
@@ -67,13 +67,6 @@ def make(
 
 
 _Address = tuple[str, int]
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:  # no rank tells it
-        return False
 
 
 def _sockets() -> Iterator[socket.socket]:
@@ -275,7 +268,7 @@ class GlooTransport(Transport):
         told_by(self._store, "address", self.rank, peers, timeout_s, lambda: self._aborted)
         for peer in peers:
             for address, _ in _told(self._store, peer):
-                if _is_loopback(address):
+                if is_loopback(address):
                     raise TransportError(
                         f"rank {self.rank} could not connect to the others: rank {peer} listens "
                         f"on {address}, which other hosts cannot reach; set GLOO_SOCKET_IFNAME "

@@ -1,0 +1,219 @@
+"""Connections between processes of different hosts, by whose end a process's death is seen.
+
+A process listens at one address, and tells it to those that want to know of its death. A *line* is a
+connection to such an address. It carries the address of the process that has made it, and nothing else, so
+that both ends know whose death they hear of. The kernel keeps a line while both processes live, also when
+one is stopped or holds Python's lock, and ends it when one ends: there are no heartbeats, and no thread.
+
+A line may also be cut by what lies between the hosts, and a firewall refuses connections, too. So a process
+has surely ended only if there has been a line to it, and no process listens at its address any more. Of a
+process to which there was no line yet, or whose host is cut off, nothing is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable
+
+from ringcoll.system.machine import is_loopback
+
+__all__ = ["Address", "Lines", "greet", "has_ended", "listening_at"]
+
+Address = tuple[str, int]
+"""Host and port."""
+
+_GREETING_S = 0.2  # on a network of one room, a line takes less than a millisecond
+_LOOK_S = 0.001
+_HELLO = 64  # bytes at most; the longest address of IPv6 and a port have 45
+_STRANGERS = 256  # connections that have not said yet whose they are
+
+
+class _Line:
+    """What is known of the process that listens at an address; ``hello`` is what a new line says."""
+
+    def __init__(self, address: Address, hello: bytes) -> None:
+        self._address, self._hello = address, hello
+        self._open: list[socket.socket] = []  # one, or two if both ends have made one
+        self._begun: socket.socket | None = None  # a connection that is not there yet
+        self._has_been = self.has_ended = False
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a connection, as it was last looked at."""
+        return bool(self._open)
+
+    def add(self, connection: socket.socket) -> None:
+        """Take a connection."""
+        self._open.append(connection)
+        self._has_been = True
+
+    def look(self) -> None:
+        """See what has become of the connections; begin one if there is none."""
+        cut = [connection for connection in self._open if _is_cut(connection)]
+        for connection in cut:
+            self._open.remove(connection)
+            connection.close()
+        if not self._open and not self.has_ended:
+            self._connect()
+
+    def _connect(self) -> None:
+        if self._begun is None:
+            try:
+                self._begun = socket.socket(_family(self._address[0]))
+            except OSError:
+                return  # no descriptors are left
+            self._begun.setblocking(False)
+        connection, code = self._begun, self._begun.connect_ex(self._address)
+        if code in (errno.EINPROGRESS, errno.EALREADY):
+            return
+        self._begun = None
+        if code in (0, errno.EISCONN):
+            with contextlib.suppress(OSError):  # cut already: the next look sees that
+                connection.send(self._hello)
+            self.add(connection)
+        else:
+            connection.close()
+            self.has_ended = self._has_been and code == errno.ECONNREFUSED
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in (*self._open, self._begun):
+            if connection is not None:
+                connection.close()
+
+
+class Lines:
+    """The address at which a process listens, and its lines.
+
+    Raises
+    ------
+    OSError
+        Nobody can listen at the host.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._server = socket.create_server((host, 0), family=_family(host), backlog=1024)
+        self._server.setblocking(False)
+        self.address: Address = self._server.getsockname()[:2]
+        self._hello = f"{self.address[0]} {self.address[1]}\n".encode()
+        self._lines: dict[Address, _Line] = {}
+        self._strangers: list[socket.socket] = []
+        self._lock = threading.Lock()
+
+    def has_ended(self, address: Address) -> bool:
+        """Whether the process that listened at an address has surely ended; begins a line to it."""
+        with self._lock:
+            self._answer()
+            line = self._line(address)
+            line.look()
+            return line.has_ended
+
+    def greet(self, addresses: Iterable[Address], limit_s: float = _GREETING_S) -> None:
+        """Make lines to processes; those that do not answer in time are not waited for."""
+        deadline, left = time.monotonic() + limit_s, set(addresses)
+        while left:
+            left = {one for one in left if not self.has_ended(one) and not self._line(one).is_there}
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LOOK_S if left else 0)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for line in self._lines.values():
+            line.close()
+        for one in (self._server, *self._strangers):
+            one.close()
+
+    def _line(self, address: Address) -> _Line:
+        return self._lines.setdefault(address, _Line(address, self._hello))
+
+    def _answer(self) -> None:
+        """Take the lines that others have made."""
+        with contextlib.suppress(OSError):  # mostly as nobody has come
+            while True:
+                connection, _ = self._server.accept()
+                connection.setblocking(False)
+                self._strangers.append(connection)
+        waiting, self._strangers = self._strangers, []
+        for connection in waiting[-_STRANGERS:]:
+            try:
+                told = _address_in(connection.recv(_HELLO))
+            except BlockingIOError:
+                self._strangers.append(connection)
+                continue
+            except OSError:
+                told = None
+            if told is None:
+                connection.close()
+            else:
+                self._line(told).add(connection)
+        for connection in waiting[:-_STRANGERS]:
+            connection.close()
+
+
+def _is_cut(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1)  # nobody sends anything: this is the end
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _address_in(hello: bytes) -> Address | None:
+    """The address in what a new line says; ``None`` if no process of this library says that."""
+    host, _, port = hello.decode(errors="replace").partition(" ")
+    number = port.removesuffix("\n")
+    return (host, int(number)) if host and number.isdecimal() and port != number else None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+# --- this process's lines -----------------------------------------------------------------
+
+_own: Lines | None = None
+_making = threading.Lock()
+
+
+def listening_at(host: str) -> Address | None:
+    """The address at which this process listens for lines, from now on until it ends.
+
+    ``host`` is this machine's address on the way to the others; the first that is given stays. ``None``
+    for the loopback interface, as other hosts cannot reach that, and where nobody can listen.
+    """
+    global _own  # noqa: PLW0603  # the process has a single one
+    with _making:
+        if _own is None and not is_loopback(host):
+            with contextlib.suppress(OSError):
+                _own = Lines(host)
+        return _own.address if _own is not None else None
+
+
+def greet(addresses: Iterable[Address]) -> None:
+    """Make lines from this process to others, so that their deaths will be seen."""
+    if _own is not None:
+        _own.greet(addresses)
+
+
+def has_ended(address: Address) -> bool:
+    """Whether a process of another host has surely ended; see `Lines.has_ended`."""
+    return _own is not None and _own.has_ended(address)
+
+
+def _in_child() -> None:
+    """Leave the lines to the parent: held open by a child, they would not end with it."""
+    global _own, _making  # noqa: PLW0603  # as above
+    _making = threading.Lock()
+    if _own is not None:
+        _own.close()
+        _own = None
+
+
+os.register_at_fork(after_in_child=_in_child)

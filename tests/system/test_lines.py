@@ -1,0 +1,219 @@
+"""Lines to processes that live, are stopped, are killed, were never reached; and who says nothing or nonsense."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ringcoll.system import lines
+from ringcoll.system.lines import Address, Lines, listening_at
+
+LOOPBACK = "127.0.0.1"
+LIMIT_S = 10.0
+LISTEN = f"""
+import os, sys
+from ringcoll.system.lines import Lines
+own = Lines({LOOPBACK!r})
+print(own.address[1], flush=True)
+"""
+GREET = "own.greet([({host!r}, {port})], 10.0); print('greeted', flush=True)\n"
+LIVE = "sys.stdin.read()\n"
+
+
+class Process:
+    """Another process with lines of its own, which runs more of a program, and then waits."""
+
+    def __init__(self, more: str = "") -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", LISTEN + more + LIVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address: Address = (LOOPBACK, int(self.line()))
+
+    def line(self) -> str:
+        assert self.popen.stdout is not None
+        return self.popen.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+
+@pytest.fixture
+def own() -> Iterator[Lines]:
+    made = Lines(LOOPBACK)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], Process]]:
+    started: list[Process] = []
+
+    def begin(more: str = "") -> Process:
+        started.append(Process(more))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        for stream in (process.popen.stdin, process.popen.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def comes_true(is_true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def stays_alive(own: Lines, address: Address, looks: int = 20) -> bool:
+    for _ in range(looks):
+        if own.has_ended(address):
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.mark.processes
+def test_who_has_made_a_line_sees_the_end(own: Lines, start: Callable[..., Process]):
+    process = start()
+    own.greet([process.address], LIMIT_S)
+    assert stays_alive(own, process.address)
+    process.kill()
+    assert comes_true(lambda: own.has_ended(process.address))
+    assert own.has_ended(process.address), "for good"
+
+
+@pytest.mark.processes
+def test_who_was_greeted_sees_an_end_that_came_before_its_first_look(
+    own: Lines, start: Callable[..., Process]
+):
+    process = start(GREET.format(host=LOOPBACK, port=own.address[1]))
+    assert process.line() == "greeted"
+    process.kill()
+    assert comes_true(lambda: own.has_ended(process.address))
+
+
+@pytest.mark.processes
+def test_of_whom_there_was_no_line_nothing_is_known(own: Lines, start: Callable[..., Process]):
+    """A firewall refuses connections, too."""
+    process = start()
+    process.kill()
+    assert stays_alive(own, process.address)
+
+
+@pytest.mark.processes
+def test_who_is_stopped_lives(own: Lines, start: Callable[..., Process]):
+    early, late = start(), start()
+    own.greet([early.address], LIMIT_S)
+    for process in (early, late):
+        process.popen.send_signal(signal.SIGSTOP)
+    own.greet([late.address], LIMIT_S)
+    assert stays_alive(own, early.address)
+    assert stays_alive(own, late.address)
+    for process in (early, late):
+        process.kill()
+        assert comes_true(lambda: own.has_ended(process.address))  # noqa: B023
+
+
+@pytest.mark.processes
+def test_a_child_does_not_hold_the_lines_of_its_parent(own: Lines, start: Callable[..., Process]):
+    fork = """
+from ringcoll.system import lines
+lines._own = own
+child = os.fork()
+if child == 0:
+    print(os.getpid(), flush=True)
+"""
+    process = start(fork)
+    child = int(process.line())
+    own.greet([process.address], LIMIT_S)
+    os.kill(process.popen.pid, signal.SIGKILL)
+    process.popen.wait()
+    try:
+        assert comes_true(lambda: own.has_ended(process.address))
+        os.kill(child, 0)  # it lives
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_line_that_is_cut_is_made_anew(own: Lines):
+    """By what lies between the hosts, as far as one can see; here the other end closes it."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        address = server.getsockname()
+        own.greet([address], LIMIT_S)
+        server.settimeout(LIMIT_S)
+        for _ in range(3):
+            connection, _ = server.accept()
+            assert connection.recv(64) == b"%s %d\n" % (LOOPBACK.encode(), own.address[1])
+            connection.close()
+            assert stays_alive(own, address, 5)
+    assert comes_true(lambda: own.has_ended(address)), "nobody listens any more"
+
+
+def test_who_does_not_answer_is_not_waited_for(own: Lines):
+    with socket.create_server((LOOPBACK, 0), backlog=0) as server:
+        address = server.getsockname()
+        with socket.create_connection(address):  # fills the queue, so that nobody else is answered
+            begin = time.monotonic()
+            own.greet([address], 0.2)
+            assert 0.2 <= time.monotonic() - begin < LIMIT_S
+            assert stays_alive(own, address)
+
+
+@pytest.mark.processes
+def test_strangers_change_nothing(own: Lines, start: Callable[..., Process]):
+    process = start()
+    silent = [socket.create_connection(own.address) for _ in range(3)]
+    nonsense = (b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe 7\n", b"a 7", b"x" * 999, b" 1\n")
+    for words in nonsense:
+        with socket.create_connection(own.address) as stranger:
+            stranger.sendall(words)
+    own.greet([process.address], LIMIT_S)
+    assert stays_alive(own, process.address)
+    process.kill()
+    assert comes_true(lambda: own.has_ended(process.address))
+    for stranger in silent:
+        stranger.close()
+
+
+def test_strangers_that_say_nothing_are_not_kept_without_end(own: Lines, monkeypatch):
+    monkeypatch.setattr(lines, "_STRANGERS", 2)
+    nobody = (LOOPBACK, 9)
+    strangers = [socket.create_connection(own.address) for _ in range(5)]
+    assert not own.has_ended(nobody)
+    assert len(own._strangers) == 2
+    for stranger in strangers[:3]:
+        stranger.settimeout(LIMIT_S)
+        assert stranger.recv(1) == b"", "closed"
+    for stranger in strangers:
+        stranger.close()
+    assert not own.has_ended(nobody)
+    assert own._strangers == []
+
+
+def test_nobody_listens_where_no_other_host_comes(monkeypatch):
+    monkeypatch.setattr(lines, "_own", None)
+    assert listening_at(LOOPBACK) is None
+    assert listening_at("::1") is None
+    assert listening_at("192.0.2.1") is None, "no address of this machine (RFC 5737)"
+    assert not lines.has_ended((LOOPBACK, 9))
+
+
+def test_the_first_address_stays(monkeypatch, own: Lines):
+    monkeypatch.setattr(lines, "_own", own)
+    assert listening_at(LOOPBACK) == listening_at("192.0.2.1") == own.address
