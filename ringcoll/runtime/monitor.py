@@ -216,9 +216,10 @@ class Monitor:
             return failure
 
     def _has_lost(self, running: Running) -> bool:
-        """Whether the process of the rank that this rank waits for has ended."""
-        wait = running.wait
-        return wait is not None and wait.peer in self.lives.ended(wait.peer)
+        """Whether the process of the rank that this rank waits for has ended; of any rank, as they meet."""
+        peer = None if running.wait is None else running.wait.peer
+        ended = self.lives.ended(peer)
+        return bool(ended) if peer is None else peer in ended
 
     def _in_words(
         self, error: RingcollError, running: Running, limit_s: float, chain: Sequence[int]

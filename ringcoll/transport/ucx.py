@@ -414,7 +414,9 @@ class UcxTransport(Transport):
         """
         self._disturbs(self._sleeper.poll(0))
         for peer, endpoint in self._endpoints.items():
-            if is_broken or peer in self._ended:
+            # ucxx 0.52 ends the process if an endpoint is closed whose connection has failed: there is
+            # nothing to wait for, and the request that it returns is none (`Endpoint::close`).
+            if endpoint.alive and (is_broken or peer in self._ended):
                 with contextlib.suppress(self._ucx.UCXError):
                     endpoint.close()
         # What is not closed by then is waited for without end when the worker goes.

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives.groups import communicator
+from ringcoll.collectives.groups import close, communicator
 from ringcoll.collectives.sharing import share_for
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError, TransportError
 from ringcoll.launch.processes import rendezvous, report
@@ -28,6 +28,7 @@ __all__ = [
     "connected_hosts",
     "last_words",
     "lose_a_rank",
+    "lose_a_rank_before_they_meet",
     "meet_in_vain",
     "named",
     "run_schedule",
@@ -107,7 +108,7 @@ def meet_in_vain(transport: str) -> str:
 
 
 def lose_a_rank(transport: str, dying: int, numel: int, timeout_s: float) -> None:
-    """Rank ``dying`` is killed, or, if it is none, a host is unplugged; the others report it."""
+    """Rank ``dying`` is killed, or, if it is none, a host is unplugged; the others report it at their end."""
     group, rank = _group(transport), dist.get_rank()
     ringcoll.barrier(group)
     dist.barrier()
@@ -121,8 +122,26 @@ def lose_a_rank(transport: str, dying: int, numel: int, timeout_s: float) -> Non
     try:
         ringcoll.all_reduce(torch.ones(numel), group=group, algorithm="ring", timeout=timeout_s)
     except RingcollError as error:
-        peer = getattr(error, "peer", None)
-        report((rank, type(error).__name__, str(error), peer, time.monotonic() - begin))
+        peer, seconds = getattr(error, "peer", None), time.monotonic() - begin
+        if dying >= 0:
+            close(group)
+        report((rank, type(error).__name__, str(error), peer, seconds))
+
+
+def lose_a_rank_before_they_meet(dying: int) -> None:
+    """Rank ``dying`` is killed before the first operation; the others report it."""
+    rank, (store, _, world_size) = dist.get_rank(), rendezvous()
+    store.set(f"made/{rank}", "")
+    if rank == dying:
+        store.wait([f"made/{peer}" for peer in range(world_size)])
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)
+    begin = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(3))
+    except RingcollError as error:
+        peer, seconds = getattr(error, "peer", None), time.monotonic() - begin
+        report((rank, type(error).__name__, str(error), peer, seconds))
 
 
 def last_words(transport: str, numel: int, count: int) -> int:

@@ -158,6 +158,24 @@ def test_a_killed_rank_is_reported(two_hosts: Hosts, transport: str, dying: int,
         assert seconds < 2.3  # the rank dies after 0.3
 
 
+@pytest.mark.parametrize("where", [(0, 1), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_rank_killed_before_the_ranks_have_met_is_reported(where: tuple[int, ...], dying: int):
+    """There are no connections yet that could end, and nobody on its host that could see it."""
+    reports: list[tuple[int, str, str, int, float]] = []
+    with (
+        Hosts(len(where)) as hosts,
+        HostRanks(hosts, where, backend="ringcoll") as pool,
+        pytest.raises(RankError) as caught,
+    ):
+        pool.run(several_hosts.lose_a_rank_before_they_meet, dying, on_report=reports.append)
+    assert set(caught.value.failures) == {dying}
+    assert {rank for rank, *_ in reports} == {*range(len(where))} - {dying}
+    for _, kind, text, peer, seconds in reports:
+        assert (kind, peer) == ("PeerLostError", dying), text
+        assert seconds < 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "transport, expected, limit_s, at_most_s, enough",
