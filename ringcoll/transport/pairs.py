@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringcoll.errors import PeerLostError
 from ringcoll.transport import catalogue
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport
@@ -60,6 +61,7 @@ class PairsTransport(AroundTransport):
         self._push = below.push
         self._store, self._timeout_s = dist.PrefixStore("far", store), timeout_s
         self._far: Transport | None = None
+        self._aborted = False
 
     def connect(self, timeout_s: float) -> None:
         """Connect inside the hosts, and then between them."""
@@ -70,6 +72,8 @@ class PairsTransport(AroundTransport):
             device = torch.device("cpu")
             far = entry.make(self._store, self.rank, self.world_size, device, self._timeout_s)
             self._far = far  # so that `abort` reaches it
+            if self._aborted:  # before there was anything to reach
+                raise PeerLostError(f"rank {self.rank} gave up meeting the others")
             far.connect(max(deadline - time.monotonic(), 0.001))
             if not entry.moves_by_itself:
                 near, self.below, self._far = self.below, far, None
@@ -129,6 +133,7 @@ class PairsTransport(AroundTransport):
 
     def abort(self) -> None:
         """Abort both transports."""
+        self._aborted = True
         super().abort()
         if self._far is not None:
             self._far.abort()
