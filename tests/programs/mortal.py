@@ -27,6 +27,7 @@ from ringcoll.resilient.membership import Membership
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system.stores import served
 from ringcoll.training.data_parallel import BucketedDataParallel
+from tests.fakes.hosts import SWITCH, Hosts, Place
 
 _LIMIT = timedelta(seconds=30)
 _PATIENCE_S = 60.0
@@ -41,19 +42,23 @@ class Ended(NamedTuple):
 
 def _main(
     function: Callable[..., Any], rank: int, world_size: int, port: int, store_dies: bool,
-    arguments: tuple[Any, ...], parent: Connection,
+    places: Sequence[Place], arguments: tuple[Any, ...], parent: Connection,
 ) -> None:  # fmt: skip
+    meeting, first = (SWITCH, places[0].address) if places else ("127.0.0.1", "127.0.0.1")
+    if places:
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+        places[rank].enter()
     torch.set_num_threads(1)
     _parent.append(parent)
     faulthandler.dump_traceback_later(_PATIENCE_S / 2)
-    store: dist.Store = dist.TCPStore("127.0.0.1", port, None, False, timeout=_LIMIT)
+    store: dist.Store = dist.TCPStore(meeting, port, None, False, timeout=_LIMIT)
     if store_dies and rank < world_size:
-        outer, store = store, served() if rank == 0 else store
+        outer, store = store, served(first) if rank == 0 else store
         if rank == 0:
             outer.set("port", str(store.port))  # type: ignore[attr-defined]
         else:
             own = int(outer.get("port"))
-            store = dist.TCPStore("127.0.0.1", own, None, False, timeout=_LIMIT)
+            store = dist.TCPStore(first, own, None, False, timeout=_LIMIT)
     try:
         # By value: multiprocessing would pass tensors by the memory of a process that ends.
         parent.send_bytes(pickle.dumps(function(store, rank, world_size, *arguments)))
@@ -68,21 +73,28 @@ def run_mortals(
     *arguments: Any,
     newcomers: int = 0,
     store_dies: bool = False,
+    hosts: Hosts | None = None,
+    where: Sequence[int] = (),
 ) -> list[Any]:
     """Run ``function(store, rank, world_size, *arguments)`` on processes; newcomers have higher ranks.
+
+    With ``hosts``, ``where`` has the host of each process; processes enter hosts without a fork, so that
+    these have no process ids of their own.
 
     Returns what each has returned or raised, or that it has ended.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "ringcoll.backend.process_group", __name__])
-    server = served()
+    server = served() if hosts is None else hosts.store()
+    places = [] if hosts is None else [hosts.place(host) for host in where]
     ends: list[Connection] = []
     processes: list[Any] = []
     try:
         for rank in range(world_size + newcomers):
             own, theirs = context.Pipe()
             ends.append(own)
-            fixed = (function, rank, world_size, server.port, store_dies, arguments, theirs)
+            meeting = (rank, world_size, server.port, store_dies, places)
+            fixed = (function, *meeting, arguments, theirs)
             processes.append(context.Process(target=_main, args=fixed))
             processes[-1].start()
             theirs.close()

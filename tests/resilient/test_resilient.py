@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ringcoll.errors import GroupBrokenError, PeerLostError
+from tests.fakes.hosts import Hosts, reason_why_not
 from tests.programs import mortal
 from tests.programs.mortal import Ended, Learned, run_mortals, value_of
 
@@ -87,6 +88,30 @@ def test_a_newcomer_takes_the_place_of_the_dead():
     results = run_mortals(mortal.train, 3, "auto", "ddp", 9, {2: 2}, {3: 5}, newcomers=1)
     left = check_training(results, 9, {2})
     assert [change.world_size for change in left[0].changes] == [2, 3]
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[Hosts]:
+    if reason := reason_why_not():
+        pytest.skip(reason)
+    with Hosts(2, apart=("net", "ipc", "mount", "uts")) as hosts:
+        yield hosts
+
+
+@pytest.mark.parametrize("deaths", [{0: 2}, {1: 3}, {0: 2, 3: 4}, {2: 3, 3: 3}], ids=str)
+def test_training_goes_on_between_hosts(two_hosts: Hosts, deaths: dict[int, int]):
+    """Also when all ranks of a host die, or as many as are left: it is known that they are dead."""
+    how: dict[str, Any] = {"hosts": two_hosts, "where": (0, 0, 1, 1), "store_dies": 0 in deaths}
+    results = run_mortals(mortal.train, 4, "auto", "by hand", 7, deaths, {}, **how)
+    left = check_training(results, 7, {*deaths})
+    assert left[0].seen[6][1] == 4 - len(deaths)
+
+
+def test_who_joins_may_be_on_another_host(two_hosts: Hosts):
+    how: dict[str, Any] = {"newcomers": 1, "hosts": two_hosts, "where": (0, 1, 1)}
+    results = run_mortals(mortal.train, 2, "auto", "ddp", 9, {1: 2}, {2: 5}, **how)
+    left = check_training(results, 9, {1})
+    assert [change.world_size for change in left[0].changes] == [1, 2]
 
 
 @pytest.mark.parametrize("numel", [1, 300_000])
