@@ -114,8 +114,9 @@ class Lines:
             return line.has_ended
 
     def greet(self, addresses: Iterable[Address], limit_s: float = _GREETING_S) -> None:
-        """Make lines to processes; those that do not answer in time are not waited for."""
-        deadline, left = time.monotonic() + limit_s, set(addresses)
+        """Make lines to processes; those that do not answer in time are not waited for, then or later."""
+        deadline = time.monotonic() + limit_s
+        left = {address for address in addresses if address not in self._lines}
         while left:
             left = {one for one in left if not self.has_ended(one) and not self._line(one).is_there}
             if time.monotonic() > deadline:

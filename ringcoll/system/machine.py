@@ -86,6 +86,7 @@ def free_bytes() -> float:
     return min(free)
 
 
+@functools.cache  # a name server may be slow
 def own_address(peer: str) -> str:
     """Address of this machine on the way to another one. Raises ``OSError`` if there is no way."""
     family, kind, _, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
