@@ -23,6 +23,7 @@ from ringcoll.system.stores import read_json, store_host
 __all__ = ["Lives", "Process", "tell"]
 
 _KEY = "ringcoll/process/{}"
+_SMALL = 32  # ranks of a group in which all have lines to all
 
 
 class Process(NamedTuple):
@@ -90,9 +91,11 @@ class Lives:
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._store, self._rank = store, rank
         self._unknown = set(range(world_size)) - {rank}
-        # Those of other hosts to which there are lines, whoever is waited for: the ranks at distances
-        # that are powers of two, with which most algorithms exchange messages.
+        # Those of other hosts to which there are lines, whoever is waited for: in large groups the ranks
+        # at distances that are powers of two, with which most algorithms exchange messages.
         steps = [1 << step for step in range((world_size - 1).bit_length())]
+        if world_size <= _SMALL:
+            steps = [*range(1, world_size)]
         self._near = {(rank + way) % world_size for step in steps for way in (step, -step)} - {rank}
         self.processes: dict[int, Process] = {}
         self.elsewhere: dict[int, Process] = {}

@@ -364,8 +364,11 @@ class Monitor:
                 return self._lost(awaited, running, "which has closed the group")
         for peer in self.lives.ended(awaited):
             is_late = now - self._ended.setdefault(peer, now) >= _GRACE_S
-            if self.issued and self.notices.last_of(peer) is not None:
-                continue  # it was done; its message may be in a group with that of another rank
+            # It was done: its message may be in a group with that of another rank, or on a slow network.
+            last = self.notices.last_of(peer)
+            is_slow = peer in self.lives.elsewhere and (last or 0) >= running.number
+            if last is not None and (self.issued or is_slow):
+                continue
             if is_late and (self.meets if awaited is None else awaited == peer):
                 return self._lost(peer, running)
         return None

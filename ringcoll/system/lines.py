@@ -6,8 +6,9 @@ that both ends know whose death they hear of. The kernel keeps a line while both
 one is stopped or holds Python's lock, and ends it when one ends: there are no heartbeats, and no thread.
 
 A line may also be cut by what lies between the hosts, and a firewall refuses connections, too. So a process
-has surely ended only if there has been a line to it, and no process listens at its address any more. Of a
-process to which there was no line yet, or whose host is cut off, nothing is known.
+has surely ended only if its address could be reached before, or it has itself ended a line that it had made; and
+if then, for a while, no process listens at its address. Of a process to which there was no line yet, or whose
+host is cut off, nothing is known.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ Address = tuple[str, int]
 
 _GREETING_S = 0.2  # on a network of one room, a line takes less than a millisecond
 _LOOK_S = 0.001
+_BOTH = 2  # connections of a line, if both ends have made one
 _HELLO = 64  # bytes at most; the longest address of IPv6 and a port have 45
 _STRANGERS = 256  # connections that have not said yet whose they are
+_SURE_S = 0.2  # of refusals, one after the other
 
 
 class _Line:
@@ -40,7 +43,8 @@ class _Line:
         self._address, self._hello = address, hello
         self._open: list[socket.socket] = []  # one, or two if both ends have made one
         self._begun: socket.socket | None = None  # a connection that is not there yet
-        self._has_been = self.has_ended = False
+        self._has_proof = self.has_ended = False
+        self._refused_s: float | None = None  # since when
 
     @property
     def is_there(self) -> bool:
@@ -50,35 +54,48 @@ class _Line:
     def add(self, connection: socket.socket) -> None:
         """Take a connection."""
         self._open.append(connection)
-        self._has_been = True
+        while len(self._open) > _BOTH:
+            self._open.pop(0).close()
+
+    def drop(self) -> None:
+        """Let go of connections that have been cut."""
+        for connection in (*self._open,):
+            end = _end_of(connection)
+            if end is not None:
+                self._has_proof |= end
+                self._open.remove(connection)
+                connection.close()
 
     def look(self) -> None:
         """See what has become of the connections; begin one if there is none."""
-        cut = [connection for connection in self._open if _is_cut(connection)]
-        for connection in cut:
-            self._open.remove(connection)
-            connection.close()
-        if not self._open and not self.has_ended:
+        self.drop()
+        if (self._begun is not None or not self._open) and not self.has_ended:
             self._connect()
 
     def _connect(self) -> None:
-        if self._begun is None:
-            try:
+        try:
+            if self._begun is None:
                 self._begun = socket.socket(_family(self._address[0]))
-            except OSError:
-                return  # no descriptors are left
-            self._begun.setblocking(False)
-        connection, code = self._begun, self._begun.connect_ex(self._address)
+                self._begun.setblocking(False)
+            connection, code = self._begun, self._begun.connect_ex(self._address)
+        except (OSError, TypeError, ValueError):  # no descriptors are left, or it is no address
+            return
         if code in (errno.EINPROGRESS, errno.EALREADY):
             return
         self._begun = None
         if code in (0, errno.EISCONN):
             with contextlib.suppress(OSError):  # cut already: the next look sees that
                 connection.send(self._hello)
+            self._has_proof, self._refused_s = True, None
             self.add(connection)
+            return
+        connection.close()
+        if self._open or not self._has_proof or code != errno.ECONNREFUSED:
+            self._refused_s = None
+        elif self._refused_s is None:
+            self._refused_s = time.monotonic()
         else:
-            connection.close()
-            self.has_ended = self._has_been and code == errno.ECONNREFUSED
+            self.has_ended = time.monotonic() - self._refused_s >= _SURE_S
 
     def close(self) -> None:
         """Close the connections."""
@@ -103,11 +120,11 @@ class Lines:
         self._hello = f"{self.address[0]} {self.address[1]}\n".encode()
         self._lines: dict[Address, _Line] = {}
         self._strangers: list[socket.socket] = []
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def has_ended(self, address: Address) -> bool:
         """Whether the process that listened at an address has surely ended; begins a line to it."""
-        with self._lock:
+        with self.lock:
             self._answer()
             line = self._line(address)
             line.look()
@@ -134,14 +151,16 @@ class Lines:
         return self._lines.setdefault(address, _Line(address, self._hello))
 
     def _answer(self) -> None:
-        """Take the lines that others have made."""
+        """Take the lines that others have made, and let go of those that were cut."""
+        for line in self._lines.values():
+            line.drop()
         with contextlib.suppress(OSError):  # mostly as nobody has come
-            while True:
+            for _ in range(_STRANGERS):
                 connection, _ = self._server.accept()
                 connection.setblocking(False)
                 self._strangers.append(connection)
         waiting, self._strangers = self._strangers, []
-        for connection in waiting[-_STRANGERS:]:
+        for connection in waiting:
             try:
                 told = _address_in(connection.recv(_HELLO))
             except BlockingIOError:
@@ -153,17 +172,18 @@ class Lines:
                 connection.close()
             else:
                 self._line(told).add(connection)
-        for connection in waiting[:-_STRANGERS]:
-            connection.close()
+        while len(self._strangers) > _STRANGERS:
+            self._strangers.pop(0).close()
 
 
-def _is_cut(connection: socket.socket) -> bool:
+def _end_of(connection: socket.socket) -> bool | None:
+    """Whether the other end has ended a connection, and not an error; ``None`` if it is there."""
     try:
-        return not connection.recv(1)  # nobody sends anything: this is the end
+        return True if not connection.recv(1) else None  # nobody sends anything more
     except BlockingIOError:
-        return False
+        return None
     except OSError:
-        return True
+        return False
 
 
 def _address_in(hello: bytes) -> Address | None:
@@ -191,7 +211,8 @@ def listening_at(host: str) -> Address | None:
     """
     global _own  # noqa: PLW0603  # the process has a single one
     with _making:
-        if _own is None and not is_loopback(host):
+        # The name of an interface, behind the address, says something on this host only.
+        if _own is None and not is_loopback(host) and "%" not in host:
             with contextlib.suppress(OSError):
                 _own = Lines(host)
         return _own.address if _own is not None else None
@@ -208,13 +229,26 @@ def has_ended(address: Address) -> bool:
     return _own is not None and _own.has_ended(address)
 
 
+def _before_fork() -> None:
+    """Wait until no other thread has a socket that is in no line yet."""
+    _making.acquire()
+    if _own is not None:
+        _own.lock.acquire()
+
+
+def _in_parent() -> None:
+    if _own is not None:
+        _own.lock.release()
+    _making.release()
+
+
 def _in_child() -> None:
     """Leave the lines to the parent: held open by a child, they would not end with it."""
-    global _own, _making  # noqa: PLW0603  # as above
-    _making = threading.Lock()
+    global _own  # noqa: PLW0603  # as above
     if _own is not None:
         _own.close()
         _own = None
+    _making.release()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -96,7 +96,9 @@ def own_address(peer: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Whether a text is the address of a host, and no name."""
+    """Whether a text is the address of a host, and no name, alike on all hosts."""
+    if "%" in host:
+        return False  # of an interface, whose name only one host knows
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -78,6 +78,8 @@ class PairsTransport(AroundTransport):
             if not entry.moves_by_itself:
                 near, self.below, self._far = self.below, far, None
                 near.close()
+                if self._aborted:  # before the other one was in its place
+                    raise PeerLostError(f"rank {self.rank} gave up meeting the others")
         self.lends_from = self.below.lends_from
         if self._far is None:  # every call goes straight to the transport below
             for name in ("bind", "wait", "view", "read", "release"):
@@ -133,10 +135,10 @@ class PairsTransport(AroundTransport):
 
     def abort(self) -> None:
         """Abort both transports."""
-        self._aborted = True
+        self._aborted, far = True, self._far
         super().abort()
-        if self._far is not None:
-            self._far.abort()
+        if far is not None:
+            far.abort()
 
     def close(self) -> None:
         """Close both transports."""
