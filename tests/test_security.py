@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -43,6 +44,7 @@ from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.monitor import Monitor
 from ringcoll.system import tuning
 from ringcoll.system.files import replace_file
+from ringcoll.system.lines import Lines
 from ringcoll.system.shared_memory import SharedMemory, identity
 from ringcoll.system.stores import served
 from ringcoll.system.tuning import Tuned
@@ -354,6 +356,18 @@ def test_a_store_of_torch_listens_on_every_interface() -> None:
     assert set(listeners.listening()) - before <= {"::", "0.0.0.0"}
     assert set(listeners.listening()) & {"::", "0.0.0.0"}
     del store
+
+
+def test_lines_listen_on_one_interface_and_say_nothing() -> None:
+    before = set(listeners.listening())
+    lines = Lines("127.0.0.2")
+    assert set(listeners.listening()) - before == {"127.0.0.2"} - before
+    with socket.create_connection(lines.address) as stranger:
+        stranger.sendall(b"what a stranger says")
+        assert not lines.has_ended(lines.address)
+        stranger.settimeout(10.0)
+        assert stranger.recv(1) == b"", "closed"
+    lines.close()
 
 
 @pytest.mark.parametrize("host", [LOOPBACK, "127.0.0.2"])

@@ -365,9 +365,8 @@ class Monitor:
         for peer in self.lives.ended(awaited):
             is_late = now - self._ended.setdefault(peer, now) >= _GRACE_S
             # It was done: its message may be in a group with that of another rank, or on a slow network.
-            last = self.notices.last_of(peer)
-            is_slow = peer in self.lives.elsewhere and (last or 0) >= running.number
-            if last is not None and (self.issued or is_slow):
+            last, is_far = self.notices.last_of(peer), peer in self.lives.elsewhere
+            if last is not None and (self.issued or (is_far and last >= running.number)):
                 continue
             if is_late and (self.meets if awaited is None else awaited == peer):
                 return self._lost(peer, running)

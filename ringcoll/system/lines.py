@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from ringcoll.system.machine import is_loopback
+from ringcoll.system.machine import family_of, is_loopback
 
 __all__ = ["Address", "Lines", "greet", "has_ended", "listening_at"]
 
@@ -75,7 +75,7 @@ class _Line:
     def _connect(self) -> None:
         try:
             if self._begun is None:
-                self._begun = socket.socket(_family(self._address[0]))
+                self._begun = socket.socket(family_of(self._address[0]))
                 self._begun.setblocking(False)
             connection, code = self._begun, self._begun.connect_ex(self._address)
         except (OSError, TypeError, ValueError):  # no descriptors are left, or it is no address
@@ -114,13 +114,13 @@ class Lines:
     """
 
     def __init__(self, host: str) -> None:
-        self._server = socket.create_server((host, 0), family=_family(host), backlog=1024)
+        self._server = socket.create_server((host, 0), family=family_of(host), backlog=1024)
         self._server.setblocking(False)
         self.address: Address = self._server.getsockname()[:2]
         self._hello = f"{self.address[0]} {self.address[1]}\n".encode()
         self._lines: dict[Address, _Line] = {}
         self._strangers: list[socket.socket] = []
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a handler of a signal may fork
 
     def has_ended(self, address: Address) -> bool:
         """Whether the process that listened at an address has surely ended; begins a line to it."""
@@ -193,14 +193,10 @@ def _address_in(hello: bytes) -> Address | None:
     return (host, int(number)) if host and number.isdecimal() and port != number else None
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 # --- this process's lines -----------------------------------------------------------------
 
 _own: Lines | None = None
-_making = threading.Lock()
+_making = threading.RLock()  # as above
 
 
 def listening_at(host: str) -> Address | None:

@@ -18,6 +18,7 @@ __all__ = [
     "ProcessState",
     "cores",
     "cpu",
+    "family_of",
     "free_bytes",
     "hosts_of",
     "is_address",
@@ -109,6 +110,11 @@ def is_address(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether a text is an address that other hosts cannot reach."""
     return is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """The family of addresses to which one belongs; a name counts as IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ringcoll.errors import TransportError
+from ringcoll.system.machine import family_of
 
 __all__ = [
     "appears",
@@ -201,8 +202,7 @@ def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
 
 def served(host: str = "127.0.0.1") -> dist.TCPStore:
     """Serve a store on a free port of one interface; torch's own would listen on all."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family, backlog=1024) as server:
+    with socket.create_server((host, 0), family=family_of(host), backlog=1024) as server:
         port = server.getsockname()[1]
         listening = server.detach()
         return dist.TCPStore(
