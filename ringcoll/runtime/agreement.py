@@ -10,10 +10,14 @@ publishes the decision in the group's store:
 2. If all ranks measure, rank 0 publishes the table of *its* measurements.
 
 The measurement uses the messages of `ringcoll.transport.base.Transport` only. Rank 0 and the
-last rank send a short and a long message back and forth, while the others wait (alpha, beta).
-Then every rank sends to the next rank, all at once (crowded alpha, beta), and several messages
-in one step (overhead). Every rank adds two vectors (gamma). The definition of alpha and beta by
-ping-pong is R. Hockney's. On a busy machine an exchange now and then takes milliseconds longer.
+last rank send a short and a long message back and forth (alpha, beta), and several short
+messages in one step (overhead), while the others wait. Then every rank sends to another, all at
+once (crowded alpha, beta): long messages to the next rank; short ones to those 1, 2, 4, ...
+further, so that nobody is done before everybody has begun. (Where ranks share cores, those that send
+to the next one only run many rounds ahead while they have the core, and most rounds seem to take
+as long as if nobody shared it.) Every rank adds two vectors (gamma). The definition of alpha
+and beta by ping-pong is R. Hockney's. The messages are bound once, as those of a plan are, so
+that their costs are those of an operation. On a busy machine an exchange now and then takes milliseconds longer.
 So the fastest exchange of two ranks counts, but the median exchange of all ranks: there, the
 fastest is an exchange whose message had come before the rank asked for it.
 
@@ -27,13 +31,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import FORCED
@@ -59,7 +64,7 @@ _TAG, _TOKEN_TAG = 0x7E57C057, 0x7E57C058  # of 31 bits; nothing else is under w
 _SHORT, _LONG = 8, 1 << 20  # bytes
 _LONG_ON_GPU = 1 << 24  # a GPU sends 1 MiB in less time than a message takes
 _BUDGET_S = 0.012  # for each quantity; as long as a single round, if that takes longer
-_MOST, _FEW = 12, 3  # rounds with short messages, and with long messages
+_MOST, _FEW = 50, 3  # rounds with short messages, and with long messages
 _AT_ONCE = 4  # messages in one step
 _ADDED = 1 << 18  # bytes; what is added stays in a core's cache, as a chunk would
 _ADDED_ON_GPU = 1 << 25  # bytes; it takes longer than the launch
@@ -74,54 +79,56 @@ class _Exchange:
         self.transport, self.timeout_s, self.device = transport, timeout_s, device
         self.on_gpu = _is_gpu(device)
         self.long = _LONG_ON_GPU if self.on_gpu else _LONG
-        self.rank, self.world_size = rank, world_size = transport.rank, transport.world_size
-        self._next_rank, self._prev_rank = (rank + 1) % world_size, (rank - 1) % world_size
+        self.rank, self.world_size = transport.rank, transport.world_size
         self._deadline = time.monotonic() + timeout_s
         self._out = torch.zeros(self.long, dtype=torch.uint8, device=device)
         self._in = torch.zeros(self.long, dtype=torch.uint8, device=device)
-        self._small = torch.zeros(2 * _AT_ONCE, _SHORT, dtype=torch.uint8, device=device)
 
-    def step(self, receives: list[Message], sends: list[Message]) -> None:
-        for handle in self.transport.post(receives, sends):
-            left = self._deadline - time.monotonic()
-            if left <= 0:
-                raise CollectiveTimeoutError(
-                    f"rank {self.rank} could not measure within {self.timeout_s:g} s"
-                )
-            self.transport.wait(handle, left)
-        if self.on_gpu:
-            settle([self.device])
+    def ready(self, receives: list[Message], sends: list[Message]) -> Callable[[], None]:
+        """Make a step ready, as a plan does: the function posts its messages, and waits."""
+        start, wait = self.transport.bind(receives, sends), self.transport.wait
 
-    def give(self, peer: int, nbytes: int) -> None:
-        """Send a message."""
-        self.step([], [Message(peer, self._out[:nbytes], _TAG)])
+        def step() -> None:
+            for handle in start(0):
+                left = self._deadline - time.monotonic()
+                if left <= 0:
+                    raise CollectiveTimeoutError(
+                        f"rank {self.rank} could not measure within {self.timeout_s:g} s"
+                    )
+                wait(handle, left)
+            if self.on_gpu:
+                settle([self.device])
 
-    def take(self, peer: int, nbytes: int) -> None:
-        """Receive a message."""
-        self.step([Message(peer, self._in[:nbytes], _TAG)], [])
+        return step
 
-    def send(self, peer: int, nbytes: int, word: int = 0) -> None:
-        """Send a message whose first byte is ``word``."""
+    def sending(self, peer: int, nbytes: int, number: int = 1) -> Callable[[], None]:
+        """A step that sends messages of so many bytes."""
+        return self.ready([], _messages(peer, self._out, nbytes, number))
+
+    def receiving(self, peer: int, nbytes: int, number: int = 1) -> Callable[[], None]:
+        """A step that receives messages of so many bytes."""
+        return self.ready(_messages(peer, self._in, nbytes, number), [])
+
+    def shifting(self, distance: int, nbytes: int) -> Callable[[], None]:
+        """A step that sends to the rank so far ahead, and receives from the one so far behind."""
+        ahead, behind = ((self.rank + by) % self.world_size for by in (distance, -distance))
+        receives = _messages(behind, self._in, nbytes)
+        return self.ready(receives, _messages(ahead, self._out, nbytes))
+
+    def tell(self, peers: Iterable[int], word: int) -> None:
+        """Send a number below 256."""
         self._out[0] = word
-        self.give(peer, nbytes)
+        for peer in peers:
+            self.sending(peer, _SHORT)()
 
-    def receive(self, peer: int, nbytes: int) -> int:
-        """Receive a message, and return its first byte."""
-        self.take(peer, nbytes)
+    def hear(self) -> int:
+        """Receive the number that rank 0 tells."""
+        self.receiving(0, _SHORT)()
         return int(self._in[0])
 
-    def shift(self, nbytes: int) -> None:
-        """Send to the next rank, and receive from the previous rank."""
-        receives = [Message(self._prev_rank, self._in[:nbytes], _TAG)]
-        self.step(receives, [Message(self._next_rank, self._out[:nbytes], _TAG)])
 
-    def burst(self) -> None:
-        """Send several short messages to the next rank in one step."""
-        rows = list(self._small)
-        self.step(
-            [Message(self._prev_rank, row, _TAG) for row in rows[:_AT_ONCE]],
-            [Message(self._next_rank, row, _TAG) for row in rows[_AT_ONCE:]],
-        )
+def _messages(peer: int, memory: Tensor, nbytes: int, number: int = 1) -> list[Message]:
+    return [Message(peer, memory[i * nbytes : (i + 1) * nbytes], _TAG) for i in range(number)]
 
 
 def _is_gpu(device: torch.device) -> bool:
@@ -134,66 +141,45 @@ def _timed(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _ping_pong(exchange: _Exchange, peer: int, nbytes: int, most: int) -> float:
-    """Seconds of half a round trip; rank 0 counts the round trips, and ends them."""
-    if exchange.on_gpu:
-        return _counted_ping_pong(exchange, peer, nbytes, most)
-    if exchange.rank == peer:
-        while exchange.receive(0, nbytes):
-            exchange.send(0, nbytes)
-        return 0.0
-    times: list[float] = []
-
-    def there_and_back() -> None:
-        exchange.send(peer, nbytes, 1)
-        exchange.receive(peer, nbytes)
-
-    there_and_back()  # the first round trip also sets the path up
-    while len(times) < most and sum(times) < _BUDGET_S:
-        times.append(_timed(there_and_back))
-    exchange.send(peer, nbytes, 0)
-    return min(times) / 2
-
-
-def _counted_ping_pong(exchange: _Exchange, peer: int, nbytes: int, rounds: int) -> float:
-    """The same with as many round trips as both ranks know."""
-    is_peer = exchange.rank == peer
-    first, then = (exchange.take, exchange.give) if is_peer else (exchange.give, exchange.take)
-    other = 0 if is_peer else peer
-
-    def there_and_back() -> None:
-        first(other, nbytes)
-        then(other, nbytes)
-
-    there_and_back()  # sets the path up
-    return min(_timed(there_and_back) for _ in range(rounds)) / 2
-
-
-def _pair(exchange: _Exchange) -> tuple[float, float]:
-    """Seconds of a short and of a long message, while all other ranks wait."""
-    last = exchange.world_size - 1  # with several hosts, on another host than rank 0
-    short_s = long_s = 0.0
-    if exchange.rank in (0, last):
-        short_s = _ping_pong(exchange, last, _SHORT, _MOST)
-        long_s = _ping_pong(exchange, last, exchange.long, _FEW)
-    return short_s, long_s
-
-
-def _rounds(exchange: _Exchange, expected_s: float, most: int) -> int:
-    """Number of rounds for all ranks; rank 0 chooses it by the time that it expects."""
+def _times(exchange: _Exchange, peers: Iterable[int], function: Callable[[], object],
+           most: int) -> list[float]:  # fmt: skip
+    """Seconds of an exchange, again and again; rank 0 tells its peers how often."""
+    function()  # sets the path up
+    expected_s = _timed(function)
     if exchange.rank:
-        return exchange.receive(0, _SHORT)
-    rounds = max(1, min(most, int(_BUDGET_S / max(expected_s, 1e-6))))
-    for peer in range(1, exchange.world_size):
-        exchange.send(peer, _SHORT, rounds)
-    return rounds
+        rounds = exchange.hear()
+    else:
+        rounds = min(most, max(1, most // 5, int(_BUDGET_S / max(expected_s, 1e-6))))
+        exchange.tell(peers, rounds)
+    return [_timed(function) for _ in range(rounds)]
 
 
-def _all_at_once(exchange: _Exchange, function: Callable[[], object], expected_s: float,
-                 most: int) -> float:  # fmt: skip
-    function()
-    rounds = _rounds(exchange, expected_s, most)
-    return median(_timed(function) for _ in range(rounds))
+def _message_s(exchange: _Exchange, nbytes: int, most: int, number: int = 1) -> float:
+    """Seconds of a message, or of several in one step, between two ranks: half a round trip."""
+    last = exchange.world_size - 1  # with several hosts, on another host than rank 0
+    if exchange.rank not in (0, last):
+        return 0.0
+    peer = last - exchange.rank
+    give = exchange.sending(peer, nbytes, number)
+    take = exchange.receiving(peer, nbytes, number)
+    first, then = (take, give) if exchange.rank else (give, take)
+
+    def there_and_back() -> None:
+        first()
+        then()
+
+    return min(_times(exchange, [last], there_and_back, most)) / 2
+
+
+def _crowded_s(exchange: _Exchange, distances: Iterable[int], nbytes: int, most: int) -> float:
+    """Seconds of a message while all ranks send one, then one to a rank at another distance."""
+    steps = [exchange.shifting(distance, nbytes) for distance in distances]
+
+    def all_at_once() -> None:
+        for step in steps:
+            step()
+
+    return median(_times(exchange, range(1, exchange.world_size), all_at_once, most)) / len(steps)
 
 
 def _additions(device: torch.device, nbytes: int) -> list[float]:
@@ -253,22 +239,22 @@ def measure(
         A rank did not take part.
     """
     exchange = _Exchange(transport, timeout_s, device)
-    world_size = exchange.world_size
-    crowd = max(1.0, -(-world_size // hosts) / cores) if cores else 1.0
+    crowd = max(1.0, -(-exchange.world_size // hosts) / cores) if cores else 1.0
     gamma_s, crowded_gamma_s = _adding(device, crowd)
-    short_s, long_s = _pair(exchange)
-    crowded_s = _all_at_once(exchange, lambda: exchange.shift(_SHORT), crowd * short_s, _MOST)
-    burst_s = _all_at_once(exchange, exchange.burst, crowd * short_s, _MOST)
     nbytes = exchange.long
-    crowded_long_s = _all_at_once(exchange, lambda: exchange.shift(nbytes), crowd * long_s, _FEW)
+    short_s, long_s = _message_s(exchange, _SHORT, _MOST), _message_s(exchange, nbytes, _FEW)
+    several_s = _message_s(exchange, _SHORT, _MOST, _AT_ONCE)
+    distances = [1 << power for power in range((exchange.world_size - 1).bit_length())]
+    crowded_s = _crowded_s(exchange, distances, _SHORT, _MOST)
+    crowded_long_s = _crowded_s(exchange, [1], nbytes, _FEW)
     # A message reads and writes each byte, as an addition does. A crowd makes nothing faster.
     beta_s = max(gamma_s, (long_s - short_s) / nbytes)
     return Parameters(
         alpha_s=short_s,
         beta_s_per_byte=beta_s,
         gamma_s_per_byte=gamma_s,
-        # Measured in a crowd; a further message costs no more than a single message.
-        overhead_s=min(short_s, max(0.0, burst_s - crowded_s) / (_AT_ONCE - 1)),
+        # A further message costs no more than a single message.
+        overhead_s=min(short_s, max(0.0, several_s - short_s) / (_AT_ONCE - 1)),
         crowded_alpha_s=max(short_s, crowded_s),
         crowded_beta_s_per_byte=max(beta_s, (crowded_long_s - crowded_s) / nbytes),
         crowded_gamma_s_per_byte=crowded_gamma_s,

@@ -152,20 +152,21 @@ def test_on_a_gpu_no_message_is_read_while_time_runs(
         running.now = False
         return seconds
 
-    def receive(exchange: Any, peer: int, nbytes: int) -> int:
+    def hear(exchange: Any) -> int:
         assert not getattr(running, "now", False)
-        return read(exchange, peer, nbytes)
+        return read(exchange)
 
-    time_of, read = measured._timed, measured._Exchange.receive
+    time_of, read = measured._timed, measured._Exchange.hear
     monkeypatch.setattr(measured, "_timed", timed)
-    monkeypatch.setattr(measured._Exchange, "receive", receive)
+    monkeypatch.setattr(measured._Exchange, "hear", hear)
     for world_size in (2, 3):
         gpu.clear()
         found = on_ranks(world_size, lambda rank, t, s: measure(t, 30.0))
         assert all(isinstance(costs, Parameters) for costs in found)
         assert 0 < found[0].alpha_s <= found[0].crowded_alpha_s < 1
-        round_trips = 2 * 2 * (measured._MOST + 1 + measured._FEW + 1)
-        assert len(gpu) >= round_trips + 2 * world_size * measured._ADDITIONS
+        round_trips, shifts = 3 * 3, 2 * 3
+        steps = 2 * 2 * round_trips + world_size * shifts
+        assert len(gpu) >= steps + 2 * world_size * measured._ADDITIONS
 
 
 def test_how_costs_of_a_gpu_are_made_of_times(
@@ -223,18 +224,53 @@ def test_built_in_costs_are_of_the_groups_device() -> None:
 
 
 def test_how_costs_are_made_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message takes half a round trip; each further message of a burst its part of the rest."""
-    seconds = {"there_and_back": 4e-4, "burst": 5e-4 + (measured._AT_ONCE - 1) * 1e-5}
+    """A message takes half a round trip, and in a crowd what the median rank's step takes."""
+    seconds = iter(range(10_000))
 
     def timed(function: Callable[[], object]) -> float:
         function()
-        return seconds.get(function.__name__, 5e-4)
+        if function.__name__ == "there_and_back":
+            return 4e-4
+        return 1e-3 if next(seconds) % 8 == 7 else 5e-4
 
     monkeypatch.setattr(measured, "_timed", timed)
     (found, *_) = on_ranks(2, lambda rank, t, s: measure(t, 30.0))
     assert found.alpha_s == 2e-4
     assert found.crowded_alpha_s == 5e-4
-    assert found.overhead_s == pytest.approx(1e-5)
+    assert found.overhead_s == 0
+
+
+def test_each_further_message_costs_its_part_of_what_several_take_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def message_s(exchange: Any, nbytes: int, most: int, number: int = 1) -> float:
+        return 2e-4 + (number - 1) * further_s
+
+    monkeypatch.setattr(measured, "_message_s", message_s)
+    for further_s, overhead_s in ((1e-5, 1e-5), (-1e-5, 0.0), (1e-3, 2e-4)):
+        (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
+        assert found.alpha_s == 2e-4
+        assert found.overhead_s == pytest.approx(overhead_s)
+
+
+class Slow(LocalTransport):
+    """A transport on which each message takes the sender 2 ms."""
+
+    def bind(self, receives: Any, sends: Any) -> Any:
+        start = super().bind(receives, sends)
+
+        def slowly(number: int) -> Any:
+            time.sleep(2e-3 * len(sends))
+            return start(number)
+
+        return slowly
+
+
+def test_messages_are_bound_once_and_several_are_under_way_at_once() -> None:
+    (found, *_) = on_ranks(3, lambda rank, t, s: measure(Slow(t.hub, rank), 30.0))
+    assert found.alpha_s >= 2e-3
+    assert 1e-3 < found.overhead_s <= found.alpha_s
+    assert found.crowded_alpha_s >= 2e-3
 
 
 def forced_on(monkeypatch: pytest.MonkeyPatch, texts: dict[int, str]) -> None:
