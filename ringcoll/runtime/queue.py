@@ -5,8 +5,9 @@ call with nothing before it runs in the caller's thread. Other operations wait i
 thread of the queue's own serves it; so does whoever waits for a work, as handing over
 between threads costs more than a short operation.
 
-A thread that has run an operation with callbacks leaves the queue to another thread, and then
-runs the callbacks. So a callback may wait for other operations of the group.
+A thread that has run an operation with callbacks leaves the queue to another thread, runs the
+callbacks, and ends. So a callback may wait for other operations of the group. Each operation in the
+queue has a token; who takes a token runs an operation, unless others have run all, so that none is left.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ class Queue(Generic[Item]):
         self._tokens: queue.SimpleQueue[Work | bool] = queue.SimpleQueue()  # False ends a thread
         self._counting = threading.Lock()
         self._available = 0  # threads that serve, or wait to
-        self._ends = False
 
     def put(self, item: Item) -> None:
         """Append an operation; the caller holds `turn`."""
@@ -68,7 +68,6 @@ class Queue(Generic[Item]):
 
     def close(self, limit_s: float) -> bool:
         """End the threads when nothing waits any more; return whether all operations are over."""
-        self._ends = True
         for _ in self.threads:
             self._tokens.put(False)
         deadline, own = time.monotonic() + limit_s, threading.current_thread()
@@ -94,21 +93,12 @@ class Queue(Generic[Item]):
     def _serve(self) -> None:
         while (token := self._tokens.get()) is not False:
             work = token if isinstance(token, Work) else self._drain()
-            del token
             if work is not None:
                 with self._counting:
                     self._available -= 1
                 self._keep_available()
-                if self.items:
-                    self._tokens.put(True)
                 work.settle()
-                del work  # it holds the user's tensors, and this thread may now wait for long
-                with self._counting:
-                    if self._available and not self._ends:
-                        return
-                    self._available += 1
-        with self._counting:
-            self._available -= 1
+                return
 
     def _drain(self) -> Work | None:
         """Run what is queued, up to an operation with callbacks."""

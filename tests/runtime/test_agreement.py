@@ -240,17 +240,19 @@ def test_how_costs_are_made_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.overhead_s == 0
 
 
+@pytest.mark.parametrize(
+    "further_s,overhead_s", [(1e-5, 1e-5), (-1e-5, 0.0), (1e-3, 2e-4)], ids=["less", "none", "more"]
+)
 def test_each_further_message_costs_its_part_of_what_several_take_longer(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, further_s: float, overhead_s: float
 ) -> None:
     def message_s(exchange: Any, nbytes: int, most: int, number: int = 1) -> float:
         return 2e-4 + (number - 1) * further_s
 
     monkeypatch.setattr(measured, "_message_s", message_s)
-    for further_s, overhead_s in ((1e-5, 1e-5), (-1e-5, 0.0), (1e-3, 2e-4)):
-        (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
-        assert found.alpha_s == 2e-4
-        assert found.overhead_s == pytest.approx(overhead_s)
+    (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
+    assert found.alpha_s == 2e-4
+    assert found.overhead_s == pytest.approx(overhead_s)
 
 
 class Slow(LocalTransport):

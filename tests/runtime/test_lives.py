@@ -6,16 +6,19 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from ringcoll.runtime import lives
 from ringcoll.runtime.lives import Lives, Process, tell
 from ringcoll.system import lines
 from ringcoll.system.lines import Lines
-from ringcoll.system.machine import place, process_state
+from ringcoll.system.machine import ProcessState, place, process_state
 
-pytestmark = pytest.mark.processes
+HERE, ELSEWHERE = "this kernel", "another kernel"
+ADDRESS = ("192.0.2.1", 5)
 
 
 def told(
@@ -39,6 +42,77 @@ def child():
         process.kill()
 
 
+@pytest.mark.parametrize(
+    "said,process",
+    [
+        ([7, "8", HERE, None], Process(7, "8", HERE)),
+        ([7, "8", ELSEWHERE, [*ADDRESS]], Process(7, "8", ELSEWHERE, ADDRESS)),
+        ([7, "8", ELSEWHERE, ["192.0.2.1", 0]], None),
+        ([7, "8", ELSEWHERE, ["192.0.2.1", 1]], Process(7, "8", ELSEWHERE, ("192.0.2.1", 1))),
+        ([7, "8", ELSEWHERE, ["::1", 65535]], Process(7, "8", ELSEWHERE, ("::1", 65535))),
+        ([7, "8", ELSEWHERE, ["::1", 65536]], None),
+        ([7, "8", ELSEWHERE, ["a.name", 5]], None),
+        ([7, "8", ELSEWHERE], None),
+        (["7", "8", HERE, None], None),
+        (None, None),
+    ],
+)
+def test_what_a_rank_may_tell_of_its_process(said: Any, process: Process | None):
+    assert Process.of(said) == process
+    assert process is None or isinstance(process, Process)
+
+
+@pytest.mark.parametrize(
+    "process,now,has_ended",
+    [
+        (Process(7, "8", HERE), ProcessState("S", 0, "8"), False),
+        (Process(7, "8", HERE), ProcessState("T", 0, "8"), False),
+        (Process(7, "8", HERE), ProcessState("Z", 0, "8"), True),
+        (Process(7, "8", HERE), ProcessState("X", 0, "8"), True),
+        (Process(7, "8", HERE), ProcessState("S", 0, "9"), True),
+        (Process(7, "8", HERE), None, True),
+        (Process(7, "", HERE), None, False),
+        (Process(os.getpid(), "8", HERE), None, False),
+        (Process(7, "8", ELSEWHERE), None, False),
+        (Process(7, "8", ELSEWHERE, ADDRESS), ProcessState("S", 0, "8"), True),
+    ],
+)
+def test_which_processes_have_ended(
+    monkeypatch: pytest.MonkeyPatch, process: Process, now: ProcessState | None, has_ended: bool
+):
+    """Numbers are those of processes here; of a process elsewhere its line says so."""
+
+    def state(pid: int) -> ProcessState:
+        assert pid == 7
+        if now is None:
+            raise ProcessLookupError(pid)
+        return now
+
+    monkeypatch.setattr(lives, "place", lambda: HERE)
+    monkeypatch.setattr(lives, "process_state", state)
+    monkeypatch.setattr(lines, "has_ended", lambda address: address == ADDRESS)
+    assert process.has_ended() == has_ended
+
+
+def test_where_processes_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch):
+    def state(pid: int) -> ProcessState:
+        raise FileNotFoundError("/proc")
+
+    assert Process.own().start == process_state(os.getpid()).start
+    monkeypatch.setattr(lives, "process_state", state)
+    assert Process.own() == Process(os.getpid(), "", place(), None)
+
+
+@pytest.mark.parametrize("told_as", ["[]", "no JSON", '[7, "8", "?", ["", 1]]'])
+def test_what_no_rank_tells_is_nobody(told_as: str):
+    store = dist.HashStore()
+    store.set("ringcoll/process/1", told_as)
+    watched = Lives(store, 0, 2)
+    assert watched.ended() == set()
+    assert watched.processes == watched.elsewhere == {}
+
+
+@pytest.mark.processes
 def test_a_process_that_ends_is_seen(child):
     store = dist.HashStore()
     watched = Lives(store, 0, 3)
@@ -53,12 +127,14 @@ def test_a_process_that_ends_is_seen(child):
     assert watched.ended() == {2}
 
 
+@pytest.mark.processes
 def test_a_number_that_was_given_away_again_is_another_process(child):
     store = dist.HashStore()
     told(store, 1, child.pid, start="1")
     assert Lives(store, 0, 2).ended() == {1}
 
 
+@pytest.mark.processes
 def test_elsewhere_and_in_this_process_nobody_is_looked_at(child):
     store = dist.HashStore()
     told(store, 1, child.pid, start="1", where="another kernel")
@@ -98,26 +174,31 @@ def test_a_process_of_another_host_that_ends_is_seen(own_lines):
     assert watched.processes == {}
 
 
-def test_lines_lead_to_the_ranks_at_powers_of_two_and_to_those_that_are_awaited(own_lines):
-    """With 64 ranks these are 11 of 63; others are reached when they are waited for."""
+NEAR_OF_64 = {1, 2, 4, 8, 16, 32, 48, 56, 60, 62, 63}
+
+
+@pytest.mark.parametrize("world_size,near", [(64, NEAR_OF_64), (32, {*range(1, 32)})])
+def test_lines_lead_to_near_ranks_and_to_those_that_are_awaited(
+    own_lines: Lines, world_size: int, near: set[int]
+):
+    """In a small group all ranks are near; of 64 these are 11. Others are reached when they are waited for."""
     store = dist.HashStore()
     with contextlib.ExitStack() as servers:
         addresses = {}
-        for peer in range(1, 64):
+        for peer in range(1, world_size):
             server = servers.enter_context(socket.create_server(("127.0.0.1", 0)))
             addresses[peer] = server.getsockname()
             told(store, peer, 1, start="1", where="another kernel", address=addresses[peer])
-        watched = Lives(store, 0, 64)
+        watched = Lives(store, 0, world_size)
         watched.tell()
 
         def reached() -> set[int]:
             return {peer for peer in addresses if own_lines._line(addresses[peer]).is_there}
 
-        near = {1, 2, 4, 8, 16, 32, 48, 56, 60, 62, 63}
         assert reached() == near
         assert watched.ended() == set()
         assert reached() == near
-        assert watched.elsewhere.keys() == {*range(1, 64)}
+        assert watched.elsewhere.keys() == {*range(1, world_size)}
         for _ in range(2):  # looks: the first begins the line
             assert watched.ended(3, None) == set()
         assert reached() == {*near, 3}
