@@ -95,7 +95,7 @@ class Lives:
         # at distances that are powers of two, with which most algorithms exchange messages.
         steps = [1 << step for step in range((world_size - 1).bit_length())]
         if world_size <= _SMALL:
-            steps = [*range(1, world_size)]
+            steps = [*range(world_size)]
         self._near = {(rank + way) % world_size for step in steps for way in (step, -step)} - {rank}
         self.processes: dict[int, Process] = {}
         self.elsewhere: dict[int, Process] = {}

@@ -134,11 +134,12 @@ class Lines:
         """Make lines to processes; those that do not answer in time are not waited for, then or later."""
         deadline = time.monotonic() + limit_s
         left = {address for address in addresses if address not in self._lines}
-        while left:
-            left = {one for one in left if not self.has_ended(one) and not self._line(one).is_there}
+        while left := {
+            one for one in left if not self.has_ended(one) and not self._line(one).is_there
+        }:
             if time.monotonic() > deadline:
                 return
-            time.sleep(_LOOK_S if left else 0)
+            time.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Close all sockets."""

@@ -131,6 +131,24 @@ def test_measured_costs_make_sense() -> None:
     assert found.overhead_s <= found.alpha_s
 
 
+@pytest.mark.parametrize(
+    "world_size,more,crowd",
+    [
+        (4, {}, 1.0),
+        (4, {"cores": 2}, 2.0),
+        (4, {"cores": 2, "hosts": 2}, 1.0),
+        (4, {"cores": 1, "hosts": 3}, 2.0),
+        (3, {"cores": 2}, 1.5),
+        (2, {"cores": 4}, 1.0),
+    ],
+)
+def test_ranks_that_share_cores_add_as_much_slower(
+    world_size: int, more: dict[str, int], crowd: float
+) -> None:
+    (found, *_) = on_ranks(world_size, lambda rank, t, s: measure(t, 30.0, **more))
+    assert found.crowded_gamma_s_per_byte == pytest.approx(crowd * found.gamma_s_per_byte)
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """CPU tensors are taken for CUDA tensors; returns how often streams were waited for."""

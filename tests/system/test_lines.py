@@ -270,6 +270,25 @@ def test_strangers_change_nothing(own: Lines, start: Callable[..., Process]):
         stranger.close()
 
 
+@pytest.mark.parametrize(
+    "hello,address",
+    [
+        (b"192.0.2.1 1\n", ("192.0.2.1", 1)),
+        (b"::1 65535\n", ("::1", 65535)),
+        (b"192.0.2.1 1", None),  # the port may go on
+        (b"192.0.2.1\n", None),
+        (b" 1\n", None),
+        (b"192.0.2.1 \n", None),
+        (b"192.0.2.1 -1\n", None),
+        (b"192.0.2.1 a\n", None),
+        (b"\n", None),
+        (b"", None),
+    ],
+)
+def test_who_says_whose_line_it_is(hello: bytes, address: Address | None):
+    assert lines._address_in(hello) == address
+
+
 def test_strangers_that_say_nothing_are_not_kept_without_end(own: Lines, monkeypatch):
     monkeypatch.setattr(lines, "_STRANGERS", 2)
     nobody = (LOOPBACK, 9)
