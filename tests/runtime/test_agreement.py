@@ -143,7 +143,7 @@ def test_measured_costs_make_sense() -> None:
     ],
 )
 def test_ranks_that_share_cores_add_as_much_slower(
-    world_size: int, more: dict[str, int], crowd: float
+    world_size: int, more: dict[str, Any], crowd: float
 ) -> None:
     (found, *_) = on_ranks(world_size, lambda rank, t, s: measure(t, 30.0, **more))
     assert found.crowded_gamma_s_per_byte == pytest.approx(crowd * found.gamma_s_per_byte)

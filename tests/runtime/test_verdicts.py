@@ -23,7 +23,7 @@ from ringcoll.errors import (
 from ringcoll.runtime import monitor as watching
 from ringcoll.runtime.lives import Process
 from ringcoll.runtime.monitor import Issued, Monitor, Running
-from ringcoll.runtime.notices import FAILURES, STORE_S
+from ringcoll.runtime.notices import FAILURES, STORE_S, Notices
 from ringcoll.runtime.plan import Wait
 
 WORLD_SIZE = 4
@@ -304,6 +304,95 @@ def test_an_error_of_this_rank(monitor: Watched) -> None:
     monitor.current = None
     assert monitor.report(ValueError("mine")) == own
     assert monitor.told("verdict")["text"] == text, "the first one counts"
+
+
+# --- what is believed -----------------------------------------------------------------
+
+MISMATCH = {"kind": "mismatch", "calls": [[0, "a"], [1, "b"]], "number": 7}
+
+
+@pytest.mark.parametrize(
+    "verdict,is_believed",
+    [
+        (MISMATCH, True),
+        (MISMATCH | {"calls": [[0, "a"], [0, "b"]]}, False),
+        (MISMATCH | {"calls": [[0, "a"], [1, "a"]]}, False),
+        (MISMATCH | {"calls": [[0, "a"], [1, 2]]}, False),
+        (MISMATCH | {"calls": [[0, "a"]]}, False),
+        (MISMATCH | {"number": "7"}, False),
+        (MISMATCH | {"number": True}, False),
+        ({"kind": "mismatch", "calls": MISMATCH["calls"]}, False),
+        ({"kind": "lost", "peer": 1, "text": "x"}, True),
+        ({"kind": "lost", "peer": None, "text": "x"}, True),
+        ({"kind": "lost", "peer": "1", "text": "x"}, False),
+        ({"kind": "lost", "peer": 1, "text": None}, False),
+        ({"kind": "murder", "peer": 1, "text": "x"}, False),
+        ({"kind": "lost", "text": "x"}, False),
+        ([], False),
+    ],
+)
+def test_verdicts_that_a_rank_may_tell(monitor: Watched, verdict: Any, is_believed: bool) -> None:
+    monitor.notices.store.set("verdict", json.dumps(verdict))
+    assert monitor.notices.verdict() == (verdict if is_believed else None)
+
+
+@pytest.mark.parametrize(
+    "calls,waits,is_believed",
+    [
+        ({}, None, True),
+        ({"7": ["a", None]}, [7, 1], True),
+        ({"7": ["a", {"1": 4}]}, None, True),
+        ({"9" * 18: ["a", {"9" * 18: 4}]}, None, True),
+        ({"9" * 19: ["a", None]}, None, False),
+        ({"7": ["a", {"9" * 19: 4}]}, None, False),
+        ({"-7": ["a", None]}, None, False),
+        ({"7": ["a", {"x": 4}]}, None, False),
+        ({"7": ["a", {"1": "4"}]}, None, False),
+        ({"7": ["a", {"1": True}]}, None, False),
+        ({"7": ["a", {"1": 4, "2": None}]}, None, False),
+        ({"7": ["a", 4]}, None, False),
+        ({"7": [None, None]}, None, False),
+        ({"7": ["a", None], "8": ["b"]}, None, False),
+        ({}, [7], False),
+        ({}, [7, "1"], False),
+        ([], None, False),
+    ],
+)
+def test_states_that_a_rank_may_tell(
+    monitor: Watched, calls: Any, waits: Any, is_believed: bool
+) -> None:
+    state = {"calls": calls, "waits": waits}
+    monitor.notices.store.set("state/1", json.dumps(state))
+    assert monitor.notices.state(1) == (state if is_believed else None)
+
+
+class Gone(dist.Store):
+    """A store that cannot be reached; counts who asks it."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.error, self.asked = error, 0
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked += 1
+        raise self.error("gone")
+
+    def set_timeout(self, timeout: Any) -> None:
+        pass
+
+
+def test_a_store_that_is_gone_is_asked_once(monitor: Watched) -> None:
+    monitor.notices.store = gone = Gone(dist.DistNetworkError)
+    assert monitor.notices.verdict() is None
+    assert monitor.notices.is_gone
+    assert monitor.notices.state(1) is None
+    assert gone.asked == 1
+    late = Gone(RuntimeError)
+    notices = Notices(late, 0)
+    assert notices.last_of(1) is None
+    assert notices.last_of(1) is None
+    assert late.asked == 2
+    assert not notices.is_gone
 
 
 # --- looking around -------------------------------------------------------------------
