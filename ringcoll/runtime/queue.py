@@ -41,17 +41,17 @@ class Queue(Generic[Item]):
         self.num_put = 0  # only a thread that holds `turn` changes it
         self.num_done = 0  # only a thread that holds `serving`, before a work is complete
         self._name, self._run = name, run
-        self._tokens: queue.SimpleQueue[Work | bool] = queue.SimpleQueue()  # False ends a thread
+        self._tokens: queue.SimpleQueue[Work | bool] = queue.SimpleQueue()  # False ends the threads
         self._counting = threading.Lock()
         self._available = 0  # threads that serve, or wait to
+        self._ends = False
 
     def put(self, item: Item) -> None:
         """Append an operation; the caller holds `turn`."""
         self.num_put += 1
         self.items.append(item)
-        if not self.threads:
-            self._add_thread()
         self._tokens.put(True)
+        self._keep_available()
 
     @untraced  # the thread that waits may be in a compiled region
     def help(self, work: Work) -> None:
@@ -68,37 +68,43 @@ class Queue(Generic[Item]):
 
     def close(self, limit_s: float) -> bool:
         """End the threads when nothing waits any more; return whether all operations are over."""
-        for _ in self.threads:
+        if not self._ends:
+            self._ends = True
             self._tokens.put(False)
         deadline, own = time.monotonic() + limit_s, threading.current_thread()
-        for thread in tuple(self.threads):
-            if thread is not own:
-                thread.join(max(0.0, deadline - time.monotonic()))
+        # A thread that goes to callbacks starts another: no list of threads is the last one.
+        while others := [each for each in self.threads if each.is_alive() and each is not own]:
+            others[0].join(max(0.0, deadline - time.monotonic()))
+            if others[0].is_alive():
+                break
         return self.num_put == self.num_done
 
-    def _add_thread(self) -> None:
-        with self._counting:
-            self._available += 1
-        thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-        thread.start()
-        self.threads = [*filter(threading.Thread.is_alive, self.threads), thread]
-
     def _keep_available(self) -> None:
-        """Make sure that a thread is left to serve, before this one goes to callbacks."""
+        """Make sure that a thread is left to serve."""
+        if self._available:
+            return
         with self._counting:
-            is_short = not self._available
-        if is_short:
-            self._add_thread()
+            if not self._available:
+                self._available += 1
+                thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                thread.start()
+                self.threads = [*filter(threading.Thread.is_alive, self.threads), thread]
 
     def _serve(self) -> None:
-        while (token := self._tokens.get()) is not False:
-            work = token if isinstance(token, Work) else self._drain()
-            if work is not None:
-                with self._counting:
-                    self._available -= 1
-                self._keep_available()
-                work.settle()
-                return
+        work: Work | None = None
+        while work is None:
+            token = self._tokens.get()
+            if token is False:
+                self._tokens.put(False)  # for the other threads
+                if self._tokens.qsize() == 1:
+                    break
+            else:
+                work = token if isinstance(token, Work) else self._drain()
+        with self._counting:
+            self._available -= 1
+        if work is not None:
+            self._keep_available()
+            work.settle()
 
     def _drain(self) -> Work | None:
         """Run what is queued, up to an operation with callbacks."""

@@ -162,3 +162,44 @@ def test_a_queue_is_closed_by_its_own_thread(queue: Queue[Item]) -> None:
     until(lambda: closed)
     assert closed == [True]
     until(lambda: not any(thread.is_alive() for thread in queue.threads))
+
+
+def test_the_end_waits_for_callbacks_of_one_operation_after_another(queue: Queue[Item]) -> None:
+    called: list[int] = []
+
+    def take_time(number: int, _: Any) -> None:
+        time.sleep(0.01)
+        called.append(number)
+
+    items = [Item().with_callback(partial(take_time, number)) for number in range(20)]
+    put(queue, *items)
+    assert queue.close(PATIENCE_S)
+    assert sorted(called) == list(range(20))
+    assert not any(thread.is_alive() for thread in queue.threads)
+    assert queue.close(PATIENCE_S), "it may be closed again"
+
+
+def test_the_end_waits_for_operations_that_callbacks_append(queue: Queue[Item]) -> None:
+    appended = [Item(partial(time.sleep, 0.01)) for _ in range(10)]
+    called: list[Item] = []
+
+    def append(item: Item, _: Any) -> None:
+        put(queue, item)
+        called.append(item)
+
+    put(queue, *(Item().with_callback(partial(append, item)) for item in appended))
+    assert queue.close(PATIENCE_S)
+    assert len(called) == 10
+    assert all(item.work.done for item in appended)
+    assert queue.num_put == 20
+
+
+def test_callbacks_of_a_helper_run_also_when_the_queue_has_ended(queue: Queue[Item]) -> None:
+    put(queue, Item())
+    assert queue.close(PATIENCE_S)
+    called: list[object] = []
+    item = Item().with_callback(called.append)
+    queue.items.append(item)
+    queue.help(item.work)
+    until(lambda: called)
+    until(lambda: not any(thread.is_alive() for thread in queue.threads))
