@@ -106,6 +106,27 @@ def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(calls) == [0, 0, 1, 1, 2]
 
 
+@pytest.mark.parametrize(
+    "name,ordered,verifies,source",
+    [
+        ("gloo", False, False, "measured"),
+        ("gloo", True, False, "built-in"),
+        ("gloo", False, True, "built-in"),
+        ("local", False, False, "built-in"),
+    ],
+    ids=["plain", "without tags", "with checksums", "in one process"],
+)
+def test_only_a_plain_transport_between_processes_is_measured(
+    name: str, ordered: bool, verifies: bool, source: str
+) -> None:
+    class Some(LocalTransport):
+        pass
+
+    Some.name, Some.ordered, Some.verifies = name, ordered, verifies
+    found = on_ranks(3, lambda rank, t, s: agree(Some(t.hub, rank), s, 30.0))
+    assert {one.source for one in found} == {source}
+
+
 def test_not_measured_where_it_is_not_worth_it() -> None:
     found = on_ranks(3, lambda rank, t, s: agree(t, s, 30.0))
     assert {one.source for one in found} == {"built-in"}
@@ -271,6 +292,28 @@ def test_each_further_message_costs_its_part_of_what_several_take_longer(
     (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
     assert found.alpha_s == 2e-4
     assert found.overhead_s == pytest.approx(overhead_s)
+
+
+def test_a_byte_costs_its_part_of_what_long_messages_take_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def message_s(exchange: Any, nbytes: int, most: int, number: int = 1) -> float:
+        return 2e-4 if nbytes == 8 else 2e-4 + 1e-9 * nbytes
+
+    def crowded_s(exchange: Any, distances: Any, nbytes: int, most: int) -> float:
+        return 5e-4 if nbytes == 8 else 5e-4 + 4e-9 * nbytes
+
+    monkeypatch.setattr(measured, "_message_s", message_s)
+    monkeypatch.setattr(measured, "_crowded_s", crowded_s)
+    monkeypatch.setattr(measured, "_adding", lambda device, crowd: (1e-10, 2e-10))
+    (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
+    assert found.beta_s_per_byte == pytest.approx(1e-9)
+    assert found.crowded_beta_s_per_byte == pytest.approx(4e-9)
+    assert (found.gamma_s_per_byte, found.crowded_gamma_s_per_byte) == (1e-10, 2e-10)
+    monkeypatch.setattr(measured, "_adding", lambda device, crowd: (2e-9, 5e-9))
+    (found, *_) = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
+    assert found.beta_s_per_byte == 2e-9, "a message reads and writes each byte, as adding does"
+    assert found.crowded_beta_s_per_byte == pytest.approx(4e-9)
 
 
 class Slow(LocalTransport):
