@@ -336,6 +336,15 @@ def test_messages_are_bound_once_and_several_are_under_way_at_once() -> None:
     assert found.crowded_alpha_s >= 2e-3
 
 
+def test_ranks_that_agree_log_as_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RINGCOLL_DEBUG", "loud")
+    on_ranks(1, lambda rank, t, s: agree(t, s, 30.0))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("RINGCOLL_DEBUG is 'loud'")
+
+
 def forced_on(monkeypatch: pytest.MonkeyPatch, texts: dict[int, str]) -> None:
     """Let ranks, which here are threads, have variables of their own."""
     monkeypatch.setattr(
