@@ -28,6 +28,7 @@ from ringcoll.bench.measure import (
     _turns,
     alternate,
     measure,
+    turn_seconds,
 )
 from ringcoll.errors import ArgumentError
 
@@ -489,3 +490,9 @@ def test_contenders_in_shared_memory_have_buffers_of_their_own(world: None) -> N
     assert bench._buffers_of(SHARED, False) is not plain
     assert (False, True) in bench._buffers
     own.close()
+
+
+def test_a_turn_is_as_much_longer_as_ranks_share_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 2)
+    alone = turn_seconds(1)
+    assert [turn_seconds(k) / alone for k in (1, 2, 3, 8)] == [1.0, 1.0, 1.5, 4.0]

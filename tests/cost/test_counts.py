@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ringcoll.algorithms import Algorithm, find, on_hosts, schedule_of
 from ringcoll.algorithms.layout import Hosts
 from ringcoll.cost.counts import (
+    bound_of,
     lower_bound,
     seconds_on_hosts,
     wavefront_counts,
@@ -20,6 +21,7 @@ from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.counting import Counts
 from ringcoll.schedule.ir import Recv, RecvReduce, Schedule, Send, Step
+from ringcoll.schedule.verifier import verify
 from tests.cases.algorithms import EVERY, each_on, name_of, worlds_of
 
 # The machine may be busy with other things.
@@ -223,3 +225,8 @@ def test_hosts_of_another_number_are_refused() -> None:
         seconds_on_hosts(
             schedule_of("all_reduce", "ring", 4), 1, (0, 0, 1), inside=INSIDE, across=ACROSS
         )
+
+
+def test_a_rank_alone_is_at_its_bound():
+    bound = bound_of(verify(schedule_of("all_reduce", "ring", 1)))
+    assert (bound.rounds, bound.sent, bound.reduced) == (0, 0, 0)

@@ -22,12 +22,13 @@ from torch import Tensor
 
 from ringcoll.algorithms import Algorithm, schedule_of
 from ringcoll.reduction import Reduction, resolve
-from ringcoll.runtime.executor import Posting, bind, drive
+from ringcoll.runtime.executor import Posting, _apart, bind, drive
 from ringcoll.runtime.plan import Wait, compile_plan
-from ringcoll.runtime.regions import Layout
+from ringcoll.runtime.regions import ALIGNMENT, Layout
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof, verify
+from ringcoll.transport.local import Hub
 from tests.cases import data
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.calls import USER_OPS, Case, _input
@@ -319,3 +320,44 @@ def test_a_time_limit_is_for_all_waits_of_an_operation_together():
     watch: Any = SimpleNamespace(wait=None)
     drive(waits, 0, wait, time.monotonic() + 10, watch)
     assert limits[1] <= limits[0] - 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("offset", [0, 1, 63, 64, 129])
+def test_working_memory_is_aligned_as_the_users_tensor(dtype: torch.dtype, offset: int):
+    memory = torch.empty(1000, dtype=dtype)
+    for tensor in (memory[offset:], torch.empty(1000, dtype=torch.float32)[offset:]):
+        rest = memory[_apart(tensor, memory) :]
+        places = [one.data_ptr() // one.itemsize % ALIGNMENT for one in (tensor, rest)]
+        assert places[0] == places[1]
+        assert rest.numel() > memory.numel() - ALIGNMENT
+
+
+def test_messages_of_different_lengths_have_different_tags():
+    schedule = schedule_of("broadcast", "linear", 2)
+    (transport, _) = Hub(2).transports()
+    tags = set()
+    for numel in range(1, 1000):
+        plan = compile_plan(schedule, 0, Layout(((0, numel),)))
+        memory = torch.empty(numel)
+        program = bind(plan, [memory], [memory], memory, transport)
+        tags |= {
+            message.tag for item in program if isinstance(item, Posting) for message in item.sends
+        }
+    assert len(tags) == 999
+    assert all(0 <= tag < 1 << 31 for tag in tags)
+
+
+def test_a_wait_whose_time_is_up_still_looks():
+    limits = []
+    watch = SimpleNamespace(wait=None)
+    item = Wait(0, 1, 0, True)
+    drive(
+        [Posting(lambda tag: [None], [], []), item],
+        0,
+        lambda handle, limit_s: limits.append(limit_s),
+        time.monotonic() - 5.0,
+        watch,
+    )
+    assert watch.wait is item
+    assert 0 < limits[0] < 0.1

@@ -1,6 +1,7 @@
 """Processes that are looked at: alive, ended, unknown, elsewhere, and one that took a number."""
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from ringcoll.runtime import lives
 from ringcoll.runtime.lives import Lives, Process, tell
 from ringcoll.system import lines
-from ringcoll.system.lines import Lines
+from ringcoll.system.lines import Address, Lines
 from ringcoll.system.machine import ProcessState, place, process_state
 
 HERE, ELSEWHERE = "this kernel", "another kernel"
@@ -88,9 +89,13 @@ def test_which_processes_have_ended(
             raise ProcessLookupError(pid)
         return now
 
+    def line_has_ended(address: Address) -> bool:
+        assert address == ADDRESS
+        return True
+
     monkeypatch.setattr(lives, "place", lambda: HERE)
     monkeypatch.setattr(lives, "process_state", state)
-    monkeypatch.setattr(lines, "has_ended", lambda address: address == ADDRESS)
+    monkeypatch.setattr(lines, "has_ended", line_has_ended)
     assert process.has_ended() == has_ended
 
 
@@ -149,6 +154,18 @@ def test_a_store_that_is_gone_is_no_reason_to_fail():
     del store
     watched.tell()
     assert watched.ended() == set()
+
+
+def test_a_rank_tells_its_process_also_without_a_way_to_others(monkeypatch: pytest.MonkeyPatch):
+    def no_way(host: str) -> str:
+        raise OSError(host)
+
+    monkeypatch.setattr(lines, "_own", None)
+    for way in (lives.own_address, no_way):
+        monkeypatch.setattr(lives, "own_address", way)
+        store = dist.HashStore()
+        Lives(store, 0, 2).tell()
+        assert Process.of(json.loads(store.get("ringcoll/process/0"))) == Process.own()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from ringcoll.reduction import Operator, Reduction, resolve
 from ringcoll.runtime import plan as plan_module
 from ringcoll.runtime.executor import bind
 from ringcoll.runtime.loans import loans
-from ringcoll.runtime.plan import Combine, Instruction, Wait, _Compiler, compile_plan
+from ringcoll.runtime.plan import Combine, Instruction, Move, Wait, _Compiler, compile_plan
 from ringcoll.runtime.regions import Layout, Region
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Buffer, Schedule
@@ -356,6 +356,26 @@ def test_lent_messages_are_read_in_place():
     assert not compile_plan(
         find("all_gather", "ring").schedule(3), 0, Layout(((0, 5), (1, 5), (2, 5)))
     ).lent
+
+
+def test_nothing_is_done_with_empty_chunks():
+    """Two elements in four chunks: what is moved or combined has elements."""
+    for algorithm in ("ring", "two_shot", "rabenseifner"):
+        schedule = find("all_reduce", algorithm).schedule(4)
+        for rank in range(4):
+            plan = compile_plan(schedule, rank, Layout(((0, 2),)))
+            written = [
+                plan.regions[item.into]
+                for item in plan.instructions
+                if isinstance(item, (Move, Combine))
+            ]
+            assert all(region.numel for region in written)
+
+
+def test_what_arrives_at_its_place_needs_no_other():
+    schedule = find("all_gather", "ring").schedule(3)
+    plan = compile_plan(schedule, 0, Layout(((0, 5), (1, 5), (2, 5))))
+    assert plan.arriving_numel == plan.workspace_numel == 0
 
 
 def test_lending_without_its_rule_ends_in_a_deadlock(monkeypatch: pytest.MonkeyPatch):

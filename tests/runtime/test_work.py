@@ -108,9 +108,11 @@ def test_what_a_stream_has_not_done_is_not_complete() -> None:
 def test_a_failed_operation_leaves_no_stream_to_wait_for() -> None:
     end = End(is_past=True)
     work = Work("all_reduce", [])
-    work.complete(ValueError("no"), cast("Mark", end))
+    error = ValueError("no")
+    work.complete(error, cast("Mark", end))
     with pytest.raises(ValueError, match="no"):
         work.wait()
+    assert work.exception() is error
     assert end.joined == 0
 
 

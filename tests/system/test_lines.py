@@ -194,6 +194,21 @@ def test_who_is_refused_for_a_moment_only_lives(own: Lines):
         assert own._line(address).is_there
 
 
+def test_who_has_ended_has_ended_for_good(own: Lines):
+    """Another process may listen at the same address later."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        address = server.getsockname()
+        own.greet([address], LIMIT_S)
+        server.accept()[0].close()
+    assert comes_true(lambda: own.has_ended(address))
+    with socket.create_server(address) as server:
+        server.settimeout(0.1)
+        assert own.has_ended(address)
+        assert own.has_ended(address)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
 def test_both_ends_may_begin_at_once(own: Lines):
     other = Lines(LOOPBACK)
     for _ in range(5):
@@ -316,3 +331,21 @@ def test_nobody_listens_where_no_other_host_comes(monkeypatch):
 def test_the_first_address_stays(monkeypatch, own: Lines):
     monkeypatch.setattr(lines, "_own", own)
     assert listening_at(LOOPBACK) == listening_at("192.0.2.1") == own.address
+
+
+def test_who_listens_where_others_come_and_whose_end_is_asked_for(monkeypatch):
+    monkeypatch.setattr(lines, "_own", None)
+    monkeypatch.setattr(lines, "is_loopback", lambda host: False)  # as if others could come
+    assert listening_at(LOOPBACK + "%lo") is None
+    address = listening_at(LOOPBACK)
+    made = lines._own
+    assert made is not None
+    assert made.address == address
+    with socket.create_server((LOOPBACK, 0)) as server:
+        peer = server.getsockname()
+        lines.greet([peer])
+        assert made._line(peer).is_there
+        assert not lines.has_ended(peer)
+        server.accept()[0].close()
+    assert comes_true(lambda: lines.has_ended(peer))
+    made.close()
