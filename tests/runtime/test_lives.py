@@ -16,7 +16,7 @@ from ringcoll.runtime import lives
 from ringcoll.runtime.lives import Lives, Process, tell
 from ringcoll.system import lines
 from ringcoll.system.lines import Address, Lines
-from ringcoll.system.machine import ProcessState, place, process_state
+from ringcoll.system.machine import ProcessState, own_address, place, process_state
 
 HERE, ELSEWHERE = "this kernel", "another kernel"
 ADDRESS = ("192.0.2.1", 5)
@@ -161,7 +161,7 @@ def test_a_rank_tells_its_process_also_without_a_way_to_others(monkeypatch: pyte
         raise OSError(host)
 
     monkeypatch.setattr(lines, "_own", None)
-    for way in (lives.own_address, no_way):
+    for way in (own_address, no_way):
         monkeypatch.setattr(lives, "own_address", way)
         store = dist.HashStore()
         Lives(store, 0, 2).tell()
