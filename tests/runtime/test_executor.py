@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ringcoll.algorithms import Algorithm, schedule_of
-from ringcoll.reduction import Reduction, resolve
-from ringcoll.runtime.executor import Posting, _apart, bind, drive
+from ringcoll.reduction import TORCH, Reduction, resolve
+from ringcoll.runtime.executor import Posting, _apart, _Borrower, bind, drive
 from ringcoll.runtime.plan import Wait, compile_plan
 from ringcoll.runtime.regions import ALIGNMENT, Layout
 from ringcoll.schedule.contracts import contract
@@ -361,3 +361,30 @@ def test_a_wait_whose_time_is_up_still_looks():
     )
     assert watch.wait is item
     assert 0 < limits[0] < 0.1
+
+
+@pytest.mark.parametrize("remote", [(0,), (1,), (0, 2), (0, 1, 2)])
+def test_lent_messages_are_read_piece_by_piece(remote: tuple[int, ...]):
+    """What no view reaches is read into memory for a piece: of 1.25 MiB, two pieces."""
+    numel = 5 << 16
+    sources = [torch.arange(numel, dtype=torch.float32) % 1021 * 3**place for place in range(3)]
+    sizes: list[int] = []
+
+    def read(source: Tensor, start: int, into: Tensor) -> None:
+        sizes.append(into.numel())
+        into.copy_(source[start : start + into.numel()])
+
+    released: list[Tensor] = []
+    lender: Any = SimpleNamespace(
+        view=lambda handle, dtype: None, read=read, release=released.append
+    )
+    own = [torch.empty(0) if place in remote else source for place, source in enumerate(sources)]
+    into = torch.empty(numel)
+    borrower = _Borrower(
+        lender, remote, resolve("sum", torch.float32), TORCH, into, own, None, None
+    )
+    borrower([sources[place] for place in remote])
+    assert torch.equal(into, sources[0] + sources[1] + sources[2])
+    assert max(sizes) * into.itemsize <= 1 << 20
+    assert sum(sizes) == numel * len(remote)
+    assert len(released) == len(remote)

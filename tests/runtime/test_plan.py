@@ -23,7 +23,7 @@ from ringcoll.reduction import Operator, Reduction, resolve
 from ringcoll.runtime import plan as plan_module
 from ringcoll.runtime.executor import bind
 from ringcoll.runtime.loans import loans
-from ringcoll.runtime.plan import Combine, Instruction, Move, Wait, _Compiler, compile_plan
+from ringcoll.runtime.plan import Combine, Instruction, Move, Post, Wait, _Compiler, compile_plan
 from ringcoll.runtime.regions import Layout, Region
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Buffer, Schedule
@@ -359,7 +359,7 @@ def test_lent_messages_are_read_in_place():
 
 
 def test_nothing_is_done_with_empty_chunks():
-    """Two elements in four chunks: what is moved or combined has elements."""
+    """Two elements in four chunks: what is moved, combined or sent has elements."""
     for algorithm in ("ring", "two_shot", "rabenseifner"):
         schedule = find("all_reduce", algorithm).schedule(4)
         for rank in range(4):
@@ -370,6 +370,10 @@ def test_nothing_is_done_with_empty_chunks():
                 if isinstance(item, (Move, Combine))
             ]
             assert all(region.numel for region in written)
+            posts = [item for item in plan.instructions if isinstance(item, Post)]
+            messages = [message for post in posts for part in post for message in part]
+            assert messages
+            assert all(numel for _, _, numel in messages)
 
 
 def test_what_arrives_at_its_place_needs_no_other():
