@@ -12,6 +12,7 @@ import contextlib
 import random
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -193,8 +194,9 @@ def soak(options: Any) -> tuple[list[tuple[Any, ...]], list[str], int]:
         ranks[end] = process
         return end
 
-    def hear(until: float) -> None:
-        while (left := until - time.monotonic()) > 0:
+    def hear(seconds: float, is_enough: Callable[[], bool] = lambda: False) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not is_enough():
             for end in wait([end for end in ranks if end not in killed], left):
                 assert isinstance(end, Connection)
                 try:
@@ -217,12 +219,12 @@ def soak(options: Any) -> tuple[list[tuple[Any, ...]], list[str], int]:
     with Processes(__name__) as processes:
         first = [start(rank, outer.port) for rank in range(options.ranks)]
         while len(addresses) < len(first) and time.monotonic() - begin < _ENTRY_S:
-            hear(time.monotonic() + 0.1)
+            hear(0.1)
         begin = time.monotonic()
         witness = first[1]
         next_look = seconds / 10
         while not faults and time.monotonic() - begin < seconds:
-            hear(time.monotonic() + options.every * (0.5 + choose.random()))
+            hear(options.every * (0.5 + choose.random()))
             living = [end for end in addresses if end not in killed]
             victims = [end for end in living if end is not witness]
             if len(living) == options.ranks and victims:
@@ -235,13 +237,13 @@ def soak(options: Any) -> tuple[list[tuple[Any, ...]], list[str], int]:
             if time.monotonic() - begin > next_look:
                 next_look += seconds / 10
                 witness.send("tell")
-        hear(time.monotonic() + _ENTRY_S / 4)
+        hear(_ENTRY_S / 4, lambda: ranks.keys() - killed <= addresses.keys())
         witness.send("tell")
-        hear(time.monotonic() + 2.0)
+        hear(2.0)
         is_over = True
         for end in set(ranks) - killed:
             end.send("end")
-        hear(time.monotonic() + 10.0)
+        hear(10.0, lambda: ranks.keys() <= killed)
         faults += ["a process did not end" for _ in set(ranks) - killed]
     return rows, faults, num_kills
 
