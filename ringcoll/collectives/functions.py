@@ -20,7 +20,8 @@ Every function has torch's positional arguments, and beyond them keyword-only on
     the order and number of ranks either: sums are exact, and are rounded once. See
     docs/reproducibility.md.
 ``timeout``
-    Time limit of the operation; by default the group's.
+    Time limit of the operation; by default the group's, as it was when the group was first used
+    here. torch's own functions follow a limit that changes later.
 
 ``function.plan(...)``, with the same arguments, returns a persistent operation, which is checked,
 decided and bound to its tensors once, and can be called any number of times
