@@ -58,6 +58,22 @@ def test_the_caller_says_how_long_segments_are(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "collective,lengths,numel",
+    [
+        ("all_gather", ((0, 5), (1, 6)), 5 + 6),
+        ("gather", ((0, 5), (1, 6)), 5 + 6),
+        ("broadcast", ((0, 7),), 7),
+        ("all_to_all", ((1, 2), (2, 3), (3, 5)), 3 + 5),  # what rank 1 sends, and not what it gets
+    ],
+)
+def test_how_many_bytes_decide(
+    collective: str, lengths: tuple[tuple[int, int], ...], numel: int
+) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert request(collective, lengths, wire_dtype=dtype).nbytes == numel * dtype.itemsize
+
+
+@pytest.mark.parametrize(
     "asked,words",
     [
         ({"segment_bytes": 1 << 21}, "sum, float32, 1048576 elements, algorithm ring"),
@@ -125,6 +141,18 @@ def test_places_at_which_tensors_come_again_are_remembered_and_old_ones_forgotte
         assert bound_after(third, 4) == 2
         kept = {places[0] for places in only_operation(group)._bindings}
         assert kept == {second.data_ptr(), third.data_ptr()}
+
+    run_threads(main, 2)
+
+
+def test_tensors_that_are_copied_first_leave_no_binding() -> None:
+    """It would hold memory as long as the tensors themselves."""
+
+    def main(group: LocalGroup) -> None:
+        tensor = torch.ones(200, 300).t()
+        for _ in range(8):
+            ringcoll.all_reduce(tensor, group=group)
+        assert not only_operation(group)._bindings
 
     run_threads(main, 2)
 
