@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import Tensor
 
 from ringcoll.collectives.groups import communicator
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, SharingError
 from ringcoll.system.shared_tensors import can_move, is_long, share
 
 __all__ = ["share_for"]
+
+_log = logging.getLogger("ringcoll")
 
 
 def share_for(group: Any, tensor: Tensor) -> None:
     """Move a long CPU tensor to shared memory, unless it is there or cannot move.
 
-    All ranks call it with tensors of one length: the first time they meet.
+    All ranks call it with tensors of one length: the first time they meet. A rank that has too little
+    memory, or too many open files, goes on with the tensor where it is, as the others count on it.
 
     Raises
     ------
     ArgumentError
         The ranks are on several hosts.
-    SharingError
-        There is too little memory, or there are too many open files.
     """
     if not is_long(tensor):
         return
@@ -37,6 +39,11 @@ def share_for(group: Any, tensor: Tensor) -> None:
             expected="False, or ranks of one host",
             got=f"True on {len(hosts)} hosts",
         )
-    if can_move(tensor):
+    # Of a storage, another part may be in use: by another group, or by a message of the user's.
+    is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
+    if is_whole and can_move(tensor):
         with member.at_rest():  # an operation may use the same memory
-            share(tensor)
+            try:
+                share(tensor)
+            except SharingError as error:
+                _log.warning("rank %d: a tensor is not shared: %s", member.rank, error)

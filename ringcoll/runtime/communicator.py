@@ -352,7 +352,13 @@ class Communicator:
             if self._lane is not None and not self.transport.waits_on_host:
                 self._watch_stream(number, operation, binding, handles, timeout_s)
         except BaseException as error:
-            raised = self._failed(error, timeout_s)
+            try:
+                raised = self._failed(error, timeout_s)
+            except (
+                BaseException
+            ):  # a second interrupt: peers must not read on in this rank's memory
+                self._break(error)
+                raise
             if tracer is not None:
                 tracer.failed(raised)
             if raised is error:
@@ -444,10 +450,12 @@ class Communicator:
     def _break(self, error: BaseException) -> None:
         if self._is_foreign:
             return
-        if self.broken is None:
-            self.broken = _without_frames(error)
-        self.monitor.abandon(self.broken)
-        self.transport.abort()
+        try:
+            if self.broken is None:
+                self.broken = _without_frames(error)
+            self.monitor.abandon(self.broken)
+        finally:
+            self.transport.abort()
 
     def queued(self) -> list[tuple[int, Operation | Turn]]:
         """The operations that wait for their turn, with their numbers."""

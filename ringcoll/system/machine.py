@@ -70,21 +70,40 @@ def free_bytes() -> float:
     with contextlib.suppress(OSError, ValueError):
         info = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free.append(1024 * int(info["MemAvailable"].split()[0]))
-    with contextlib.suppress(OSError, ValueError):
-        *_, own = Path("/proc/self/cgroup").read_text().strip().rpartition(":")
-        root = Path("/sys/fs/cgroup")
-        folder = root / own.lstrip("/")
+    with contextlib.suppress(OSError):
+        free += _free_of_groups(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
+    return min(free)
+
+
+# By the controllers of a hierarchy of control groups: its folder, the files of limit and use, and what
+# of the use makes room for others. The hierarchy of version 2 lists no controllers.
+_GROUPS = {
+    "": (".", "memory.max", "memory.current", ("active_file", "inactive_file", "slab_reclaimable")),
+    "memory": (
+        *("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ("total_active_file", "total_inactive_file"),
+    ),
+}
+
+
+def _free_of_groups(own: str, root: Path) -> list[float]:
+    """Free memory in bytes by each limit of a process's control groups, which are ``own`` in ``/proc``."""
+    free: list[float] = []
+    for line in own.splitlines():
+        _, controllers, name = line.split(":", 2)
+        if controllers not in _GROUPS:
+            continue
+        top, limit, use, kinds = _GROUPS[controllers]
+        folder = root / top / name.lstrip("/")
         for group in (folder, *folder.parents):
-            if not group.is_relative_to(root):
+            if not group.is_relative_to(root / top):
                 break
             with contextlib.suppress(OSError, ValueError):  # a number is missing: no limit
-                limit = int((group / "memory.max").read_text())
+                most, used = (int((group / file).read_text()) for file in (limit, use))
                 stat = (group / "memory.stat").read_text().splitlines()
-                numbers = {name: int(number) for name, number in map(str.split, stat)}
-                names = ("active_file", "inactive_file", "slab_reclaimable")  # what makes room
-                room = sum(numbers[name] for name in names if name in numbers)
-                free.append(limit - int((group / "memory.current").read_text()) + room)
-    return min(free)
+                numbers = {kind: int(number) for kind, number in map(str.split, stat)}
+                free.append(most - used + sum(numbers.get(kind, 0) for kind in kinds))
+    return free
 
 
 @functools.cache  # a name server may be slow

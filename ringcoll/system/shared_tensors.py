@@ -341,7 +341,8 @@ def _movable(tensor: object) -> torch.UntypedStorage:
     if region_of(storage.data_ptr(), storage.nbytes()) is not None:
         return storage
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    if storage.is_shared() and strategy == "file_system":
+    # Of memory that is shared already, torch tells the descriptor; -1 is that of a mapped file.
+    if storage.is_shared() and (strategy == "file_system" or storage._share_fd_cpu_()[0] < 0):
         raise refuse("memory that torch has not shared by a file's name", "such memory: clone() it")
     if not storage.is_shared() and not storage.resizable():
         raise refuse(
@@ -355,9 +356,9 @@ def _move(storages: Iterable[torch.UntypedStorage]) -> None:
     storages = list(storages)
     nbytes = sum(storage.nbytes() for storage in storages if not storage.is_shared())
     try:
-        free = shutil.disk_usage(_SHM).free
-        if nbytes > free:  # before anything moves
-            raise OSError(f"{nbytes} bytes of {_SHM} are needed, {free} are free")
+        for where, free in ((_SHM, shutil.disk_usage(_SHM).free), ("memory", free_bytes())):
+            if nbytes > free:  # before anything moves
+                raise OSError(f"{nbytes} bytes of {where} are needed, {free} are free")
         for storage in storages:
             descriptor, _ = storage._share_fd_cpu_()
             _regions.add(SharedRegion(storage.data_ptr(), descriptor, storage), storage)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import json
 import os
@@ -33,7 +34,7 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.system.machine import cores
+from ringcoll.system.machine import cores, free_bytes
 from ringcoll.system.shared_memory import (
     Identity,
     SharedMemory,
@@ -162,10 +163,13 @@ class SharedTransport(Transport):
         places = SharedLayout(here)
         peers = [peer for peer in here if peer != rank]
         try:
+            free = free_bytes()
+            if places.nbytes > free:  # the kernel would end a process, perhaps this one
+                raise OSError(errno.ENOMEM, f"only {free} bytes are free")
             memory, descriptor = SharedMemory.create(places.nbytes, places.num_taken)
         except OSError as error:
             raise TransportError(
-                f"rank {rank} cannot have {places.num_taken} bytes of shared memory: {error}"
+                f"rank {rank} cannot have {places.nbytes} bytes of shared memory: {error}"
             ) from error
         try:
             memory.words[SECRET] = secret = int.from_bytes(os.urandom(7), "little")
@@ -334,7 +338,7 @@ class SharedTransport(Transport):
                 return
             if number:  # most messages come in the first sleep, which is a short one if none comes
                 self._look_around(message, timeout_s if left_s <= 0 else None)
-            futex_wait(memory.address + BELL * WORD, seen, min(left_s, _NAP_S))
+            futex_wait(memory.address + BELL * WORD, seen, min(max(left_s, 0.0), _NAP_S))
             left_s = deadline - time.monotonic()
 
     def _yielded(self, message: RingSend | RingReceive | PendingSends) -> bool:
@@ -375,7 +379,7 @@ class SharedTransport(Transport):
                 return
             self._give_up()
             raise PeerLostError(f"the process of rank {peer} has ended", peer=peer)
-        if exceeded_s is not None:
+        if exceeded_s is not None and not message.look():
             self._give_up()
             raise CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
 

@@ -18,6 +18,7 @@ import ringcoll
 from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.launch.processes import report
 from ringcoll.system.shared_memory import SharedMemory
+from ringcoll.transport import shared
 from ringcoll.transport.base import Message
 from ringcoll.transport.shared import SharedTransport
 from ringcoll.transport.shared_layout import SHORT
@@ -204,7 +205,10 @@ def without(what: str) -> str:
         raise PermissionError(1, "Operation not permitted")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SharedMemory, what, refuse)
+        if what == "memory":
+            patch.setattr(shared, "free_bytes", lambda: 1000)
+        else:
+            patch.setattr(SharedMemory, what, refuse)
         transport = SharedTransport(
             dist.PrefixStore(f"without {what}", dist.distributed_c10d._get_default_store()),
             dist.get_rank(),

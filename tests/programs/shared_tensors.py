@@ -16,6 +16,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll.errors import GroupBrokenError, PeerLostError, TransportError
 from ringcoll.launch.processes import report
+from ringcoll.system import shared_tensors
 from ringcoll.system.shared_memory import SharedMemory
 from ringcoll.system.shared_tensors import region_of
 from ringcoll.training.ddp_hook import HookOptions, all_reduce_hook
@@ -165,22 +166,50 @@ def differing_memory() -> list[bool]:
     foreign = torch.from_numpy(array)
     first = foreign if rank == 0 else foreign.clone()
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in (short, first)]
-    # The all-reduce may not move memory that the broadcast still works on.
-    whole = torch.full((4_000_000,), float(rank))
-    root, half = dist.get_global_rank(group, size - 1), 2_000_000
-    works.append(dist.broadcast(whole[:half], root, group=group, async_op=True))
-    works.append(dist.all_reduce(whole[half:], group=group, async_op=True))
+    # An all-reduce may not move memory that a broadcast of the group still works on; nor, of a storage,
+    # what other groups and the user's own messages work on.
+    whole = torch.full((2_000_000,), float(rank))
+    root = dist.get_global_rank(group, size - 1)
+    works.append(dist.broadcast(whole, root, group=group, async_op=True))
+    works.append(dist.all_reduce(whole, group=group, async_op=True))
+    other = dist.new_group(backend="ringcoll")
+    parts = torch.full((3, 2_000_000), float(rank))
+    before, after = (rank - 1) % size, (rank + 1) % size
+    works.append(dist.irecv(parts[0], dist.get_global_rank(group, before), group=group))
+    if rank:  # rank 0 comes later
+        works.append(dist.broadcast(parts[1], root, group=other, async_op=True))
+    works.append(dist.all_reduce(parts[2], group=group, async_op=True))
+    works[-1].wait()
+    sent = torch.full((2_000_000,), 100.0 + rank)
+    works.append(dist.isend(sent, dist.get_global_rank(group, after), group=group))
+    if not rank:
+        works.append(dist.broadcast(parts[1], root, group=other, async_op=True))
     for work in works:
         work.wait()
     total = size * (size - 1) / 2
     found = [
         short.tolist() == [size] * 3,
         first.unique().tolist() == [total + size],
-        whole[:half].unique().tolist() == [size - 1],
-        whole[half:].unique().tolist() == [total],
+        whole.unique().tolist() == [size * (size - 1)],
+        parts[0].unique().tolist() == [100 + before],
+        parts[1].unique().tolist() == [size - 1],
+        parts[2].unique().tolist() == [total],
     ]
+    dist.destroy_process_group(other)
     dist.destroy_process_group(group)
     return found
+
+
+def too_little_room_on_one_rank() -> tuple[list[float], bool]:
+    """A sum in a group whose tensors are shared, where rank 1 has no room for that; and whether it is shared."""
+    group = dist.new_group(backend="ringcoll", pg_options=ringcoll.Options(share=True))
+    tensor = torch.full((20_000,), 1.0 + dist.get_rank())
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(shared_tensors, "free_bytes", lambda: 1000)
+        dist.all_reduce(tensor, group=group)
+    dist.destroy_process_group(group)
+    return tensor.unique().tolist(), region_of(tensor.data_ptr(), tensor.nbytes) is not None
 
 
 def resources() -> tuple[int, int]:

@@ -15,8 +15,15 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll.backend import process_group as backend
 from ringcoll.collectives.groups import communicator
-from ringcoll.errors import GroupBrokenError, MismatchError, PeerLostError
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    GroupBrokenError,
+    MismatchError,
+    PeerLostError,
+    TransportError,
+)
 from ringcoll.runtime import communicator as runtime
+from ringcoll.runtime.monitor import Monitor
 from ringcoll.transport import gloo
 from tests.programs.threads import together
 
@@ -57,6 +64,43 @@ def test_who_gives_up_while_the_ranks_connect_is_heard(
     for seconds in together(2, main):
         assert isinstance(seconds, float), seconds
         assert seconds < 25
+
+
+@pytest.mark.parametrize("at", ["report", "abandon"])
+def test_an_interrupt_while_a_failure_is_reported_breaks_the_group(
+    monkeypatch: pytest.MonkeyPatch, at: str
+):
+    """Who goes on may change what its peers are still reading."""
+    interrupted: list[int] = []
+
+    def interrupt(self: Monitor, error: BaseException) -> str:
+        if self.rank == 0 and not interrupted:
+            interrupted.append(1)
+            raise KeyboardInterrupt
+        return str(original(self, error))
+
+    original = getattr(Monitor, at)
+    monkeypatch.setattr(Monitor, at, interrupt)
+
+    def fail() -> None:
+        raise OSError("the first failure")
+
+    def main(group: ringcoll.LocalGroup) -> str:
+        member = communicator(group, CPU)
+        ringcoll.barrier(group=group)
+        if group.rank() == 0:
+            with pytest.raises((KeyboardInterrupt, OSError)):
+                member.in_turn(fail, "turn")
+            with pytest.raises(GroupBrokenError, match="the first failure"):
+                ringcoll.all_reduce(torch.ones(3), group=group)
+        else:
+            with pytest.raises((TransportError, PeerLostError)) as caught:
+                ringcoll.all_reduce(torch.ones(3), group=group, timeout=timedelta(seconds=20))
+            assert not isinstance(caught.value, CollectiveTimeoutError)
+        return "broken"
+
+    assert ringcoll.run_threads(main, 2) == ["broken"] * 2
+    assert interrupted == [1]
 
 
 @pytest.mark.parametrize("is_lost", [True, False])

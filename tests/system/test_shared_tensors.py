@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -225,6 +226,12 @@ class TestShare:
         finally:
             torch.multiprocessing.set_sharing_strategy(before)
 
+    def test_a_file_that_is_mapped_does_not_move(self, tmp_path: Path):
+        (tmp_path / "file").write_bytes(bytes(40_000))
+        tensor = torch.from_file(str(tmp_path / "file"), shared=True, size=10_000)
+        with pytest.raises(ArgumentError, match=r"by a file's name, got such memory: clone\(\) it"):
+            ringcoll.share(tensor)
+
     def test_memory_that_numpy_looks_at_does_not_move(self):
         tensor = torch.zeros(10_000)
         array = tensor.numpy()
@@ -250,6 +257,9 @@ class TestShare:
             ringcoll.share(model)
         assert region(model.weight) is None
         ringcoll.share(torch.zeros(10_000))
+        monkeypatch.setattr(shared_tensors, "free_bytes", lambda: 30_000)
+        with pytest.raises(SharingError, match=r"40000 bytes of memory are needed, 30000 are free"):
+            ringcoll.share(torch.zeros(10_000))
 
     def test_too_many_files(self, monkeypatch: pytest.MonkeyPatch):
         def refuse(*arguments: object) -> tuple[int, int]:
@@ -319,7 +329,11 @@ class TestMessages:
         assert found == [[True, True, True, True, True, False, True]] * world_size
 
     def test_ranks_may_differ_in_what_can_be_shared(self, pool):
-        assert pool(3).run(program.differing_memory) == [[True] * 4] * 3
+        assert pool(3).run(program.differing_memory) == [[True] * 6] * 3
+
+    def test_a_rank_without_room_does_not_hold_up_the_others(self, pool):
+        found = pool(3).run(program.too_little_room_on_one_rank)
+        assert found == [([6.0], True), ([6.0], False), ([6.0], True)]
 
     def test_nothing_grows(self, pool):
         for (mapped, descriptors), later in pool(2).run(program.come_and_go, 60):

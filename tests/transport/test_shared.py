@@ -13,6 +13,7 @@ from ringcoll.launch.processes import RankError, Ranks
 from ringcoll.system import shared_memory
 from ringcoll.system.shared_memory import SharedMemory, identity, read_process
 from ringcoll.transport import shared
+from ringcoll.transport.shared_layout import SharedLayout
 from tests.programs import shared_memory as program
 
 
@@ -64,6 +65,9 @@ def test_what_the_machine_refuses_is_said(pool):
         assert "cannot have" in told
         assert "bytes of shared memory" in told
         assert "Operation not permitted" in told
+    for told in pool(2).run(program.without, "memory"):
+        assert f"cannot have {SharedLayout(range(2)).nbytes} bytes of shared memory" in told
+        assert "only 1000 bytes are free" in told
     for told in pool(2).run(program.without, "open"):
         assert "cannot open the memory of rank" in told
         assert "RINGCOLL_TRANSPORT=ucx" in told
