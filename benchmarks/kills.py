@@ -76,12 +76,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Told:
-    """What a survivor tells: the class and text of its error, and when."""
+    """What a survivor tells: the class and text of its error, when, and the rank that it blames."""
 
     kind: str
     text: str
     is_typed: bool
     at_s: float
+    peer: int | None = None
 
 
 def case_of(
@@ -154,7 +155,8 @@ def on_rank(case: Case, rank: int, port: int, places: Sequence[Place], parent: C
         parent.send(Told("nothing", "", False, time.monotonic()))
     except Exception as error:  # noqa: BLE001  # whatever it is, it is told
         typed = isinstance(error, RingcollError)
-        parent.send(Told(type(error).__name__, str(error), typed, time.monotonic()))
+        peer = getattr(error, "peer", None)
+        parent.send(Told(type(error).__name__, str(error), typed, time.monotonic(), peer))
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
 
@@ -165,7 +167,7 @@ def judge(case: Case, told: Told | None, exit_code: int | None, killed_s: float)
         return "hangs" if exit_code is None else f"ends with {exit_code}"
     if not told.is_typed:
         return "error of another kind"
-    if f"rank {case.victim}" not in told.text:
+    if told.peer != case.victim or f"rank {case.victim}" not in told.text:
         return "does not name the dead"
     if told.at_s - killed_s > case.wanted_s:
         return "late"

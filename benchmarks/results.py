@@ -1,8 +1,7 @@
 """Write RESULTS.md from the records of ``records/``: a section for each.
 
 ``make results`` runs it, and a test holds that the page is what the committed records say.
-A record comes from a script's ``--json FILE``, or was transcribed from an earlier page;
-then it has a field ``transcribed`` with the page and its date.
+A record comes from a script's ``--json FILE``.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ title writes its record anew with `--json FILE`. Words are explained in
 
 Times are medians of the slowest rank. The spread is the interquartile range over the median. A
 ratio compares contenders that took turns in one run. Ratios travel from machine to machine,
-times do not, and where more ranks run than there are cores the scheduler is measured too. Facts of
-the machine that a section leaves out were not recorded.
+times do not, and where more ranks run than there are cores the scheduler is measured too.
 """
 
 
@@ -53,8 +51,8 @@ class Record:
         The numbers.
     pictures
         Names of files beside the record.
-    transcribed
-        The page that the numbers were taken from, with its date; empty if a script wrote them.
+    name
+        The name of its file, less the ending.
     """
 
     title: str
@@ -62,7 +60,7 @@ class Record:
     environment: dict[str, Any]
     tables: tuple[Table, ...]
     pictures: tuple[str, ...]
-    transcribed: str
+    name: str
 
 
 _FIELDS = {"title": str, "question": str, "environment": dict, "tables": list, "pictures": list}
@@ -116,7 +114,7 @@ def read(path: Path) -> Record:
         environment=facts,
         tables=tuple(Table(**table) for table in record["tables"]),
         pictures=tuple(record["pictures"]),
-        transcribed=record.get("transcribed", ""),
+        name=path.stem,
     )
 
 
@@ -128,12 +126,11 @@ def section(record: Record) -> str:
         for name, value in facts["variables"].items()
         if name.startswith("RINGCOLL_")
     ]
-    origin = f" Transcribed from {record.transcribed}." if record.transcribed else ""
     paragraphs = [
-        f"## {record.title}",
+        f"## {record.title} ({record.name})",
         f"```\n{' '.join([*variables, shlex.join(facts['command'])])}\n```",
         record.question,
-        f"{facts['started'][:10]}; {introduction(facts)}.{origin}",
+        f"{facts['started'][:10]}; {introduction(facts)}.",
     ]
     for table in record.tables:
         lines = [list(table.columns), ["---"] * len(table.columns), *table.cells()]

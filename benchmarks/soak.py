@@ -3,7 +3,7 @@
 Processes on one host form a resilient group and run random collectives, whose results are known. Every
 few seconds one of them is killed, and another one joins; each time a group is closed and another one made. One
 process, the witness, is never killed: what it holds is counted in each tenth of the time, the first
-of which is for what is made once.
+of which is for what is made once. From five minutes on it is a fault if it holds more in the second half.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from ringcoll.system.stores import served
 _LIMIT = timedelta(seconds=60)
 _SIZES = (1, 300, 40_000, 700_000)
 _ENTRY_S = 60.0
+_STEADY_S = 300.0  # from which on what is held has to stay as it is
+_MORE = 1.3, 4  # what may be held more: by a factor, as operations differ, and by a number
 
 
 class WrongError(Exception):
@@ -67,6 +69,20 @@ def held() -> dict[str, int]:
         "threads": int(status["Threads"]),
         "shared mappings": sum("memfd" in line or "/dev/shm" in line for line in maps),
     }
+
+
+def growth(rows: list[tuple[Any, ...]]) -> list[str]:
+    """What the witness held more of in the second half of its rows than in the first, in words."""
+    steady, found = rows[1:], []
+    half = len(steady) // 2
+    for column, name in enumerate(held(), 3):
+        before, after = (
+            max(row[column] for row in part) for part in (steady[:half], steady[half:])
+        )
+        factor, more = _MORE
+        if after > factor * before + more:
+            found.append(f"{name} has grown from {before} to {after}")
+    return found
 
 
 def check(name: str, got: torch.Tensor, wanted: torch.Tensor | float) -> None:
@@ -245,6 +261,8 @@ def soak(options: Any) -> tuple[list[tuple[Any, ...]], list[str], int]:
             end.send("end")
         hear(10.0, lambda: ranks.keys() <= killed)
         faults += ["a process did not end" for _ in set(ranks) - killed]
+    if seconds >= _STEADY_S and len(rows) > 4:
+        faults += growth(rows)
     return rows, faults, num_kills
 
 

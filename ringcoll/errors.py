@@ -8,6 +8,7 @@ library can catch the error.
 from __future__ import annotations
 
 __all__ = [
+    "FORKED",
     "ArgumentError",
     "BackwardError",
     "CaptureError",
@@ -30,6 +31,10 @@ __all__ = [
     "UnsupportedWorldSizeError",
     "VerificationError",
 ]
+
+
+FORKED = "this process was forked off a rank; it needs a group of its own"
+"""What a process is told that uses its parent's group."""
 
 
 class RingcollError(Exception):

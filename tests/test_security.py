@@ -300,6 +300,7 @@ def test_the_interfaces_of_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
     context = partial(ucx_library.context_of.__wrapped__, torch.device("cpu"))
     assert context(True)["NET_DEVICES"] == "lo"
+    assert context(True)["TLS"] == "^cma"  # UCX ends the process when a peer dies in such a copy
     assert "NET_DEVICES" not in context(False)
     monkeypatch.setenv("UCX_NET_DEVICES", "eth0")
     assert "NET_DEVICES" not in context(True)

@@ -31,7 +31,6 @@ __all__ = [
     "Parameter",
     "algorithms",
     "find",
-    "generation",
     "named",
     "on_hosts",
     "register",
@@ -49,11 +48,6 @@ _REGISTRY: dict[tuple[str, str], Algorithm] = {}
 _WITH_VALUE: dict[tuple[str, str], Callable[[int | None], Algorithm]] = {}
 revision = 0
 """A number that changes with the registry, for caches that depend on it."""
-
-
-def generation() -> int:
-    """The registry's `revision`."""
-    return revision
 
 
 def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ Nothing here waits in a loop: torch's works wait, in C++.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import ArgumentError, PeerLostError, TransportError
+from ringcoll.errors import FORKED, ArgumentError, GroupBrokenError, PeerLostError, TransportError
 from ringcoll.transport import nccl
 
 __all__ = ["PointToPoint", "PointToPointWork"]
@@ -37,6 +38,7 @@ class PointToPoint:
         self._nccl: Any = None
         self._ending: nccl.Ending | None = None
         self._making = threading.Lock()
+        self._pid = os.getpid()  # a process that is forked off does not have the group
 
     @property
     def timeout(self) -> timedelta:
@@ -100,7 +102,11 @@ class PointToPoint:
         ------
         ArgumentError
             No inner group carries tensors of this device.
+        GroupBrokenError
+            This process was forked off a rank.
         """
+        if os.getpid() != self._pid:
+            raise GroupBrokenError(FORKED)
         if tensor.device.type == "cuda" and self.has_nccl:
             return self._of_cuda(tensor.device)
         if tensor.device.type != "cpu":

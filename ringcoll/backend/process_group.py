@@ -75,8 +75,8 @@ class Options:
         Whether long CPU tensors move to shared memory when they are first all-reduced: see
         `ringcoll.share`. For programs whose tensors live long, as the buckets of
         ``DistributedDataParallel`` do, with the ranks on one host. Memory that cannot move, such
-        as numpy's, is sent as it is. Operations of the group are waited for before memory moves;
-        other groups, and sends and receives, must not be using it.
+        as numpy's, and a part of a storage, is sent as it is. Operations of the group are waited for before
+        memory moves; other groups, and sends and receives, must not be using the same tensor.
 
     Examples
     --------

@@ -175,7 +175,7 @@ def timeline(axes: Axes, lanes: Mapping[str, Sequence[TimeSpan]]) -> None:
 def pipeline_grid(
     axes: Axes, schedule: PipelineSchedule, costs: Mapping[Kind, int] = UNIT_COSTS
 ) -> None:
-    """Draw when each rank does what, as `ringcoll.training.pipeline_schedule.grid` does.
+    """Draw when each rank does what, as `ringcoll.training.pipeline_check.grid` does.
 
     A box is an action, with the number of its micro-batch; its colour is the kind of the action. The
     later stages of a rank have paler boxes. White is idle.
@@ -185,7 +185,7 @@ def pipeline_grid(
     axes
         Where to draw.
     schedule, costs
-        As for `ringcoll.training.pipeline_schedule.grid`.
+        As for `ringcoll.training.pipeline_check.grid`.
 
     Raises
     ------

@@ -33,8 +33,8 @@ Every rank runs NAME, and yields steps. A step is all that the rank does at the 
 Steps are global: what a rank sends in its third step, its peer receives in the peer's third
 step. A rank that has nothing to do in a step yields Step().
 
-inp(c) is chunk c of the input, out(c) chunk c of the output, and tmp(c) scratch memory that
-`slots=` of register asks for.
+inp(c) is chunk c of the input, out(c) chunk c of the output, and tmp(s, c) slot s of the scratch
+memory that `slots=` of register asks for, with data as long as chunk c.
 
     ringcoll show NAME.py:NAME COLLECTIVE -k 4
     ringcoll verify NAME.py:NAME

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from ringcoll.errors import ArgumentError, TransportError
 from ringcoll.runtime.communicator import Call, Communicator
 from ringcoll.runtime.work import Work
 from ringcoll.system import streams
-from ringcoll.system.stores import private
+from ringcoll.system.stores import answered, private
 from ringcoll.transport import catalogue
 from ringcoll.transport.asked import as_asked
 from ringcoll.transport.base import Handle, Message
@@ -23,8 +24,6 @@ __all__ = ["ANY_GPU", "MessageWork", "OwnGroup", "StoreGroup", "member_at"]
 
 ANY_GPU = torch.device("cuda")
 """The current GPU of a process, whichever that is."""
-
-_OWN_TAG = 1 << 31  # apart from the tags of operations, which have 31 bits
 
 
 class MessageWork(NamedTuple):
@@ -50,9 +49,10 @@ class OwnGroup:
     """One rank of a group that torch does not know: the group brings its communicator.
 
     ``members`` are all communicators of the rank; `on` may add communicators. `isend` and `irecv`
-    are as those of ``torch.distributed``, in which a process group of torch has them. Over MPI they
-    follow the group's first collective, in which the ranks meet, and no operation runs meanwhile;
-    MPI may have fewer than 32 bits for a tag, so that tags are apart as those of two operations are.
+    are as those of ``torch.distributed``, in which a process group of torch has them. They follow the
+    group's first collective, in which the ranks meet; over MPI no operation runs meanwhile. Two ends that
+    expect other lengths do not match, and their tags are apart from those of operations as the tags of
+    two operations are.
     """
 
     retries = False  # whether calls go through `retried`
@@ -79,16 +79,18 @@ class OwnGroup:
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> MessageWork:
         """Start to send a contiguous tensor, which stays as it is until the message is complete."""
-        return self._start(tensor.device, [], [Message(dst, tensor.view(-1), tag | _OWN_TAG)])
+        return self._start(tensor, dst, tag, is_receive=False)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> MessageWork:
         """Start to receive into a contiguous tensor; messages of a tag arrive in order."""
-        return self._start(tensor.device, [Message(src, tensor.view(-1), tag | _OWN_TAG)], [])
+        return self._start(tensor, src, tag, is_receive=True)
 
-    def _start(
-        self, device: torch.device, receives: list[Message], sends: list[Message]
-    ) -> MessageWork:
-        member = self.on(device)
+    def _start(self, tensor: Tensor, peer: int, tag: int, *, is_receive: bool) -> MessageWork:
+        member = self.on(tensor.device)
+        member.check_usable()
+        own = zlib.crc32(f"message {tag} of {tensor.nbytes} bytes".encode()) & 0x7FFFFFFF
+        messages = [Message(peer, tensor.view(-1), own)]
+        receives, sends = (messages, []) if is_receive else ([], messages)
         return MessageWork(member, *member.transport.post(receives, sends))
 
     def close(self, drain_s: float = 0.0) -> None:
@@ -169,7 +171,8 @@ def member_at(
             expected="cpu or cuda",
             got=device,
         )
-    own = private(store)  # a long wait on the user's connection would block it
+    # A long wait on the user's connection would block it.
+    own = answered(store, timeout_s, lambda: private(store))
     store = dist.PrefixStore(prefix, own)
     if device == ANY_GPU:
         device = torch.device("cuda", streams.current_device())
@@ -180,6 +183,7 @@ def member_at(
         made = catalogue.entry(name).make(meeting, rank, world_size, device, timeout_s)
     except OSError as error:  # no descriptors are left, for instance
         raise TransportError(f"rank {rank} cannot have the transport {name}: {error}") from error
+    made.is_automatic = catalogue.named(device.type, asked, rank) == "auto"
     transport = as_asked(made, verify_messages=verify_messages)
     sends = None if device.type == "cpu" else device
     return Communicator(transport, monitor, timeout_s, sends, own)

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ringcoll.algorithms import algorithms, find, named
-from ringcoll.algorithms.registry import generation
+from ringcoll.algorithms import algorithms, find, named, registry
 from ringcoll.cost.predict import Prediction, predict, predictions
 from ringcoll.cost.rules import AUTO, FORCED, Rule
 from ringcoll.cost.table import BUILT_IN, Table
@@ -141,7 +140,7 @@ def choose(
     ScheduleError
         There is no such collective.
     """
-    return _choose(collective, nbytes, world_size, table, order, generation())
+    return _choose(collective, nbytes, world_size, table, order, registry.revision)
 
 
 @lru_cache(maxsize=4096)
@@ -151,7 +150,7 @@ def _choose(
     world_size: int,
     table: Table,
     order: OperandOrder,
-    generation: int,
+    revision: int,
 ) -> Choice:
     candidates = tuple(
         prediction

@@ -368,9 +368,11 @@ def _context() -> Any:
     return context
 
 
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def _end_with_program() -> None:
+    """End with the program that has made the pool; the server that forks its ranks lives as long as they."""
+    program = multiprocessing.parent_process()
+    assert program is not None
+    program.join()
     os._exit(1)
 
 
@@ -385,7 +387,7 @@ def _main(
     os.environ.clear()  # the variables of the process that it was forked from may be old
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the rank
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_program, daemon=True).start()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     _join_and_obey("127.0.0.1", meeting, backend, threads, connection)
 

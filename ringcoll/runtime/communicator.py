@@ -17,14 +17,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.cost.table import Table
-from ringcoll.errors import CaptureError, GroupBrokenError, RingcollError, TransportError
+from ringcoll.errors import FORKED, CaptureError, GroupBrokenError, RingcollError, TransportError
 from ringcoll.runtime.agreement import agree
 from ringcoll.runtime.announcement import announce
 from ringcoll.runtime.comparison import CallComparison
@@ -34,11 +35,12 @@ from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.memory import Workspace
 from ringcoll.runtime.monitor import Issued, Monitor
 from ringcoll.runtime.monitored_barrier import monitored_barrier
+from ringcoll.runtime.notices import STORE_S
 from ringcoll.runtime.operation import Binding, Operation, Turn
 from ringcoll.runtime.queue import Queue
 from ringcoll.runtime.work import Work
 from ringcoll.system.machine import cores
-from ringcoll.system.stores import unreachable
+from ringcoll.system.stores import answered, gone
 from ringcoll.system.streams import Lane, Streams, capturing
 from ringcoll.transport.base import Handle, Transport
 
@@ -53,6 +55,8 @@ _SPREADS = 0x9E3779B1  # odd, so that histories that differ stay different
 
 # In the order of their making: to close a communicator of NCCL may take all its ranks.
 _open_communicators: weakref.WeakKeyDictionary[Communicator, None] = weakref.WeakKeyDictionary()
+
+Answer = TypeVar("Answer")
 
 Part = tuple[Operation | Turn, Sequence[Tensor]]
 """An operation and the tensors that it is run with."""
@@ -146,7 +150,7 @@ class Communicator:
         self._remembering = threading.Lock()
         self.memory = Workspace(self._forget_memory)
         processes = Lives(lives or store, self.rank, self.world_size)
-        processes.tell()
+        answered(store, timeout_s, processes.tell)
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
         self.store = store
         self.table: Table | None = None  # costs and rules, once the ranks have met
@@ -316,10 +320,7 @@ class Communicator:
                 self._perform(number, operation, tensors, timeout_s)
             return
         monitor, tracer = self.monitor, self.tracer
-        monitor.current = current = number, operation
-        monitor.recent.append(current)
-        if not monitor.awake:
-            monitor.wake()
+        monitor.begin(number, operation)
         if tracer is not None:
             tracer.begin(number, operation)
         try:
@@ -389,29 +390,40 @@ class Communicator:
 
     def _meet(self, timeout_s: float) -> None:
         """Meet the other ranks, and agree on costs and rules."""
-        transport = self.transport
+        transport, lives = self.transport, self.monitor.lives
         self.monitor.meets = True
-        self.monitor.lives.ended()  # so that processes are known, also when the store is gone
-        transport.connect(timeout_s)
+        # So that processes are known, also when the store is gone.
+        self._ask(timeout_s, lives.ended)
+        self._ask(timeout_s, lambda: transport.connect(timeout_s))
         # Whatever broke the group meanwhile met no connections to break.
         if self.monitor.error is not None:
             raise _without_frames(self.monitor.error)
         if self.broken is not None:
             self._refuse()
         self._has_met = True
-        self.monitor.lives.ended()  # by now all are known
+        self._ask(timeout_s, lives.ended)  # by now all are known
         ranks_here = transport.hosts.count(transport.hosts[self.rank])
         threads = torch.get_num_threads()
         self._is_crowded = threads > 1 and threads * ranks_here > cores()
         store = dist.PrefixStore("choice", self.store)
-        self.table = agree(transport, store, timeout_s, device=self.device)
+        self.table = self._ask(
+            timeout_s, lambda: agree(transport, store, timeout_s, device=self.device)
+        )
         self.monitor.meets = False
+
+    def _ask(self, timeout_s: float, function: Callable[[], Answer]) -> Answer:
+        """Call a function that asks the store, with a time limit.
+
+        Where the store is in this process it always answers, and a thread has its own current GPU.
+        """
+        if self.device is not None or self.transport.shares_process:
+            return function()
+        return answered(self.store, timeout_s, function)
 
     def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
         """Break the group after a failure, report the failure, and explain it."""
         if isinstance(error, dist.DistError):
-            reason = str(error).partition("\n")[0]
-            error = TransportError(f"{unreachable(self.store)}: {reason}", peer=0)
+            error = gone(self.store, error)
         if isinstance(error, TransportError):
             error = _without_frames(self.monitor.explain(error, timeout_s))
             text = str(error)
@@ -461,6 +473,11 @@ class Communicator:
         """The operations that wait for their turn, with their numbers."""
         return [(item.number, item.operation) for item in tuple(self._queue.items)]
 
+    def check_usable(self) -> None:
+        """Raise `GroupBrokenError` if the group is closed or broken, or belongs to another process."""
+        if self._closed or self.broken is not None:
+            self._refuse()
+
     def disown(self) -> None:
         """Let every call raise an error, in a process that was forked off: its parent has the group."""
         self._closed = True  # here; the parent's threads and connections stay as they are
@@ -470,9 +487,7 @@ class Communicator:
     def _refuse(self) -> None:
         """Raise the reason why nothing can run any more."""
         if self._is_foreign:
-            raise GroupBrokenError(
-                "this process was forked off a rank; it needs a group of its own"
-            )
+            raise GroupBrokenError(FORKED)
         if self._closed:
             raise GroupBrokenError(f"rank {self.rank}: the group was closed")
         raise GroupBrokenError(
@@ -534,13 +549,12 @@ class Communicator:
     def monitored_barrier(self, timeout_s: float, wait_all_ranks: bool) -> None:
         """See `ringcoll.monitored_barrier`."""
         with self._queue.turn:
-            if self._closed or self.broken is not None:
-                self._refuse()
+            self.check_usable()
             self._num_barriers += 1
-        store = dist.PrefixStore("barrier", self.store)
-        monitored_barrier(
-            store, self.rank, self.world_size, self._num_barriers, timeout_s, wait_all_ranks
-        )
+        store, number = dist.PrefixStore("barrier", self.store), self._num_barriers
+        barrier = partial(monitored_barrier, store, self.rank, self.world_size, number)
+        # Rank 0 may come as late as the time limit allows, and then waits as long for others.
+        answered(store, 2 * timeout_s + STORE_S, lambda: barrier(timeout_s, wait_all_ranks))
 
     def close(self, drain_s: float = 0.0) -> None:
         """End threads and connections; queued operations fail after ``drain_s`` s, or at once."""
@@ -556,9 +570,7 @@ class Communicator:
         self._queue.close(_JOIN_S)
         self.monitor.close()
         forget(self)
-        self.monitor.issued.clear()
-        self.monitor.recent.clear()  # operations are bound to connections
-        self.monitor.failed = None
+        self.monitor.forget()
         self.memory.clear()
         self.operations.clear()
         self.transport.close()

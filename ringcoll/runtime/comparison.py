@@ -14,7 +14,7 @@ from ringcoll.errors import CollectiveTimeoutError, MismatchError, PeerLostError
 from ringcoll.runtime.monitor import Monitor
 from ringcoll.runtime.notices import LEFT
 from ringcoll.system.settings import compares_calls
-from ringcoll.system.stores import appears, read_text
+from ringcoll.system.stores import answered, appears, read_text
 
 __all__ = ["CallComparison"]
 
@@ -44,8 +44,13 @@ class CallComparison:
             return
         self.known.add(description)
         self._count += 1
+        self._monitor.meets = True
+        answered(self._store, timeout_s, lambda: self._with_others(description, timeout_s))
+        self._monitor.meets = False
+
+    def _with_others(self, description: str, timeout_s: float) -> None:
+        """Compare a call with those that the others write into the store."""
         rank, monitor = self._monitor.rank, self._monitor
-        monitor.meets = True
         keys = [f"call/{self._count}/{peer}" for peer in range(monitor.world_size)]
         self._store.set(keys[rank], description)
         deadline = time.monotonic() + timeout_s
@@ -69,6 +74,5 @@ class CallComparison:
                     mine=description,
                     theirs=other,
                 )
-        monitor.meets = False
         # All ranks have come to this comparison, so nobody reads the previous one any more.
         self._store.delete_key(f"call/{self._count - 1}/{rank}")

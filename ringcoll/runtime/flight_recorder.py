@@ -167,7 +167,7 @@ def _group(member: Communicator) -> dict[str, Any]:
         "world_size": member.world_size,
         "operations": [
             _call(index, operation, complete=number is None or index < number)
-            for index, operation in tuple(monitor.recent)[-_LAST:]
+            for index, operation in monitor.recent(_LAST)
         ],
         "running": None if running is None else _running(running, member.rank, monitor.meets),
         "queued": [_call(index, operation) for index, operation in member.queued()[:_LAST]],

@@ -70,8 +70,10 @@ class Process(NamedTuple):
             return False
         try:
             now = process_state(self.pid)
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             return True
+        except OSError:  # this process has no descriptors left
+            return False
         return now.start != self.start or now.state in "ZX"  # a zombie only waits to be reaped
 
 

@@ -45,7 +45,7 @@ _POLL_S = 0.1  # between two looks of a rank that waits
 _BETWEEN_S = 0.02  # between two looks of a rank that has failed: torchrun ends it in 0.1 s
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
 _GRACE_S = 1.0  # for the last messages of a process that has ended
-_REMEMBERED = 1024  # operations that a rank compares with those that others tell
+_REMEMBERED = 1024  # runs of operations that a rank compares with those that others tell
 _TOLD = 64  # operations that a rank tells the others
 
 
@@ -111,7 +111,10 @@ class Monitor:
         self.meets = False  # whether it waits in the store, for all ranks
         self.lives = lives
         self._ended: dict[int, float] = {}  # ranks whose process has ended, and when that was seen
-        self.recent: deque[tuple[int, Operation | Turn]] = deque(maxlen=_REMEMBERED)
+        # The first operations of runs of the same operation, and the last operation: a root may be
+        # thousands of broadcasts ahead of ranks that do something else.
+        self._runs: deque[tuple[int, Operation | Turn]] = deque(maxlen=_REMEMBERED)
+        self._last: tuple[int, Operation | Turn | None] = (-1, None)
         self.awake = False  # the same as the event, and quicker to read
         self._says_it_waits = False  # in the published state
         self._wake = threading.Event()
@@ -119,6 +122,40 @@ class Monitor:
         self._lock = threading.Lock()
         self._taking = threading.Lock()  # operations away from `issued`
         self._thread: threading.Thread | None = None
+
+    def begin(self, number: int, operation: Operation | Turn) -> None:
+        """Note which operation begins, and watch it."""
+        self.current = current = number, operation
+        last, before = self._last
+        if operation is not before or number != last + 1:
+            self._runs.append(current)
+        self._last = current
+        if not self.awake:
+            self.wake()
+
+    def recent(self, most: int) -> list[tuple[int, Operation | Turn]]:
+        """The last operations that have begun, in order, with their numbers."""
+        end, operations = self._last[0] + 1, list[tuple[int, Operation | Turn]]()
+        for start, operation in reversed(tuple(self._runs)):
+            first = max(start, end - most + len(operations))
+            operations += [(number, operation) for number in reversed(range(first, end))]
+            end = start
+            if len(operations) >= most:
+                break
+        return operations[::-1]
+
+    def _called(self, number: int) -> Operation | Turn | None:
+        """The operation of a number; ``None`` if it has not begun, or was too long ago."""
+        if number > self._last[0]:
+            return None
+        runs = reversed(tuple(self._runs))
+        return next((operation for start, operation in runs if start <= number), None)
+
+    def forget(self) -> None:
+        """Let go of all operations, which are bound to connections."""
+        self.issued.clear()
+        self._runs.clear()
+        self._last, self.failed = (-1, None), None
 
     def wake(self) -> None:
         """Begin to watch, as an operation has begun."""
@@ -162,7 +199,7 @@ class Monitor:
     def leave(self) -> None:
         """Tell ranks that wait for this rank in a later operation that it has closed the group."""
         if self.world_size > 1:
-            self.notices.leave(self.recent[-1][0] if self.recent else -1)
+            self.notices.leave(self._last[0])
 
     def close(self) -> None:
         """Stop the thread."""
@@ -229,8 +266,9 @@ class Monitor:
         is_corrupt = isinstance(error, CorruptMessageError)
         peer = running.wait.peer if running.wait else getattr(error, "peer", None)
         ended = set() if timed_out or is_corrupt else self.lives.ended(peer)
-        if ended and peer not in ended:  # another one is the cause, and may have held the store
-            return self._lost(min(ended), running)
+        lost = self._cause(peer, ended)
+        if lost is not None and lost != peer:
+            return self._lost(lost, running)
         if running.wait is None:
             text = f"{error}, in {running.where()}"  # the ranks had not met yet
             if peer is not None and f"rank {peer}" not in text:
@@ -251,10 +289,22 @@ class Monitor:
             text += "" if gone in text else f"; {gone}"
         return FAILURES[kind_of(error)](text, peer=peer)
 
+    def _cause(self, peer: int | None, ended: set[int]) -> int | None:
+        """The rank whose end is the cause, where the message of a peer does not come.
+
+        Those that gave up because of it may have ended since. If the store has ended with rank 0, they
+        could not tell why.
+        """
+        if self.notices.is_gone and 0 in ended:
+            return 0
+        return min(ended) if ended and peer not in ended else peer
+
     def _lost(
         self, peer: int, running: Running, why: str = "whose process has ended"
     ) -> PeerLostError:
         text = f"rank {self.rank} lost rank {peer}, {why}, while it waited for {running.where()}"
+        if self.notices.is_gone:
+            text += f"; {unreachable(self.notices.store)}"
         return PeerLostError(text, peer=peer)
 
     def report(self, error: BaseException) -> str:
@@ -362,20 +412,21 @@ class Monitor:
             last = self.notices.last_of(awaited)
             if last is not None and last < running.number:
                 return self._lost(awaited, running, "which has closed the group")
-        for peer in self.lives.ended(awaited):
+        ended = self.lives.ended(awaited)
+        for peer in ended:
             is_late = now - self._ended.setdefault(peer, now) >= _GRACE_S
             # It was done: its message may be in a group with that of another rank, or on a slow network.
             last, is_far = self.notices.last_of(peer), peer in self.lives.elsewhere
             if last is not None and (self.issued or (is_far and last >= running.number)):
                 continue
             if is_late and (self.meets if awaited is None else awaited == peer):
-                return self._lost(peer, running)
+                return self._lost(0 if self.notices.is_gone and 0 in ended else peer, running)
         return None
 
     def _publish_state(self, running: Running | None) -> None:
         calls = {
             number: (operation.description, operation.lengths)
-            for number, operation in tuple(self.recent)[-_TOLD:]
+            for number, operation in self.recent(_TOLD)
             if operation.description is not None
         }
         waits = (running.number, running.wait.peer) if running and running.wait else None
@@ -384,11 +435,10 @@ class Monitor:
 
     def _disagreement(self) -> dict[str, Any] | None:
         """The first operation in which some rank differs from this rank, or ``None``."""
-        own_calls = dict(tuple(self.recent))
         for peer in range(self.world_size):
             state = self.notices.state(peer) if peer != self.rank else None
             for key, (description, lengths) in state["calls"].items() if state else ():
-                own = own_calls.get(int(key))
+                own = self._called(int(key))
                 if own is None or own.description is None:
                     continue
                 pair = (own.description, description)

@@ -17,12 +17,14 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ringcoll.errors import TransportError
+from ringcoll.errors import CollectiveTimeoutError, TransportError
 from ringcoll.system.machine import family_of
 
 __all__ = [
+    "answered",
     "appears",
     "begun",
+    "gone",
     "not_of_a_rank",
     "private",
     "read_fields",
@@ -40,6 +42,7 @@ _CONNECTING = timedelta(seconds=1)
 # torch looks up the name of whom it connects to. Where a name server does not answer, that takes 5 seconds
 # or more, once in a process: the next try does without.
 _TRIES = 3
+_LATE_S = 1.0  # for an answer that comes at the time limit, and says more
 
 
 def appears(
@@ -198,6 +201,33 @@ def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
     if not answer.done():
         raise TimeoutError(f"no answer within {limit_s:g} s")
     return answer.result()
+
+
+def answered(store: dist.Store, limit_s: float, function: Callable[[], Answer]) -> Answer:
+    """Call a function that asks a store, which gives no answer while its host is stopped; see `begun`.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        No answer came within ``limit_s`` seconds.
+    TransportError
+        The store is gone.
+    """
+    answer = begun(function)
+    wait([answer], limit_s + _LATE_S)
+    if not answer.done():
+        raise CollectiveTimeoutError(
+            f"no answer within {limit_s:g} s: {unreachable(store)}", peer=0
+        )
+    try:
+        return answer.result()
+    except dist.DistError as error:
+        raise gone(store, error) from error
+
+
+def gone(store: dist.Store, error: dist.DistError) -> TransportError:
+    """The error of a store that cannot be reached any more, from torch's."""
+    return TransportError(f"{unreachable(store)}: {str(error).partition(chr(10))[0]}", peer=0)
 
 
 def served(host: str = "127.0.0.1") -> dist.TCPStore:

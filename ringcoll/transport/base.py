@@ -88,6 +88,9 @@ class Transport(Protocol):
     verifies: bool = False
     """Whether each message has its checksum beside it; the ranks compare it when they meet."""
 
+    is_automatic: bool = False
+    """Whether nobody has asked for this transport, so that another one may take its place."""
+
     hosts: tuple[int, ...]
     """Host number of every rank, alike on all ranks; empty before `connect`."""
 
@@ -132,6 +135,10 @@ class Transport(Protocol):
             The connection to the peer is gone, or `abort` was called.
         """
         ...
+
+    def move(self) -> None:
+        """Move messages on without waiting, while the rank waits elsewhere; they may move by themselves."""
+        return
 
     def is_over(self, handle: Handle) -> bool:
         """Whether a message has come, or was taken, although nobody has waited on the host.

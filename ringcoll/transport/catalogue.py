@@ -40,8 +40,6 @@ class Entry:
         Costs of messages and bytes between two ranks of one host, unless they are measured.
     extra
         The extra of the package that installs the transport; ``None`` if torch brings it.
-    moves_by_itself
-        Whether messages move while their ranks wait for others.
     automatic
         Whether ``"auto"`` may stand for the transport. ``"auto"`` stands for the first of these
         that is installed.
@@ -53,7 +51,6 @@ class Entry:
     costs: LinkCosts
     stages: bool = False
     extra: str | None = None
-    moves_by_itself: bool = False
     automatic: bool = True
 
     def carries(self, kind: str) -> bool:
@@ -133,7 +130,6 @@ _ENTRIES = {
             sends=("cpu",),
             stages=True,
             costs=LinkCosts(60e-6, 0.5e-9, 0.15e-9, 30e-6),
-            moves_by_itself=True,
         ),
         Entry(
             name="mpi",

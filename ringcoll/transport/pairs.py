@@ -2,41 +2,57 @@
 
 `PairsTransport` is made around the transport of a host, and makes the other one when the ranks have met
 and are on several hosts: the first that ``"auto"`` stands for beside it. On one host it is out of the way.
+Where ranks cannot open each other's memory, the other one carries all messages, if nobody has asked for
+shared memory.
 
-A rank that waits for a message inside its host does not move those between hosts. So these have to move
-by themselves, as gloo's do, which has threads (`Entry.moves_by_itself`); otherwise ranks could wait for
-each other in a circle. A transport that does not, such as UCX, carries all messages of such a group.
-Likewise messages inside the host have to be seen by their receivers before a rank waits for another host
-(`SharedTransport.push`).
+A rank that waits for a message inside its host also moves those between hosts (`Transport.move`), as UCX's
+move only while their ranks wait; otherwise ranks could wait for each other in a circle. Likewise messages inside
+the host have to be seen by their receivers before a rank waits for another host (`SharedTransport.push`).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import PeerLostError
+from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.transport import catalogue
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport
 
-__all__ = ["NearTransport", "PairsTransport"]
+__all__ = ["NearTransport", "OutOfReachError", "PairsTransport"]
+
+_log = logging.getLogger("ringcoll")
 
 
-class _Far(NamedTuple):
-    """A message between hosts: its handle, and its tensor."""
+class OutOfReachError(TransportError):
+    """Ranks of a host cannot use what its transport needs; all ranks of the group get the error."""
+
+
+@dataclass(slots=True)
+class _Far:
+    """A message between hosts: its handle, its tensor, and whether it is complete."""
 
     handle: Handle
     tensor: Tensor
+    is_complete: bool = False
 
 
 class NearTransport(Transport, Protocol):
-    """A transport inside a host, which can be beside another one."""
+    """A transport inside a host, which can be beside another one.
+
+    Whoever waits for long calls ``beside`` now and then, which moves the messages of the other one, and returns
+    whether there are any.
+    """
+
+    beside: Callable[[], bool] | None
 
     def push(self, timeout_s: float) -> None:
         """Let the messages that were posted be seen by their receivers, before a wait elsewhere."""
@@ -58,7 +74,8 @@ class PairsTransport(AroundTransport):
 
     def __init__(self, below: NearTransport, store: dist.Store, timeout_s: float) -> None:
         super().__init__(below)
-        self._push = below.push
+        self._near = below
+        self._num_far = 0  # messages between hosts on their way
         self._store, self._timeout_s = dist.PrefixStore("far", store), timeout_s
         self._far: Transport | None = None
         self._aborted = False
@@ -66,8 +83,15 @@ class PairsTransport(AroundTransport):
     def connect(self, timeout_s: float) -> None:
         """Connect inside the hosts, and then between them."""
         deadline = time.monotonic() + timeout_s
-        super().connect(timeout_s)
-        if len(set(self.hosts)) > 1:
+        is_in_reach = True
+        try:
+            super().connect(timeout_s)
+        except OutOfReachError as error:
+            if not self.is_automatic:
+                raise
+            is_in_reach, self.hosts = False, self.below.hosts
+            _log.warning('"auto" does not stand for %s here: %s', self.name, error)
+        if len(set(self.hosts)) > 1 or not is_in_reach:
             entry = catalogue.beside(self.name, "cpu")
             device = torch.device("cpu")
             far = entry.make(self._store, self.rank, self.world_size, device, self._timeout_s)
@@ -75,9 +99,11 @@ class PairsTransport(AroundTransport):
             if self._aborted:  # before there was anything to reach
                 raise PeerLostError(f"rank {self.rank} gave up meeting the others")
             far.connect(max(deadline - time.monotonic(), 0.001))
-            if not entry.moves_by_itself:
-                near, self.below, self._far = self.below, far, None
-                near.close()
+            if is_in_reach:
+                self._near.beside = self._move_far
+            else:
+                self.below, self._far = far, None
+                self._near.close()
                 if self._aborted:  # before the other one was in its place
                     raise PeerLostError(f"rank {self.rank} gave up meeting the others")
         self.lends_from = self.below.lends_from
@@ -104,6 +130,7 @@ class PairsTransport(AroundTransport):
 
         def post(mixed: int) -> list[Handle]:
             near, far = iter(post_near(mixed)), iter(post_far(mixed))
+            self._num_far += sum(is_far)
             return [
                 _Far(next(far), message.tensor) if travels else next(near)
                 for message, travels in zip(both, is_far, strict=True)
@@ -115,10 +142,19 @@ class PairsTransport(AroundTransport):
         """Wait for one message; see `Transport.wait`."""
         if isinstance(handle, _Far):
             assert self._far is not None
-            self._push(timeout_s)
+            self._near.push(timeout_s)
             self._far.wait(handle.handle, timeout_s)
+            self._num_far -= not handle.is_complete
+            handle.is_complete = True
         else:
             self.below.wait(handle, timeout_s)
+
+    def _move_far(self) -> bool:
+        """Move the messages between hosts on, and return whether there are any."""
+        if self._num_far:
+            assert self._far is not None
+            self._far.move()
+        return self._num_far > 0
 
     def view(self, handle: Handle, dtype: torch.dtype) -> Tensor | None:
         """The elements of a lent message in reach; see `Transport.view`."""

@@ -47,7 +47,7 @@ from ringcoll.system.shared_memory import (
     read_process,
 )
 from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
-from ringcoll.transport.pairs import PairsTransport
+from ringcoll.transport.pairs import OutOfReachError, PairsTransport
 from ringcoll.transport.shared_channel import PeerChannel, PendingSends, RingReceive, RingSend
 from ringcoll.transport.shared_layout import (
     ASLEEP,
@@ -74,6 +74,7 @@ _YIELDS = 5  # times that a rank without a core of its own gives the processor a
 _KIND_S = 0.0005  # where that took longer, for each rank of a core, the next waits do without
 _UNKIND, _MOST_UNKIND = 100, 12800
 _NAP_S = 0.02  # between two looks at the clock and at the processes of the peers: see `announce`
+_SHORT_NAP_S = 0.0001  # while messages between hosts are on their way, which have to be moved
 
 
 def check() -> None:
@@ -135,6 +136,7 @@ class SharedTransport(Transport):
     name = "shared"
     ordered = False
     lends_from: float = SHORT + 1
+    beside: Callable[[], bool] | None = None
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -153,7 +155,6 @@ class SharedTransport(Transport):
     def connect(self, timeout_s: float) -> None:
         """Map the memory of the ranks of this host; see `Transport.connect`."""
         rank, store = self.rank, self._store
-        deadline = time.monotonic() + timeout_s
         given_up = lambda: self._aborted  # noqa: E731
         self.hosts = meet(store, self, timeout_s, given_up)
         here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
@@ -183,25 +184,33 @@ class SharedTransport(Transport):
             }
             store.set(f"shared/{rank}", json.dumps(about))
             told = told_by(store, "shared", rank, peers, timeout_s, given_up, _TOLD)
-            for peer in peers:
-                self._open(peer, told[peer], places)
-            self._greet(places, deadline)
+            reasons = [self._open(peer, told[peer], places) for peer in peers]
+            # All ranks have to know, as all of them take another transport then.
+            store.set(f"unopened/{rank}", json.dumps({"why": "; ".join(filter(None, reasons))}))
+            everyone = range(self.world_size)
+            heard = told_by(store, "unopened", rank, everyone, timeout_s, given_up, {"why": str})
+            if why := "; ".join(filter(None, (heard[peer]["why"] for peer in everyone))):
+                raise OutOfReachError(f"{why}; gloo needs no such memory: RINGCOLL_TRANSPORT=gloo")
+            for channel in self._channels.values():
+                channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
         finally:
             os.close(descriptor)
 
-    def _open(self, peer: int, about: dict[str, Any], places: SharedLayout) -> None:
-        """Map the memory of a peer, and find out whether its other memory can be read."""
+    def _open(self, peer: int, about: dict[str, Any], places: SharedLayout) -> str:
+        """Map the memory of a peer, and find out whether its other memory can be read.
+
+        Returns why its memory cannot be mapped; an empty text if it is.
+        """
         pid, own = about["pid"], self._memory
         assert own is not None
         try:
             life = self._lives[peer] = os.pidfd_open(pid)
             expected = Identity(about["device"], about["inode"], about["nbytes"])
             memory = SharedMemory.open(pid, about["descriptor"], expected)
+        except ProcessLookupError as error:
+            raise PeerLostError(f"the process of rank {peer} has ended", peer=peer) from error
         except (OSError, OverflowError) as error:
-            raise TransportError(
-                f"rank {self.rank} cannot open the memory of rank {peer}: {error}; let tensors "
-                "travel over UCX or gloo: RINGCOLL_TRANSPORT=ucx"
-            ) from error
+            return f"rank {self.rank} cannot open the memory of rank {peer}: {error}"
         channel = PeerChannel(self.rank, peer, own, memory, places, pid, life)
         self._channels[peer] = channel
         probe = ctypes.c_uint64()
@@ -209,20 +218,7 @@ class SharedTransport(Transport):
             read_process(pid, about["address"], ctypes.addressof(probe), WORD)
         channel.reads_peer = probe.value == about["secret"]
         own.words[places.can_read[peer] // WORD] = channel.reads_peer
-
-    def _greet(self, places: SharedLayout, deadline: float) -> None:
-        """Exchange a message with every rank of the host: all have mapped this rank's memory, then."""
-        peers = [*self._channels]
-        token = torch.zeros(2 * self.world_size, 1, dtype=torch.uint8, device="cpu")
-        handles = self.post(
-            [Message(peer, token[2 * peer], 0) for peer in peers],
-            [Message(peer, token[2 * peer + 1], 0) for peer in peers],
-        )
-        for handle in handles:
-            self.wait(handle, max(deadline - time.monotonic(), 0.001))
-        for channel in self._channels.values():
-            word = places.can_read[self.rank] // WORD
-            channel.peer_reads = bool(channel.other_words[word])
+        return ""
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
@@ -338,7 +334,9 @@ class SharedTransport(Transport):
                 return
             if number:  # most messages come in the first sleep, which is a short one if none comes
                 self._look_around(message, timeout_s if left_s <= 0 else None)
-            futex_wait(memory.address + BELL * WORD, seen, min(max(left_s, 0.0), _NAP_S))
+            is_hurried = self.beside is not None and self.beside()
+            nap_s = _SHORT_NAP_S if is_hurried else _NAP_S
+            futex_wait(memory.address + BELL * WORD, seen, min(max(left_s, 0.0), nap_s))
             left_s = deadline - time.monotonic()
 
     def _yielded(self, message: RingSend | RingReceive | PendingSends) -> bool:

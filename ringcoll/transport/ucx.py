@@ -327,6 +327,12 @@ class UcxTransport(Transport):
         except self._ucx.UCXError as error:
             raise PeerLostError(f"UCX: {error}", peer=peer) from error
 
+    def move(self) -> None:
+        """Move messages on; see `Transport.move`."""
+        worker = self._worker
+        if worker is not None:
+            worker.progress()
+
     def _wait_long(self, request: Any, peer: int, timeout_s: float) -> None:
         """Wait for a message asleep, and look around when something else happens."""
         worker, deadline = self._worker, time.monotonic() + timeout_s

@@ -16,8 +16,8 @@ from ringcoll.algorithms import (
     Parameter,
     algorithms,
     find,
-    generation,
     register,
+    registry,
     schedule_of,
     unregister,
 )
@@ -247,12 +247,12 @@ def test_a_name_that_is_registered_anew_is_seen_by_every_cache() -> None:
     assert third == first
 
 
-def test_every_change_has_a_generation_of_its_own(star: str) -> None:
-    before = generation()
+def test_every_change_has_a_revision_of_its_own(star: str) -> None:
+    before = registry.revision
     unregister("all_gather", star)
-    between = generation()
+    between = registry.revision
     register("all_gather", star, chunks=lambda k: k)(star_all_gather)
-    assert len({before, between, generation()}) == 3
+    assert len({before, between, registry.revision}) == 3
 
 
 @pytest.mark.parametrize("world_size", [0, -3])

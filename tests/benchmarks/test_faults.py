@@ -51,7 +51,7 @@ def test_what_a_cell_says(script: Any):
 def test_the_tables_of_what_was_met(script: Any, capsys: pytest.CaptureFixture[str]):
     kind, ending = "operator: reduce, max", "killed while the group is idle"
     mismatch = Met("MismatchError", "rank 1 called reduce", True, 0.4)
-    told = Told("PeerLostError", "lost rank 1 in all_reduce", True, 10.5)
+    told = Told("PeerLostError", "lost rank 1 in all_reduce", True, 10.5, 1)
     met = {"threads": {kind: [mismatch] * 3}, "gloo": {kind: [mismatch, None, mismatch]}}
     ended = {"gloo": {ending: [told, Ended(-9, 10.0), told]}}
     page = script.put(

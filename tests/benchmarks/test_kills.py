@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,8 +37,12 @@ def test_what_is_right(
     exit_code: int | None, wanted: str,
 ) -> None:  # fmt: skip
     case = kills.Case("shared", 3, 1, False, 0.1, 0)
-    told = None if kind is None else kills.Told(kind, text, typed, 100.0 + seconds)
+    told = None if kind is None else kills.Told(kind, text, typed, 100.0 + seconds, 1)
     assert kills.judge(case, told, exit_code, 100.0) == wanted
+    if told is not None and wanted == "right":
+        assert (
+            kills.judge(case, replace(told, peer=2), exit_code, 100.0) == "does not name the dead"
+        )
 
 
 @pytest.mark.processes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,23 @@ def test_soak(tmp_path: Path) -> None:
     _, operations, changes, *_ = last
     assert operations > 10
     assert changes >= 2, "one died, and one came"
+
+
+def test_what_grows_in_a_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    soak = import_module("soak")
+    names = [*soak.held()]
+    flat = [(60.0 * n, 100 * n, n, *(40 + n % 2 for _ in names)) for n in range(11)]
+    assert soak.growth(flat) == []
+    assert (
+        soak.growth([(*row[:3], 400, *row[4:]) if n == 0 else row for n, row in enumerate(flat)])
+        == []
+    )
+    for column, name in enumerate(names, 3):
+        grown = [
+            (*row[:column], 70, *row[column + 1 :]) if n == 9 else row for n, row in enumerate(flat)
+        ]
+        assert soak.growth(grown) == [f"{name} has grown from 41 to 70"]
 
 
 def test_detection(tmp_path: Path) -> None:

@@ -99,3 +99,16 @@ def wrong_root() -> Iterator[None]:
 
     yield
     unregister("broadcast", "wrong_root")
+
+
+@pytest.fixture
+def wrong_on_hosts() -> Iterator[None]:
+    """An all-reduce named ``wrong_on_hosts`` that is right on one host, and leaves out a step on several."""
+
+    @register("all_reduce", "wrong_on_hosts", needs_hosts=True, chunks=len)
+    def wrong_on_hosts(rank: int, hosts: tuple[int, ...]) -> Program:
+        steps = [*ring_all_reduce(rank, len(hosts))]
+        yield from steps if len({*hosts}) == 1 else steps[:-1]
+
+    yield
+    unregister("all_reduce", "wrong_on_hosts")

@@ -143,6 +143,12 @@ def test_every_root_of_a_small_world_is_proved(run, wrong_root):
     assert "1-4, WRONG at 5" in result.stdout
 
 
+def test_several_hosts_are_proved(run, wrong_on_hosts):
+    result = run("verify", "wrong_on_hosts", "--world-sizes", "1-6")
+    assert result.exit_code == 1
+    assert "1, WRONG at 2" in result.stdout
+
+
 def test_restricted_sizes_are_reported_and_no_error(run, only_powers):
     result = run("verify", "only_powers", "--world-sizes", "1-8")
     assert result.exit_code == 0

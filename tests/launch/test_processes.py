@@ -194,6 +194,26 @@ def test_an_interrupt_reaches_the_caller_only_and_leaves_nobody_behind(moment):
     assert errors.endswith("KeyboardInterrupt\n")
 
 
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
+def test_ranks_end_with_a_parent_that_is_killed():
+    """They notice it also in the middle of a function, which no signal ends."""
+    with started(
+        sys.executable, "-c", PROGRAM,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        while process.stdout.readline().strip() != "running":
+            assert process.poll() is None
+        assert len(of_session(process.pid)) > 3
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 30
+        while of_session(process.pid):
+            assert time.monotonic() < deadline, "ranks were left behind"
+            time.sleep(0.05)
+
+
 NOTEBOOK = """
 import sys
 from ringcoll.errors import ArgumentError

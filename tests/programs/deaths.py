@@ -45,12 +45,13 @@ Die = Callable[..., Any]
 
 
 class Told(NamedTuple):
-    """What a rank tells: class and text of its error, and when it came."""
+    """What a rank tells: class and text of its error, the rank that it blames, and when it came."""
 
     kind: str
     text: str
     is_typed: bool
     at_s: float
+    peer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,23 @@ def _stopped(is_victim: bool, store: dist.Store) -> None:
     _total()  # what the victim has missed, it hears in its next call
 
 
+def _stopped_before_meeting(is_victim: bool, store: dist.Store) -> None:
+    """The store answers nobody; the ranks have made their ends of the group, and have not met."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    communicator(None, torch.device("cpu"))
+    if is_victim:
+        store.set("pid", str(os.getpid()))
+        store.wait([f"ready {peer}" for peer in range(1, size)])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        pid = int(store.get("pid"))
+        store.set(f"ready {rank}", "")
+        if rank == size - 1:
+            threading.Timer(_CONTINUED_S, _continue, (pid,)).start()
+        time.sleep(0.3)
+    _total()
+
+
 def _continue(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
@@ -313,6 +331,8 @@ ENDINGS: dict[str, Ending] = {
         Ending("stopped (SIGSTOP)", _stopped, ends="limit", lives=True),
         Ending("the store's host is stopped", _stopped, (0,), store_dies=True, ends="limit",
                lives=True, named=(0, 1, 2)),
+        Ending("the store's host is stopped before the ranks meet", _stopped_before_meeting, (0,),
+               store_dies=True, ends="limit", lives=True),
         Ending("closes the group", _closes),
         Ending("its connections are closed", _breaks, lives=True),
         Ending("no file may grow (a full disk)", _without_files, lives=True, but=("gloo",)),
@@ -345,7 +365,8 @@ def _on_rank(store: dist.Store, rank: int, world_size: int, name: str, transport
         told = Told("", "", True, time.monotonic())
     except Exception as error:  # noqa: BLE001  # whatever it is, it is judged
         is_typed = isinstance(error, RingcollError)
-        told = Told(type(error).__name__, str(error), is_typed, time.monotonic())
+        peer = getattr(error, "peer", None)
+        told = Told(type(error).__name__, str(error), is_typed, time.monotonic(), peer)
     if ending.lives or ending.ends == "limit" or name == "closes the group":
         told = told._replace(at_s=told.at_s - begin_s)
     if dist.is_initialized():
@@ -397,9 +418,12 @@ def _judged(ending: Ending, rank: int, item: Any, seconds: float) -> str:
         return "false alarm"
     if not item.is_typed:
         return "untyped"
-    names = any(f"rank {victim}" in item.text for victim in ending.named or ending.victims)
+    victims = ending.named or ending.victims
+    # A plain error of the transport is nobody's death.
+    blames = item.kind == "TransportError" or item.peer in victims
+    names = blames and any(f"rank {victim}" in item.text for victim in victims)
     if not is_victim and not (names and names_operation(item.text)):
         return "unnamed"
-    # Of a store whose host is stopped no answer comes, which is waited for.
-    allowed_s = PROMPT_S + (ending.limit_s + 1.0 if ending.ends == "limit" else 0.0)
+    # Of a store whose host is stopped no answer comes, which is waited for, a second longer at first.
+    allowed_s = PROMPT_S + (ending.limit_s + 2.0 if ending.ends == "limit" else 0.0)
     return "late" if not is_victim and seconds > allowed_s else "right"

@@ -260,11 +260,11 @@ def disagree(name: str, odd_rank: int) -> Caught:
     return caught
 
 
-def disagree_in_detail(name: str) -> list[Caught]:
+def disagree_in_detail(transport: str, name: str) -> list[Caught]:
     """The same while each call is compared."""
     os.environ["RINGCOLL_DEBUG"] = "detail"
     try:
-        return disagree_unseen("shared", name)
+        return disagree_unseen(transport, name)
     finally:
         del os.environ["RINGCOLL_DEBUG"]
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
+from ringcoll.collectives.own_groups import StoreGroup
 from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.launch.processes import report
 from ringcoll.system.shared_memory import SharedMemory
@@ -221,6 +222,35 @@ def without(what: str) -> str:
             found = str(error)
         transport.close()
     return found
+
+
+def one_cannot_open(asked: str | None) -> str:
+    """A sum, and over which transport, where rank 1 cannot open the memory of others; or the error."""
+
+    own = SharedMemory.open
+
+    def refuse(pid: int, *arguments: Any) -> SharedMemory:
+        if pid != os.getpid():
+            raise PermissionError(1, "Operation not permitted")
+        return own(pid, *arguments)
+
+    store = dist.PrefixStore(f"cannot open {asked}", dist.distributed_c10d._get_default_store())
+    rank = dist.get_rank()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(SharedMemory, "open", refuse)
+        group = StoreGroup(store, rank, dist.get_world_size(), 20.0, asked)
+        tensor = torch.full((100_000,), rank + 1.0)
+        try:
+            ringcoll.all_reduce(tensor, group=group)
+        except TransportError as error:
+            return str(error)
+        finally:
+            over: Any = group.communicator.transport
+            is_shared = isinstance(getattr(over, "below", None), SharedTransport)
+            group.close()
+    (total,) = tensor.unique().tolist()
+    return f"{total} over {'shared memory' if is_shared else 'UCX or gloo'}"
 
 
 def closed_by_another_thread() -> str:

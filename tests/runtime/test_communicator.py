@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -23,8 +22,10 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.runtime import communicator as runtime
+from ringcoll.runtime.communicator import Communicator
 from ringcoll.runtime.monitor import Monitor
-from ringcoll.transport import gloo
+from ringcoll.transport import base, gloo
+from ringcoll.transport.base import Transport
 from tests.programs.threads import together
 
 CPU = torch.device("cpu")
@@ -35,30 +36,32 @@ def test_who_gives_up_while_the_ranks_connect_is_heard(
     monkeypatch: pytest.MonkeyPatch, by_monitor: bool
 ):
     """Gloo has no connections to break at that time; they must not be waited on later."""
-    store, devices, members = dist.HashStore(), gloo._devices, threading.local()
+    store, meet = dist.HashStore(), base.meet
+    members: dict[int, Communicator] = {}
 
-    def give_up(is_local: bool) -> list[Any]:
-        member = members.own
+    def give_up(store: dist.Store, transport: Transport, *how: Any) -> tuple[int, ...]:
+        hosts = meet(store, transport, *how)
+        member = members[transport.rank]
         if member.rank == 0 and by_monitor:
             member.monitor.error = MismatchError("two calls", peer=1, mine="this", theirs="that")
             member.monitor.on_break()
         elif member.rank == 0:
             member.abort()
-        return devices(is_local)
+        return hosts
 
-    monkeypatch.setattr(gloo, "_devices", give_up)
+    monkeypatch.setattr(gloo, "meet", give_up)
 
     def main(rank: int) -> float:
         options = ringcoll.Options(transport="gloo")
         group = backend.ProcessGroup(store, rank, 2, timedelta(seconds=50), options)
-        members.own = communicator(group, CPU)
+        members[rank] = communicator(group, CPU)
         kind = MismatchError if by_monitor and not rank else PeerLostError
         start = time.monotonic()
         with pytest.raises(kind):
             ringcoll.all_reduce(torch.ones(3), group=group)
         with pytest.raises(GroupBrokenError):
             ringcoll.all_reduce(torch.ones(3), group=group)
-        members.own.close()
+        members[rank].close()
         return time.monotonic() - start
 
     for seconds in together(2, main):

@@ -13,7 +13,7 @@ from tests.programs.mortal import Ended
 
 TRANSPORTS = ("shared", "gloo", "ucx")
 KILLED = Ended(-signal.SIGKILL, 10.0)
-TOLD = Told("PeerLostError", "rank 0 lost rank 1, in all_reduce, operation 1", True, 10.5)
+TOLD = Told("PeerLostError", "rank 0 lost rank 1, in all_reduce, operation 1", True, 10.5, 1)
 IDLE, ALL_DESTROY = "killed while the group is idle", "killed as all destroy the group"
 STOPPED = "stopped (SIGSTOP)"
 
@@ -26,6 +26,7 @@ STOPPED = "stopped (SIGSTOP)"
         (IDLE, [TOLD, KILLED, TOLD._replace(is_typed=False)], "untyped"),
         (IDLE, [TOLD, KILLED, TOLD._replace(text="rank 2, in all_reduce")], "unnamed"),
         (IDLE, [TOLD, KILLED, TOLD._replace(text="rank 1")], "unnamed"),
+        (IDLE, [TOLD, KILLED, TOLD._replace(peer=0)], "unnamed"),
         (IDLE, [TOLD, KILLED, TOLD._replace(at_s=16.0)], "late"),
         (IDLE, [TOLD, KILLED, Ended(-6)], "crashes"),
         (IDLE, [TOLD, KILLED, Ended(-6, TOLD)], "crashes"),
@@ -35,7 +36,7 @@ STOPPED = "stopped (SIGSTOP)"
         (ALL_DESTROY, [Told("", "", True, 11.0), KILLED, Told("", "", True, 11.0)], "right"),
         (STOPPED, [TOLD._replace(at_s=2.1)] * 3, "right"),
         (STOPPED, [TOLD._replace(at_s=2.1), KILLED, TOLD._replace(at_s=2.1)], "crashes"),
-        (STOPPED, [TOLD._replace(at_s=9.0)] * 3, "late"),
+        (STOPPED, [TOLD._replace(at_s=9.1)] * 3, "late"),
     ],
 )
 def test_what_is_right(name: str, told: list[Any], wanted: str):

@@ -71,22 +71,24 @@ def test_what_a_rank_may_tell_of_its_process(said: Any, process: Process | None)
         (Process(7, "8", HERE), ProcessState("Z", 0, "8"), True),
         (Process(7, "8", HERE), ProcessState("X", 0, "8"), True),
         (Process(7, "8", HERE), ProcessState("S", 0, "9"), True),
-        (Process(7, "8", HERE), None, True),
-        (Process(7, "", HERE), None, False),
-        (Process(os.getpid(), "8", HERE), None, False),
-        (Process(7, "8", ELSEWHERE), None, False),
+        (Process(7, "8", HERE), ProcessLookupError(), True),
+        (Process(7, "8", HERE), FileNotFoundError(), True),
+        (Process(7, "8", HERE), OSError(24, "Too many open files"), False),
+        (Process(7, "", HERE), ProcessLookupError(), False),
+        (Process(os.getpid(), "8", HERE), ProcessLookupError(), False),
+        (Process(7, "8", ELSEWHERE), ProcessLookupError(), False),
         (Process(7, "8", ELSEWHERE, ADDRESS), ProcessState("S", 0, "8"), True),
     ],
 )
 def test_which_processes_have_ended(
-    monkeypatch: pytest.MonkeyPatch, process: Process, now: ProcessState | None, has_ended: bool
+    monkeypatch: pytest.MonkeyPatch, process: Process, now: ProcessState | OSError, has_ended: bool
 ):
     """Numbers are those of processes here; of a process elsewhere its line says so."""
 
     def state(pid: int) -> ProcessState:
         assert pid == 7
-        if now is None:
-            raise ProcessLookupError(pid)
+        if isinstance(now, OSError):
+            raise now
         return now
 
     def line_has_ended(address: Address) -> bool:

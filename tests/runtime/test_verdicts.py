@@ -76,9 +76,15 @@ class Watched(Monitor):
 
     def at(self, number: int, wait: Wait | None, call: str = CALL, **more: Any) -> Running:
         """Let an operation run, and wait for a message."""
-        self.current, self.wait = (number, operation(call, **more)), wait
-        self.recent.append(self.current)
-        return Running(*self.current, wait)
+        called, self.wait = operation(call, **more), wait
+        self.ran(number, called)
+        return Running(number, called, wait)
+
+    def ran(self, number: int, called: Any) -> None:
+        """Let an operation begin, with the thread as it is."""
+        awake, self.awake = self.awake, True
+        self.begin(number, called)
+        self.awake = awake
 
     def tells(self, rank: int, waits: tuple[int, int] | None = None, **calls: Any) -> None:
         """Let another rank publish its state; calls are named c1, c2, ... after their numbers."""
@@ -216,6 +222,25 @@ def test_the_rank_that_has_ended_is_blamed_not_the_one_that_gave_up(monitor: Wat
         f"rank 0 lost rank 2, whose process has ended, while it waited for {AWAITED}"
     )
     assert monitor.clock.naps, "rank 1 may have written a verdict"
+
+
+def test_the_host_of_the_store_is_blamed_not_who_gave_up_after_it(monitor: Watched) -> None:
+    """Without a store, who gave up could not tell why; it may have ended, too."""
+    monitor.lives.gone, monitor.rank = {0, 1}, 2
+    monitor.notices.is_gone = True
+    gone = "the store, which rank 0 or the launcher holds, cannot be reached"
+    error = monitor.explain(PeerLostError("closed"), 3.0)
+    assert isinstance(error, PeerLostError)
+    assert error.peer == 0
+    assert str(error) == (
+        f"rank 2 lost rank 0, whose process has ended, while it waited for {AWAITED}; {gone}"
+    )
+    monitor.error = None
+    monitor.look()
+    monitor.clock.now += 2 * watching._GRACE_S
+    missed = monitor.look()
+    assert isinstance(missed, PeerLostError)
+    assert missed.peer == 0
 
 
 def test_before_ranks_have_met_any_death_is_the_cause(monitor: Watched) -> None:
@@ -399,11 +424,12 @@ def test_a_store_that_is_gone_is_asked_once(monitor: Watched) -> None:
 
 
 def test_a_state_is_published(monitor: Watched) -> None:
-    monitor.recent.clear()
+    monitor.forget()
     for number in range(100):
-        monitor.recent.append((number, operation(f"call{number}", {1: number})))
-    monitor.recent.append((100, operation("unknown")))
-    monitor.recent[-1][1].description = None
+        monitor.ran(number, operation(f"call{number}", {1: number}))
+    unknown = operation("unknown")
+    unknown.description = None
+    monitor.ran(100, unknown)
     monitor.at(101, Wait(0, 3, 0, False), "last")
     assert monitor.look() is None
     told = monitor.told("state/0")
@@ -415,6 +441,24 @@ def test_a_state_is_published(monitor: Watched) -> None:
     monitor.look()
     assert monitor.told("state/0")["waits"] is None
     assert monitor.breaks == []
+
+
+def test_thousands_of_the_same_operation_are_remembered(monitor: Watched) -> None:
+    monitor.forget()
+    first, loop, last = (operation(name) for name in ("first", "loop", "last"))
+    for number, called in enumerate([first, *[loop] * 5000, last]):
+        monitor.ran(number, called)
+    monitor.ran(5010, last)  # numbers may be left out
+    assert monitor.recent(1) == [(5010, last)]
+    assert [number for number, _ in monitor.recent(12)] == [*range(4999, 5011)]
+    assert monitor.recent(9999)[0] == (0, first)
+    assert len(monitor.recent(9999)) == 5011
+    called = [monitor._called(number) for number in (0, 1, 5000, 5001, 5010, 5011)]
+    assert called == [first, loop, loop, last, last, None]
+    for number in range(2 * watching._REMEMBERED):  # of other operations, the last ones
+        monitor.ran(6000 + number, operation("one of many"))
+    assert monitor._called(5001) is None
+    assert len(monitor.recent(9999)) == watching._REMEMBERED
 
 
 def test_a_rank_that_calls_something_else(monitor: Watched) -> None:
@@ -782,6 +826,6 @@ def test_leaving_tells_the_last_operation() -> None:
     monitor = Watched()
     monitor.leave()
     assert monitor.told("left/0") == 7
-    monitor.recent.clear()
+    monitor.forget()
     monitor.leave()
     assert monitor.told("left/0") == -1

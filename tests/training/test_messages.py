@@ -107,6 +107,7 @@ def test_a_process_that_ends(pool):
         pool(2, "ringcoll").run(leave_alone)
     kinds = {rank: kind for rank, (kind, _) in caught.value.failures.items()}
     assert kinds == {0: PeerLostError.__name__, 1: "ProcessDied"}
+    assert caught.value.rank == 1, "the cause is reported, not what follows from it"
 
 
 def test_tags_match_in_any_order_and_within_a_tag_in_order():

@@ -69,8 +69,20 @@ def test_what_the_machine_refuses_is_said(pool):
         assert f"cannot have {SharedLayout(range(2)).nbytes} bytes of shared memory" in told
         assert "only 1000 bytes are free" in told
     for told in pool(2).run(program.without, "open"):
-        assert "cannot open the memory of rank" in told
-        assert "RINGCOLL_TRANSPORT=ucx" in told
+        assert "rank 0 cannot open the memory of rank 1" in told
+        assert "rank 1 cannot open the memory of rank 0" in told
+        assert "RINGCOLL_TRANSPORT=gloo" in told
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("asked", [None, "shared"])
+def test_where_one_rank_cannot_open_memory_all_take_another_transport(pool, asked: str | None):
+    found = pool(3).run(program.one_cannot_open, asked)
+    if asked is None:
+        assert found == ["6.0 over UCX or gloo"] * 3
+    for told in found if asked else ():
+        assert "rank 1 cannot open the memory of rank 0: [Errno 1]" in told
+        assert "rank 0 cannot" not in told
 
 
 @pytest.mark.processes

@@ -1,0 +1,51 @@
+"""The scripts behind benchmarks/RESULTS.md: a short run of each that no other test runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import results
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+RUNS = {
+    "backend": "--seconds 0.5",
+    "memory": "-k 2 --nbytes 1M",
+    "overlap": "--layers 4 --width 32 --seconds 0.5",
+    "peers": "-k 2 --sizes 4,64K --algorithms persistent,shared_tensors --peers gloo --cycles 1 --seconds 0.5",
+    "reproducible": "-k 2 --seconds 0.2",
+    "sharded": "--layers 2 --width 32 --bucket-bytes 4K --seconds 1",
+    "tensor": "--layers 2 --width 32 --seconds 0.5",
+    "verify_messages": "--seconds 0.2",
+    "versus_native": "-k 2 --seconds 0.2",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("script", RUNS)
+def test_a_short_run(script: str, tmp_path: Path):
+    path = tmp_path / "record.json"
+    command = [sys.executable, str(FOLDER / f"{script}.py"), *RUNS[script].split()]
+    subprocess.run([*command, "--json", str(path)], check=True, timeout=110, capture_output=True)
+    record = results.read(path)
+    assert record.tables
+    for table in record.tables:
+        assert table.rows, table.caption
+        numbers = [cell for row in table.rows for cell in row if isinstance(cell, int | float)]
+        assert numbers, table.caption
+        assert all(number >= 0 for number in numbers), table.caption
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("tc") is None, reason="tc is not installed")
+def test_a_short_run_over_slow_links():
+    words = ("--hosts", "2", "--per-host", "1", "--nbytes", "64K", "--repetitions", "2")
+    command = [sys.executable, str(FOLDER / "hosts.py"), *words]
+    found = subprocess.run(command, check=True, timeout=110, capture_output=True, text=True)
+    assert "hierarchical" in found.stdout
