@@ -401,6 +401,7 @@ TOLD = {
     r"cpu/0/transport/here/\d": r"transport \w+ of ringcoll [\w.]+\n[-0-9a-f]{36} net:.*",
     r"cpu/0/transport/shared/\d": r'\{"pid": \d+, "descriptor": \d+, "device": \d+, "inode": \d+, '
     r'"nbytes": \d+, "secret": \d+, "address": \d+\}',
+    r"cpu/0/transport/unopened/\d": r'\{"why": ""\}',
     r"cpu/0/transport/ucx/\d": r'\{"pid": \d+, "address": "[0-9a-f]+"\}',
     r"cpu/0/transport/gloo/address/\d": r'\[\["127\.0\.0\.1", \d+\]\]',
     r"cpu/0/transport/gloo/0/\d": r"(?s:.*)",  # of torch

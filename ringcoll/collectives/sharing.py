@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
 from torch import Tensor
 
 from ringcoll.collectives.groups import communicator
 from ringcoll.errors import ArgumentError, SharingError
+from ringcoll.runtime.communicator import Communicator
 from ringcoll.system.shared_tensors import can_move, is_long, share
 
 __all__ = ["share_for"]
 
 _log = logging.getLogger("ringcoll")
+_without_room: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 def share_for(group: Any, tensor: Tensor) -> None:
@@ -41,9 +44,10 @@ def share_for(group: Any, tensor: Tensor) -> None:
         )
     # Of a storage, another part may be in use: by another group, or by a message of the user's.
     is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
-    if is_whole and can_move(tensor):
+    if is_whole and can_move(tensor) and member not in _without_room:
         with member.at_rest():  # an operation may use the same memory
             try:
                 share(tensor)
             except SharingError as error:
-                _log.warning("rank %d: a tensor is not shared: %s", member.rank, error)
+                _without_room.add(member)
+                _log.warning("rank %d: tensors are not shared any more: %s", member.rank, error)

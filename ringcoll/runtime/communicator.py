@@ -165,7 +165,7 @@ class Communicator:
         self.broken: BaseException | None = None  # the failure that has broken the group
         self._closed = self._is_foreign = self._asked_to_meet = False
         _open_communicators[self] = None
-        self.token = token(store) if self.world_size > 1 else ""
+        self.token = answered(store, timeout_s, lambda: token(store)) if self.world_size > 1 else ""
         if self.world_size > 1:
             watch(self)
 
@@ -355,9 +355,8 @@ class Communicator:
         except BaseException as error:
             try:
                 raised = self._failed(error, timeout_s)
-            except (
-                BaseException
-            ):  # a second interrupt: peers must not read on in this rank's memory
+            except BaseException:
+                # It is a second interrupt: peers must not read on in this rank's memory.
                 self._break(error)
                 raise
             if tracer is not None:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -113,7 +114,7 @@ class Monitor:
         self._ended: dict[int, float] = {}  # ranks whose process has ended, and when that was seen
         # The first operations of runs of the same operation, and the last operation: a root may be
         # thousands of broadcasts ahead of ranks that do something else.
-        self._runs: deque[tuple[int, Operation | Turn]] = deque(maxlen=_REMEMBERED)
+        self._runs: deque[tuple[int, Operation | Turn | None]] = deque(maxlen=_REMEMBERED)
         self._last: tuple[int, Operation | Turn | None] = (-1, None)
         self.awake = False  # the same as the event, and quicker to read
         self._says_it_waits = False  # in the published state
@@ -127,6 +128,8 @@ class Monitor:
         """Note which operation begins, and watch it."""
         self.current = current = number, operation
         last, before = self._last
+        if number != last + 1:
+            self._runs.append((last + 1, None))  # numbers that were left out
         if operation is not before or number != last + 1:
             self._runs.append(current)
         self._last = current
@@ -138,7 +141,8 @@ class Monitor:
         end, operations = self._last[0] + 1, list[tuple[int, Operation | Turn]]()
         for start, operation in reversed(tuple(self._runs)):
             first = max(start, end - most + len(operations))
-            operations += [(number, operation) for number in reversed(range(first, end))]
+            if operation is not None:
+                operations += [(number, operation) for number in reversed(range(first, end))]
             end = start
             if len(operations) >= most:
                 break
@@ -199,7 +203,9 @@ class Monitor:
     def leave(self) -> None:
         """Tell ranks that wait for this rank in a later operation that it has closed the group."""
         if self.world_size > 1:
-            self.notices.leave(self._last[0])
+            last = self._last[0]
+            with suppress(TimeoutError):
+                within(STORE_S, lambda: self.notices.leave(last))
 
     def close(self) -> None:
         """Stop the thread."""
@@ -307,11 +313,16 @@ class Monitor:
             text += f"; {unreachable(self.notices.store)}"
         return PeerLostError(text, peer=peer)
 
+    def _tell(self, verdict: dict[str, Any]) -> None:
+        with self._lock:
+            self.notices.tell_verdict(verdict)
+
     def report(self, error: BaseException) -> str:
         """Publish the error of this rank, which no other rank has caused; return it in words."""
         text = f"rank {self.rank} failed with {type(error).__name__}: {error}"
-        with self._lock:
-            self.notices.tell_verdict({"kind": "lost", "peer": self.rank, "text": text})
+        verdict = {"kind": "lost", "peer": self.rank, "text": text}
+        with suppress(TimeoutError):
+            within(_PATIENCE_S + STORE_S, lambda: self._tell(verdict))
         if isinstance(error, RingcollError):
             return str(error)
         running = self._on_host()

@@ -91,9 +91,10 @@ def _free_of_groups(own: str, root: Path) -> list[float]:
     free: list[float] = []
     for line in own.splitlines():
         _, controllers, name = line.split(":", 2)
-        if controllers not in _GROUPS:
+        known = [_GROUPS[each] for each in controllers.split(",") if each in _GROUPS]
+        if not known:
             continue
-        top, limit, use, kinds = _GROUPS[controllers]
+        ((top, limit, use, kinds),) = known
         folder = root / top / name.lstrip("/")
         for group in (folder, *folder.parents):
             if not group.is_relative_to(root / top):

@@ -341,8 +341,8 @@ def _movable(tensor: object) -> torch.UntypedStorage:
     if region_of(storage.data_ptr(), storage.nbytes()) is not None:
         return storage
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    # Of memory that is shared already, torch tells the descriptor; -1 is that of a mapped file.
-    if storage.is_shared() and (strategy == "file_system" or storage._share_fd_cpu_()[0] < 0):
+    is_named = strategy == "file_system" or storage.filename is not None  # a file that is mapped
+    if storage.is_shared() and is_named:
         raise refuse("memory that torch has not shared by a file's name", "such memory: clone() it")
     if not storage.is_shared() and not storage.resizable():
         raise refuse(

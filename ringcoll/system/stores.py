@@ -45,6 +45,10 @@ _TRIES = 3
 _LATE_S = 1.0  # for an answer that comes at the time limit, and says more
 
 
+class _NoAnswerError(TimeoutError):
+    """A function did not return in time."""
+
+
 def appears(
     store: dist.Store,
     keys: list[str],
@@ -190,17 +194,23 @@ def begun(function: Callable[[], Answer]) -> Future[Answer]:
         except BaseException as error:  # noqa: BLE001  # `Future.result` raises it
             answer.set_exception(error)
 
-    threading.Thread(target=call, name="ringcoll-asks", daemon=True).start()
+    try:
+        threading.Thread(target=call, name="ringcoll-asks", daemon=True).start()
+    except RuntimeError:  # a program that ends starts no threads any more, from Python 3.12 on
+        call()
     return answer
 
 
 def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
     """Call a function that may never return; see `begun`. Raises `TimeoutError` if it does not in time."""
     answer = begun(function)
-    wait([answer], limit_s)
-    if not answer.done():
-        raise TimeoutError(f"no answer within {limit_s:g} s")
-    return answer.result()
+    try:
+        wait([answer], min(limit_s, threading.TIMEOUT_MAX))
+        if not answer.done():
+            raise _NoAnswerError(f"no answer within {limit_s:g} s")
+        return answer.result()
+    finally:
+        del answer  # or its error, which refers to this frame, would keep it
 
 
 def answered(store: dist.Store, limit_s: float, function: Callable[[], Answer]) -> Answer:
@@ -213,14 +223,11 @@ def answered(store: dist.Store, limit_s: float, function: Callable[[], Answer]) 
     TransportError
         The store is gone.
     """
-    answer = begun(function)
-    wait([answer], limit_s + _LATE_S)
-    if not answer.done():
-        raise CollectiveTimeoutError(
-            f"no answer within {limit_s:g} s: {unreachable(store)}", peer=0
-        )
     try:
-        return answer.result()
+        return within(limit_s + _LATE_S, function)
+    except _NoAnswerError:
+        text = f"no answer within {limit_s:g} s: {unreachable(store)}"
+        raise CollectiveTimeoutError(text, peer=0) from None
     except dist.DistError as error:
         raise gone(store, error) from error
 

@@ -69,8 +69,8 @@ def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.future
 
     Raises
     ------
-    ArgumentError, SharingError
-        Buckets are to be shared, and the ranks are on several hosts, or there is too little memory.
+    ArgumentError
+        Buckets are to be shared, and the ranks are on several hosts.
     """
     if state.share:
         share_for(as_group(state.group), bucket.buffer())

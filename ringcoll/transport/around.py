@@ -29,7 +29,7 @@ class AroundTransport(Transport):
     def connect(self, timeout_s: float) -> None:
         """Connect the transport below."""
         self.below.connect(timeout_s)
-        self.hosts = self.below.hosts
+        self.hosts, self.name = self.below.hosts, self.below.name
 
     def is_over(self, handle: Handle) -> bool:
         """Whether a message of the transport below is over."""

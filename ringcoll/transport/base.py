@@ -224,8 +224,12 @@ def told_by(
     timeout_s: float,
     given_up: Callable[[], bool],
     kinds: Mapping[str, type] | None = None,
+    *,
+    since_s: float | None = None,
 ) -> dict[int, Any]:
     """What each of some ranks has put into the store as JSON, under ``NAME/RANK``.
+
+    The time limit counts from ``since_s``, a time of ``time.monotonic``; by default from now.
 
     Raises
     ------
@@ -234,7 +238,7 @@ def told_by(
     TransportError
         A text is not JSON; or it has other fields than ``kinds``, which gives the type of each.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = (time.monotonic() if since_s is None else since_s) + timeout_s
     told = {}
     for peer in peers:
         if not appears(store, [f"{name}/{peer}"], deadline, given_up):

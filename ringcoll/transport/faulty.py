@@ -13,8 +13,8 @@ random generator of its own, so that a seed repeats a run.
 =============  ===========================================================================
 
 Messages to a peer under one tag stay in order, as transports promise. A rank sends what it has held back
-before it waits for anything. Messages by which ranks meet and agree have no faults: their tags
-are the only ones with nothing mixed in.
+before it waits for anything. Messages by which ranks meet and agree, and those of a user's own, have no faults: their
+tags have nothing mixed in.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Faults:
     Raises
     ------
     ArgumentError
-        A probability is negative, or their sum is more than 1.
+        A probability is negative, or their sum is more than 1; or a limit is no number from 0 on.
 
     Examples
     --------
@@ -91,6 +91,13 @@ class Faults:
                 argument=", ".join(_KINDS),
                 expected="numbers from 0 on, with a sum of 1 at most",
                 got=odds,
+            )
+        if not (0 <= self.longest_s < math.inf and self.most >= 0):
+            raise ArgumentError(
+                "not the longest delay and the largest number of faults",
+                argument="longest_s, most",
+                expected="finite seconds, and a number, from 0 on",
+                got=(self.longest_s, self.most),
             )
 
     @property

@@ -29,6 +29,7 @@ import queue
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -221,9 +222,11 @@ class GlooTransport(Transport):
     def connect(self, timeout_s: float) -> None:
         """Make the group; see `Transport.connect`."""
         store, rank, world_size = self._store, self.rank, self.world_size
+        since_s = time.monotonic()
         self.hosts = meet(self._meeting, self, timeout_s, lambda: self._aborted)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs lack it
-        options._timeout = timedelta(seconds=timeout_s)
+        left_s = since_s + timeout_s - time.monotonic()
+        options._timeout = timedelta(seconds=max(left_s, 0.001))
         try:
             with _creation:
                 before, loops = _listening(), _loops()
@@ -233,11 +236,12 @@ class GlooTransport(Transport):
             # Connecting takes all ranks: no lock is held, or two groups that are made in
             # another order elsewhere would wait for each other.
             store.set(f"address/{rank}", json.dumps(sorted(own)))
-            self._check_addresses(timeout_s)
+            self._check_addresses(timeout_s, since_s)
             self._group = self._aside.call(
                 lambda: dist.ProcessGroupGloo(private(store), rank, world_size, options),
                 lambda: self._aborted,
             )
+            self._group._set_default_timeout(timedelta(seconds=timeout_s))
             # One end of each of the group's connections is an address that a rank listens on.
             self._addresses = {
                 (host, port) for peer in range(world_size) for host, port in _told(store, peer)
@@ -249,7 +253,7 @@ class GlooTransport(Transport):
         except RuntimeError as error:
             raise TransportError(f"rank {rank} could not connect to the others: {error}") from error
 
-    def _check_addresses(self, timeout_s: float) -> None:
+    def _check_addresses(self, timeout_s: float, since_s: float) -> None:
         """Refuse a rank that listens on the loopback interface, where gloo would try in vain.
 
         A rank does if its host's name resolves to that interface, as in many a ``/etc/hosts``.
@@ -265,7 +269,8 @@ class GlooTransport(Transport):
             return
         peers = range(self.world_size)
         # To read what is not there yet would block the store for the monitor, too.
-        told_by(self._store, "address", self.rank, peers, timeout_s, lambda: self._aborted)
+        given_up = lambda: self._aborted  # noqa: E731
+        told_by(self._store, "address", self.rank, peers, timeout_s, given_up, since_s=since_s)
         for peer in peers:
             for address, _ in _told(self._store, peer):
                 if is_loopback(address):

@@ -88,7 +88,7 @@ class PairsTransport(AroundTransport):
             super().connect(timeout_s)
         except OutOfReachError as error:
             if not self.is_automatic:
-                raise
+                raise TransportError(str(error)) from error
             is_in_reach, self.hosts = False, self.below.hosts
             _log.warning('"auto" does not stand for %s here: %s', self.name, error)
         if len(set(self.hosts)) > 1 or not is_in_reach:
@@ -96,11 +96,14 @@ class PairsTransport(AroundTransport):
             device = torch.device("cpu")
             far = entry.make(self._store, self.rank, self.world_size, device, self._timeout_s)
             self._far = far  # so that `abort` reaches it
+            if not is_in_reach:
+                self.name, far.verifies = far.name, self.verifies
             if self._aborted:  # before there was anything to reach
                 raise PeerLostError(f"rank {self.rank} gave up meeting the others")
             far.connect(max(deadline - time.monotonic(), 0.001))
             if is_in_reach:
-                self._near.beside = self._move_far
+                moves = type(far).move is not Transport.move  # and not by itself
+                self._near.beside = self._move_far if moves else None
             else:
                 self.below, self._far = far, None
                 self._near.close()

@@ -155,6 +155,7 @@ class SharedTransport(Transport):
     def connect(self, timeout_s: float) -> None:
         """Map the memory of the ranks of this host; see `Transport.connect`."""
         rank, store = self.rank, self._store
+        since_s = time.monotonic()
         given_up = lambda: self._aborted  # noqa: E731
         self.hosts = meet(store, self, timeout_s, given_up)
         here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
@@ -165,8 +166,9 @@ class SharedTransport(Transport):
         peers = [peer for peer in here if peer != rank]
         try:
             free = free_bytes()
-            if places.nbytes > free:  # the kernel would end a process, perhaps this one
-                raise OSError(errno.ENOMEM, f"only {free} bytes are free")
+            if places.nbytes * len(here) > free:  # the kernel would end a process, perhaps this one
+                each = f"and each of {len(here)} ranks takes as many" if len(here) > 1 else ""
+                raise OSError(errno.ENOMEM, f"only {free} bytes are free, {each}".rstrip(", "))
             memory, descriptor = SharedMemory.create(places.nbytes, places.num_taken)
         except OSError as error:
             raise TransportError(
@@ -183,12 +185,19 @@ class SharedTransport(Transport):
                 "address": memory.address + SECRET * WORD,
             }
             store.set(f"shared/{rank}", json.dumps(about))
-            told = told_by(store, "shared", rank, peers, timeout_s, given_up, _TOLD)
+            told = told_by(
+                store, "shared", rank, peers, timeout_s, given_up, _TOLD, since_s=since_s
+            )
+            if self._aborted:
+                raise PeerLostError(f"rank {rank} gave up meeting the others")
             reasons = [self._open(peer, told[peer], places) for peer in peers]
             # All ranks have to know, as all of them take another transport then.
             store.set(f"unopened/{rank}", json.dumps({"why": "; ".join(filter(None, reasons))}))
             everyone = range(self.world_size)
-            heard = told_by(store, "unopened", rank, everyone, timeout_s, given_up, {"why": str})
+            kinds = {"why": str}
+            heard = told_by(
+                store, "unopened", rank, everyone, timeout_s, given_up, kinds, since_s=since_s
+            )
             if why := "; ".join(filter(None, (heard[peer]["why"] for peer in everyone))):
                 raise OutOfReachError(f"{why}; gloo needs no such memory: RINGCOLL_TRANSPORT=gloo")
             for channel in self._channels.values():
@@ -209,8 +218,12 @@ class SharedTransport(Transport):
             memory = SharedMemory.open(pid, about["descriptor"], expected)
         except ProcessLookupError as error:
             raise PeerLostError(f"the process of rank {peer} has ended", peer=peer) from error
-        except (OSError, OverflowError) as error:
+        except (PermissionError, FileNotFoundError) as error:
             return f"rank {self.rank} cannot open the memory of rank {peer}: {error}"
+        except (OSError, OverflowError) as error:  # no descriptors are left, for instance
+            raise TransportError(
+                f"rank {self.rank} cannot open the memory of rank {peer}: {error}"
+            ) from error
         channel = PeerChannel(self.rank, peer, own, memory, places, pid, life)
         self._channels[peer] = channel
         probe = ctypes.c_uint64()

@@ -172,7 +172,8 @@ class UcxTransport(Transport):
     def connect(self, timeout_s: float) -> None:
         """Connect to all ranks; see `Transport.connect`."""
         store, ucx = self._store, self._ucx
-        deadline = time.monotonic() + timeout_s
+        since_s = time.monotonic()
+        deadline = since_s + timeout_s
         given_up = lambda: self._aborted  # noqa: E731
         self.hosts = meet(store, self, timeout_s, given_up)
         own_host = self.hosts[self.rank]
@@ -198,7 +199,9 @@ class UcxTransport(Transport):
         # lower rank of a pair connects, and the higher rank answers. So UCX does not get two
         # connections of a pair at once, of which it drops one (`uct_tcp_cm_handle_simult_conn`).
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
-        self._abouts = told_by(store, "ucx", self.rank, peers, timeout_s, given_up, _TOLD)
+        self._abouts = told_by(
+            store, "ucx", self.rank, peers, timeout_s, given_up, _TOLD, since_s=since_s
+        )
         self._watch_peers(peers)
         # That happens twice: after the second time nothing that UCX says while it connects is on its
         # way. The kernel resets a connection that is closed with something unread, and forgets what

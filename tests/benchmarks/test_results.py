@@ -50,7 +50,7 @@ def test_a_section_of_what_a_script_has_written(tmp_path: Path) -> None:
     about = "What it costs.\n\nWhat was asked,\nin full.\n"
     common.write(path, about, environment(*command), [TABLE], pictures=["some-2.png"])
     assert results.section(results.read(path)) == (
-        "## What it costs\n\n"
+        "## What it costs (some)\n\n"
         "```\nRINGCOLL_ALGORITHM='all_reduce:*:ring;auto' "
         "python benchmarks/some.py -k 2 --seconds 1\n```\n\n"
         "What was asked,\nin full.\n\n"

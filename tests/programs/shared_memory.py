@@ -20,6 +20,7 @@ from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.launch.processes import report
 from ringcoll.system.shared_memory import SharedMemory
 from ringcoll.transport import shared
+from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Message
 from ringcoll.transport.shared import SharedTransport
 from ringcoll.transport.shared_layout import SHORT
@@ -224,7 +225,7 @@ def without(what: str) -> str:
     return found
 
 
-def one_cannot_open(asked: str | None) -> str:
+def one_cannot_open(asked: str | None, verify_messages: bool) -> str:
     """A sum, and over which transport, where rank 1 cannot open the memory of others; or the error."""
 
     own = SharedMemory.open
@@ -234,23 +235,29 @@ def one_cannot_open(asked: str | None) -> str:
             raise PermissionError(1, "Operation not permitted")
         return own(pid, *arguments)
 
-    store = dist.PrefixStore(f"cannot open {asked}", dist.distributed_c10d._get_default_store())
+    name = f"cannot open {asked} {verify_messages}"
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
     rank = dist.get_rank()
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
             patch.setattr(SharedMemory, "open", refuse)
-        group = StoreGroup(store, rank, dist.get_world_size(), 20.0, asked)
+        size, verify = dist.get_world_size(), verify_messages
+        group = StoreGroup(store, rank, size, 20.0, asked, verify_messages=verify)
         tensor = torch.full((100_000,), rank + 1.0)
         try:
             ringcoll.all_reduce(tensor, group=group)
         except TransportError as error:
-            return str(error)
+            return f"{type(error).__name__}: {error}"
         finally:
             over: Any = group.communicator.transport
-            is_shared = isinstance(getattr(over, "below", None), SharedTransport)
+            while isinstance(over, AroundTransport):
+                over = over.below
+            table = group.communicator.table
             group.close()
     (total,) = tensor.unique().tolist()
-    return f"{total} over {'shared memory' if is_shared else 'UCX or gloo'}"
+    assert table is not None
+    assert table.transport == over.name
+    return f"{total} over {over.name}{', verified' * over.verifies}"
 
 
 def closed_by_another_thread() -> str:

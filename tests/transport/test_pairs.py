@@ -1,9 +1,12 @@
 """Two transports of a group, one inside the hosts and one between them; how messages travel is tried on several hosts."""
 
+import time
+
 import pytest
 import torch.distributed as dist
 
-from ringcoll.errors import PeerLostError
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError
+from ringcoll.transport.base import told_by
 from ringcoll.transport.pairs import PairsTransport
 from ringcoll.transport.shared import SharedTransport
 
@@ -18,6 +21,14 @@ class Near(SharedTransport):
     def connect(self, timeout_s: float) -> None:
         self.hosts = (0, 1)
         self.has_met()
+
+
+def test_the_time_limit_of_meeting_counts_from_its_begin():
+    begin_s = time.monotonic()
+    how = (dist.HashStore(), "address", 0, [1], 60.0, lambda: False)
+    with pytest.raises(CollectiveTimeoutError, match="for rank 1 to use the group"):
+        told_by(*how, since_s=begin_s - 59.9)
+    assert time.monotonic() - begin_s < 30
 
 
 def test_what_is_broken_before_the_hosts_are_connected_does_not_connect_them():

@@ -12,7 +12,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.launch.processes import RankError, Ranks
 from ringcoll.system import shared_memory
 from ringcoll.system.shared_memory import SharedMemory, identity, read_process
-from ringcoll.transport import shared
+from ringcoll.transport import catalogue, shared
 from ringcoll.transport.shared_layout import SharedLayout
 from tests.programs import shared_memory as program
 
@@ -75,12 +75,18 @@ def test_what_the_machine_refuses_is_said(pool):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("asked", [None, "shared"])
-def test_where_one_rank_cannot_open_memory_all_take_another_transport(pool, asked: str | None):
-    found = pool(3).run(program.one_cannot_open, asked)
-    if asked is None:
-        assert found == ["6.0 over UCX or gloo"] * 3
-    for told in found if asked else ():
+@pytest.mark.parametrize("verify_messages", [False, True])
+def test_where_one_rank_cannot_open_memory_all_take_another_transport(pool, verify_messages: bool):
+    other = catalogue.beside("shared", "cpu").name
+    verified = ", verified" * verify_messages
+    found = pool(3).run(program.one_cannot_open, None, verify_messages)
+    assert found == [f"6.0 over {other}{verified}"] * 3
+
+
+@pytest.mark.processes
+def test_where_one_rank_cannot_open_memory_that_was_asked_for(pool):
+    for told in pool(3).run(program.one_cannot_open, "shared", False):
+        assert told.startswith("TransportError: ")
         assert "rank 1 cannot open the memory of rank 0: [Errno 1]" in told
         assert "rank 0 cannot" not in told
 
