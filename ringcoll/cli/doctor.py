@@ -79,7 +79,7 @@ def _transport(kind: str) -> dict[str, Any]:
     for entry in catalogue.entries():
         if entry.automatic and entry.carries(kind):
             try:
-                entry.check()
+                entry.check_automatic()
                 installed.append(entry.name)
             except RingcollError as error:
                 missing.append(f"{entry.name} is not installed: {error}")

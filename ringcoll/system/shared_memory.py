@@ -6,7 +6,7 @@ What processes tell each other by it rests on these facts:
 
 - A store of eight aligned bytes through a ``memoryview`` is one store. x86-64 keeps stores in
   order, and loads in order; only a store followed by a load of another place may change places,
-  unless a `fence` is between them. Other machines promise less: `is_ordered`.
+  unless a `fence` is between them. On other machines (`is_ordered`) any two may.
 - A futex is a word on which a process sleeps in the kernel until another process wakes it.
 - ``process_vm_readv`` copies from another process of the same user, where the kernel allows it.
 """
@@ -30,6 +30,7 @@ __all__ = [
     "forbids_reading",
     "futex_wait",
     "futex_wake",
+    "has_futex",
     "identity",
     "is_ordered",
     "read_process",
@@ -73,8 +74,13 @@ def is_ordered() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
 
 
+def has_futex() -> bool:
+    """Whether the number of the system call is known here."""
+    return _FUTEX >= 0
+
+
 def fence() -> None:
-    """Let no later load come before an earlier store: to take a lock is an atomic instruction."""
+    """Let no later load or store come before an earlier one: a lock is taken and given back."""
     with _lock:
         pass
 

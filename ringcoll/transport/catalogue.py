@@ -2,7 +2,8 @@
 
 A transport is one file and one entry. The file has a function ``check()``, which raises
 `MissingExtraError` if the transport is not installed (`ArgumentError` if no extra installs it),
-and ``make(store, rank, world_size, device, timeout_s)``. It may have ``check_device(device)``, which
+and ``make(store, rank, world_size, device, timeout_s)``. It may have ``check_automatic()``, which raises
+`ArgumentError` if ``"auto"`` is not to stand for it on this machine; and ``check_device(device)``, which
 raises `ArgumentError` if the transport is installed, but cannot send a CUDA device's memory. Settings, `ringcoll.use`, choices of
 commands, messages about extras and the costs for when nothing was measured are read from the
 entry. The catalogue imports no torch.
@@ -69,6 +70,11 @@ class Entry:
         """
         import_module(self.module).check()
 
+    def check_automatic(self) -> None:
+        """Make sure that ``"auto"`` may stand for the transport here; raises as `check`."""
+        self.check()
+        getattr(import_module(self.module), "check_automatic", _accept)()
+
     def check_device(self, device: Any) -> None:
         """Make sure that the transport, which is installed, can send the memory of a device.
 
@@ -96,7 +102,7 @@ class Entry:
 _log = logging.getLogger("ringcoll")
 
 
-def _accept(device: Any) -> None:
+def _accept(*device: Any) -> None:
     """The check of a module that has none."""
 
 
@@ -234,7 +240,7 @@ def _automatic(kind: str, but: str = "", device: Any = None) -> str:
     for entry in entries():
         if entry.automatic and entry.carries(kind) and entry.name != but:
             try:
-                entry.check()
+                entry.check_automatic()
             except RingcollError as error:
                 _log.debug('"auto" does not stand for %s: %s', entry.name, error)
                 continue

@@ -42,6 +42,7 @@ from ringcoll.system.shared_memory import (
     forbids_reading,
     futex_wait,
     futex_wake,
+    has_futex,
     identity,
     is_ordered,
     read_process,
@@ -65,7 +66,7 @@ from ringcoll.transport.shared_layout import (
     SharedLayout,
 )
 
-__all__ = ["SharedTransport", "check", "make", "remark"]
+__all__ = ["SharedTransport", "check", "check_automatic", "make", "remark"]
 
 # What ranks tell each other.
 _TOLD = dict.fromkeys(("pid", "descriptor", *Identity._fields, "secret", "address"), int)
@@ -90,13 +91,27 @@ def check() -> None:
         raise ArgumentError(f"the transport shared needs {lacking}")
 
 
+def check_automatic() -> None:
+    """Make sure that the transport has been run on such a machine.
+
+    Raises
+    ------
+    ArgumentError
+        It has not: the fences that other processors need were tried on x86-64 only.
+    """
+    if not is_ordered():
+        raise ArgumentError(
+            'the transport shared has only been run on x86-64; elsewhere ask for it: "shared"'
+        )
+
+
 @functools.cache
 def _lacking() -> str:
     """What the transport needs and this machine lacks; empty if there is nothing."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "Linux 5.3 or later, with memfd_create and pidfd_open"
-    if not is_ordered():
-        return "a processor that keeps stores in order (x86-64)"
+    if not has_futex():
+        return "x86-64 or aarch64"
     try:
         os.close(os.pidfd_open(os.getpid()))
         _, descriptor = SharedMemory.create(4096, 4096)

@@ -35,6 +35,7 @@ from ringcoll.system.shared_memory import (
     SharedMemory,
     fence,
     futex_wake,
+    is_ordered,
     read_process,
 )
 from ringcoll.system.shared_tensors import PeerRegions, SharedRegion, region_of, regions_now
@@ -61,6 +62,7 @@ __all__ = ["PeerChannel", "PendingSends", "RingReceive", "RingSend"]
 _INLINE, _REMOTE, _IN_PIECES, _MAPPED = 0, 1, 2, 3  # kinds of messages
 _IN_PLACE = (_REMOTE, _MAPPED)  # kinds that are read where they lie
 _ENTRY_WORDS = ENTRY // WORD
+_FENCES = not is_ordered()  # what is written, and what is read, has to be kept in order
 _MOST_SLICES = 256  # lengths of short messages whose places are remembered
 
 
@@ -198,9 +200,13 @@ class PeerChannel:
             and not self.pending
             and self.other_words[self._acked + entry] == number - DEPTH
         ):
+            if _FENCES:
+                fence()
             send.places[entry][:] = send.source
             words, at = self._words, self._ring_out_word + entry * _ENTRY_WORDS
             words[at + 1], words[at + 3] = send.nbytes << 2 | _INLINE, send.tag
+            if _FENCES:
+                fence()
             words[at] = number  # now the message can be seen
             self._next_out = number + 1
             return None
@@ -242,6 +248,8 @@ class PeerChannel:
             entry = number & (DEPTH - 1)
             if self.other_words[self._acked + entry] != number - DEPTH:
                 return False
+            if _FENCES:
+                fence()
             at = self._ring_out_word + entry * _ENTRY_WORDS
             if nbytes <= SHORT:
                 send.places[entry][:] = send.source
@@ -268,6 +276,8 @@ class PeerChannel:
                 send.copied += count
                 is_all = send.done = send.copied == nbytes
             words[at + 3] = send.tag
+            if _FENCES:
+                fence()
             words[at] = number  # now the message can be seen
             self._next_out = number + 1
         return True
@@ -321,6 +331,8 @@ class PeerChannel:
 
     def take(self) -> None:
         """Take the message that has come."""
+        if _FENCES:
+            fence()
         number, at, words = self.next_in, self.word_in, self.other_words
         what, tag = words[at + 1], words[at + 3]
         nbytes, kind = what >> 2, what & 3
@@ -424,6 +436,8 @@ class PeerChannel:
 
     def release(self, receive: RingReceive) -> None:
         """Let go of a message in the peer's memory, which has held still so far."""
+        if _FENCES:
+            fence()
         if self.other_words[STATE] != OPEN or self.has_ended():
             raise PeerLostError("the connection was broken", peer=self.peer)
         self._acknowledge(receive.number)
@@ -434,6 +448,8 @@ class PeerChannel:
         return bool(self._life.poll(0))
 
     def _acknowledge(self, number: int) -> None:
+        if _FENCES:
+            fence()
         self._words[self._acks + (number & (DEPTH - 1))] = number
         fence()
         if self.other_words[SLEEPS] & FOR_ROOM:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,8 +19,9 @@ import ringcoll
 from ringcoll.collectives.own_groups import StoreGroup
 from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.launch.processes import report
+from ringcoll.system import shared_memory
 from ringcoll.system.shared_memory import SharedMemory
-from ringcoll.transport import shared
+from ringcoll.transport import shared, shared_channel
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Message
 from ringcoll.transport.shared import SharedTransport
@@ -83,6 +85,27 @@ def random_messages(transport_name: str, seed: int, rounds: int) -> list[str]:
                 wrong.append(f"round {turn}: message {number} of {length} bytes from {source}")
     transport.close()
     return wrong
+
+
+def with_fences(transport_name: str, rounds: int) -> tuple[list[str], set[str]]:
+    """`random_messages` with the fences of other processors; what was wrong, and what fences were seen between."""
+    seen: set[str] = set()
+
+    def noting() -> None:
+        frame = sys._getframe(1)
+        known, name = frame.f_locals, frame.f_code.co_name
+        if name in ("start", "_put") and "at" in known:
+            words, at = known["words"], known["at"]
+            if words[at] != known["number"] and words[at + 3] == known["send"].tag:
+                seen.add("before a number is stored")
+        elif name == "take" and known["self"].has_come():
+            seen.add("after a number was seen")
+        shared_memory.fence()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_channel, "_FENCES", True)
+        patch.setattr(shared_channel, "fence", noting)
+        return random_messages(transport_name, 5, rounds), seen
 
 
 def lent_messages(transport_name: str) -> list[object]:

@@ -97,14 +97,36 @@ def test_closing_wakes_who_sleeps(pool):
         assert "broken" in told
 
 
-def test_other_processors_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_other_processors_have_to_be_asked_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    shared.check()
+    with pytest.raises(ArgumentError, match="elsewhere ask for it"):
+        shared.check_automatic()
+    catalogue._automatic.cache_clear()
+    assert catalogue.resolved("cpu") == catalogue.beside("shared", "cpu").name
+    assert catalogue.resolved("cpu", "shared") == "shared"
+    monkeypatch.undo()
+    catalogue._automatic.cache_clear()
+    assert catalogue.resolved("cpu") == "shared"
+
+
+def test_unknown_processors_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shared_memory, "_FUTEX", -1)
     shared._lacking.cache_clear()
-    with pytest.raises(ArgumentError, match="keeps stores in order"):
+    with pytest.raises(ArgumentError, match="needs x86-64 or aarch64"):
         shared.check()
     shared._lacking.cache_clear()
     monkeypatch.undo()
     shared.check()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shared", "shared, in pieces"])
+def test_with_fences_for_other_processors(pool, transport: str):
+    found = pool(2).run(program.with_fences, transport, 5)
+    assert [wrong for wrong, _ in found] == [[], []]
+    for _, seen in found:  # what a fence has before it, and after it
+        assert seen == {"before a number is stored", "after a number was seen"}
 
 
 def test_memory_is_shared_by_number():
