@@ -25,10 +25,12 @@ _IN_A_TURN = 500
 class Nothing:
     """A monitor that notes nothing."""
 
+    awake = True
     error = current = wait = failed = None
+    last = (-1, None)
     meets = False
 
-    def begin(self, number: int, operation: object) -> None:
+    def begin_run(self, before: object) -> None:
         """Note nothing."""
 
     def forget(self) -> None:

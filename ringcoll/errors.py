@@ -8,7 +8,6 @@ library can catch the error.
 from __future__ import annotations
 
 __all__ = [
-    "FORKED",
     "ArgumentError",
     "BackwardError",
     "CaptureError",

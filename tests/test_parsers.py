@@ -616,8 +616,8 @@ def monitor(store: dist.Store) -> tuple[Monitor, Running]:
     watching = Monitor(store, 0, 3, lambda: None, Lives(store, 0, 3))
     call = Turn("all_reduce(sum)", lambda: None)
     call.lengths = {1: 3, 2: 5}
-    watching.begin(0, call)
-    watching.close()
+    watching.last = (0, call)
+    watching.begin_run((-1, None))
     return watching, Running(0, call, Wait(0, 1, 0, is_receive=True))
 
 

@@ -320,7 +320,12 @@ class Communicator:
                 self._perform(number, operation, tensors, timeout_s)
             return
         monitor, tracer = self.monitor, self.tracer
-        monitor.begin(number, operation)
+        monitor.current = current = number, operation
+        before, monitor.last = monitor.last, current
+        if operation is not before[1] or number != before[0] + 1:
+            monitor.begin_run(before)
+        if not monitor.awake:
+            monitor.wake()
         if tracer is not None:
             tracer.begin(number, operation)
         try:

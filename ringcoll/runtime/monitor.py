@@ -112,10 +112,10 @@ class Monitor:
         self.meets = False  # whether it waits in the store, for all ranks
         self.lives = lives
         self._ended: dict[int, float] = {}  # ranks whose process has ended, and when that was seen
-        # The first operations of runs of the same operation, and the last operation: a root may be
-        # thousands of broadcasts ahead of ranks that do something else.
+        # The last operation, which that thread sets, too, and the first ones of runs of the same operation: a
+        # root may be thousands of broadcasts ahead of ranks that do something else.
         self._runs: deque[tuple[int, Operation | Turn | None]] = deque(maxlen=_REMEMBERED)
-        self._last: tuple[int, Operation | Turn | None] = (-1, None)
+        self.last: tuple[int, Operation | Turn | None] = (-1, None)
         self.awake = False  # the same as the event, and quicker to read
         self._says_it_waits = False  # in the published state
         self._wake = threading.Event()
@@ -124,21 +124,16 @@ class Monitor:
         self._taking = threading.Lock()  # operations away from `issued`
         self._thread: threading.Thread | None = None
 
-    def begin(self, number: int, operation: Operation | Turn) -> None:
-        """Note which operation begins, and watch it."""
-        self.current = current = number, operation
-        last, before = self._last
-        if number != last + 1:
-            self._runs.append((last + 1, None))  # numbers that were left out
-        if operation is not before or number != last + 1:
-            self._runs.append(current)
-        self._last = current
-        if not self.awake:
-            self.wake()
+    def begin_run(self, before: tuple[int, Operation | Turn | None]) -> None:
+        """Note that the last operation is another one than that before it, or does not follow it."""
+        number, operation = self.last
+        if number != before[0] + 1:
+            self._runs.append((before[0] + 1, None))  # numbers that were left out
+        self._runs.append((number, operation))
 
     def recent(self, most: int) -> list[tuple[int, Operation | Turn]]:
         """The last operations that have begun, in order, with their numbers."""
-        end, operations = self._last[0] + 1, list[tuple[int, Operation | Turn]]()
+        end, operations = self.last[0] + 1, list[tuple[int, Operation | Turn]]()
         for start, operation in reversed(tuple(self._runs)):
             first = max(start, end - most + len(operations))
             if operation is not None:
@@ -150,7 +145,7 @@ class Monitor:
 
     def _called(self, number: int) -> Operation | Turn | None:
         """The operation of a number; ``None`` if it has not begun, or was too long ago."""
-        if number > self._last[0]:
+        if number > self.last[0]:
             return None
         runs = reversed(tuple(self._runs))
         return next((operation for start, operation in runs if start <= number), None)
@@ -159,7 +154,7 @@ class Monitor:
         """Let go of all operations, which are bound to connections."""
         self.issued.clear()
         self._runs.clear()
-        self._last, self.failed = (-1, None), None
+        self.last, self.failed = (-1, None), None
 
     def wake(self) -> None:
         """Begin to watch, as an operation has begun."""
@@ -203,7 +198,7 @@ class Monitor:
     def leave(self) -> None:
         """Tell ranks that wait for this rank in a later operation that it has closed the group."""
         if self.world_size > 1:
-            last = self._last[0]
+            last = self.last[0]
             with suppress(TimeoutError):
                 within(STORE_S, lambda: self.notices.leave(last))
 

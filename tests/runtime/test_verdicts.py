@@ -82,9 +82,10 @@ class Watched(Monitor):
 
     def ran(self, number: int, called: Any) -> None:
         """Let an operation begin, with the thread as it is."""
-        awake, self.awake = self.awake, True
-        self.begin(number, called)
-        self.awake = awake
+        self.current = current = number, called
+        before, self.last = self.last, current
+        if called is not before[1] or number != before[0] + 1:
+            self.begin_run(before)
 
     def tells(self, rank: int, waits: tuple[int, int] | None = None, **calls: Any) -> None:
         """Let another rank publish its state; calls are named c1, c2, ... after their numbers."""
