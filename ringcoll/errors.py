@@ -204,7 +204,7 @@ class MismatchError(RingcollError, RuntimeError):
 
 
 class GroupBrokenError(TransportError):
-    """The group failed in an earlier operation, and cannot be used any more."""
+    """The group failed in an earlier operation, and cannot be used any more; ``peer`` is that of the failure."""
 
 
 class GroupChangedError(RingcollError, RuntimeError):

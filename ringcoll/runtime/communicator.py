@@ -495,7 +495,8 @@ class Communicator:
         if self._closed:
             raise GroupBrokenError(f"rank {self.rank}: the group was closed")
         raise GroupBrokenError(
-            f"rank {self.rank}: the group is broken by an earlier failure: {self.broken}"
+            f"rank {self.rank}: the group is broken by an earlier failure: {self.broken}",
+            peer=getattr(self.broken, "peer", None),
         ) from self.broken
 
     # --- memory and streams -----------------------------------------------------------------

@@ -194,6 +194,7 @@ def test_a_peer_that_dies_while_operations_are_queued():
     assert len(reports) == 5
     assert reports[0][1].kind == "PeerLostError"
     assert [caught.kind for _, caught in reports[1:]] == ["GroupBrokenError"] * 4
+    assert {caught.peer for _, caught in reports} == {1}
     assert sum(caught.seconds for _, caught in reports) < 5
 
 
