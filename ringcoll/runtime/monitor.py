@@ -46,6 +46,7 @@ _POLL_S = 0.1  # between two looks of a rank that waits
 _BETWEEN_S = 0.02  # between two looks of a rank that has failed: torchrun ends it in 0.1 s
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone
 _GRACE_S = 1.0  # for the last messages of a process that has ended
+_DOOM_S = 5.0  # for an operation to end of which a rank is dead that is not waited for
 _REMEMBERED = 1024  # runs of operations that a rank compares with those that others tell
 _TOLD = 64  # operations that a rank tells the others
 
@@ -420,12 +421,16 @@ class Monitor:
                 return self._lost(awaited, running, "which has closed the group")
         ended = self.lives.ended(awaited)
         for peer in ended:
-            is_late = now - self._ended.setdefault(peer, now) >= _GRACE_S
+            dead_s = now - self._ended.setdefault(peer, now)
             # It was done: its message may be in a group with that of another rank, or on a slow network.
             last, is_far = self.notices.last_of(peer), peer in self.lives.elsewhere
             if last is not None and (self.issued or (is_far and last >= running.number)):
                 continue
-            if is_late and (self.meets if awaited is None else awaited == peer):
+            is_awaited = self.meets if awaited is None else awaited == peer
+            # It may have blocked the others, too: UCX's queues in shared memory wait for a sender that was
+            # killed while it wrote.
+            is_doom = last is None and not self.notices.is_gone and dead_s >= _DOOM_S
+            if (is_awaited and dead_s >= _GRACE_S) or is_doom:
                 return self._lost(0 if self.notices.is_gone and 0 in ended else peer, running)
         return None
 

@@ -225,6 +225,25 @@ def test_the_rank_that_has_ended_is_blamed_not_the_one_that_gave_up(monitor: Wat
     assert monitor.clock.naps, "rank 1 may have written a verdict"
 
 
+@pytest.mark.parametrize("may", ["hold up", "have left", "have had the store"])
+def test_the_dead_may_hold_up_those_who_do_not_wait_for_them(monitor: Watched, may: str) -> None:
+    """Rank 1 is waited for, which lives; rank 2 is dead, or has closed its group, which a store tells."""
+    monitor.lives.gone = {2}
+    if may == "have left":
+        monitor.notices.store.set("left/2", "7")
+    monitor.notices.is_gone = may == "have had the store"
+    assert monitor.look() is None
+    monitor.clock.now += watching._DOOM_S - 0.1
+    assert monitor.look() is None
+    monitor.clock.now += 0.2
+    error = monitor.look()
+    if may != "hold up":
+        assert error is None
+        return
+    assert isinstance(error, PeerLostError)
+    assert error.peer == 2
+
+
 def test_the_host_of_the_store_is_blamed_not_who_gave_up_after_it(monitor: Watched) -> None:
     """Without a store, who gave up could not tell why; it may have ended, too."""
     monitor.lives.gone, monitor.rank = {0, 1}, 2
@@ -591,9 +610,9 @@ def test_a_rank_that_has_ended_just_now_or_that_nobody_waits_for(monitor: Watche
     monitor.lives.gone = {2, 1}
     assert looked_twice(monitor, watching._GRACE_S - 0.01) is None
     monitor.lives.gone = {2}
-    assert looked_twice(monitor, 5.0) is None
+    assert looked_twice(monitor, 2.0) is None
     monitor.wait = None  # it waits for nothing
-    assert looked_twice(monitor, 5.0) is None
+    assert looked_twice(monitor, 2.0) is None
     monitor.meets = True  # for all
     error = monitor.look()
     assert isinstance(error, PeerLostError)
