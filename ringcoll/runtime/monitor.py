@@ -431,7 +431,9 @@ class Monitor:
             # killed while it wrote.
             is_doom = last is None and not self.notices.is_gone and dead_s >= _DOOM_S
             if (is_awaited and dead_s >= _GRACE_S) or is_doom:
-                return self._lost(0 if self.notices.is_gone and 0 in ended else peer, running)
+                cause = self._cause(peer, ended)
+                assert cause is not None
+                return self._lost(cause, running)
         return None
 
     def _publish_state(self, running: Running | None) -> None:

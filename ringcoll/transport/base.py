@@ -136,9 +136,12 @@ class Transport(Protocol):
         """
         ...
 
-    def move(self) -> None:
-        """Move messages on without waiting, while the rank waits elsewhere; they may move by themselves."""
-        return
+    def move(self) -> bool:
+        """Move messages on without waiting, as the rank waits elsewhere; return whether that is needed.
+
+        By default messages move by themselves.
+        """
+        return False
 
     def is_over(self, handle: Handle) -> bool:
         """Whether a message has come, or was taken, although nobody has waited on the host.

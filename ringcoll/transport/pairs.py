@@ -49,7 +49,7 @@ class NearTransport(Transport, Protocol):
     """A transport inside a host, which can be beside another one.
 
     Whoever waits for long calls ``beside`` now and then, which moves the messages of the other one, and returns
-    whether there are any.
+    whether to do so soon again.
     """
 
     beside: Callable[[], bool] | None
@@ -102,8 +102,7 @@ class PairsTransport(AroundTransport):
                 raise PeerLostError(f"rank {self.rank} gave up meeting the others")
             far.connect(max(deadline - time.monotonic(), 0.001))
             if is_in_reach:
-                moves = type(far).move is not Transport.move  # and not by itself
-                self._near.beside = self._move_far if moves else None
+                self._near.beside = self._move_far
             else:
                 self.below, self._far = far, None
                 self._near.close()
@@ -122,6 +121,7 @@ class PairsTransport(AroundTransport):
         hosts, own = self.hosts, self.hosts[self.rank]
         both = [*receives, *sends]
         is_far = [hosts[message.peer] != own for message in both]
+        num_far = sum(is_far)
         post_near = self.below.bind(
             [message for message in receives if hosts[message.peer] == own],
             [message for message in sends if hosts[message.peer] == own],
@@ -133,7 +133,7 @@ class PairsTransport(AroundTransport):
 
         def post(mixed: int) -> list[Handle]:
             near, far = iter(post_near(mixed)), iter(post_far(mixed))
-            self._num_far += sum(is_far)
+            self._num_far += num_far
             return [
                 _Far(next(far), message.tensor) if travels else next(near)
                 for message, travels in zip(both, is_far, strict=True)
@@ -153,11 +153,9 @@ class PairsTransport(AroundTransport):
             self.below.wait(handle, timeout_s)
 
     def _move_far(self) -> bool:
-        """Move the messages between hosts on, and return whether there are any."""
-        if self._num_far:
-            assert self._far is not None
-            self._far.move()
-        return self._num_far > 0
+        """Move the messages between hosts on, if there are any; return whether that is needed."""
+        assert self._far is not None
+        return self._num_far > 0 and self._far.move()
 
     def view(self, handle: Handle, dtype: torch.dtype) -> Tensor | None:
         """The elements of a lent message in reach; see `Transport.view`."""

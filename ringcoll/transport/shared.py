@@ -179,16 +179,7 @@ class SharedTransport(Transport):
             self._kind_s = _KIND_S * len(here) / cores()
         places = SharedLayout(here)
         peers = [peer for peer in here if peer != rank]
-        try:
-            free = free_bytes()
-            if places.nbytes * len(here) > free:  # the kernel would end a process, perhaps this one
-                each = f"and each of {len(here)} ranks takes as many" if len(here) > 1 else ""
-                raise OSError(errno.ENOMEM, f"only {free} bytes are free, {each}".rstrip(", "))
-            memory, descriptor = SharedMemory.create(places.nbytes, places.num_taken)
-        except OSError as error:
-            raise TransportError(
-                f"rank {rank} cannot have {places.nbytes} bytes of shared memory: {error}"
-            ) from error
+        memory, descriptor = self._own_memory(places, len(here))
         try:
             memory.words[SECRET] = secret = int.from_bytes(os.urandom(7), "little")
             self._memory = memory
@@ -219,6 +210,19 @@ class SharedTransport(Transport):
                 channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
         finally:
             os.close(descriptor)
+
+    def _own_memory(self, places: SharedLayout, num_ranks: int) -> tuple[SharedMemory, int]:
+        """Make this rank's memory, and its descriptor; so many ranks of the host make as much."""
+        try:
+            free = free_bytes()
+            if places.nbytes * num_ranks > free:  # the kernel would end a process, perhaps this one
+                told = f"only {free} bytes are free for {num_ranks} ranks of the host"
+                raise OSError(errno.ENOMEM, told)
+            return SharedMemory.create(places.nbytes, places.num_taken)
+        except OSError as error:
+            raise TransportError(
+                f"rank {self.rank} cannot have {places.nbytes} bytes of shared memory: {error}"
+            ) from error
 
     def _open(self, peer: int, about: dict[str, Any], places: SharedLayout) -> str:
         """Map the memory of a peer, and find out whether its other memory can be read.

@@ -330,11 +330,12 @@ class UcxTransport(Transport):
         except self._ucx.UCXError as error:
             raise PeerLostError(f"UCX: {error}", peer=peer) from error
 
-    def move(self) -> None:
+    def move(self) -> bool:
         """Move messages on; see `Transport.move`."""
         worker = self._worker
         if worker is not None:
             worker.progress()
+        return True
 
     def _wait_long(self, request: Any, peer: int, timeout_s: float) -> None:
         """Wait for a message asleep, and look around when something else happens."""

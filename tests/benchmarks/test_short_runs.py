@@ -41,6 +41,14 @@ def test_a_short_run(script: str, tmp_path: Path):
         assert all(number >= 0 for number in numbers), table.caption
 
 
+@pytest.mark.processes
+def test_without_the_sources_of_deepspeed(tmp_path: Path):
+    command = [sys.executable, str(FOLDER / "deepspeed_peer.py"), "--csrc", str(tmp_path)]
+    found = subprocess.run(command, timeout=110, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert found.stderr.strip().endswith("make bench-deepspeed installs them")
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(shutil.which("tc") is None, reason="tc is not installed")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,20 @@ def test_only_ranks_have_a_rendezvous():
         rendezvous()
 
 
+@contextlib.contextmanager
+def started_until(moment: str) -> Iterator[subprocess.Popen[str]]:
+    """`PROGRAM`, which says that it has come to a moment."""
+    with started(
+        sys.executable, "-c", PROGRAM,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        while process.stdout.readline().strip() != moment:
+            assert process.poll() is None
+        yield process
+
+
 PROGRAM = """
 import time
 from ringcoll.launch.processes import Ranks
@@ -174,14 +190,7 @@ def test_who_ignores_interrupts_is_not_interrupted():
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("moment", ["starting", "running"])
 def test_an_interrupt_reaches_the_caller_only_and_leaves_nobody_behind(moment):
-    with started(
-        sys.executable, "-c", PROGRAM,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        while process.stdout.readline().strip() != moment:
-            assert process.poll() is None
+    with started_until(moment) as process:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
         _, errors = process.communicate(timeout=60)
         deadline = time.monotonic() + 60
@@ -197,14 +206,7 @@ def test_an_interrupt_reaches_the_caller_only_and_leaves_nobody_behind(moment):
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes in /proc")
 def test_ranks_end_with_a_parent_that_is_killed():
     """They notice it also in the middle of a function, which no signal ends."""
-    with started(
-        sys.executable, "-c", PROGRAM,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        while process.stdout.readline().strip() != "running":
-            assert process.poll() is None
+    with started_until("running") as process:
         assert len(of_session(process.pid)) > 3
         process.kill()
         process.wait()
