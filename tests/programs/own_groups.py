@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,20 +63,24 @@ def lengths_that_differ(transport: str, sent: int, wanted: int) -> tuple[str, li
 
 def forked(transport: str) -> list[str]:
     """What a process that was forked off rank 0 is told when it sends; and what rank 1 receives."""
-    own = _group(transport) if transport != "backend" else None
-    group = dist.new_group(backend="ringcoll") if own is None else None
-    tensor = torch.zeros(1)
-    told = ""
+    isend: Callable[..., Any]
+    irecv: Callable[..., Any]
+    close: Callable[[], object]
+    if transport == "backend":
+        group: Any = dist.new_group(backend="ringcoll")
+        isend, irecv = partial(dist.isend, group=group), partial(dist.irecv, group=group)
+        close = partial(dist.destroy_process_group, group)
+    else:
+        group = _group(transport)
+        isend, irecv, close = group.isend, group.irecv, group.close
+    tensor, told = torch.zeros(1), ""
     if dist.get_rank() == 0:
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
             text = "nothing"
             try:
-                if own is None:
-                    dist.send(torch.full((1,), 99.0), 1, group=group)
-                else:
-                    own.isend(torch.full((1,), 99.0), 1).wait(_SHORT)
+                isend(torch.full((1,), 99.0), 1).wait(_SHORT)
             except GroupBrokenError as error:
                 text = str(error)
             os.write(writing, text.encode())
@@ -82,19 +89,9 @@ def forked(transport: str) -> list[str]:
         os.waitpid(child, 0)
         os.close(reading)
         os.close(writing)
-        tensor.fill_(2)
-        if own is None:
-            dist.send(tensor, 1, group=group)
-        else:
-            own.isend(tensor, 1).wait()
-    elif own is None:
-        dist.recv(tensor, 0, group=group)
+        isend(tensor.fill_(2), 1).wait()
     else:
-        own.irecv(tensor, 0).wait()
-    if own is None:
-        dist.all_reduce(tensor, group=group)
-        dist.destroy_process_group(group)
-    else:
-        ringcoll.all_reduce(tensor, group=own)
-        own.close()
+        irecv(tensor, 0).wait()
+    ringcoll.all_reduce(tensor, group=group)
+    close()
     return [told, str(tensor.item())]
