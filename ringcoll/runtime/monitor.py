@@ -240,9 +240,9 @@ class Monitor:
             # wait for its verdict. A process that has ended writes none any more.
             deadline = time.monotonic() + (0 if is_cause else _PATIENCE_S)
             while True:
-                is_last = time.monotonic() >= deadline or self._has_lost(running)
+                is_late, has_lost = time.monotonic() >= deadline, self._has_lost(running)
                 verdict = self.notices.verdict()
-                if verdict is not None or is_last:
+                if verdict is not None or is_late or (has_lost and not self._is_unsure()):
                     break
                 time.sleep(_BETWEEN_S)
             if verdict is not None:
@@ -259,6 +259,13 @@ class Monitor:
         peer = None if running.wait is None else running.wait.peer
         ended = self.lives.ended(peer)
         return bool(ended) if peer is None else peer in ended
+
+    def _is_unsure(self) -> bool:
+        """Whether the store is gone, and rank 0, which may be the cause, has not surely ended.
+
+        The end of a process of another host is sure only after a while.
+        """
+        return self.notices.is_gone and 0 not in self.lives.ended(0)
 
     def _in_words(
         self, error: RingcollError, running: Running, limit_s: float, chain: Sequence[int]

@@ -203,13 +203,13 @@ def share_blocks(
         *_intervals(outputs, output_blocks, lengths, is_output=True),
     ]
     is_shared = False
-    input_end = output_end = 0
+    input_end = earlier_end = output_end = 0  # of inputs, of those before the last, of outputs
     last: _Interval | None = None
     for interval in sorted(intervals):
         first, end, is_output, block = interval
         if first < output_end or (is_output and first < input_end):
-            is_twin = last is not None and (first, end, not is_output, block) == last
-            if not is_twin:
+            is_twin = is_output and last == (first, end, False, block)
+            if not is_twin or first < max(earlier_end, output_end):
                 raise _shared_memory(
                     "an output overlaps an input or another output",
                     "separate memory, or a block in its own place",
@@ -219,7 +219,7 @@ def share_blocks(
         if is_output:
             output_end = max(output_end, end)
         else:
-            input_end = max(input_end, end)
+            earlier_end, input_end = input_end, max(input_end, end)
         last = interval
     return is_shared
 

@@ -6,6 +6,7 @@ rank of this library writes is a `TransportError`.
 
 from __future__ import annotations
 
+import atexit
 import json
 import socket
 import threading
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -39,6 +41,8 @@ __all__ = [
 Answer = TypeVar("Answer")
 
 _CONNECTING = timedelta(seconds=1)
+_LOOK_S = 0.02  # between looks whether a store is there that is being connected to
+_RETRY_S = 5.0  # for torch to give up
 # torch looks up the name of whom it connects to. Where a name server does not answer, that takes 5 seconds
 # or more, once in a process: the next try does without.
 _TRIES = 3
@@ -159,10 +163,16 @@ def private(store: dist.Store) -> dist.Store:
     for _ in range(_TRIES):
         try:
             store.check(["alive"])
+            clone = begun(partial(_clone, store))
+            _clones.add(clone)
+            clone.add_done_callback(_clones.discard)
+            # If its host dies now, torch connects for 0.5 to 3 s more. This connection says so at once.
+            while not wait([clone], _LOOK_S).done:
+                store.check(["alive"])
         except (AttributeError, RuntimeError):
             return store  # it is gone: whoever uses it next says so, and for what it is needed
         try:
-            return _clone(store)
+            return clone.result()
         except dist.DistError:
             continue
         except (AttributeError, RuntimeError, NotImplementedError):
@@ -179,6 +189,15 @@ def _clone(store: Any) -> dist.Store:
         store.set_timeout(limit)
     clone.set_timeout(limit)
     return clone  # type: ignore[no-any-return]
+
+
+_clones: set[Future[dist.Store]] = set()  # that are being made
+
+
+@atexit.register
+def _end_connecting() -> None:
+    """Wait until torch has given up: a thread that comes back from C++ while Python ends ends the process."""
+    wait(tuple(_clones), _RETRY_S)
 
 
 def begun(function: Callable[[], Answer]) -> Future[Answer]:

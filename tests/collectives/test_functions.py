@@ -507,6 +507,9 @@ OVERLAPS: dict[str, Callable[[LocalGroup], object]] = {
     "an output in the wrong place of the input": lambda group: ringcoll.reduce_scatter_single(
         (base := torch.zeros(4))[1:3], base, group=group
     ),
+    "an output that is two inputs": lambda group: ringcoll.reduce_scatter(
+        base := torch.zeros(3), [base, base], group=group
+    ),
     "all-to-all in place": lambda group: ringcoll.all_to_all_single(
         base := torch.zeros(4), base, group=group
     ),

@@ -263,6 +263,23 @@ def test_the_host_of_the_store_is_blamed_not_who_gave_up_after_it(monitor: Watch
     assert missed.peer == 0
 
 
+def test_the_end_of_the_stores_host_is_waited_for(monitor: Watched) -> None:
+    """Of another host, it is seen later than that of a peer on this host which has given up."""
+    monitor.lives.gone, monitor.rank = {1}, 2
+    monitor.notices.store = Gone(dist.DistNetworkError)
+    monitor.clock.then = lambda: monitor.lives.gone.add(0)
+    error = monitor.explain(PeerLostError("closed"), 3.0)
+    assert isinstance(error, PeerLostError)
+    assert error.peer == 0
+    assert len(monitor.clock.naps) == 3
+    # It may live, and another process have had the store.
+    other = Watched()
+    other.lives.gone, other.rank, other.notices.is_gone = {1}, 2, True
+    other.clock = monitor.clock
+    assert getattr(other.explain(PeerLostError("closed"), 3.0), "peer", None) == 1
+    assert sum(monitor.clock.naps[3:]) == pytest.approx(watching._PATIENCE_S, abs=0.021)
+
+
 def test_before_ranks_have_met_any_death_is_the_cause(monitor: Watched) -> None:
     monitor.at(7, None)
     monitor.lives.gone = {3}

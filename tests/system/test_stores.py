@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import TransportError
+from ringcoll.system import stores
 from ringcoll.system.stores import begun, private, served, within
 
 
@@ -58,6 +59,32 @@ def test_a_store_that_is_gone_says_so_where_it_is_used() -> None:
 
     gone: Any = Gone()
     assert private(gone) is gone
+
+
+def test_a_store_whose_host_dies_meanwhile_is_not_waited_for() -> None:
+    """torch would try again, half a second later or more; the old connection knows at once."""
+    given_up = threading.Event()
+
+    class Dying(Reluctant):
+        def check(self, keys: list[str]) -> bool:
+            asked.append(keys)
+            if len(asked) > 3:
+                raise dist.DistNetworkError("Broken pipe")
+            return False
+
+        def clone(self) -> dist.Store:
+            assert given_up.wait(30)
+            raise dist.DistNetworkError("The client socket has timed out after 1000ms")
+
+    asked: list[list[str]] = []
+    store: Any = Dying(0)
+    assert private(store) is store
+    assert len(asked) == 4
+    (connecting,) = stores._clones
+    threading.Timer(0.2, given_up.set).start()
+    stores._end_connecting()  # at the end of the program
+    assert connecting.done()
+    assert not stores._clones
 
 
 @pytest.mark.parametrize("is_prefixed", [False, True])
