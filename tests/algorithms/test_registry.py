@@ -22,7 +22,7 @@ from ringcoll.algorithms import (
     unregister,
 )
 from ringcoll.algorithms.proved import order_of
-from ringcoll.algorithms.registry import required, where_possible
+from ringcoll.algorithms.registry import named, required, where_possible
 from ringcoll.cost.choice import choose
 from ringcoll.cost.links import LinkCosts
 from ringcoll.cost.predict import predictions
@@ -35,7 +35,7 @@ from ringcoll.errors import (
     UnsupportedWorldSizeError,
     VerificationError,
 )
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule.contracts import CONTRACTS, OperandOrder
 from ringcoll.schedule.ir import Program, Schedule, Step, copy, inp, out, recv, send
 from ringcoll.schedule.verifier import verify
 
@@ -206,6 +206,78 @@ def test_a_stated_cost_that_is_wrong() -> None:
         unregister("all_gather", "dear")
 
 
+def test_what_an_entry_is_without_further_words() -> None:
+    register("all_reduce", "plain")(star_all_gather)
+    try:
+        entry = find("all_reduce", "plain")
+    finally:
+        unregister("all_reduce", "plain")
+    assert (entry.chunks(5), entry.slots(5), entry.restriction(5)) == (1, 0, None)
+    flags = entry.pipelined, entry.equal_blocks, entry.needs_hosts, entry.second_choice
+    assert flags == (False, False, False, False)
+    assert entry.order is OperandOrder.ANY
+    assert (entry.cost, entry.across_hosts_from, entry.parameter) == (None, None, None)
+
+
+# --- where an algorithm can run -----------------------------------------------------------
+
+
+def test_algorithms_that_are_not_defined_for_so_many_ranks_are_left_out() -> None:
+    def names(*world: int) -> set[str]:
+        return {entry.name for entry in algorithms("all_reduce", *world)}
+
+    assert names() >= {"ring", "swing", "trivance"}
+    assert names() > names(8) >= {"ring", "swing"}
+    assert names() > names(9) >= {"ring", "trivance"}
+    assert "trivance" not in names(8)
+    assert "swing" not in names(9)
+    assert not any("=" in name for name in names())
+    assert any("=" in entry.name for entry in algorithms("all_reduce", variants=True))
+
+
+def test_a_name_in_one_collective_or_in_all() -> None:
+    assert {entry.collective for entry in named("tree")} >= {"all_reduce", "broadcast", "reduce"}
+    assert [entry.name for entry in named("tree", "broadcast")] == ["binomial_tree"]
+    assert named("nobody's") == named("ring", "all_to_all") == []
+
+
+def test_what_is_asked_for_has_to_run() -> None:
+    for name in ("auto", "ring", "tree"):
+        assert required("all_reduce", name, 6) == name
+    with pytest.raises(
+        UnsupportedWorldSizeError, match=r"^swing all_reduce cannot run on 6 ranks:"
+    ):
+        required("all_reduce", "swing", 6)
+    with pytest.raises(UnknownAlgorithmError):
+        required("broadcast", "swing", 8)
+    schedule = schedule_of("all_reduce", "ring", 4)
+    assert required("all_reduce", schedule, 4) is schedule
+    with pytest.raises(UnknownAlgorithmError) as unknown:
+        required("broadcast", schedule, 4)
+    assert str(unknown.value) == "ring is a schedule for all_reduce, not for broadcast"
+    with pytest.raises(UnsupportedWorldSizeError) as unsupported:
+        required("all_reduce", schedule, 5)
+    assert str(unsupported.value) == (
+        "ring all_reduce cannot run on 5 ranks: it is a schedule for 4"
+    )
+
+
+def test_what_is_asked_for_in_one_collective_leaves_the_others_free() -> None:
+    assert where_possible("all_reduce", "auto", 6) == "auto"
+    assert where_possible("all_reduce", "ring", 6) == "ring"
+    assert where_possible("all_to_all", "ring", 6) == "auto"
+    assert where_possible("all_reduce", "swing", 8) == "swing"
+    with pytest.raises(UnsupportedWorldSizeError, match=r"^swing all_reduce cannot run on 6"):
+        where_possible("broadcast", "swing", 6)
+    with pytest.raises(UnknownAlgorithmError):
+        where_possible("broadcast", "nobody's", 6)
+    schedule = schedule_of("all_reduce", "ring", 4)
+    assert where_possible("all_reduce", schedule, 4) is schedule
+    assert where_possible("broadcast", schedule, 4) == "auto"
+    with pytest.raises(UnsupportedWorldSizeError):
+        where_possible("broadcast", schedule, 5)
+
+
 # --- a name that comes to mean something else ---------------------------------------------
 
 
@@ -261,6 +333,11 @@ def test_a_world_without_ranks(world_size: int) -> None:
         schedule_of("all_reduce", "ring", world_size)
 
 
+def test_the_root_is_rank_0_unless_it_is_said() -> None:
+    assert schedule_of("broadcast", "chain", 4) == schedule_of("broadcast", "chain", 4, 0)
+    assert schedule_of("broadcast", "chain", 4) != schedule_of("broadcast", "chain", 4, 1)
+
+
 @pytest.mark.parametrize("root", [-1, 4])
 def test_a_root_outside_the_world(root: int) -> None:
     with pytest.raises(ScheduleError, match=f"root {root} is not in a world of 4 ranks"):
@@ -295,6 +372,10 @@ def test_a_parameter_is_chosen_in_the_name() -> None:
     assert (plain.schedule(5).num_chunks, four.schedule(5).num_chunks) == (16, 4)
     assert find("broadcast", "circulant=4") is find("broadcast", "circulant=04") is four
     assert (four.source, four.built_in) == (plain.source, True)
+    assert (plain.counts(5) == four.counts(5)) is False
+    assert verify(four.schedule(5)).rounds == four.counts(5)[0]
+    with pytest.raises(UnknownAlgorithmError, match="'circulant=4' has no entry for broadcast"):
+        unregister("broadcast", "circulant=4")
     assert Schedule.from_text(four.schedule(3).to_text()) == four.schedule(3)
 
 
@@ -349,6 +430,8 @@ def test_a_parameter_of_a_user() -> None:
         assert len(first) == 5
         names = [entry.name for entry in algorithms("all_gather", variants=True)]
         assert names[-2:] == ["rotated", "rotated=2"]
+        with pytest.raises(UnknownAlgorithmError, match=r"such as rotated=7, got 'rotated=x'"):
+            find("all_gather", "rotated=x")
     finally:
         unregister("all_gather", "rotated")
     with pytest.raises(UnknownAlgorithmError):

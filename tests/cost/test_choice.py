@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll import UserOp
-from ringcoll.algorithms import algorithms, find, schedule_of
+from ringcoll.algorithms import algorithms, find, register, schedule_of, unregister
 from ringcoll.algorithms.proved import order_of, proved_schedule
 from ringcoll.cost.choice import (
     CUDA_SEGMENT_BYTES,
     PIPELINED_SEGMENT_BYTES,
+    Choice,
     choose,
     segment_bytes_of,
+    segment_count,
 )
 from ringcoll.cost.predict import predictions
 from ringcoll.cost.rules import parse_rules
@@ -170,8 +172,66 @@ def test_segments_of_a_rule() -> None:
     assert of("double_tree") == entry.segment_bytes
 
 
+def test_segments_of_a_users_algorithm_are_not_predicted() -> None:
+    entry = find("all_reduce", "double_tree")
+    register("all_reduce", "mine", chunks=entry.chunks, pipelined=True)(entry.program)
+    try:
+        for source in (BUILT_IN, MEASURED):
+            own = table(8, tuned=parse_rules("mine", known_only=False), source=source)
+            assert choose("all_reduce", 64 << 20, 8, own).segment_bytes == PIPELINED_SEGMENT_BYTES
+    finally:
+        unregister("all_reduce", "mine")
+
+
+def test_rules_that_an_order_does_not_allow_are_passed_over() -> None:
+    own = table(4, forced=parse_rules("ring;direct"))
+    choice = choose("all_reduce", 64, 4, own, OperandOrder.RANK)
+    assert choice.algorithm == "direct"
+    assert choice.reason.startswith("by the rule ")
+    best = choose("all_reduce", 64, 4, table(4), OperandOrder.RANK)
+    assert " of those that reduce in " in best.reason
+    assert " of those " not in choose("all_reduce", 64, 4, table(4)).reason
+
+
+def test_a_choice_in_words() -> None:
+    own = table(8, tuned=parse_rules("double_tree@256K;ring"), source="tuning.json")
+    choice = choose("all_reduce", 64 << 20, 8, own)
+    assert str(choice) == (
+        "all_reduce of 67108864 bytes on 8 ranks over gloo: double_tree in segments of "
+        f"262144 bytes; {choice.reason}"
+    )
+    whole = choose("all_reduce", 4, 8, table(8, forced=parse_rules("ring")))
+    assert str(whole) == f"all_reduce of 4 bytes on 8 ranks over gloo: ring; {whole.reason}"
+
+
+def test_an_algorithm_without_a_prediction() -> None:
+    choice = Choice("all_reduce", 4, 8, "nobody's", None, "", table_predictions(), table(8))
+    assert choice.predicted is None
+
+
+@pytest.mark.parametrize(
+    "algorithm, nbytes, segment_bytes, numel, count",
+    [
+        ("ring", 64 << 20, None, 1 << 20, 1),
+        ("double_tree", 64 << 20, None, 1 << 20, 64),
+        ("double_tree", (64 << 20) + 1, None, 1 << 20, 65),
+        ("ring", 5, 2, 100, 3),
+        ("ring", 10, 1, 100, 10),
+        ("ring", 10, 1, 4, 4),
+        ("ring", 10, 0, 4, 4),
+        ("ring", 10, 100, 4, 1),
+        ("ring", 0, 8, 0, 1),
+    ],
+)
+def test_how_many_segments(
+    algorithm: str, nbytes: int, segment_bytes: int | None, numel: int, count: int
+) -> None:
+    schedule = schedule_of("all_reduce", algorithm, 4)
+    assert segment_count(schedule, nbytes, segment_bytes, numel) == count
+
+
 def test_segments_for_cuda_tensors_have_a_size_of_their_own() -> None:
-    assert CUDA_SEGMENT_BYTES != PIPELINED_SEGMENT_BYTES
+    assert (PIPELINED_SEGMENT_BYTES, CUDA_SEGMENT_BYTES) == (1 << 20, 4 << 20)
     sizes = {"cpu": PIPELINED_SEGMENT_BYTES, "cuda": CUDA_SEGMENT_BYTES}
     for device, segment_bytes in sizes.items():
         for algorithm in ("double_tree", schedule_of("all_reduce", "double_tree", 4)):

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import ringcoll
 from ringcoll.backend import process_group as backend
 from ringcoll.collectives.groups import communicator
 from ringcoll.errors import (
+    FORKED,
     CollectiveTimeoutError,
     GroupBrokenError,
     MismatchError,
     PeerLostError,
+    RingcollError,
     TransportError,
 )
 from ringcoll.runtime import communicator as runtime
@@ -125,3 +131,323 @@ def test_a_program_that_an_exception_has_ended_waits_for_nothing(
     first, second = limits_s
     assert first == second
     assert (first == 0) is is_lost
+
+
+# --- what becomes of an operation that fails ------------------------------------------------
+
+
+def member_of(group: Any) -> Communicator:
+    member: Communicator = group.communicator
+    return member
+
+
+def failing(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+NO_MEMORY = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+
+
+@pytest.mark.parametrize("has_met", [True, False])
+@pytest.mark.parametrize(
+    "error, typed_if",
+    [
+        (RuntimeError(NO_MEMORY), {True, False}),
+        (RuntimeError("something else"), set()),
+        (NotImplementedError(NO_MEMORY), set()),  # a class of its own
+        (OSError(24, "too many open files"), {False}),
+        (KeyError("key"), set()),
+        (TransportError("rank 0 lost rank 1"), {True, False}),
+    ],
+    ids=["no memory", "other", "no memory, other class", "no descriptors", "key", "transport"],
+)
+def test_lack_of_means_is_an_error_of_the_transport(
+    error: Exception, typed_if: set[bool], has_met: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where the ranks have not met yet, and to connect takes descriptors."""
+
+    def main(group: ringcoll.LocalGroup) -> BaseException:
+        member = member_of(group)
+        if has_met:
+            member.in_turn(lambda: None, "before")
+            run = partial(member.in_turn, failing(error), "turn")
+        else:
+            monkeypatch.setattr(member.transport, "connect", lambda limit_s: failing(error)())
+            run = partial(member.in_turn, lambda: None, "turn")
+        with pytest.raises(Exception) as caught:  # noqa: PT011  # looked at below
+            run()
+        return caught.value
+
+    (raised,) = ringcoll.run_threads(main, 1)
+    if has_met in typed_if:
+        assert type(raised) is TransportError
+        assert str(error.args[-1]) in str(raised)
+    else:
+        assert raised is error
+
+
+def test_the_first_failure_is_the_one_that_later_calls_tell():
+    def main(group: ringcoll.LocalGroup) -> None:
+        member = member_of(group)
+        member.check_usable()
+        first = PeerLostError("rank 0 lost rank 7", peer=7)
+        with pytest.raises(PeerLostError):
+            member.in_turn(failing(first), "turn")
+        member.abort()  # what has broken the group stays
+        for use in (member.check_usable, partial(ringcoll.barrier, group)):
+            with pytest.raises(GroupBrokenError) as caught:
+                use()
+            assert "rank 0: the group is broken by an earlier failure: " in str(caught.value)
+            assert "lost rank 7" in str(caught.value)
+            assert caught.value.peer == 7
+            assert isinstance(caught.value.__cause__, PeerLostError)
+        member.close()
+        with pytest.raises(GroupBrokenError, match=r"^rank 0: the group was closed$"):
+            member.check_usable()
+
+    ringcoll.run_threads(main, 1)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_failure_is_logged_once_where_it_is_not_raised(
+    async_op: bool, caplog: pytest.LogCaptureFixture
+):
+    def add(left: Tensor, right: Tensor) -> Tensor:
+        raise ArithmeticError("no sums on Sundays")
+
+    def main(group: ringcoll.LocalGroup) -> None:
+        works = [
+            ringcoll.all_reduce(torch.ones(3), ringcoll.UserOp(add), group, async_op)
+            for _ in range(2 if async_op else 1)
+        ]
+        for work in works:
+            assert work is not None
+            work.wait()
+
+    with pytest.raises(ArithmeticError):
+        ringcoll.run_threads(main, 2)
+    lines = [line.getMessage() for line in caplog.records if line.name == "ringcoll"]
+    assert len(lines) == (2 if async_op else 0)  # one of each rank
+    assert all("no sums on Sundays" in line for line in lines)
+
+
+def test_an_error_that_cannot_be_copied_is_told_in_words():
+    class OddError(Exception):
+        def __init__(self, first: int, second: int) -> None:
+            super().__init__("odd")
+
+    assert str(runtime._without_frames(OddError(1, 2))) == "OddError: odd"
+    plain = PeerLostError("lost", peer=3)
+    kept = runtime._without_frames(plain)
+    assert kept is not plain
+    assert type(kept) is PeerLostError
+    assert kept.peer == 3
+
+
+# --- turns ----------------------------------------------------------------------------------
+
+
+def test_operations_are_counted():
+    def main(group: ringcoll.LocalGroup) -> tuple[int, int]:
+        member = member_of(group)
+        ringcoll.all_reduce(torch.ones(5), group=group, algorithm="ring")
+        before = member.num_issued, member.nbytes_sent
+        assert before[0] == 1
+        several = [torch.ones(50_000), torch.ones(50_000).double()]
+        ringcoll.all_reduce_coalesced(several, group=group, algorithm="ring")
+        return member.num_issued - before[0], member.nbytes_sent - before[1]
+
+    assert ringcoll.run_threads(main, 2) == [(2, 50_000 * (4 + 8))] * 2
+
+
+def test_a_group_remembers_only_so_many_kinds_of_calls(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runtime, "_MOST_OPERATIONS", 3)
+
+    def main(group: ringcoll.LocalGroup) -> list[list[object]]:
+        member = member_of(group)
+        found: list[list[object]] = []
+        for numel in (1, 2, 3, 1, 4, 4):
+            ringcoll.all_reduce(torch.ones(numel), group=group)
+            found.append(
+                [operation.request.lengths[0][1] for operation in member.operations.values()]
+            )
+        return found
+
+    (found,) = ringcoll.run_threads(main, 1)
+    assert found == [[1], [1, 2], [1, 2, 3], [1, 2, 3], [2, 3, 4], [2, 3, 4]]
+
+
+def test_at_rest_nothing_is_under_way():
+    started, go_on, seen = threading.Event(), threading.Event(), list[str]()
+
+    def slow(left: Tensor, right: Tensor) -> Tensor:
+        started.set()
+        assert go_on.wait(30)
+        seen.append("ran")
+        return left + right
+
+    def main(group: ringcoll.LocalGroup) -> None:
+        member = member_of(group)
+        works = [
+            ringcoll.all_reduce(torch.ones(3), ringcoll.UserOp(slow), group, True) for _ in range(2)
+        ]
+        assert started.wait(30)
+        threading.Timer(0.1, go_on.set).start()
+        with member.at_rest():
+            seen.append("rest")
+            assert all(work is not None and work.is_completed() for work in works)
+        for work in works:
+            assert work is not None
+            work.wait()
+        ringcoll.barrier(group)  # it goes on
+
+    ringcoll.run_threads(main, 2)
+    assert seen.index("rest") >= 2
+
+
+def test_what_is_in_the_queue_is_told():
+    entered, go_on = threading.Event(), threading.Event()
+
+    def main(group: ringcoll.LocalGroup) -> list[tuple[int, str]]:
+        member = member_of(group)
+
+        def hold() -> None:
+            entered.set()
+            assert go_on.wait(30)
+
+        holding = threading.Thread(target=member.in_turn, args=(hold, "hold"))
+        holding.start()
+        assert entered.wait(30)
+        works = [ringcoll.all_reduce(torch.ones(3), group=group, async_op=True) for _ in range(2)]
+        queued = [(number, operation.name) for number, operation in member.queued()]
+        go_on.set()
+        for work in works:
+            assert work is not None
+            work.wait()
+        holding.join()
+        assert member.queued() == []
+        return queued
+
+    assert ringcoll.run_threads(main, 1) == [[(1, "all_reduce"), (2, "all_reduce")]]
+
+
+def test_alone_an_asynchronous_call_is_over_at_once():
+    def main(group: ringcoll.LocalGroup) -> None:
+        work = ringcoll.all_reduce(torch.ones(3), group=group, async_op=True)
+        assert work is not None
+        assert work.is_completed()
+        assert not member_of(group)._queue.threads
+
+    ringcoll.run_threads(main, 1)
+
+
+def test_the_ranks_meet_once():
+    def main(group: ringcoll.LocalGroup) -> tuple[int, ...]:
+        member = member_of(group)
+        assert member.meet() == member.meet() == (0, 0, 0)
+        return member.num_issued, len(member.transport.hosts)
+
+    assert ringcoll.run_threads(main, 3) == [(1, 3)] * 3
+
+
+@pytest.mark.parametrize(
+    "threads, num_cores, is_crowded",
+    [(1, 1, False), (2, 5, True), (2, 6, False), (2, 7, False), (4, 2, True)],
+)
+def test_ranks_with_more_threads_than_cores_are_crowded(
+    threads: int, num_cores: int, is_crowded: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Three ranks on one host."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(runtime, "cores", lambda: num_cores)
+
+    def main(group: ringcoll.LocalGroup) -> bool:
+        member_of(group).meet()
+        return member_of(group)._is_crowded
+
+    assert ringcoll.run_threads(main, 3) == [is_crowded] * 3
+
+
+def test_results_in_inference_mode_are_written_by_any_thread():
+    def main(group: ringcoll.LocalGroup) -> list[float]:
+        with torch.inference_mode():
+            tensor = torch.ones(3)
+            work = ringcoll.all_reduce(tensor, group=group, async_op=True)
+        assert work is not None
+        work.wait()
+        ringcoll.all_reduce(tensor, group=group)  # outside of it
+        return tensor.tolist()
+
+    assert ringcoll.run_threads(main, 2) == [[4.0] * 3] * 2
+
+
+# --- the end --------------------------------------------------------------------------------
+
+
+def test_a_closed_group_keeps_nothing():
+    def main(group: ringcoll.LocalGroup) -> None:
+        member = member_of(group)
+        ringcoll.all_reduce(torch.ones(100).expand(3, 100).t(), out=torch.ones(100, 3), group=group)
+        ringcoll.all_gather_single(torch.ones(600_000), torch.ones(300_000), group)
+        assert member.operations
+        member.close(30.0)
+        assert not member.operations
+        assert not member.memory.tensors
+        assert member.monitor.last == (-1, None)
+        member.close()  # a second time
+
+    ringcoll.run_threads(main, 2)
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 30.0])
+def test_what_is_queued_is_run_or_fails_at_the_end(drain_s: float):
+    go_on = threading.Event()
+
+    def slow(left: Tensor, right: Tensor) -> Tensor:
+        assert go_on.wait(30)
+        return left + right
+
+    def main(group: ringcoll.LocalGroup) -> list[bool]:
+        member, total = member_of(group), torch.ones(3)
+        works = [
+            ringcoll.all_reduce(torch.ones(3), ringcoll.UserOp(slow), group, True),
+            ringcoll.all_reduce(total, group=group, async_op=True),
+        ]
+        threading.Timer(0.3, go_on.set).start()
+        member.close(drain_s)
+        went_well = []
+        for work in works:
+            assert work is not None
+            try:
+                went_well.append(work.wait())
+            except RingcollError:
+                went_well.append(False)
+        assert total.tolist() == [2.0 if drain_s else 1.0] * 3
+        return went_well[1:]
+
+    assert ringcoll.run_threads(main, 2) == [[drain_s > 0]] * 2
+
+
+def test_in_a_process_that_was_forked_off_nothing_is_the_childs():
+    def main(group: ringcoll.LocalGroup) -> None:
+        member = member_of(group)
+        ringcoll.barrier(group)
+        turn = member._queue.turn
+        member.disown()
+        for use in (member.check_usable, partial(ringcoll.barrier, group)):
+            with pytest.raises(GroupBrokenError) as caught:
+                use()
+            assert str(caught.value) == FORKED
+        assert member._queue.turn is not turn
+        # What the parent has is not touched, whatever is called.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(member.transport, "abort", failing(AssertionError("it is the parent's")))
+            patch.setattr(member.transport, "close", failing(AssertionError("it is the parent's")))
+            member.abort()
+            member.close()
+        member._closed = member._is_foreign = False
+
+    ringcoll.run_threads(main, 1)
