@@ -43,7 +43,6 @@ class End(Enum):
     PASSED = "passed"
     FAILED = "failed"
     TIMED_OUT = "timed out"
-    WRONG = "wrong"  # there were no tests, or pytest was called wrongly
 
 
 class Outcome(NamedTuple):
@@ -175,7 +174,4 @@ def _end_group(process: int) -> None:
 def _end(status: int | None) -> End:
     if status is None:
         return End.TIMED_OUT
-    if status == pytest.ExitCode.OK:
-        return End.PASSED
-    wrong = pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED
-    return End.WRONG if status in wrong else End.FAILED
+    return End.PASSED if status == pytest.ExitCode.OK else End.FAILED

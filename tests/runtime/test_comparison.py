@@ -160,6 +160,24 @@ def test_a_rank_that_has_come_and_left_is_heard() -> None:
     assert end.comparison.known == {"sum"}
 
 
+def test_a_rank_that_comes_and_leaves_between_two_looks_is_heard() -> None:
+    class Quick(dist.HashStore):
+        """Rank 1 comes, and leaves, as soon as it was looked for."""
+
+        def check(self, keys: list[str]) -> bool:
+            found: bool = super().check(keys)
+            if keys == ["call/1/1"]:
+                self.set("call/1/1", "sum")
+                self.set(LEFT.format(1), "0")
+            return found
+
+    store = Quick()
+    store.set("call/1/2", "sum")
+    end = End(store, 0)
+    end.compare("sum")
+    assert end.comparison.known == {"sum"}
+
+
 def test_the_wait_ends_when_the_monitor_knows_why() -> None:
     def main(end: End) -> None:
         if end.monitor.rank:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,9 @@ import ringcoll
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime import flight_recorder
 from ringcoll.runtime.flight_report import read_record
+from ringcoll.runtime.monitor import Running
+from ringcoll.runtime.operation import Turn
+from ringcoll.runtime.plan import Wait
 from ringcoll.system import answers
 from ringcoll.system.answers import Answering, answering, ask
 from tests.programs.listeners import listening
@@ -73,6 +77,123 @@ def test_the_last_operations_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
                 "call": "all_reduce(sum, float32, 4 elements, algorithm ring)",
                 "complete": True,
             }
+
+
+def test_the_last_256_operations_are_kept() -> None:
+    def main(group: Any) -> int:
+        for _ in range(300):
+            ringcoll.barrier(group)
+        return len(flight_recorder._group(group.communicator)["operations"])
+
+    assert ringcoll.run_threads(main, 2) == [256, 256]
+
+
+def test_where_a_rank_is_that_waits() -> None:
+    """Rank 2 comes late to the second operation; rank 0 waits for rank 2, and rank 1 for rank 0."""
+    call = "all_reduce(sum, float32, 12 elements, algorithm ring)"
+    seen: list[dict[str, Any]] = []
+
+    def steps() -> dict[int, tuple[int, int]]:
+        """The operation and the step in which each rank waits."""
+        members = [member for one in flight_recorder._watched if (member := one()) is not None]
+        running = {member.rank: member.monitor.running() for member in members}
+        return {
+            rank: (one.number, one.wait.step) for rank, one in running.items() if one and one.wait
+        }
+
+    def main(group: Any) -> None:
+        tensor = torch.ones(12)
+        for _ in range(2):
+            ringcoll.all_reduce(tensor, group=group, algorithm="ring")
+        if group.rank() == 2:
+            assert eventually(lambda: steps() == {0: (2, 0), 1: (2, 1)})
+            seen.append(read_record(json.dumps(flight_recorder.record())))
+        ringcoll.all_reduce(tensor, group=group, algorithm="ring")
+
+    ringcoll.run_threads(main, 3)
+    (told,) = seen
+    groups = {group["rank"]: group for group in told["groups"]}
+    common = {"number": 2, "call": call, "meets": False, "is_receive": True}
+    assert groups[0]["running"] == common | {"step": 0, "peer": 2, "chunks": [1]}
+    assert groups[1]["running"] == common | {"step": 1, "peer": 0, "chunks": [1]}
+    assert groups[2]["running"] is None
+    for rank, group in groups.items():
+        expected = [(0, True), (1, True), (2, False)][: 2 if rank == 2 else 3]
+        assert [(one["number"], one["complete"]) for one in group["operations"]] == expected
+        assert {one["call"] for one in group["operations"]} == {call}
+        assert (group["world_size"], group["failure"], group["queued"]) == (3, None, [])
+        assert told["threads"][f"rank-{rank}"].startswith(f"{__file__}:")
+
+
+def test_where_a_rank_is_that_meets_and_what_is_queued() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def main(group: Any) -> None:
+        if group.rank() == 1:
+            members = [member for one in flight_recorder._watched if (member := one()) is not None]
+            (first,) = [member for member in members if member.rank == 0]
+            assert eventually(lambda: first.monitor.meets and len(first.queued()) == 1)
+            seen.append(flight_recorder._group(first))
+        works = [ringcoll.all_reduce(torch.ones(3), group=group, async_op=True) for _ in range(2)]
+        for work in works:
+            assert work is not None
+            work.wait()
+
+    ringcoll.run_threads(main, 2)
+    (told,) = seen
+    nothing: dict[str, Any] = {"step": None, "peer": None, "is_receive": False, "chunks": []}
+    assert told["running"] == {"number": 0, "call": "all_reduce", "meets": True} | nothing
+    assert told["queued"] == [{"number": 1, "call": "all_reduce", "complete": False}]
+    assert told["operations"] == [{"number": 0, "call": "all_reduce", "complete": False}]
+
+
+@pytest.mark.parametrize(
+    "peer, step, is_receive, chunks",
+    [
+        (1, 0, True, [0]),
+        (1, 0, False, [1]),
+        (2, 0, False, [2]),
+        (1, 2, True, [1]),
+        (2, 2, True, [2]),
+        (2, 2, False, [0]),
+        (1, 1, True, []),  # the rank reduces, and exchanges nothing
+    ],
+)
+def test_the_chunks_of_a_message(peer: int, step: int, is_receive: bool, chunks: list[int]) -> None:
+    """Two-shot: each rank gets its chunk from all, reduces it, and sends it to all."""
+
+    def main(group: Any) -> tuple[list[int], ...]:
+        ringcoll.all_reduce(torch.ones(12), group=group, algorithm="two_shot")
+        _, operation = group.communicator.monitor.last
+        waits = Wait(0, peer, step, is_receive), None
+        return tuple(
+            flight_recorder._chunks(Running(0, operation, wait), group.rank()) for wait in waits
+        )
+
+    assert ringcoll.run_threads(main, 3)[0] == (chunks, [])
+
+
+def test_what_has_no_plan_has_no_chunks() -> None:
+    turn = Turn("meeting", lambda: None)
+    assert flight_recorder._chunks(Running(0, turn, Wait(0, 1, 0, True)), 0) == []
+
+
+def test_a_long_command_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["x" * 150, "y" * 150])
+    command = flight_recorder.record()["command"]
+    assert command == f"{'x' * 150} {'y' * 49}"
+
+
+def test_a_child_tells_nothing_of_its_parents_groups() -> None:
+    def main(group: Any) -> int:
+        if group.rank():
+            return 0
+        if (pid := os.fork()) == 0:
+            is_clean = not flight_recorder._watched and flight_recorder._answering is None
+            os._exit(7 if is_clean else 1)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert ringcoll.run_threads(main, 2) == [7, 0]
 
 
 def test_nobody_answers_without_a_group_of_several_ranks() -> None:
@@ -205,10 +326,14 @@ def test_an_error_is_told_and_the_thread_goes_on() -> None:
     server.end()
 
 
-def test_a_name_that_is_taken_is_no_reason_to_fail(server: Answering) -> None:
+def test_a_name_that_is_taken_is_no_reason_to_fail(
+    server: Answering, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(OSError, match="in use"):
         Answering(lambda: "")
-    assert ringcoll.run_threads(ringcoll.barrier, 2) == [None, None]
+    with caplog.at_level(logging.DEBUG, "ringcoll"):
+        assert ringcoll.run_threads(ringcoll.barrier, 2) == [None, None]
+    assert "`ringcoll dump` cannot ask this process: " in caplog.text
 
 
 def test_elsewhere_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,20 @@ def test_a_rank_of_which_there_is_no_record() -> None:
     ]
 
 
+def test_who_has_come_less_far_comes_first() -> None:
+    """Of those that have come as far, who is in no operation; and then by number."""
+    records = [
+        process(0, group(0, 15)),
+        process(1, group(1, 14, running=running(15))),
+        process(2, group(2, 15, running=running(16))),
+        process(3, group(3, 14)),
+    ]
+    ranks = [line.split()[1] for line in report(records)[1:]]
+    assert ranks == ["3", "1", "0", "2"]
+    many = [process(rank, group(rank, 0, 12, running=running(1))) for rank in range(12)]
+    assert [line.split()[1] for line in report(many)[1:]] == [*map(str, range(12))]
+
+
 def test_ranks_that_wait_in_two_groups() -> None:
     first = group(0, 0, world_size=2, running=running(1, peer=1))
     second = group(1, 4, world_size=2, running=running(5, peer=0), group="tp")
@@ -181,5 +195,6 @@ def test_other_texts_are_refused(change: Record) -> None:
     right = process(0, group(0, 0, running=running(1)))
     assert read_record(json.dumps(right)) == right
     for text in (json.dumps(right | change), "", "[]", "[" * 100_000):
-        with pytest.raises(ArgumentError, match="not the record of a process"):
+        with pytest.raises(ArgumentError, match="not the record of a process") as caught:
             read_record(text)
+        assert caught.value.got == text[:80]
