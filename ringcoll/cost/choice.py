@@ -104,13 +104,9 @@ def segment_bytes_of(collective: str, algorithm: str | Schedule, device: str) ->
     [4194304, None, None]
     """
     name = algorithm.algorithm if isinstance(algorithm, Schedule) else algorithm
-    if name == AUTO or not _is_pipelined(collective, name):
+    if not any(entry.pipelined for entry in named(name, collective)):  # "auto" is none of them
         return None
     return pipelined_segment_bytes(device)
-
-
-def _is_pipelined(collective: str, name: str) -> bool:
-    return any(entry.pipelined for entry in named(name, collective))
 
 
 def choose(

@@ -26,6 +26,7 @@ from ringcoll.cost.table import BUILT_IN, MEASURED, Table, crowded_parameters
 from ringcoll.errors import TuningFileError
 from ringcoll.reduction import as_operator
 from ringcoll.schedule.contracts import CONTRACTS, OperandOrder, contract
+from ringcoll.schedule.ir import Program
 from ringcoll.schedule.verifier import verify
 from ringcoll.transport.catalogue import costs_of
 from tests.cases.algorithms import worlds_of
@@ -174,11 +175,18 @@ def test_segments_of_a_rule() -> None:
 
 def test_segments_of_a_users_algorithm_are_not_predicted() -> None:
     entry = find("all_reduce", "double_tree")
-    register("all_reduce", "mine", chunks=entry.chunks, pipelined=True)(entry.program)
+
+    def mine(rank: int, world_size: int) -> Program:
+        yield from entry.program(rank, world_size)
+
+    register("all_reduce", "mine", chunks=entry.chunks, pipelined=True)(mine)
     try:
         for source in (BUILT_IN, MEASURED):
             own = table(8, tuned=parse_rules("mine", known_only=False), source=source)
-            assert choose("all_reduce", 64 << 20, 8, own).segment_bytes == PIPELINED_SEGMENT_BYTES
+            assert choose("all_reduce", 1 << 20, 8, own).segment_bytes == PIPELINED_SEGMENT_BYTES
+        built_in = table(8, tuned=parse_rules("double_tree"), source=MEASURED)
+        predicted = choose("all_reduce", 1 << 20, 8, built_in).segment_bytes
+        assert predicted not in (None, PIPELINED_SEGMENT_BYTES)
     finally:
         unregister("all_reduce", "mine")
 
@@ -191,6 +199,11 @@ def test_rules_that_an_order_does_not_allow_are_passed_over() -> None:
     best = choose("all_reduce", 64, 4, table(4), OperandOrder.RANK)
     assert " of those that reduce in " in best.reason
     assert " of those " not in choose("all_reduce", 64, 4, table(4)).reason
+
+
+def test_choices_are_kept() -> None:
+    own = table(4)
+    assert choose("all_reduce", 4, 4, own) is choose("all_reduce", 4, 4, own)
 
 
 def test_a_choice_in_words() -> None:

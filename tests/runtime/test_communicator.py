@@ -28,6 +28,7 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.runtime import communicator as runtime
+from ringcoll.runtime import flight_recorder
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.runtime.monitor import Monitor
 from ringcoll.transport import base, gloo
@@ -334,6 +335,53 @@ def test_what_is_in_the_queue_is_told():
     assert ringcoll.run_threads(main, 1) == [[(1, "all_reduce"), (2, "all_reduce")]]
 
 
+def test_a_blocking_call_waits_for_its_turn():
+    go_on = threading.Event()
+
+    def slow(left: Tensor, right: Tensor) -> Tensor:
+        assert go_on.wait(30)
+        return left + right
+
+    def main(group: ringcoll.LocalGroup) -> list[float]:
+        tensor = torch.ones(2)
+        work = ringcoll.all_reduce(torch.ones(3), ringcoll.UserOp(slow), group, True)
+        threading.Timer(0.2, go_on.set).start()
+        assert ringcoll.all_reduce(tensor, group=group) is None
+        assert work is not None
+        assert work.is_completed()
+        return tensor.tolist()
+
+    assert ringcoll.run_threads(main, 2) == [[2.0, 2.0]] * 2
+
+
+def test_messages_carry_the_history_of_the_group():
+    """Where two ranks have called differently, and nobody has waited, their next tags differ."""
+
+    def history(*numels: int) -> int:
+        def main(group: ringcoll.LocalGroup) -> int:
+            for numel in numels:
+                ringcoll.all_reduce(torch.ones(numel), group=group)
+            return member_of(group)._history
+
+        (found,) = ringcoll.run_threads(main, 1)
+        assert 0 <= found < 1 << 31
+        return int(found)
+
+    calls = [(), (3,), (4,), (3, 3), (3, 4), (4, 3), (3, 3, 3)]
+    assert len({history(*numels) for numels in calls}) == len(calls)
+    assert history(3, 4) == history(3, 4)
+
+
+def test_of_a_group_of_one_rank_nobody_is_told():
+    def main(group: ringcoll.LocalGroup) -> tuple[bool, bool]:
+        member = member_of(group)
+        is_watched = any(one() is member for one in flight_recorder._watched)
+        return bool(member.token), is_watched
+
+    assert ringcoll.run_threads(main, 1) == [(False, False)]
+    assert ringcoll.run_threads(main, 2) == [(True, True)] * 2
+
+
 def test_alone_an_asynchronous_call_is_over_at_once():
     def main(group: ringcoll.LocalGroup) -> None:
         work = ringcoll.all_reduce(torch.ones(3), group=group, async_op=True)
@@ -426,6 +474,7 @@ def test_what_is_queued_is_run_or_fails_at_the_end(drain_s: float):
             except RingcollError:
                 went_well.append(False)
         assert total.tolist() == [2.0 if drain_s else 1.0] * 3
+        assert (member.broken is None) is (drain_s > 0)
         return went_well[1:]
 
     assert ringcoll.run_threads(main, 2) == [[drain_s > 0]] * 2

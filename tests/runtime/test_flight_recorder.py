@@ -175,7 +175,10 @@ def test_the_chunks_of_a_message(peer: int, step: int, is_receive: bool, chunks:
 
 def test_what_has_no_plan_has_no_chunks() -> None:
     turn = Turn("meeting", lambda: None)
-    assert flight_recorder._chunks(Running(0, turn, Wait(0, 1, 0, True)), 0) == []
+    for is_receive in (True, False):
+        told = flight_recorder._running(Running(3, turn, Wait(0, 1, 2, is_receive)), 0, False)
+        where = {"meets": False, "step": 2, "peer": 1, "is_receive": is_receive, "chunks": []}
+        assert told == {"number": 3, "call": "meeting"} | where
 
 
 def test_a_long_command_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
