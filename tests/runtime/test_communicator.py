@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -235,6 +236,17 @@ def test_a_failure_is_logged_once_where_it_is_not_raised(
     assert all("no sums on Sundays" in line for line in lines)
 
 
+def test_a_disagreement_that_is_raised_is_not_logged(caplog: pytest.LogCaptureFixture):
+    """The monitor finds it, and the thread that waits raises it."""
+
+    def main(group: ringcoll.LocalGroup) -> None:
+        with pytest.raises(MismatchError):
+            ringcoll.all_reduce(torch.ones(3), "sum" if group.rank() else "max", group)
+
+    ringcoll.run_threads(main, 2)
+    assert not [line for line in caplog.records if line.name == "ringcoll"]
+
+
 def test_an_error_that_cannot_be_copied_is_told_in_words():
     class OddError(Exception):
         def __init__(self, first: int, second: int) -> None:
@@ -445,6 +457,7 @@ def test_a_closed_group_keeps_nothing():
         assert not member.operations
         assert not member.memory.tensors
         assert member.monitor.last == (-1, None)
+        assert not any(one() is member for one in flight_recorder._watched)
         member.close()  # a second time
 
     ringcoll.run_threads(main, 2)
@@ -478,6 +491,22 @@ def test_what_is_queued_is_run_or_fails_at_the_end(drain_s: float):
         return went_well[1:]
 
     assert ringcoll.run_threads(main, 2) == [[drain_s > 0]] * 2
+
+
+def test_a_child_finds_the_groups_of_its_parent_refused():
+    def main(group: ringcoll.LocalGroup) -> int:
+        ringcoll.barrier(group)
+        if (pid := os.fork()) == 0:
+            try:
+                ringcoll.barrier(group)
+            except GroupBrokenError as error:
+                os._exit(7 if str(error) == FORKED else 8)
+            finally:
+                os._exit(9)
+        ringcoll.barrier(group)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert ringcoll.run_threads(main, 1) == [7]
 
 
 def test_in_a_process_that_was_forked_off_nothing_is_the_childs():

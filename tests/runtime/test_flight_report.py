@@ -90,8 +90,8 @@ def line_of(rank: int, *records: Record, silent: dict[int, str] | None = None) -
             "is in all_reduce #0, waits until all ranks have come; at ",
         ),
         (
-            group(0, 0, running=running(1), queued=[call(2), call(3)]),
-            "is in all_reduce #1, waits for no rank, 2 more queued, up to #3; at ",
+            group(0, 0, running=running(1), queued=[call(2), call(3), call(4)]),
+            "is in all_reduce #1, waits for no rank, 3 more queued, up to #4; at ",
         ),
         (
             group(0, 0, running=running(1), failure="rank 0 lost rank 3"),
@@ -118,6 +118,11 @@ def test_a_rank_of_which_there_is_no_record() -> None:
     ]
 
 
+def order(*records: Record) -> list[str]:
+    """The ranks of the only group, as they are told."""
+    return [line.split()[1] for line in report(records)[1:]]
+
+
 def test_who_has_come_less_far_comes_first() -> None:
     """Of those that have come as far, who is in no operation; and then by number."""
     records = [
@@ -126,10 +131,12 @@ def test_who_has_come_less_far_comes_first() -> None:
         process(2, group(2, 15, running=running(16))),
         process(3, group(3, 14)),
     ]
-    ranks = [line.split()[1] for line in report(records)[1:]]
-    assert ranks == ["3", "1", "0", "2"]
+    assert order(*records) == ["3", "1", "0", "2"]
+    # Who has closed the group or left no record, who has made no operation, who is in the first one.
+    closed, first = process(3), process(1, group(1, -1, running=running(0)))
+    assert order(first, closed, process(0, group(0, -1))) == ["2", "3", "0", "1"]
     many = [process(rank, group(rank, 0, 12, running=running(1))) for rank in range(12)]
-    assert [line.split()[1] for line in report(many)[1:]] == [*map(str, range(12))]
+    assert order(*many) == [*map(str, range(12))]
 
 
 def test_ranks_that_wait_in_two_groups() -> None:
@@ -185,14 +192,15 @@ def test_who_is_related() -> None:
         {"threads": {"a": 1}},
         {"groups": [{}]},
         {"groups": [group(4, 0)]},
-        {"groups": [group(0, 0, world_size=1 << 20)]},
+        {"groups": [group(0, 0, world_size=1 << 16, pids={}) | {"world_size": (1 << 16) + 1}]},
+        {"groups": [group(-1, 0)]},
         {"groups": [group(0, 0) | {"running": {}}]},
         {"groups": [group(0, 0, pids={"1": "2"})]},
         {"groups": [group(0, 0, queued=[{"number": 1}])]},
     ],
 )
 def test_other_texts_are_refused(change: Record) -> None:
-    right = process(0, group(0, 0, running=running(1)))
+    right = process(0, group(0, 0, running=running(1)), group(7, 0, world_size=1 << 16, pids={}))
     assert read_record(json.dumps(right)) == right
     for text in (json.dumps(right | change), "", "[]", "[" * 100_000):
         with pytest.raises(ArgumentError, match="not the record of a process") as caught:

@@ -126,6 +126,16 @@ def test_the_work_has_the_error(cuda: FakeCuda):
     assert run(cuda, 2, last) == [None, None]
 
 
+def test_an_asynchronous_call_is_enqueued_by_its_caller(cuda: FakeCuda):
+    def main(group: LocalGroup) -> int:
+        ring(group)
+        for _ in range(3):
+            ring(group, async_op=True).wait()
+        return len(group.communicator._queue.threads)
+
+    assert run(cuda, 2, main) == [0, 0]
+
+
 @pytest.mark.parametrize("async_op", [False, True])
 def test_a_barrier_raises_the_error_itself(cuda: FakeCuda, async_op: bool):
     done = threading.Event()
