@@ -191,12 +191,36 @@ def test_a_child_tells_nothing_of_its_parents_groups() -> None:
     def main(group: Any) -> int:
         if group.rank():
             return 0
+        server = flight_recorder._answering
+        assert server is not None
         if (pid := os.fork()) == 0:
             is_clean = not flight_recorder._watched and flight_recorder._answering is None
-            os._exit(7 if is_clean else 1)
+            os._exit(7 if is_clean and server._socket.fileno() == -1 else 1)
+        assert server._socket.fileno() >= 0
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     assert ringcoll.run_threads(main, 2) == [7, 0]
+
+
+def test_the_groups_that_are_left_are_told() -> None:
+    def main(group: Any) -> int:
+        if group.rank() == 0:
+            group.communicator.close()
+            told = own_groups()
+            group.communicator.store.set("told", "")
+            return len(told)
+        group.communicator.store.wait(["told"])
+        return 0
+
+    assert ringcoll.run_threads(main, 2) == [1, 0]
+
+
+def test_installed_packages_are_the_users_code() -> None:
+    """They lie within the folder of the standard library."""
+    place = f"{flight_recorder._STANDARD}site-packages/mine/train.py"
+    names: dict[str, Any] = {"record": flight_recorder.record}
+    exec(compile("def train():\n    return record()", place, "exec"), names)
+    assert names["train"]()["threads"]["MainThread"] == f"{place}:2 in train"
 
 
 def test_nobody_answers_without_a_group_of_several_ranks() -> None:
@@ -365,7 +389,10 @@ def test_who_fails_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (path,) = tmp_path.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     record = read_record(path.read_text())
-    assert any("no sums on Sundays" in str(group["failure"]) for group in record["groups"])
+    failed = [group for group in record["groups"] if "no sums on Sundays" in str(group["failure"])]
+    assert failed
+    assert failed[0]["running"]["number"] == 0
+    assert failed[0]["running"]["call"].startswith("all_reduce(")
 
 
 def test_a_folder_that_is_not_there_is_logged(

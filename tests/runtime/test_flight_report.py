@@ -139,6 +139,36 @@ def test_who_has_come_less_far_comes_first() -> None:
     assert order(*many) == [*map(str, range(12))]
 
 
+def test_ranks_without_a_record_come_in_their_order() -> None:
+    own = group(0, 0, running=running(1), pids={"2": 102})
+    assert [line.strip() for line in report([process(0, own)])[1:4]] == [
+        "rank 1 has not come to the group",
+        "rank 2 (pid 102) has left no record",
+        "rank 3 has not come to the group",
+    ]
+
+
+def test_who_is_in_a_broken_group_waits_for_nobody() -> None:
+    broken = group(0, 0, 2, running=running(1, peer=1), failure="rank 0 lost rank 1")
+    other = group(0, 4, 2, running=running(5, peer=1), group="tp", failure="rank 0 lost rank 1")
+    lines = report(
+        [process(0, broken, other), process(1, group(1, 0, 2), group(1, 4, 2, group="tp"))]
+    )
+    assert lines[0] == "group 1, 2 ranks over shared: none in an operation, broken for 1"
+    assert not any("waits" in line or "but in group" in line for line in lines)
+
+
+def test_calls_of_one_name_may_disagree() -> None:
+    pair = [running(1), running(1, call=CALL.replace("12", "13"))]
+    records = [process(rank, group(rank, 0, 2, running=now)) for rank, now in enumerate(pair)]
+    assert report(records)[1].endswith(f"rank 0 called {CALL}, rank 1 called {pair[1]['call']}")
+
+
+def test_a_process_that_does_not_tell_its_threads() -> None:
+    record = process(0, group(0, 0, world_size=1)) | {"threads": {}}
+    assert report([record])[1].endswith(" (in user code, an unknown place)")
+
+
 def test_ranks_that_wait_in_two_groups() -> None:
     first = group(0, 0, world_size=2, running=running(1, peer=1))
     second = group(1, 4, world_size=2, running=running(5, peer=0), group="tp")
@@ -182,6 +212,8 @@ def test_who_is_related() -> None:
     assert related(records, {100}) == (pair, {100, 101})
     assert related(records, {108}) == ([stranger], {107, 108})
     assert related(records, {5}) == ([], {5})
+    strangers = [process(rank, group(rank, 0, world_size=2, pids={})) for rank in range(2)]
+    assert related(strangers, {100}) == (strangers, {100, 101})  # they have not met
 
 
 @pytest.mark.parametrize(
@@ -190,6 +222,8 @@ def test_who_is_related() -> None:
         {"version": 2},
         {"pid": "1"},
         {"threads": {"a": 1}},
+        {"threads": []},
+        {"groups": ""},
         {"groups": [{}]},
         {"groups": [group(4, 0)]},
         {"groups": [group(0, 0, world_size=1 << 16, pids={}) | {"world_size": (1 << 16) + 1}]},
