@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -261,6 +262,14 @@ def test_the_host_of_the_store_is_blamed_not_who_gave_up_after_it(monitor: Watch
     missed = monitor.look()
     assert isinstance(missed, PeerLostError)
     assert missed.peer == 0
+
+
+def test_with_a_store_who_is_waited_for_is_blamed(monitor: Watched) -> None:
+    """Whoever gave up before has told why."""
+    monitor.lives.gone, monitor.rank = {0, 1}, 2
+    error = monitor.explain(PeerLostError("closed"), 3.0)
+    assert isinstance(error, PeerLostError)
+    assert error.peer == 1
 
 
 def test_the_end_of_the_stores_host_is_waited_for(monitor: Watched) -> None:
@@ -859,10 +868,31 @@ def test_a_group_of_one_rank_needs_no_thread_and_tells_nobody() -> None:
     monitor.close()
 
 
-def test_leaving_tells_the_last_operation() -> None:
+@pytest.mark.parametrize("world_size", [2, WORLD_SIZE])
+def test_leaving_tells_the_last_operation(world_size: int) -> None:
+    fresh = Monitor(dist.HashStore(), 1, world_size, lambda: None, Lives())  # type: ignore[arg-type]
+    fresh.leave()
+    assert fresh.notices.last_of(1) == -1
     monitor = Watched()
+    monitor.world_size = world_size
     monitor.leave()
     assert monitor.told("left/0") == 7
     monitor.forget()
     monitor.leave()
     assert monitor.told("left/0") == -1
+
+
+def test_what_is_forgotten_is_kept_alive_by_nobody() -> None:
+    """An operation is bound to connections."""
+
+    class Called(SimpleNamespace):
+        """One that can be referred to weakly."""
+
+    monitor, called = Watched(), Called(description=CALL)
+    monitor.ran(8, called)
+    kept = weakref.ref(called)
+    del called
+    monitor.current = None
+    assert kept() is not None
+    monitor.forget()
+    assert kept() is None

@@ -361,9 +361,10 @@ def test_what_cannot_be_captured_is_refused_and_does_no_harm(cuda: FakeCuda, asy
     def main(group: LocalGroup) -> list[Any]:
         told: list[str] = []
 
-        def refused(*tensors: torch.Tensor) -> None:
+        def refused(*tensors: torch.Tensor, algorithm: str = "auto") -> None:
+            how: Any = {"group": group, "async_op": async_op, "algorithm": algorithm}
             with cuda.graph() as graph, pytest.raises(CaptureError) as caught:
-                ringcoll.all_reduce_coalesced([*tensors], group=group, async_op=async_op)
+                ringcoll.all_reduce_coalesced([*tensors], **how)
             told.append(str(caught.value))
             assert not {shared(one) for one in tensors} & graph.touched
 
@@ -372,6 +373,7 @@ def test_what_cannot_be_captured_is_refused_and_does_no_harm(cuda: FakeCuda, asy
         assert not group.communicator._has_met
         ringcoll.all_reduce(small, group=group)
         refused(large)
+        refused(large, algorithm="ring")  # it is known how it would be run
         refused(small, large)
         with cuda.graph():
             ringcoll.all_reduce(small, group=group)
@@ -380,18 +382,22 @@ def test_what_cannot_be_captured_is_refused_and_does_no_harm(cuda: FakeCuda, asy
 
     for rank, (*told, small, large) in enumerate(run(cuda, 2, main)):
         assert (small, large) == (4, 2.0)
-        assert len(told) == 3
+        assert len(told) == 4
         for text in told:
             assert f"rank {rank}: all_reduce cannot be captured" in text
             assert "Run it once before" in text
 
 
 def test_over_the_host_nothing_can_be_captured(cuda: FakeCuda):
+    both = threading.Barrier(2)  # what one rank does would end the other one's capture
+
     def main(group: LocalGroup) -> str:
         tensor = torch.ones(4)
         ringcoll.all_reduce(tensor, group=group)
+        both.wait(30)
         with cuda.graph(), pytest.raises(CaptureError) as caught:
             ringcoll.all_reduce(tensor, group=group)
+        both.wait(30)
         ringcoll.all_reduce(tensor, group=group)
         return f"{caught.value} {tensor[0].item()}"
 
