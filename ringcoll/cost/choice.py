@@ -102,9 +102,11 @@ def segment_bytes_of(collective: str, algorithm: str | Schedule, device: str) ->
     --------
     >>> [segment_bytes_of("all_reduce", name, "cuda") for name in ("double_tree", "ring", "auto")]
     [4194304, None, None]
+    >>> segment_bytes_of("all_reduce", "double_tree", "cpu")
+    1048576
     """
     name = algorithm.algorithm if isinstance(algorithm, Schedule) else algorithm
-    if not any(entry.pipelined for entry in named(name, collective)):  # "auto" is none of them
+    if name == AUTO or not any(entry.pipelined for entry in named(name, collective)):
         return None
     return pipelined_segment_bytes(device)
 

@@ -131,7 +131,7 @@ class Lives:
 
     def _learn(self, peers: Iterable[int]) -> None:
         """Read which processes some ranks are, if they have told it."""
-        with contextlib.suppress(RuntimeError):
+        try:
             for peer in self._unknown.intersection(peers):
                 if self._store.check([_KEY.format(peer)]):
                     self._unknown.discard(peer)
@@ -140,3 +140,7 @@ class Lives:
                         self.processes[peer] = process
                     elif process is not None and process.place != place():
                         self.elsewhere[peer] = process
+        except dist.DistNetworkError:  # the store is gone, and torch tells each try at length
+            self._unknown.clear()
+        except RuntimeError:
+            pass

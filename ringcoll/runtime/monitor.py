@@ -265,7 +265,7 @@ class Monitor:
 
         The end of a process of another host is sure only after a while.
         """
-        return self.notices.is_gone and 0 not in self.lives.ended(0)
+        return self.notices.is_gone and self.rank != 0 and 0 not in self.lives.ended(0)
 
     def _in_words(
         self, error: RingcollError, running: Running, limit_s: float, chain: Sequence[int]
@@ -274,7 +274,7 @@ class Monitor:
         timed_out = isinstance(error, CollectiveTimeoutError)
         is_corrupt = isinstance(error, CorruptMessageError)
         peer = running.wait.peer if running.wait else getattr(error, "peer", None)
-        ended = set() if timed_out or is_corrupt else self.lives.ended(peer)
+        ended = set() if timed_out or is_corrupt else self.lives.ended(peer, 0)
         lost = self._cause(peer, ended)
         if lost is not None and lost != peer:
             return self._lost(lost, running)
@@ -426,7 +426,7 @@ class Monitor:
             last = self.notices.last_of(awaited)
             if last is not None and last < running.number:
                 return self._lost(awaited, running, "which has closed the group")
-        ended = self.lives.ended(awaited)
+        ended = self.lives.ended(awaited, 0)  # rank 0 may have had the store
         for peer in ended:
             dead_s = now - self._ended.setdefault(peer, now)
             # It was done: its message may be in a group with that of another rank, or on a slow network.

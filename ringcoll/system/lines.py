@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 from ringcoll.system.machine import family_of, is_loopback
 
-__all__ = ["Address", "Lines", "greet", "has_ended", "listening_at"]
+__all__ = ["Address", "Lines", "end_of", "greet", "has_ended", "listening_at"]
 
 Address = tuple[str, int]
 """Host and port."""
@@ -60,7 +60,7 @@ class _Line:
     def drop(self) -> None:
         """Let go of connections that have been cut."""
         for connection in (*self._open,):
-            end = _end_of(connection)
+            end = end_of(connection)
             if end is not None:
                 self._has_proof |= end
                 self._open.remove(connection)
@@ -177,8 +177,11 @@ class Lines:
             self._strangers.pop(0).close()
 
 
-def _end_of(connection: socket.socket) -> bool | None:
-    """Whether the other end has ended a connection, and not an error; ``None`` if it is there."""
+def end_of(connection: socket.socket) -> bool | None:
+    """Whether the other end has ended a connection, and not an error; ``None`` if it is there.
+
+    The connection does not block, and its other end sends nothing.
+    """
     try:
         return True if not connection.recv(1) else None  # nobody sends anything more
     except BlockingIOError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
+from ringcoll.system.lines import end_of
 from ringcoll.system.machine import family_of
 
 __all__ = [
@@ -40,9 +42,9 @@ __all__ = [
 
 Answer = TypeVar("Answer")
 
-_CONNECTING = timedelta(seconds=1)
-_LOOK_S = 0.02  # between looks whether a store is there that is being connected to
-_RETRY_S = 5.0  # for torch to give up
+_CONNECTING_S = 1.0
+_LOOK_S = 0.02  # between two looks whether the host of a store lives, while torch connects to it
+_GIVING_UP_S = 5.0  # for torch to give up: 0.6 to 3.1 s in 12 tries with the limit above
 # torch looks up the name of whom it connects to. Where a name server does not answer, that takes 5 seconds
 # or more, once in a process: the next try does without.
 _TRIES = 3
@@ -163,26 +165,43 @@ def private(store: dist.Store) -> dist.Store:
     for _ in range(_TRIES):
         try:
             store.check(["alive"])
-            clone = begun(partial(_clone, store))
-            _clones.add(clone)
-            clone.add_done_callback(_clones.discard)
-            # If its host dies now, torch connects for 0.5 to 3 s more. This connection says so at once.
-            while not wait([clone], _LOOK_S).done:
-                store.check(["alive"])
         except (AttributeError, RuntimeError):
             return store  # it is gone: whoever uses it next says so, and for what it is needed
         try:
-            return clone.result()
-        except dist.DistError:
+            connected = _connected(store)
+            return store if connected is None else connected
+        except (dist.DistError, OSError):
             continue
         except (AttributeError, RuntimeError, NotImplementedError):
             return store  # within the process, or on disk: there is no connection
     raise TransportError(unreachable(store))
 
 
+def _connected(store: dist.Store) -> dist.Store | None:
+    """Another connection to a store; ``None`` if its host dies meanwhile.
+
+    torch connects for up to 3 s more then, whatever the limit. So a socket beside it tells the death.
+    """
+    below = _below(store)
+    if not isinstance(below, dist.TCPStore):
+        return _clone(store)
+    with socket.create_connection((below.host, below.port), _CONNECTING_S) as line:
+        line.setblocking(False)
+        clone = begun(partial(_clone, store))
+        _clones.add(clone)
+        clone.add_done_callback(_clones.discard)
+        try:
+            while not wait([clone], _LOOK_S).done:
+                if end_of(line) is not None:
+                    return None
+            return clone.result()
+        finally:
+            del clone  # or its error, which refers to this frame, would keep it
+
+
 def _clone(store: Any) -> dist.Store:
     limit = store.timeout
-    store.set_timeout(_CONNECTING)  # to a store that is gone torch tries to connect for as long
+    store.set_timeout(timedelta(seconds=_CONNECTING_S))
     try:
         clone = store.clone()
     finally:
@@ -191,13 +210,16 @@ def _clone(store: Any) -> dist.Store:
     return clone  # type: ignore[no-any-return]
 
 
-_clones: set[Future[dist.Store]] = set()  # that are being made
+_clones: set[Future[dist.Store]] = set()  # connections that torch is making
+os.register_at_fork(after_in_child=_clones.clear)
 
 
 @atexit.register
 def _end_connecting() -> None:
     """Wait until torch has given up: a thread that comes back from C++ while Python ends ends the process."""
-    wait(tuple(_clones), _RETRY_S)
+    deadline = time.monotonic() + _GIVING_UP_S
+    while _clones and time.monotonic() < deadline:
+        wait(tuple(_clones), deadline - time.monotonic())
 
 
 def begun(function: Callable[[], Answer]) -> Future[Answer]:
@@ -206,18 +228,20 @@ def begun(function: Callable[[], Answer]) -> Future[Answer]:
     Its thread stays behind if it does not return.
     """
     answer: Future[Answer] = Future()
-
-    def call() -> None:
-        try:
-            answer.set_result(function())
-        except BaseException as error:  # noqa: BLE001  # `Future.result` raises it
-            answer.set_exception(error)
-
+    asked = function, answer
     try:
-        threading.Thread(target=call, name="ringcoll-asks", daemon=True).start()
+        threading.Thread(target=_ask, args=asked, name="ringcoll-asks", daemon=True).start()
     except RuntimeError:  # a program that ends starts no threads any more, from Python 3.12 on
-        call()
+        _ask(*asked)
     return answer
+
+
+def _ask(function: Callable[[], Answer], answer: Future[Answer]) -> None:
+    try:
+        answer.set_result(function())
+    except BaseException as error:  # noqa: BLE001  # `Future.result` raises it
+        answer.set_exception(error)
+        del function, answer  # or the error, which refers to this frame, would keep both
 
 
 def within(limit_s: float, function: Callable[[], Answer]) -> Answer:

@@ -20,7 +20,7 @@ WORLD_SIZE = 3
 LIMIT_S = 20.0
 
 
-class End:
+class CallsOfARank:
     """A rank's comparisons, with the calls that it has compared in this store."""
 
     def __init__(self, store: dist.Store, rank: int) -> None:
@@ -34,9 +34,9 @@ class End:
         self.comparison.compare(call, limit_s, capturing=capturing)
 
 
-def on_all(main: Callable[[End], Any], store: dist.Store | None = None) -> list[Any]:
+def on_all(main: Callable[[CallsOfARank], Any], store: dist.Store | None = None) -> list[Any]:
     store = store or dist.HashStore()
-    return together(WORLD_SIZE, lambda rank: main(End(store, rank)))
+    return together(WORLD_SIZE, lambda rank: main(CallsOfARank(store, rank)))
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def _debug_level(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_kind_of_call_is_compared_once() -> None:
     store = dist.HashStore()
 
-    def main(end: End) -> bool:
+    def main(end: CallsOfARank) -> bool:
         for call in ("sum", "sum", "max", "sum", "max"):
             end.compare(call)
         return bool(end.monitor.meets)
@@ -65,7 +65,7 @@ def test_a_kind_of_call_is_compared_once() -> None:
 def test_all_wait_for_the_last() -> None:
     came = threading.Event()
 
-    def main(end: End) -> bool:
+    def main(end: CallsOfARank) -> bool:
         if end.monitor.rank == 2:
             time.sleep(0.2)
             came.set()
@@ -83,7 +83,7 @@ def test_each_call_is_compared_for_debugging(how: str, monkeypatch: pytest.Monke
         monkeypatch.setenv("RINGCOLL_DEBUG", "detail")
     store = dist.HashStore()
 
-    def main(end: End) -> bool:
+    def main(end: CallsOfARank) -> bool:
         end.compare("sum")
         end.compare("sum", capturing=True)  # a captured call is never made by the host
         for _ in range(2):
@@ -99,7 +99,7 @@ def test_torchs_lower_level_is_not_enough() -> None:
     dist.set_debug_level(dist.DebugLevel.INFO)
     store = dist.HashStore()
 
-    def main(end: End) -> None:
+    def main(end: CallsOfARank) -> None:
         end.compare("sum")
         end.compare("sum")
 
@@ -108,7 +108,7 @@ def test_torchs_lower_level_is_not_enough() -> None:
 
 
 def test_ranks_that_call_something_else_are_named() -> None:
-    def main(end: End) -> None:
+    def main(end: CallsOfARank) -> None:
         end.compare("sum")
         end.compare("max" if end.monitor.rank == 1 else "min")
 
@@ -121,7 +121,7 @@ def test_ranks_that_call_something_else_are_named() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named_in_time() -> None:
-    def main(end: End) -> tuple[BaseException, bool, float]:
+    def main(end: CallsOfARank) -> tuple[BaseException, bool, float]:
         if end.monitor.rank == 1:
             return KeyError(), True, 0.0
         start = time.monotonic()
@@ -141,7 +141,7 @@ def test_a_rank_that_has_left_is_not_waited_for() -> None:
     store = dist.HashStore()
     store.set(LEFT.format(1), "0")
 
-    def main(end: End) -> None:
+    def main(end: CallsOfARank) -> None:
         if end.monitor.rank != 1:
             end.compare("sum")
 
@@ -156,7 +156,7 @@ def test_a_rank_that_has_come_and_left_is_heard() -> None:
     for peer in (1, 2):
         store.set(LEFT.format(peer), "0")
         store.set(f"call/1/{peer}", "sum")
-    end = End(store, 0)
+    end = CallsOfARank(store, 0)
     end.compare("sum")
     assert end.comparison.known == {"sum"}
 
@@ -166,21 +166,21 @@ def test_a_rank_that_comes_and_leaves_between_two_looks_is_heard() -> None:
         """Rank 1 comes, and leaves, as soon as it was looked for."""
 
         def check(self, keys: list[str]) -> bool:
-            found: bool = super().check(keys)
+            is_there: bool = super().check(keys)
             if keys == ["call/1/1"]:
                 self.set("call/1/1", "sum")
                 self.set(LEFT.format(1), "0")
-            return found
+            return is_there
 
     store = Quick()
     store.set("call/1/2", "sum")
-    end = End(store, 0)
+    end = CallsOfARank(store, 0)
     end.compare("sum")
     assert end.comparison.known == {"sum"}
 
 
 def test_the_wait_ends_when_the_monitor_knows_why() -> None:
-    def main(end: End) -> None:
+    def main(end: CallsOfARank) -> None:
         if end.monitor.rank:
             return
         threading.Timer(0.2, setattr, (end.monitor, "error", PeerLostError("x", peer=2))).start()

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,6 +25,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime import flight_recorder
+from ringcoll.runtime.communicator import Communicator
 from ringcoll.runtime.flight_report import read_record
 from ringcoll.runtime.monitor import Running
 from ringcoll.runtime.operation import Turn
@@ -35,12 +37,21 @@ from tests.programs.listeners import listening
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has such sockets")
 
 
+CALL = "all_reduce(sum, float32, 12 elements, algorithm ring)"
+
+
 def own_groups() -> list[dict[str, Any]]:
     """The groups of this process, as it tells them on its socket."""
     told, silent = ask([os.getpid()], 10.0)
     assert not silent
     groups: list[dict[str, Any]] = read_record(told[os.getpid()])["groups"]
     return groups
+
+
+def members(*ranks: int) -> list[Communicator]:
+    """The ends of groups in this process that have these ranks."""
+    watched = [member for reference in flight_recorder._watched if (member := reference())]
+    return [member for member in watched if member.rank in ranks]
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -90,15 +101,15 @@ def test_the_last_256_operations_are_kept() -> None:
 
 def test_where_a_rank_is_that_waits() -> None:
     """Rank 2 comes late to the second operation; rank 0 waits for rank 2, and rank 1 for rank 0."""
-    call = "all_reduce(sum, float32, 12 elements, algorithm ring)"
     seen: list[dict[str, Any]] = []
 
     def steps() -> dict[int, tuple[int, int]]:
         """The operation and the step in which each rank waits."""
-        members = [member for one in flight_recorder._watched if (member := one()) is not None]
-        running = {member.rank: member.monitor.running() for member in members}
+        running = {member.rank: member.monitor.running() for member in members(0, 1, 2)}
         return {
-            rank: (one.number, one.wait.step) for rank, one in running.items() if one and one.wait
+            rank: (state.number, state.wait.step)
+            for rank, state in running.items()
+            if state and state.wait
         }
 
     def main(group: Any) -> None:
@@ -111,18 +122,18 @@ def test_where_a_rank_is_that_waits() -> None:
         ringcoll.all_reduce(tensor, group=group, algorithm="ring")
 
     ringcoll.run_threads(main, 3)
-    (told,) = seen
-    groups = {group["rank"]: group for group in told["groups"]}
-    common = {"number": 2, "call": call, "meets": False, "is_receive": True}
+    (record,) = seen
+    groups = {group["rank"]: group for group in record["groups"]}
+    common = {"number": 2, "call": CALL, "meets": False, "is_receive": True}
     assert groups[0]["running"] == common | {"step": 0, "peer": 2, "chunks": [1]}
     assert groups[1]["running"] == common | {"step": 1, "peer": 0, "chunks": [1]}
     assert groups[2]["running"] is None
     for rank, group in groups.items():
         expected = [(0, True), (1, True), (2, False)][: 2 if rank == 2 else 3]
-        assert [(one["number"], one["complete"]) for one in group["operations"]] == expected
-        assert {one["call"] for one in group["operations"]} == {call}
+        assert [(call["number"], call["complete"]) for call in group["operations"]] == expected
+        assert {call["call"] for call in group["operations"]} == {CALL}
         assert (group["world_size"], group["failure"], group["queued"]) == (3, None, [])
-        assert told["threads"][f"rank-{rank}"].startswith(f"{__file__}:")
+        assert record["threads"][f"rank-{rank}"].startswith(f"{__file__}:")
 
 
 def test_where_a_rank_is_that_meets_and_what_is_queued() -> None:
@@ -130,9 +141,10 @@ def test_where_a_rank_is_that_meets_and_what_is_queued() -> None:
 
     def main(group: Any) -> None:
         if group.rank() == 1:
-            members = [member for one in flight_recorder._watched if (member := one()) is not None]
-            (first,) = [member for member in members if member.rank == 0]
-            assert eventually(lambda: first.monitor.meets and len(first.queued()) == 1)
+            assert eventually(
+                lambda: any(each.monitor.meets and len(each.queued()) == 1 for each in members(0))
+            )
+            (first,) = members(0)
             seen.append(flight_recorder._group(first))
         works = [ringcoll.all_reduce(torch.ones(3), group=group, async_op=True) for _ in range(2)]
         for work in works:
@@ -140,11 +152,11 @@ def test_where_a_rank_is_that_meets_and_what_is_queued() -> None:
             work.wait()
 
     ringcoll.run_threads(main, 2)
-    (told,) = seen
+    (group,) = seen
     nothing: dict[str, Any] = {"step": None, "peer": None, "is_receive": False, "chunks": []}
-    assert told["running"] == {"number": 0, "call": "all_reduce", "meets": True} | nothing
-    assert told["queued"] == [{"number": 1, "call": "all_reduce", "complete": False}]
-    assert told["operations"] == [{"number": 0, "call": "all_reduce", "complete": False}]
+    assert group["running"] == {"number": 0, "call": "all_reduce", "meets": True} | nothing
+    assert group["queued"] == [{"number": 1, "call": "all_reduce", "complete": False}]
+    assert group["operations"] == [{"number": 0, "call": "all_reduce", "complete": False}]
 
 
 @pytest.mark.parametrize(
@@ -176,9 +188,9 @@ def test_the_chunks_of_a_message(peer: int, step: int, is_receive: bool, chunks:
 def test_what_has_no_plan_has_no_chunks() -> None:
     turn = Turn("meeting", lambda: None)
     for is_receive in (True, False):
-        told = flight_recorder._running(Running(3, turn, Wait(0, 1, 2, is_receive)), 0, False)
+        state = flight_recorder._running(Running(3, turn, Wait(0, 1, 2, is_receive)), 0, False)
         where = {"meets": False, "step": 2, "peer": 1, "is_receive": is_receive, "chunks": []}
-        assert told == {"number": 3, "call": "meeting"} | where
+        assert state == {"number": 3, "call": "meeting"} | where
 
 
 def test_a_long_command_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,22 +206,37 @@ def test_a_child_tells_nothing_of_its_parents_groups() -> None:
         server = flight_recorder._answering
         assert server is not None
         if (pid := os.fork()) == 0:
-            is_clean = not flight_recorder._watched and flight_recorder._answering is None
-            os._exit(7 if is_clean and server._socket.fileno() == -1 else 1)
+            try:
+                is_clean = not flight_recorder._watched and flight_recorder._answering is None
+                os._exit(7 if is_clean and server._socket.fileno() == -1 else 1)
+            finally:
+                os._exit(2)
         assert server._socket.fileno() >= 0
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        statuses: list[int] = []
+
+        def has_ended() -> bool:
+            ended, status = (0, 0) if statuses else os.waitpid(pid, os.WNOHANG)
+            if ended:
+                statuses.append(os.waitstatus_to_exitcode(status))
+            return bool(statuses)
+
+        if not eventually(has_ended):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        return statuses[0]
 
     assert ringcoll.run_threads(main, 2) == [7, 0]
 
 
 def test_the_groups_that_are_left_are_told() -> None:
     def main(group: Any) -> int:
+        ringcoll.barrier(group)
         if group.rank() == 0:
             group.communicator.close()
-            told = own_groups()
-            group.communicator.store.set("told", "")
-            return len(told)
-        group.communicator.store.wait(["told"])
+            number = len(own_groups())
+            group.communicator.store.set("asked", "")
+            return number
+        group.communicator.store.wait(["asked"], timedelta(seconds=30))
         return 0
 
     assert ringcoll.run_threads(main, 2) == [1, 0]

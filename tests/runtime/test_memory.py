@@ -1,4 +1,4 @@
-"""The working memory of a group: how long it is, when it is replaced, and who is told."""
+"""The working memory of a group: how long it is, when it is replaced, and who is numbers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 def test_memory_is_replaced_only_where_more_is_needed() -> None:
-    told: list[int] = []
-    memory = Workspace(lambda: told.append(len(memory.tensors)))
+    numbers: list[int] = []  # of tensors that there are, when somebody is told
+    memory = Workspace(lambda: numbers.append(len(memory.tensors)))
     first = memory.take(10, torch.float32, CPU)
     assert first.dtype is torch.float32
     assert first.numel() == 64 // 4
-    assert len(told) == 1
+    assert len(numbers) == 1
     for numel, dtype in ((10, torch.float32), (16, torch.float32), (64, torch.uint8)):
         again = memory.take(numel, dtype, CPU)
         assert again.dtype is dtype
         assert again.data_ptr() == first.data_ptr()
-        assert len(told) == 1
+        assert len(numbers) == 1
     more = memory.take(17, torch.float32, CPU)
     assert more.numel() == 128 // 4
-    # It was told before the memory was replaced: there was none then, as all views were to go.
-    assert told == [0, 0]
+    # That was told before the memory was replaced: there was none then, as all views were to go.
+    assert numbers == [0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex128])
@@ -46,9 +46,9 @@ def test_a_device_has_memory_of_its_own() -> None:
 
 
 def test_memory_is_let_go() -> None:
-    told: list[int] = []
-    memory = Workspace(lambda: told.append(1))
+    numbers: list[int] = []
+    memory = Workspace(lambda: numbers.append(1))
     memory.take(3, torch.float32, CPU)
     memory.clear()
     assert not memory.tensors
-    assert len(told) == 2
+    assert len(numbers) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -106,6 +107,9 @@ def test_views_neither_keep_a_tensor_nor_have_its_gradient() -> None:
     flat = stage(source, result).bind([source, result], is_own=False)
     assert not flat.inputs[0].requires_grad
     assert flat.outputs[0].numel() == 0
+    storage = weakref.ref(source.untyped_storage())
+    del source
+    assert storage() is None
     with torch.inference_mode():
         inner = torch.ones(3)
     assert not stage(inner, result).bind([inner, result], is_own=False).inputs[0].is_inference()
@@ -210,8 +214,8 @@ def test_inputs_are_scaled_in_memory_of_their_own(is_own: bool) -> None:
 
 def test_short_tensors_are_laid_end_to_end() -> None:
     tensors = [torch.arange(3.0), torch.arange(4.0).view(2, 2).t() + 10, torch.arange(1.0) + 20]
-    parts = ((0, 1, 2),)
-    own = stage(*tensors, inputs=parts, outputs=parts, one_copy=True, reduction=SUM)
+    numbers = ((0, 1, 2),)
+    own = stage(*tensors, inputs=numbers, outputs=numbers, one_copy=True, reduction=SUM)
     flat = own.bind(tensors, is_own=False)
     assert flat.inputs[0] is flat.outputs[0]
     load(flat, *tensors)

@@ -55,12 +55,13 @@ class Lives:
 
     def __init__(self) -> None:
         self.gone: set[int] = set()
+        self.near = {*range(WORLD_SIZE)}  # others are looked at if they are asked for
         self.elsewhere: dict[int, Process] = {}
         self.asked: list[int | None] = []
 
     def ended(self, *awaited: int | None) -> set[int]:
         self.asked += awaited
-        return set(self.gone)
+        return self.gone & {*self.near, *awaited}
 
 
 class Watched(Monitor):
@@ -248,6 +249,7 @@ def test_the_dead_may_hold_up_those_who_do_not_wait_for_them(monitor: Watched, m
 def test_the_host_of_the_store_is_blamed_not_who_gave_up_after_it(monitor: Watched) -> None:
     """Without a store, who gave up could not tell why; it may have ended, too."""
     monitor.lives.gone, monitor.rank = {0, 1}, 2
+    monitor.lives.near = {1, 3}
     monitor.notices.is_gone = True
     gone = "the store, which rank 0 or the launcher holds, cannot be reached"
     error = monitor.explain(PeerLostError("closed"), 3.0)

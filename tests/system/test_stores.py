@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -62,29 +66,66 @@ def test_a_store_that_is_gone_says_so_where_it_is_used() -> None:
 
 
 def test_a_store_whose_host_dies_meanwhile_is_not_waited_for() -> None:
-    """torch would try again, half a second later or more; the old connection knows at once."""
+    """torch would try again, half a second later or more."""
     given_up = threading.Event()
 
-    class Dying(Reluctant):
+    class Last(dist.TCPStore):
+        """Its host dies while a connection is being made."""
+
+        def clone(self) -> dist.Store:
+            servers.clear()
+            assert given_up.wait(30)
+            raise dist.DistNetworkError("The client socket has timed out after 1000ms")
+
+    servers = [served()]
+    store = Last(servers[0].host, servers[0].port, None, False)
+    before = set(stores._clones)
+    assert private(store) is store
+    (connecting,) = stores._clones - before
+    threading.Timer(0.2, given_up.set).start()
+    stores._end_connecting()  # at the end of the program
+    assert connecting.done()
+
+
+def test_a_store_at_which_nobody_listens_is_tried_by_nobody() -> None:
+    class Last(dist.TCPStore):
+        """It gives two more answers."""
+
         def check(self, keys: list[str]) -> bool:
             asked.append(keys)
-            if len(asked) > 3:
+            if len(asked) > 2:
                 raise dist.DistNetworkError("Broken pipe")
             return False
 
         def clone(self) -> dist.Store:
-            assert given_up.wait(30)
-            raise dist.DistNetworkError("The client socket has timed out after 1000ms")
+            raise AssertionError("torch connects")
 
     asked: list[list[str]] = []
-    store: Any = Dying(0)
+    server = served()
+    store = Last(server.host, server.port, None, False)
+    del server
     assert private(store) is store
-    assert len(asked) == 4
-    (connecting,) = stores._clones
-    threading.Timer(0.2, given_up.set).start()
-    stores._end_connecting()  # at the end of the program
-    assert connecting.done()
-    assert not stores._clones
+    assert len(asked) == 3
+
+
+def test_an_error_of_what_is_asked_keeps_nothing() -> None:
+    class Asked:
+        def fail(self) -> None:
+            raise LookupError("none")
+
+    asked = Asked()
+    kept = weakref.ref(asked)
+    gc.disable()
+    try:
+        with contextlib.suppress(LookupError):
+            within(5.0, asked.fail)
+        del asked
+        deadline = time.monotonic() + 10  # for the end of the thread
+        while kept() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("is_prefixed", [False, True])
