@@ -31,6 +31,11 @@ def test_one_sample_has_no_spread():
     assert (summary.spread, summary.stdev_s) == (0.0, 0.0)
 
 
+def test_between_two_samples_quartiles_are_interpolated():
+    summary = summarize([3.0, 1.0])
+    assert (summary.p25_s, summary.p50_s, summary.p75_s) == (1.5, 2.0, 2.5)
+
+
 def test_few_samples_are_marked():
     assert spread_in_words(summarize([1.0, 2.0, 3.0, 4.0])) == "~60%"
     assert spread_in_words(summarize([1.0, 2.0, 3.0, 4.0, 5.0])) == "67%"
