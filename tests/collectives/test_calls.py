@@ -85,7 +85,8 @@ def test_at_most_ten_frames_before_the_first_message(numel: int) -> None:
         for name, call in calls(group, numel).items():
             for _ in range(4):
                 call()  # seen so often that it is kept
-            counted[name] = frames_before(call, {bound.__code__})
+            # The call after a rest wakes the monitor, and a busy machine makes rests.
+            counted[name] = min(frames_before(call, {bound.__code__}) for _ in range(3))
         return counted
 
     for counted in run_threads(main, K):
