@@ -212,7 +212,8 @@ def summary(met: dict[str, Found], ended: dict[str, Found]) -> list[Table]:
                 ]
             words = judged[over]
             counts = [words.count(word) for word in ("right", "next", "cannot be known", *wrong)]
-            rows.append((over, len(words), *counts, median(times), max(times)))
+            if times:  # `--kinds` may leave out all
+                rows.append((over, len(words), *counts, median(times), max(times)))
         columns = {"transport": "text", what: "count", "right": "count", "next call": "count"}
         columns |= {"cannot be known": "count", **dict.fromkeys(wrong, "count")}
         columns |= {"median": "seconds", "slowest": "seconds"}

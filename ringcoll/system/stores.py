@@ -162,6 +162,7 @@ def private(store: dist.Store) -> dist.Store:
     TransportError
         The store is there, and cannot be connected to.
     """
+    reason = ""
     for _ in range(_TRIES):
         try:
             store.check(["alive"])
@@ -169,12 +170,13 @@ def private(store: dist.Store) -> dist.Store:
             return store  # it is gone: whoever uses it next says so, and for what it is needed
         try:
             connected = _connected(store)
-            return store if connected is None else connected
-        except (dist.DistError, OSError):
-            continue
+        except (dist.DistError, OSError) as error:
+            reason = str(error).partition("\n")[0]
         except (AttributeError, RuntimeError, NotImplementedError):
             return store  # within the process, or on disk: there is no connection
-    raise TransportError(unreachable(store))
+        else:
+            return store if connected is None else connected
+    raise TransportError(f"{unreachable(store)}: {reason}")
 
 
 def _connected(store: dist.Store) -> dist.Store | None:
@@ -187,6 +189,7 @@ def _connected(store: dist.Store) -> dist.Store | None:
         return _clone(store)
     with socket.create_connection((below.host, below.port), _CONNECTING_S) as line:
         line.setblocking(False)
+        os.close(os.dup(line.fileno()))  # where no descriptor is left, torch tries for seconds
         clone = begun(partial(_clone, store))
         _clones.add(clone)
         clone.add_done_callback(_clones.discard)

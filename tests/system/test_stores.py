@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import resource
 import threading
 import time
 import weakref
@@ -106,6 +108,29 @@ def test_a_store_at_which_nobody_listens_is_tried_by_nobody() -> None:
     del server
     assert private(store) is store
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize("num_left", [0, 1])
+def test_a_lack_of_descriptors_is_told_at_once(num_left: int) -> None:
+    """A connection takes two for a moment; without the second torch would try for seconds."""
+    server = served()
+    store = dist.TCPStore(server.host, server.port, None, False)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    own = [os.dup(0) for _ in range(20)]  # so that no lower number is free
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(own) + 1, most[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                own.append(os.dup(0))
+        for _ in range(num_left):
+            os.close(own.pop())
+        with pytest.raises(TransportError, match=r"cannot be reached: .*Too many open files"):
+            private(store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        for descriptor in own:
+            os.close(descriptor)
+    assert private(store) is not store
 
 
 def test_an_error_of_what_is_asked_keeps_nothing() -> None:
