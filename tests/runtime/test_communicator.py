@@ -1,4 +1,4 @@
-"""What befalls a communicator while its ranks meet."""
+"""A communicator: while its ranks meet, failures, turns, what it counts and keeps, its end."""
 
 from __future__ import annotations
 
