@@ -221,3 +221,15 @@ def test_lines_lead_to_near_ranks_and_to_those_that_are_awaited(
         for _ in range(2):  # looks: the first begins the line
             assert watched.ended(3, None) == set()
         assert reached() == {*near, 3}
+
+
+def test_a_store_that_is_gone_is_asked_once() -> None:
+    class Gone(dist.Store):
+        def check(self, keys: list[str]) -> bool:
+            asked.append(keys)
+            raise dist.DistNetworkError("Broken pipe")
+
+    asked: list[list[str]] = []
+    processes = Lives(Gone(), 0, 4)
+    assert processes.ended() == processes.ended(1) == set()
+    assert len(asked) == 1
