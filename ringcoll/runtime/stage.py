@@ -203,9 +203,8 @@ def share_blocks(
         *_intervals(outputs, output_blocks, lengths, is_output=True),
     ]
     is_shared = False
-    input_end = earlier_end = output_end = (
-        0  # of the inputs, of the inputs before the last, of the outputs
-    )
+    # Of the inputs, of the inputs before the last, and of the outputs so far.
+    input_end = earlier_end = output_end = 0
     last: _Interval | None = None
     for interval in sorted(intervals):
         first, end, is_output, block = interval
