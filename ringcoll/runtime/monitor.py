@@ -236,6 +236,9 @@ class Monitor:
         with self._lock:
             timed_out = isinstance(error, CollectiveTimeoutError)
             is_cause = timed_out or isinstance(error, CorruptMessageError)
+            broken = None if is_cause or running.wait is None else running.wait.peer
+            if broken is not None:
+                self.notices.tell_broken(broken)
             # Such a rank waits for no verdict: the others lose their connections to it at once, and
             # wait for its verdict. A process that has ended writes none any more.
             deadline = time.monotonic() + (0 if is_cause else _PATIENCE_S)
@@ -249,10 +252,20 @@ class Monitor:
                 self.error = self._from_verdict(verdict, running)
                 return self.error
             chain = self._waiting_for(running) if running.wait and timed_out else []
-            self.error = failure = self._in_words(error, running, limit_s, chain)
-            kind = kind_of(failure)
+            failure = self._in_words(error, running, limit_s, chain)
+            if broken is not None and broken == failure.peer and not has_lost:
+                failure = self._weighed(failure, broken)
+            self.error, kind = failure, kind_of(failure)
             self.notices.tell_verdict({"kind": kind, "peer": failure.peer, "text": str(failure)})
             return failure
+
+    def _weighed(self, failure: TransportError, peer: int) -> TransportError:
+        """The loss of a peer that lives; this rank's own fault if more ranks have lost it than the peer."""
+        count = self.notices.broken(self.rank)
+        if count <= self.notices.broken(peer):
+            return failure
+        text = f"{failure}; {count} ranks have lost rank {self.rank}"
+        return type(failure)(text, peer=self.rank)
 
     def _has_lost(self, running: Running) -> bool:
         """Whether the process of the rank that this rank waits for has ended; of any rank, as they meet."""

@@ -5,6 +5,7 @@ key                value
 =================  ==========================================================================
 ``state/RANK``     the rank's last operations, and the message that it waits for; as JSON
 ``verdict``        the reason why the group is broken, of the first rank that fails; as JSON
+``broken/RANK``    number of ranks that have lost their connection to the rank
 ``left/RANK``      number of the last operation of a rank that has closed the group, or -1
 =================  ==========================================================================
 
@@ -73,6 +74,14 @@ class Notices:
     def tell_verdict(self, verdict: dict[str, Any]) -> None:
         """Say why the group is broken, unless another rank has said it before."""
         self._ask(lambda: self.store.compare_set("verdict", "", json.dumps(verdict)))
+
+    def tell_broken(self, peer: int) -> None:
+        """Say that this rank's connection to a peer is broken; nobody knows yet which of the two is the cause."""
+        self._ask(lambda: self.store.add(f"broken/{peer}", 1))
+
+    def broken(self, peer: int) -> int:
+        """Number of ranks that have said that their connection to a rank is broken."""
+        return self._ask(lambda: self.store.add(f"broken/{peer}", 0)) or 0
 
     def state(self, peer: int) -> dict[str, Any] | None:
         """What a rank has told of its operations."""

@@ -28,7 +28,7 @@ import ringcoll
 from ringcoll import UserOp
 from ringcoll.collectives.groups import abort, communicator
 from ringcoll.errors import RingcollError
-from ringcoll.runtime import agreement, operation
+from ringcoll.runtime import agreement, monitor, operation
 from ringcoll.runtime.communicator import Communicator
 from tests.programs.disagreements import PROMPT_S, names_operation
 from tests.programs.mortal import Ended, die, run_mortals
@@ -250,9 +250,13 @@ def _closes(is_victim: bool, store: dist.Store) -> None:
 
 
 def _breaks(is_victim: bool, store: dist.Store) -> None:
-    """The connections of one rank are closed below the library, or by `abort` where there are none."""
+    """The connections of one rank are closed below the library, or by `abort` where there are none.
+
+    That rank, which cannot see that it is the cause, is the first to say what it has lost.
+    """
     ringcoll.barrier()
     if is_victim:
+        mock.patch.object(monitor, "_PATIENCE_S", monitor._PATIENCE_S / 2).start()
         time.sleep(0.2)
         over = communicator(None, torch.device("cpu")).transport.name
         if over != "gloo" or not _cut_connections(store):

@@ -205,6 +205,46 @@ def test_a_broken_connection_that_nobody_explains(monitor: Watched) -> None:
     assert monitor.told("verdict") == {"kind": "transport", "peer": 1, "text": str(error)}
 
 
+@pytest.mark.parametrize(
+    "of_own,of_peer,is_own_fault",
+    [(0, 0, False), (1, 0, False), (1, 2, False), (2, 0, True), (3, 1, True)],
+)
+def test_whose_fault_a_broken_connection_is(
+    monitor: Watched, of_own: int, of_peer: int, *, is_own_fault: bool
+) -> None:
+    """Other ranks say which connections of theirs are broken; this rank's own, to rank 1, is added."""
+    for peer, count in ((0, of_own), (1, of_peer)):
+        for _ in range(count):
+            monitor.notices.tell_broken(peer)
+    error = monitor.explain(PeerLostError("closed"), 3.0)
+    assert type(error) is PeerLostError
+    assert error.peer == (0 if is_own_fault else 1)
+    lost = f"rank 0 lost rank 1, while it waited for {AWAITED}: closed"
+    assert str(error) == lost + (f"; {of_own} ranks have lost rank 0" if is_own_fault else "")
+    assert monitor.told("verdict") == {"kind": "lost", "peer": error.peer, "text": str(error)}
+    assert monitor.notices.broken(1) == of_peer + 1, "told before this rank waits for a verdict"
+
+
+@pytest.mark.parametrize(
+    "error", [CollectiveTimeoutError("late"), CorruptMessageError("wrong", peer=1)]
+)
+def test_a_connection_that_is_not_broken(monitor: Watched, error: TransportError) -> None:
+    for _ in range(3):
+        monitor.notices.tell_broken(0)
+    error = monitor.explain(error, 3.0)  # type: ignore[assignment]
+    assert error.peer == 1
+    assert monitor.notices.broken(1) == 0
+
+
+@pytest.mark.parametrize("peer", [1, 2])
+def test_a_process_that_has_ended_is_the_cause(monitor: Watched, peer: int) -> None:
+    for _ in range(3):
+        monitor.notices.tell_broken(0)
+    monitor.lives.gone = {peer}
+    error = monitor.explain(PeerLostError("closed"), 3.0)
+    assert error.peer == peer  # type: ignore[attr-defined]
+
+
 def test_a_process_that_has_ended_writes_no_verdict(monitor: Watched) -> None:
     monitor.lives.gone = {1}
     error = monitor.explain(PeerLostError("closed"), 3.0)
