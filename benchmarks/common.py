@@ -38,6 +38,7 @@ __all__ = [
     "introduction",
     "meeting_place",
     "parser",
+    "shared_memory",
     "write",
 ]
 
@@ -56,6 +57,13 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "number": "{:.4g}".format,
 }
 """How a value is written, by the kind of its column."""
+
+
+def shared_memory() -> set[str]:
+    """Names of shared memory that no process need have: files, and System V segments that none has attached."""
+    table = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    segments = {number for _, number, _, _, _, _, attached, *_ in table if attached == "0"}
+    return segments | {path.name for path in Path("/dev/shm").iterdir()}
 
 
 @contextmanager

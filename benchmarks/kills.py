@@ -41,6 +41,7 @@ from common import (
     introduce,
     meeting_place,
     parser,
+    shared_memory,
     write,
 )
 
@@ -227,7 +228,7 @@ def main() -> None:
     transports = tuple(options.transports.split(","))
     facts = environment(5, options.transports)
     introduce(facts)
-    before = {path.name for path in Path("/dev/shm").iterdir()}
+    before = shared_memory()
     words: dict[str, Counter[str]] = {name: Counter() for name in transports}
     times: dict[str, list[float]] = {name: [] for name in transports}
     # A rank enters its host without a fork: process ids are those of the machine.
@@ -242,7 +243,7 @@ def main() -> None:
                     times[case.transport].append(seconds)
                 if word != "right":
                     print(f"{number}: {word}: {case}: {seconds} {told}", flush=True)
-    left = {path.name for path in Path("/dev/shm").iterdir()} - before
+    left = shared_memory() - before
     kinds = sorted(set().union(*words.values()) - {"right"})
     table = Table(
         {"transport": "text", "survivors": "count", "right": "count"}
@@ -260,7 +261,7 @@ def main() -> None:
             for name in transports
         ],
         f"What became of the survivors of {options.kills} kills on {options.hosts} host(s); "
-        f"{len(left)} files left over.",
+        f"{len(left)} files or segments left over.",
     )
     table.show()
     write(options.json, __doc__, facts, [table])

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import Processes, Table, environment, introduce, parser, write
+from common import Processes, Table, environment, introduce, parser, shared_memory, write
 
 import ringcoll
 from ringcoll import resilient
@@ -67,7 +67,9 @@ def held() -> dict[str, int]:
         "descriptors": len(targets),
         "sockets": sum(target.startswith("socket") for target in targets),
         "threads": int(status["Threads"]),
-        "shared mappings": sum("memfd" in line or "/dev/shm" in line for line in maps),
+        "shared mappings": sum(
+            any(kind in line for kind in ("memfd", "/dev/shm", "SYSV")) for line in maps
+        ),
     }
 
 
@@ -176,9 +178,9 @@ def main() -> None:
     options = arguments.parse_args()
     facts = environment(options.ranks, options.transport)
     introduce(facts)
-    before = {path.name for path in Path("/dev/shm").iterdir()}
+    before = shared_memory()
     rows, faults, kills = soak(options)
-    left = {path.name for path in Path("/dev/shm").iterdir()} - before
+    left = shared_memory() - before
     kinds = {"own memory": "bytes", "shared memory": "bytes"} | dict.fromkeys(
         ("descriptors", "sockets", "threads", "shared mappings"), "count"
     )
@@ -186,7 +188,7 @@ def main() -> None:
         {"time": "seconds", "operations": "count", "changes": "count", **kinds},
         rows,
         f"What the witness held while {kills} ranks were killed and as many joined; "
-        f"{len(faults)} faults, {len(left)} files left over.",
+        f"{len(faults)} faults, {len(left)} files or segments left over.",
     )
     table.show()
     for fault in faults:

@@ -52,8 +52,10 @@ __all__ = [
 
 # A host that vanishes is missed after 3 + 5 * 1 seconds of silence; short outages are not.
 _KEEPALIVE = {"TCP_KEEPIDLE": "3s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "5"}
-# UCX ends the process (`ucs_fatal` in cma_ep.c) when a peer dies whose memory it reads by CMA.
-_OPTIONS = {**_KEEPALIVE, "TLS": "^cma"}
+# UCX ends the process (`ucs_fatal` in cma_ep.c) when a peer dies whose memory it reads by CMA. Beside the memory of
+# `sysv`, which it uses, it makes that of `posix`: files of 4 MiB, whose names it takes away when it has written them
+# (`uct_posix_mem_alloc`), so that a process which is killed meanwhile leaves them behind.
+_OPTIONS = {**_KEEPALIVE, "TLS": "^cma,posix"}
 _LOOPBACK = Path("/sys/class/net/lo")
 # Of cuda.h: two numbers of `CUpointer_attribute`, and a bit of `CUmemAllocationHandleType`.
 _IS_LEGACY_CUDA_IPC_CAPABLE, _ALLOWED_HANDLE_TYPES, _FABRIC = 10, 14, 8

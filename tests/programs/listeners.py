@@ -31,11 +31,12 @@ class Opened(NamedTuple):
     """What a rank has opened, and what is in the store at which it meets the others.
 
     ``listening`` are addresses of hosts, and paths; ``files`` maps paths in ``/dev/shm`` to
-    modes; ``told`` maps keys of the store to values.
+    modes; ``segments`` are the modes of shared memory of System V; ``told`` maps keys of the store to values.
     """
 
     listening: list[str]
     files: dict[str, int]
+    segments: list[int]
     told: dict[str, str]
 
 
@@ -71,6 +72,14 @@ def _files() -> dict[str, int]:
     return files
 
 
+def _segments() -> list[int]:
+    """Modes of the System V segments that this process has attached, as in the kernel's table."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    attached = {line[4] for line in lines if line[5:] and line[5].startswith("/SYSV")}
+    table = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    return [int(perms, 8) for _, number, perms, *_ in table if number in attached]
+
+
 def connected(transport: str) -> Opened:
     """Connect ranks without a default group over a transport, and exchange a message."""
     os.environ.pop("GLOO_SOCKET_IFNAME", None)
@@ -83,7 +92,7 @@ def connected(transport: str) -> Opened:
     tensors = torch.zeros(2, 100_000)
     for handle in own.post([Message(peer, tensors[0], 1)], [Message(peer, tensors[1], 1)]):
         own.wait(handle, 60.0)
-    opened = Opened(listening(), _files(), {})
+    opened = Opened(listening(), _files(), _segments(), {})
     for handle in own.post([Message(peer, tensors[0], 2)], [Message(peer, tensors[1], 2)]):
         own.wait(handle, 60.0)  # both have looked
     own.close()
@@ -97,7 +106,7 @@ def all_reduced(transport: str) -> Opened:
     store = rendezvous()[0]
     told = {key: store.get(key).decode(errors="replace") for key in store.list_keys()}
     ringcoll.barrier()
-    return Opened(listening(), _files(), told)
+    return Opened(listening(), _files(), _segments(), told)
 
 
 def on_no_interface() -> str:
