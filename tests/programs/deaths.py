@@ -339,7 +339,8 @@ ENDINGS: dict[str, Ending] = {
                store_dies=True, ends="limit", lives=True),
         Ending("closes the group", _closes),
         Ending("its connections are closed", _breaks, lives=True),
-        Ending("no file may grow (a full disk)", _without_files, lives=True, but=("gloo",)),
+        Ending("no file may grow (a full disk)", _without_files, lives=True,
+               but=("gloo", "ucx")),
         Ending("no descriptors are left", _without_descriptors, lives=True),
         Ending("no memory is left", _without_memory, lives=True),
     )
