@@ -70,7 +70,7 @@ class SearchedFront:
         Shapes that the exact search has neither found nor proved impossible: the effort was too
         small. If there is none, no schedule of as many steps and chunks beats the points.
     least_steps, least_rounds_per_chunk
-        Lower bounds for every schedule, of whose phases one begins when the other has ended on all ranks.
+        Lower bounds for every schedule; of an all-reduce, for one phase after the other.
     """
 
     collective: str

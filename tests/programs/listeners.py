@@ -24,7 +24,15 @@ from ringcoll.transport import catalogue
 from ringcoll.transport.base import Message
 from ringcoll.transport.gloo import GlooTransport
 
-__all__ = ["Opened", "all_reduced", "connected", "listening", "on_no_interface", "tensor_result"]
+__all__ = [
+    "Opened",
+    "all_reduced",
+    "connected",
+    "listening",
+    "on_no_interface",
+    "own_segments",
+    "tensor_result",
+]
 
 
 class Opened(NamedTuple):
@@ -72,12 +80,11 @@ def _files() -> dict[str, int]:
     return files
 
 
-def _segments() -> list[int]:
-    """Modes of the System V segments that this process has attached, as in the kernel's table."""
-    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    attached = {line[4] for line in lines if line[5:] and line[5].startswith("/SYSV")}
-    table = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
-    return [int(perms, 8) for _, number, perms, *_ in table if number in attached]
+def own_segments() -> list[int]:
+    """Modes of the segments of System V's shared memory that this process has made and that still exist."""
+    lines = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()]
+    mode, made_by = map(lines[0].index, ("perms", "cpid"))
+    return [int(line[mode], 8) for line in lines[1:] if line[made_by] == str(os.getpid())]
 
 
 def connected(transport: str) -> Opened:
@@ -92,7 +99,7 @@ def connected(transport: str) -> Opened:
     tensors = torch.zeros(2, 100_000)
     for handle in own.post([Message(peer, tensors[0], 1)], [Message(peer, tensors[1], 1)]):
         own.wait(handle, 60.0)
-    opened = Opened(listening(), _files(), _segments(), {})
+    opened = Opened(listening(), _files(), own_segments(), {})
     for handle in own.post([Message(peer, tensors[0], 2)], [Message(peer, tensors[1], 2)]):
         own.wait(handle, 60.0)  # both have looked
     own.close()
@@ -106,7 +113,7 @@ def all_reduced(transport: str) -> Opened:
     store = rendezvous()[0]
     told = {key: store.get(key).decode(errors="replace") for key in store.list_keys()}
     ringcoll.barrier()
-    return Opened(listening(), _files(), _segments(), told)
+    return Opened(listening(), _files(), own_segments(), told)
 
 
 def on_no_interface() -> str:

@@ -40,6 +40,7 @@ from ringcoll.transport.verified import VerifiedTransport
 from tests.cases.data import COMPLEX, FLOATS, INTEGERS, values
 from tests.cases.reference import bits
 from tests.fakes.fake_cuda import DEVICE, Looking, fake_cuda
+from tests.programs.listeners import own_segments
 from tests.programs.real_cuda import ON_GPU
 
 __all__ = [
@@ -376,17 +377,10 @@ def die_over_ucx(dying: int) -> None:
         report((dist.get_rank(), str(error), error.peer, time.monotonic() - begin))
 
 
-def _own_segments() -> int:
-    """Segments of System V's shared memory that this process has made and that still exist."""
-    lines = Path("/proc/sysvipc/shm").read_text().splitlines()
-    made_by = lines[0].split().index("cpid")
-    return sum(line.split()[made_by] == str(os.getpid()) for line in lines[1:])
-
-
 def _held() -> tuple[int, int, int]:
     """Descriptors, threads and shared segments of this process."""
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    return descriptors, threading.active_count(), _own_segments()
+    return descriptors, threading.active_count(), len(own_segments())
 
 
 def groups_come_and_go(num_groups: int) -> list[tuple[int, int, int]]:

@@ -284,6 +284,18 @@ def test_a_ucx_that_does_not_start_is_an_error_of_the_transport(
     assert catalogue.resolved("cuda", None, 0, DEVICE) == "gloo"
 
 
+def test_a_worker_that_cannot_be_made_is_an_error_of_the_transport(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As where there is no room for its shared memory."""
+    error = ucx_library.core().UCXError("no memory")
+    monkeypatch.setattr(ucx_library.core(), "UCXWorker", lambda _: _raise(error))
+    transport = ucx.UcxTransport(dist.HashStore(), 0, 1)
+    with pytest.raises(TransportError, match="rank 0 cannot start UCX: no memory"):
+        transport.connect(10.0)
+    transport.close()
+
+
 def _connected(log: list[str], hosts: tuple[int, ...] = (0, 0)) -> ucx.UcxTransport:
     transport = ucx.UcxTransport(dist.HashStore(), 0, 2, DEVICE)
     transport._worker, transport._endpoints = Worker(log), {1: Worker(log)}
