@@ -2,7 +2,8 @@
 
 On the CPU the kernel keeps the largest resident size of a process, and begins again when ``5`` is
 written to ``clear_refs`` (Linux, ``proc_pid_clear_refs(5)``). It is the size of the whole process,
-torch's libraries included; the kernel counts in batches of pages, so it is right to some 100 KiB.
+torch's libraries included; the kernel counts in batches of pages, so it is right to some 100 KiB. Memory
+that was freed, and that malloc has kept and gives out again, does not show.
 ``ru_maxrss`` begins again with it.
 """
 
