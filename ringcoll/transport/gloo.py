@@ -8,7 +8,8 @@ process or is filled in part, so tags must tell calls apart; a wait cannot be po
 and neither ``abort()`` nor another thread wakes it, but shutting down the group's
 connected sockets does, within milliseconds, on both sides (the listening socket must
 be left alone: closing it aborts the process). But nothing wakes who waits for a long message of
-which a part has come, nor who waits for a rank that died while the group was made. There
+which a part has come, nor who waits for a rank that died while the group was made, nor, rarely, who waits
+for a short message to be taken as its peer shuts down (seen; gloo's own time limit ends that). In the first two cases
 another thread of the transport waits for gloo, and is left behind when the transport is aborted.
 
 One thread of gloo reads what arrives, for all connections. Woken while the thread that
