@@ -38,6 +38,7 @@ from ringcoll.system.stores import served
 __all__ = ["RankError", "Ranks", "rendezvous", "report", "reports_to"]
 
 _REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
+_LOOK_S = 1.0  # between looks at interrupts that came just before a wait, which do not end it
 _GRACE_S = 5.0  # between asking a rank to end and killing it, and for late causes of failure
 
 
@@ -258,8 +259,9 @@ class Ranks:
                 for rank, connection in enumerate(self._connections)
                 if rank not in results and rank not in failures
             }
-            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
-            if not ready:
+            left_s = deadline - time.monotonic()
+            ready = wait(list(waiting), min(max(0.0, left_s), _LOOK_S))
+            if not ready and left_s <= _LOOK_S:
                 if failures:
                     break
                 raise TimeoutError(

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,11 @@ def reporting() -> None:
 
 def sleeping(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def writing_after(seconds: float, path: Path) -> None:
+    time.sleep(seconds)
+    path.touch()
 
 
 def backend_and_sum() -> tuple[str, int]:
@@ -166,6 +172,24 @@ def test_an_interrupt_waits_for_a_report_to_be_taken():
     with pytest.raises(KeyboardInterrupt):
         ranks.run(reporting, on_report=take)
     assert len(taken) == 1
+    assert not any(process.is_alive() for process in ranks.processes)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupt_that_does_not_end_the_wait_is_not_lost(tmp_path):
+    """As one that comes just before the wait, or reaches another thread: Python only notes it."""
+
+    def interrupt() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    ranks = Ranks(1)
+    ranks.run(rank_of)
+    timer = threading.Timer(0.5, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run(writing_after, 15.0, tmp_path / "late")
+    timer.join()
+    assert not (tmp_path / "late").exists()
     assert not any(process.is_alive() for process in ranks.processes)
 
 
