@@ -32,7 +32,7 @@
 May be imported from outside: ``__all__``, and each module's own.
 """
 
-from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, OPS, OVER, PERSISTENT, SHARED, Workload
+from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, OVER, PERSISTENT, SHARED, Workload
 from ringcoll.bench.measure import (
     BenchRequest,
     Meeting,
@@ -49,7 +49,6 @@ __all__ = [
     "AUTO",
     "DTYPES",
     "NATIVE",
-    "OPS",
     "OVER",
     "PERSISTENT",
     "SHARED",

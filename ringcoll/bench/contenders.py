@@ -24,14 +24,13 @@ import ringcoll
 from ringcoll.bench.exact import FACTOR
 from ringcoll.collectives.groups import communicator
 from ringcoll.errors import ArgumentError
-from ringcoll.reduction import premul_sum
+from ringcoll.reduction import OPERATORS, premul_sum
 from ringcoll.schedule.contracts import contract
 
 __all__ = [
     "AUTO",
     "DTYPES",
     "NATIVE",
-    "OPS",
     "OVER",
     "PERSISTENT",
     "SHARED",
@@ -76,32 +75,8 @@ DTYPES = {
 }
 """Dtypes by the names of nccl-tests."""
 
-OPS = {
-    "sum": "sum",
-    "prod": "product",
-    "max": "max",
-    "min": "min",
-    "avg": "avg",
-    "mulsum": "premul_sum",
-    # torch's own, beyond those of nccl-tests
-    "band": "band",
-    "bor": "bor",
-    "bxor": "bxor",
-}
-"""Operators by the names of nccl-tests: to the names of `ringcoll.reduction`."""
-
 _CPU = torch.device("cpu")
 _VECTOR = ("all_reduce", "reduce", "broadcast")
-_NATIVE_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-    "avg": dist.ReduceOp.AVG,
-    "band": dist.ReduceOp.BAND,
-    "bor": dist.ReduceOp.BOR,
-    "bxor": dist.ReduceOp.BXOR,
-}
 
 
 @dataclass(frozen=True)
@@ -115,7 +90,7 @@ class Workload:
     nbytes
         Size that is asked for.
     dtype, op
-        By the names of nccl-tests: see `DTYPES` and `OPS`. ``op`` is ``"none"`` where
+        By the names of nccl-tests: see `DTYPES` and `ringcoll.reduction.OPERATORS`. ``op`` is ``"none"`` where
         nothing is reduced.
     root
         -1 where there is none.
@@ -349,9 +324,7 @@ class _Ringcoll:
         self.a, self.library, self.group = arguments, library, group
         self.whole: dict[str, Any] = {"algorithm": algorithm}
         self.cut = self.whole | {"segment_bytes": segment_bytes}
-        self.op: object = OPS.get(arguments.op)
-        if arguments.op == "mulsum":
-            self.op = premul_sum(FACTOR)
+        self.op: object = premul_sum(FACTOR) if arguments.op == "mulsum" else arguments.op
 
     def all_reduce(self, async_op: bool) -> Any:
         out = None if self.a.in_place else self.a.out
@@ -408,9 +381,9 @@ class _Native:
 
     @property
     def op(self) -> Any:
-        if self.a.op not in _NATIVE_OPS:
+        if self.a.op == "mulsum":
             raise NotImplementedError("torch.distributed makes PREMUL_SUM for NCCL only")
-        return _NATIVE_OPS[self.a.op]
+        return getattr(dist.ReduceOp, OPERATORS[self.a.op].upper())
 
     def all_reduce(self, async_op: bool) -> Any:
         return dist.all_reduce(self.a.ready(), self.op, async_op=async_op)

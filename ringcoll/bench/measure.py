@@ -31,7 +31,6 @@ import torch.distributed as dist
 from ringcoll.bench.contenders import (
     DTYPES,
     NATIVE,
-    OPS,
     OVER,
     SHARED,
     Buffers,
@@ -46,6 +45,7 @@ from ringcoll.bench.limits import LIMITS, limit_caller
 from ringcoll.bench.summary import Summary, algbw, busbw, summarize
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch.processes import report as to_parent
+from ringcoll.reduction import OPERATORS
 from ringcoll.schedule.contracts import contract
 from ringcoll.system.machine import cores, place
 from ringcoll.system.user_modules import UserModule
@@ -485,7 +485,7 @@ class _Bench:
         self._buffers: dict[tuple[bool, bool], Buffers] = {}
         self.oracle = Oracle(
             workload.collective,
-            OPS.get(workload.op, "bor"),
+            OPERATORS.get(workload.op, "bor"),
             DTYPES[workload.dtype],
             self.world_size,
             max(0, workload.root),

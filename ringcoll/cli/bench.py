@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ringcoll.bench import DTYPES, OPS, BenchRequest, Result, on_rank, table
+from ringcoll.bench import DTYPES, BenchRequest, Result, on_rank, table
 from ringcoll.bench import peers as asked
 from ringcoll.bench.efficiency import efficiencies, lines
 from ringcoll.bench.environment import default_backend, environment
@@ -21,13 +21,11 @@ from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_csv, print_json, progress
 from ringcoll.cli.parameters import collective_name, csv_option, json_option, new_file
+from ringcoll.reduction import OPERATORS
 from ringcoll.schedule.contracts import contract
 from ringcoll.transport import catalogue
 
 __all__ = ["bench"]
-
-_NCCL_DTYPES = 12  # the first ones of `DTYPES`, which "all" means
-_NCCL_OPS = 6
 
 _EXAMPLES = """
   ringcoll bench all_reduce -b 8 -e 128M -f 2
@@ -37,19 +35,6 @@ _EXAMPLES = """
   ringcoll bench broadcast -r all -d half -J broadcast.json
   torchrun --nproc-per-node 4 -m ringcoll.cli bench all_reduce
 """
-
-
-def _choice(names: list[str], several: int) -> Callable[..., tuple[str, ...]]:
-    """Make a callback that reads a name, or ``all`` for the first names."""
-
-    def read(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-        if value == "all":
-            return tuple(names[:several])
-        if value not in names:
-            raise click.BadParameter(f"{value!r} is none of {', '.join([*names, 'all'])}")
-        return (value,)
-
-    return read
 
 
 def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -87,11 +72,11 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True,
               help="Whether every element of every result is checked, untimed.")  # fmt: skip
 @click.option("-o", "--op", "ops", default="sum", show_default=True, metavar="OP",
-              callback=_choice(list(OPS), _NCCL_OPS),
-              help=f"One of {', '.join(OPS)}; or all, the first {_NCCL_OPS}.")  # fmt: skip
+              callback=measuring.operators,
+              help=f"One of {', '.join(OPERATORS)}; or all, the first {measuring.NCCL_OPERATORS}.")  # fmt: skip
 @click.option("-d", "--datatype", "dtypes", default="float", show_default=True, metavar="TYPE",
-              callback=_choice(list(DTYPES), _NCCL_DTYPES),
-              help=f"One of {', '.join(DTYPES)}; or all, the first {_NCCL_DTYPES}.")  # fmt: skip
+              callback=measuring.dtypes,
+              help=f"One of {', '.join(DTYPES)}; or all, the first {measuring.NCCL_DTYPES}.")  # fmt: skip
 @click.option("-r", "--root", default="0", show_default=True, metavar="RANK", callback=_root,
               help="Root of a rooted collective; or all.")  # fmt: skip
 @click.option("-z", "--blocking", type=click.IntRange(0, 2), default=2, show_default=True,

@@ -18,13 +18,14 @@ import torch.distributed as dist
 from click.core import ParameterSource
 
 from ringcoll.algorithms import algorithms
-from ringcoll.bench import AUTO, NATIVE, OVER, PERSISTENT, SHARED
+from ringcoll.bench import AUTO, DTYPES, NATIVE, OVER, PERSISTENT, SHARED
 from ringcoll.bench.environment import device
 from ringcoll.bench.plot import suffixes
 from ringcoll.bench.units import parse_size
 from ringcoll.cli.parameters import named_algorithms, new_file
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch.processes import Ranks, reports_to
+from ringcoll.reduction import OPERATORS, operator_named
 from ringcoll.system.schedule_files import is_schedule_file
 from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
 from ringcoll.system.user_modules import UserModule, is_reference
@@ -32,13 +33,19 @@ from ringcoll.transport import catalogue
 
 __all__ = [
     "NATIVE",
+    "NCCL_DTYPES",
+    "NCCL_OPERATORS",
     "chosen",
     "contenders",
     "cuda_transport",
+    "dtype",
+    "dtypes",
     "is_first_rank",
     "nbytes_of",
     "new_picture",
     "on_ranks",
+    "operator",
+    "operators",
     "ranks_option",
     "ranks_to_use",
     "refuse_unused_transport",
@@ -66,6 +73,38 @@ def nbytes_of(text: str) -> int:
 
 
 nbytes_of.__name__ = "size"  # as pages of help show the type
+
+
+NCCL_OPERATORS, NCCL_DTYPES = 6, 12
+"""How many names, the first ones, ``all`` stands for."""
+_TORCHS_DTYPES = {str(dtype): name for name, dtype in DTYPES.items()}
+_TORCHS_OPERATORS = {name: short for short, name in OPERATORS.items()}
+
+
+def operator(ctx: click.Context, param: click.Parameter, text: str) -> str:
+    """Read the name of an operator in any spelling; return that of nccl-tests."""
+    name = operator_named(text)
+    if name is None:
+        raise click.BadParameter(f"{text!r} is none of {', '.join(OPERATORS)}")
+    return _TORCHS_OPERATORS[name]
+
+
+def dtype(ctx: click.Context, param: click.Parameter, text: str) -> str:
+    """Read the name of a dtype, as nccl-tests or torch spell it; return that of nccl-tests."""
+    name = _TORCHS_DTYPES.get(f"torch.{text.removeprefix('torch.')}", text)
+    if name not in DTYPES:
+        raise click.BadParameter(f"{text!r} is none of {', '.join(DTYPES)}")
+    return name
+
+
+def operators(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
+    """Read the name of an operator, or ``all``."""
+    return tuple(OPERATORS)[:NCCL_OPERATORS] if text == "all" else (operator(ctx, param, text),)
+
+
+def dtypes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
+    """Read the name of a dtype, or ``all``."""
+    return tuple(DTYPES)[:NCCL_DTYPES] if text == "all" else (dtype(ctx, param, text),)
 
 
 def ranks_option(usual: int) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from ringcoll.bench import DTYPES, OPS
+from ringcoll.bench import DTYPES
 from ringcoll.bench.contenders import Workload
 from ringcoll.bench.environment import environment, oversubscribed
 from ringcoll.bench.traced import TraceRequest, TrainerTraceRequest, on_rank, train_on_rank
@@ -20,6 +20,7 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text
 from ringcoll.cli.parameters import collective_name, json_option, new_file
 from ringcoll.errors import ArgumentError, ScheduleError
+from ringcoll.reduction import OPERATORS
 from ringcoll.schedule.contracts import contract
 from ringcoll.system.user_modules import UserModule
 from ringcoll.training.trainer import Gradients
@@ -82,9 +83,9 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
               help="Times that the operation runs, or steps, in the trace.")  # fmt: skip
 @click.option("-w", "--warmup_iters", type=click.IntRange(min=0), default=2, show_default=True,
               help="Times that it runs, or steps, before.")  # fmt: skip
-@click.option("--op", type=click.Choice(list(OPS)), default="sum", show_default=True,
-              metavar="OP", help=f"One of {', '.join(OPS)}.")  # fmt: skip
-@click.option("-d", "--datatype", "dtype", type=click.Choice(list(DTYPES)), default="float",
+@click.option("--op", default="sum", show_default=True, metavar="OP", callback=measuring.operator,
+              help=f"One of {', '.join(OPERATORS)}.")  # fmt: skip
+@click.option("-d", "--datatype", "dtype", default="float", callback=measuring.dtype,
               show_default=True, metavar="TYPE", help=f"One of {', '.join(DTYPES)}.")  # fmt: skip
 @click.option("-r", "--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
 @click.option("--segment-bytes", type=measuring.nbytes_of,

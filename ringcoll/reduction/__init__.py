@@ -23,10 +23,12 @@ May be imported from outside: ``__all__``, and `gpu.engine`.
 
 from ringcoll.reduction.engine import TORCH, Engine
 from ringcoll.reduction.operators import (
+    OPERATORS,
     Operator,
     Reduction,
     UserOp,
     as_operator,
+    operator_named,
     premul_sum,
     resolve,
 )
@@ -34,6 +36,7 @@ from ringcoll.reduction.predicted import predicted_result, reduce_in_order
 from ringcoll.reduction.reproducible import Reproducible, check_level, reproduced
 
 __all__ = [
+    "OPERATORS",
     "TORCH",
     "Engine",
     "Operator",
@@ -42,6 +45,7 @@ __all__ = [
     "UserOp",
     "as_operator",
     "check_level",
+    "operator_named",
     "predicted_result",
     "premul_sum",
     "reduce_in_order",

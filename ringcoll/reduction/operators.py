@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,12 +17,14 @@ from ringcoll.schedule.contracts import OperandOrder
 
 __all__ = [
     "FLOAT8",
+    "OPERATORS",
     "SIGNED_TWIN",
     "Combiner",
     "Operator",
     "Reduction",
     "UserOp",
     "as_operator",
+    "operator_named",
     "premul_sum",
     "resolve",
 ]
@@ -101,16 +104,38 @@ def premul_sum(factor: float | Tensor) -> Operator:
     return Operator("premul_sum", factor=factor)
 
 
-_NAMES = {
-    dist.ReduceOp.SUM: "sum",
-    dist.ReduceOp.AVG: "avg",
-    dist.ReduceOp.PRODUCT: "product",
-    dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max",
-    dist.ReduceOp.BAND: "band",
-    dist.ReduceOp.BOR: "bor",
-    dist.ReduceOp.BXOR: "bxor",
+OPERATORS = {
+    "sum": "sum",
+    "prod": "product",
+    "max": "max",
+    "min": "min",
+    "avg": "avg",
+    "mulsum": "premul_sum",
+    # torch's own, beyond those of nccl-tests
+    "band": "band",
+    "bor": "bor",
+    "bxor": "bxor",
 }
+"""Names of operators: those of nccl-tests, which are MPI's without ``MPI_``, to torch's in lower case."""
+
+_BEFORE_A_NAME = re.compile(r".*\.|mpi_|nccl")
+_NAMES = {
+    getattr(dist.ReduceOp, name.upper()): name
+    for name in OPERATORS.values()
+    if name != "premul_sum"
+}
+
+
+def operator_named(text: str) -> str | None:
+    """Torch's name of an operator, in lower case, in any spelling; ``None`` if there is no such operator.
+
+    Examples
+    --------
+    >>> [operator_named(text) for text in ("PRODUCT", "prod", "MPI_PROD", "ncclProd", "ReduceOp.SUM")]
+    ['product', 'product', 'product', 'product', 'sum']
+    """
+    word = _BEFORE_A_NAME.sub("", text.strip().lower())
+    return word if word in OPERATORS.values() else OPERATORS.get(word)
 
 
 def as_operator(op: object, rank: int | None = None) -> Operator:
@@ -119,9 +144,9 @@ def as_operator(op: object, rank: int | None = None) -> Operator:
     Parameters
     ----------
     op
-        A member of ``torch.distributed.ReduceOp``, its name (``"sum"``), the result of
-        `premul_sum`, a `UserOp`, or a plain function of two tensors, which counts as
-        associative but not commutative.
+        A member of ``torch.distributed.ReduceOp``, its name as torch, nccl-tests or MPI spell it
+        (``"product"``, ``"prod"``, ``"MPI_PROD"``), the result of `premul_sum`, a `UserOp`, or a
+        plain function of two tensors, which counts as associative but not commutative.
     rank
         Rank for the error message.
 
@@ -134,8 +159,8 @@ def as_operator(op: object, rank: int | None = None) -> Operator:
         return op
     if isinstance(op, UserOp):
         return Operator("user", user=op)
-    if isinstance(op, str) and op.lower() in _NAMES.values():
-        return Operator(op.lower())
+    if isinstance(op, str) and (name := operator_named(op)) and name != "premul_sum":
+        return Operator(name)
     # isinstance takes a member of the enumeration for a ReduceOp, but the member is not a ReduceOp.
     if isinstance(op, dist.ReduceOp.RedOpType):
         if op in _NAMES:
@@ -153,7 +178,8 @@ def as_operator(op: object, rank: int | None = None) -> Operator:
         "not a reduction operator",
         rank=rank,
         argument="op",
-        expected="a ReduceOp, its name, premul_sum(factor), a UserOp or a function",
+        expected=f"a ReduceOp, one of the names {', '.join(_NAMES.values())}, premul_sum(factor), "
+        "a UserOp or a function",
         got=repr(op),
     )
 

@@ -6,12 +6,13 @@ import operator
 import pytest
 import torch
 
-from ringcoll.bench import DTYPES, OPS
+from ringcoll.bench import DTYPES
 from ringcoll.bench.exact import Oracle, count_wrong, spoil
 from ringcoll.bench.measure import _defined
+from ringcoll.reduction import OPERATORS
 
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.is_floating_point]
-PAIRS = [(dtype, op) for dtype in DTYPES for op in OPS if _defined(dtype, op)]
+PAIRS = [(dtype, op) for dtype in DTYPES for op in OPERATORS if _defined(dtype, op)]
 NUMEL = 1000
 
 
@@ -28,7 +29,7 @@ def added(tensors: list[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("world_size", [1, 2, 4, 7])
 @pytest.mark.parametrize("dtype,op", PAIRS)
 def test_every_contribution_counts(dtype, op, world_size):
-    oracle = Oracle("all_reduce", OPS[op], DTYPES[dtype], world_size)
+    oracle = Oracle("all_reduce", OPERATORS[op], DTYPES[dtype], world_size)
     if not oracle.exact:
         pytest.skip("too few exact integers for so many ranks")
     inputs = [oracle.input(rank, NUMEL) for rank in range(world_size)]
@@ -63,7 +64,7 @@ def test_sums_are_exact_in_any_order(dtype, world_size):
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
 def test_integers_against_torch(dtype, op):
     world_size = 4
-    oracle = Oracle("all_reduce", OPS[op], DTYPES[dtype], world_size)
+    oracle = Oracle("all_reduce", OPERATORS[op], DTYPES[dtype], world_size)
     inputs = [oracle.input(rank, NUMEL) for rank in range(world_size)]
     combine = {
         "band": operator.and_,

@@ -43,6 +43,22 @@ def test_trace(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (request.workload.op, request.segment_bytes) == ("max", 4096)
 
 
+@pytest.mark.parametrize(
+    "typed, op",
+    [("product", "prod"), ("MPI_PROD", "prod"), ("premul_sum", "mulsum"), ("MAX", "max")],
+)
+def test_operators_and_dtypes_in_all_spellings(
+    run: Run, monkeypatch: pytest.MonkeyPatch, typed: str, op: str
+) -> None:
+    words = ("all_reduce", "--op", typed, "-d", "float16")
+    assert reached(run, monkeypatch, "trace", *words)[1].workload.op == op
+    request = reached(run, monkeypatch, "bench", *words)[1]
+    assert (request.ops, request.dtypes) == ((op,), ("half",))
+    for command in ("bench", "trace"):
+        refused = run(command, "all_reduce", "--op", "mean")
+        assert (refused.exit_code, "'mean' is none of sum, prod, " in refused.stderr) == (2, True)
+
+
 def test_train(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     request, _ = reached(run, monkeypatch, "train", "--seed", "7", "--lr", "0.25")
     assert (request.task.seed, request.task.lr) == (7, 0.25)

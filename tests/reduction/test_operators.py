@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ringcoll import UserOp
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction.operators import (
+    OPERATORS,
     SERIAL_NUMEL,
     Operator,
     Reduction,
@@ -330,7 +331,9 @@ def test_factors(factor: Any, dtype: torch.dtype, is_right: bool) -> None:
 @pytest.mark.parametrize("name", EXACT)
 def test_an_operator_in_all_its_spellings(name: str) -> None:
     member = getattr(dist.ReduceOp, name.upper())
-    for op in (name, name.upper(), member, dist.ReduceOp(member), Operator(name)):
+    (short,) = (short for short, own in OPERATORS.items() if own == name)
+    words = (name, name.upper(), short, f"MPI_{short.upper()}", f"nccl{short.title()}", str(member))
+    for op in (*words, f" ReduceOp.{name.upper()}", member, dist.ReduceOp(member), Operator(name)):
         assert as_operator(op) == Operator(name)
         assert resolve(op, torch.int32).operator == Operator(name)
 
@@ -343,10 +346,11 @@ def test_torchs_own_factor_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "op", ["mean", "premul_sum", "user", 3, None, int, dist.ReduceOp.PREMUL_SUM]
+    "op", ["mean", "MPI_LAND", "", "premul_sum", "user", 3, None, int, dist.ReduceOp.PREMUL_SUM]
 )
 def test_what_is_no_operator_is_refused(op: Any) -> None:
-    with pytest.raises(ArgumentError, match="not a reduction operator"):
+    names = "one of the names sum, product, max, min, avg, band, bor, bxor, premul_sum"
+    with pytest.raises(ArgumentError, match=f"not a reduction operator .*{names}"):
         as_operator(op, rank=1)
 
 
