@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+CPU_BUILDS := without a GPU, take the wheel of PyTorch'"'"'s own index of CPU builds: PIP_EXTRA_INDEX_URL=ADDRESS make
 TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)
 
 # The demo: sizes and repetitions chosen to take about a minute and a half on 2 cores.
@@ -80,7 +81,7 @@ clean: ## Remove the environment, caches and what commands have written
 $(VENV)/.torch: constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing $(TORCH) into $(VENV)"
-	@$(PIP) install --quiet -c constraints.txt '$(TORCH)'
+	@$(PIP) install --quiet -c constraints.txt '$(TORCH)' || { echo '$(CPU_BUILDS)'; exit 1; }
 	@touch $@
 
 # An environment each: the two would overwrite each other's files.

@@ -1,13 +1,13 @@
 """The text of a graph: a topology of any shape, a link a line.
 
-A line names two nodes, the bandwidth of each direction in GB/s, and its latency in microseconds,
-which is 0 unless stated. A number is a rank, a word is a switch. ``--`` is a cable, with a link in
+A line names two nodes, the bandwidth of each direction in GB/s, and its latency in microseconds.
+A number is a rank, a word is a switch. ``--`` is a cable, with a link in
 each direction, and ``->`` is a single link::
 
     # a host with two ranks, and a third rank behind a slow link
     0 -- 1  50  0.5
-    1 -- 2  12.5
-    2 -> 0  6
+    1 -- 2  12.5  5
+    2 -> 0  6  5
 
 What follows ``#`` is a comment.
 """
@@ -40,12 +40,12 @@ def topology_from_text(text: str, *, name: str = "graph", source: str = "") -> T
     Raises
     ------
     ArgumentError
-        A line is no link, or its bandwidth is not above 0: the message names the line. Or two
-        ranks are not connected.
+        A line is no link, or has no latency, or its bandwidth is not above 0: the message names
+        the line. Or two ranks are not connected.
 
     Examples
     --------
-    >>> line = topology_from_text("0 -- 1 50 0.5 # fast" "\n" "1 -- 2 12.5")
+    >>> line = topology_from_text("0 -- 1 50 0.5 # fast" "\n" "1 -- 2 12.5 5")
     >>> line.world_size, [link.name for link in line.links]
     (3, ['0 -> 1', '1 -> 0', '1 -> 2', '2 -> 1'])
     """
@@ -71,9 +71,11 @@ def _links(content: str, number: int) -> list[Link]:
     ends = _node(match[1], number), _node(match[3], number)
     if ends[0] == ends[1]:
         raise _wrong(number, f"the link leads from {ends[0]} to itself", content)
+    if match[5] is None:
+        raise _wrong(number, "the link has no latency, in microseconds; it may be 0", content)
     try:
         return [
-            Link(*pair, float(match[4]) * 1e9, float(match[5] or 0) * 1e-6)
+            Link(*pair, float(match[4]) * 1e9, float(match[5]) * 1e-6)
             for pair in ((ends, ends[::-1]) if match[2] == "--" else (ends,))
         ]
     except ArgumentError as error:

@@ -65,8 +65,8 @@ def test_what_is_not_decided_is_said(run: Run) -> None:
 )
 def test_bad_calls_are_one_line(run: Run, tmp_path: Path, words: str, said: str) -> None:
     files = {name: tmp_path / name for name in ("good", "bad", "binary")}
-    files["good"].write_text("0 -- 1 5")
-    files["bad"].write_text("0 -- 1 5\n0 -- 1")
+    files["good"].write_text("0 -- 1 5 0")
+    files["bad"].write_text("0 -- 1 5 0\n0 -- 1")
     files["binary"].write_bytes(b"\xff\xfe")
     result = run("search", *(word.format(**files) for word in words.split()))
     assert result.exit_code == 2

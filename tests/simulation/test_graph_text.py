@@ -16,8 +16,8 @@ from tests.cases.malformed import words
 GRAPH = """
 # three ranks, and a switch
 0 -- s 50 0.5
-s -- 1 12.5   # slower
-1 -> 2 6
+s -- 1 12.5 0  # slower
+1 -> 2 6 0
 2->0 .5 1e-3
 """
 
@@ -39,21 +39,22 @@ def test_links_with_bandwidth_and_latency() -> None:
     "text, said",
     [
         ("0 -- 1", "line 1: the line is no link"),
-        ("0 -- 1 50\n0 - 2 50", "line 2: the line is no link"),
+        ("0 -- 1 50 1\n0 - 2 50", "line 2: the line is no link"),
         ("\n0 -- 1 fast", "line 2: the line is no link"),
         ("0 -- 1 50 1 2", "line 1: the line is no link"),
-        ("0 -- 1 0", "line 1: argument 'bandwidth'"),
-        ("0 -- 1 50\n1 -- 2 -3", "line 2: argument 'bandwidth'"),
-        ("0 -- 1 1e999", "line 1: argument 'bandwidth'"),
+        ("0 -- 1 0 0", "line 1: argument 'bandwidth'"),
+        ("0 -- 1 50 1\n1 -- 2 -3 1", "line 2: argument 'bandwidth'"),
+        ("0 -- 1 1e999 1", "line 1: argument 'bandwidth'"),
         ("0 -- 1 1e9999", "line 1: the line is no link"),
         ("0 -- 1 50 -1", "line 1: argument 'latency_s'"),
+        ("0 -- 1 50 1\n1 -> 2 50", "line 2: the link has no latency"),
         ("0 -- 0 50", "line 1: the link leads from 0 to itself"),
-        ("0 -- 1 50\n1 -> 0 50", "line 2: the link 1 -> 0 is there twice"),
+        ("0 -- 1 50 1\n1 -> 0 50 1", "line 2: the link 1 -> 0 is there twice"),
         ("0x -- 1 50", "line 1: a rank is a number"),
         ("9999999 -- 1 50", "line 1: a rank is a number"),
-        ("0 -- 1 50\n2 -- 3 50", "not connected: no route from rank 0 to rank 2"),
-        ("0 -> 1 50", "no route from rank 1 to rank 0"),
-        ("999999 -- 0 1", "world_size"),
+        ("0 -- 1 50 0\n2 -- 3 50 0", "not connected: no route from rank 0 to rank 2"),
+        ("0 -> 1 50 0", "no route from rank 1 to rank 0"),
+        ("999999 -- 0 1 0", "world_size"),
     ],
 )
 def test_what_is_no_graph(text: str, said: str) -> None:
