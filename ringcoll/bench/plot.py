@@ -8,6 +8,7 @@ and Ito, which the colour-blind can tell apart.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ringcoll.bench.findings import label
 from ringcoll.bench.measure import Result
 from ringcoll.bench.units import as_size
 from ringcoll.errors import MissingExtraError
+from ringcoll.system.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,4 +141,6 @@ def _size_axis(axes: Axes, sizes: Sequence[int]) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a picture; the file's ending says in which format."""
-    figure.savefig(path, dpi=150)
+    picture = BytesIO()
+    figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
+    replace_file(path, picture.getvalue())

@@ -8,6 +8,8 @@ could not do what it was asked to do, 130 if Ctrl-C ended it.
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -155,12 +157,27 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # what does not fit on a disk is said here, and not at the end
         except RingcollError as error:
             raise _CannotDoError(str(error)) from error
+        except OSError as error:  # of a file, or of the output
+            _give_up_output()
+            raise _CannotDoError(f"{error.filename or 'the output'}: {error.strerror}") from error
         except KeyboardInterrupt:
             click.echo("\ninterrupted; all ranks were ended", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
+        return result
+
+
+def _give_up_output() -> None:
+    """Keep Python from writing the rest of the output, if it cannot be written, when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):  # again, and yet it closes
+            sys.stdout.close()
 
 
 @click.group(cls=_Commands, context_settings=SETTINGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +22,7 @@ from ringcoll.cli.output import print_csv, print_json, progress
 from ringcoll.cli.parameters import collective_name, csv_option, json_option, new_file
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule.contracts import contract
+from ringcoll.system.files import json_text, replace_file
 from ringcoll.transport import catalogue
 
 __all__ = ["bench"]
@@ -260,6 +260,6 @@ def _finish(
     else:
         printer.end(results)
     if file is not None:
-        file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        replace_file(file, json_text(document, indent=2) + "\n")
         if not (as_json or as_csv):
             click.echo(f"# Writing JSON output to {file}")

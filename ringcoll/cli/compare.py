@@ -20,7 +20,7 @@ from ringcoll.bench.units import as_size, time_in_words
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_csv, print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import collective_name, csv_option, json_option
+from ringcoll.cli.parameters import FiniteRange, collective_name, csv_option, json_option
 from ringcoll.schedule.contracts import contract
 from ringcoll.system.settings import forced_transport
 from ringcoll.system.user_modules import UserModule
@@ -58,7 +58,7 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
               help="Largest size.")  # fmt: skip
 @click.option("-f", "--stepfactor", type=click.IntRange(min=2), default=4, show_default=True,
               help="From one size to the next.")  # fmt: skip
-@click.option("--seconds", type=click.FloatRange(min=0), default=50, show_default=True,
+@click.option("--seconds", type=FiniteRange(min=0), default=50, show_default=True,
               help="Time to spend on measuring; more of it means more repetitions.")  # fmt: skip
 @click.option("--algorithms", "names", metavar="NAMES",
               help="Which to compare: names from `ringcoll list`, auto, native for torch's "

@@ -11,6 +11,7 @@ from ringcoll.bench.units import parse_size
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import (
+    FiniteRange,
     asked_schedule,
     collective_name,
     hosts_option,
@@ -23,7 +24,7 @@ from ringcoll.cli.report import header
 from ringcoll.formats import to_chakra, to_goal, to_msccl, to_mscclpp
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import verify as prove
-from ringcoll.system.files import replace_file
+from ringcoll.system.files import replace_files
 
 __all__ = ["export"]
 
@@ -57,7 +58,7 @@ _FORMATS = {
               "first part of the files' names.")  # fmt: skip
 @click.option("-b", "--bytes", "--size", "size", metavar="SIZE",
               help="Size of the vector, or of all blocks of a rank, for goal and chakra; 1M.")  # fmt: skip
-@click.option("--gamma", type=click.FloatRange(min=0), metavar="NUMBER",
+@click.option("--gamma", type=FiniteRange(min=0), metavar="NUMBER",
               help="Nanoseconds to reduce a byte, for goal and chakra; 0.")  # fmt: skip
 @click.option("--max-steps", type=click.IntRange(min=1),
               help="Steps of a thread block of msccl; 64. MSCCL and RCCL run 256.")  # fmt: skip
@@ -97,8 +98,7 @@ def export(
     names = [] if file is None else [file]
     if kind == "chakra" and file is not None:
         names = [Path(f"{file}.{rank}.et") for rank in range(schedule.world_size)]
-    for number, name in enumerate(names):
-        replace_file(name, contents[number])
+    replace_files(dict(zip(names, contents, strict=False)))
     if as_json:
         facts: dict[str, Any] = {"format": kind, "files": [*map(str, names)]}
         text = contents[0] if not names and isinstance(contents[0], str) else None

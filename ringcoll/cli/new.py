@@ -82,10 +82,17 @@ def new(collective: str, name: str, as_json: bool) -> None:
     for path in files:
         if path.exists() or path.is_symlink():
             raise click.UsageError(f"{path} exists; choose another name, or remove the file")
-    for path, text in files.items():
-        named = text.replace("NAME", name).replace("COLLECTIVE", collective)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(named.replace("ROOTS", roots))
+    written: list[Path] = []
+    try:
+        for path, text in files.items():
+            named = text.replace("NAME", name).replace("COLLECTIVE", collective)
+            with path.open("x", encoding="utf-8") as file:
+                written.append(path)
+                file.write(named.replace("ROOTS", roots))
+    except OSError:  # the disk is full
+        for path in written:
+            path.unlink()
+        raise
     if as_json:
         print_json({"files": [str(path.absolute()) for path in files]})
         return

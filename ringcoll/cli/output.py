@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 import sys
 import textwrap
@@ -13,6 +12,8 @@ from fractions import Fraction
 from typing import Any
 
 import click
+
+from ringcoll.system.files import json_text
 
 __all__ = [
     "amount",
@@ -29,8 +30,8 @@ _WIDE = 1000  # characters; wider than any table of this library
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON, fractions as numbers."""
-    click.echo(json.dumps(value, indent=2, default=_number))
+    """Print a value as strict JSON, fractions as numbers."""
+    click.echo(json_text(value, indent=2, default=_number))
 
 
 def _number(value: object) -> float:

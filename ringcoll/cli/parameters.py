@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,6 +19,7 @@ from ringcoll.system.schedule_files import algorithm_in, is_schedule_file, read_
 from ringcoll.system.user_modules import UserModule, algorithms_named, is_reference
 
 __all__ = [
+    "FiniteRange",
     "as_ranges",
     "asked_schedule",
     "collective_name",
@@ -49,6 +52,15 @@ hosts_option = click.option(
 root_option = click.option(
     "--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0."
 )
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range, and neither infinite nor no number at all."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a number."""
+        number = super().convert(value, param, ctx)
+        return number if isfinite(number) else self.fail(f"{value!r} is not finite", param, ctx)
 
 
 def _numbers(text: str, lowest: int) -> tuple[int, ...]:
@@ -261,9 +273,18 @@ def new_file(*suffixes: str) -> Callable[..., Path | None]:
         if path is None:
             return None
         folder = path.absolute().parent
+        try:
+            path.lstat()
+            there = path.exists()
+        except FileNotFoundError:
+            there = False
+        except OSError as error:  # the name is too long, say
+            raise click.BadParameter(f"{path}: {error.strerror}") from error
         if not folder.is_dir():
             raise click.BadParameter(f"there is no folder {folder}")
-        if not os.access(path if path.exists() else folder, os.W_OK):
+        if there and path.is_dir():
+            raise click.BadParameter(f"{str(path)!r} is a folder")
+        if not os.access(path if there else folder, os.W_OK):
             raise click.BadParameter(f"{path} cannot be written")
         if suffixes and path.suffix.lower() not in suffixes:
             raise click.BadParameter(

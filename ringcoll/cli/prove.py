@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,6 +23,7 @@ from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof
 from ringcoll.schedule.verifier import verify as prove
+from ringcoll.system.files import read_file, read_text
 from ringcoll.system.schedule_files import is_schedule_file, read_schedule
 
 __all__ = ["verify"]
@@ -73,7 +76,7 @@ class _Outcome:
 @click.option(
     "--schedule",
     "file",
-    type=click.File(encoding="utf-8"),
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
     help="Prove the schedule in this file instead; - is standard input.",
 )
 @json_option
@@ -83,7 +86,7 @@ def verify(
     algorithm: str | None,
     collective: str | None,
     world_sizes: tuple[int, ...],
-    file: TextIO | None,
+    file: Path | None,
     as_json: bool,
 ) -> None:
     """Prove that ALGORITHM, or every algorithm, does what its collective promises.
@@ -191,11 +194,13 @@ def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], obj
     return outcome
 
 
-def _read(file: TextIO) -> Schedule:
+def _read(file: Path) -> Schedule:
     try:
-        return schedule_in(file.read())
-    except UnicodeDecodeError as error:
-        raise ScheduleError(f"{file.name} is no text: {error}") from error
+        if str(file) == "-":
+            return schedule_in(read_text(sys.stdin.buffer))
+        return schedule_in(read_file(file))
+    except OSError as error:
+        raise ScheduleError(f"{file} cannot be read: {error}") from error
 
 
 def _prove_schedule(schedule: Schedule) -> _Outcome:

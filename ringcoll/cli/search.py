@@ -10,13 +10,13 @@ import click
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text
-from ringcoll.cli.parameters import collective_name, json_option, new_file, root_option
+from ringcoll.cli.parameters import FiniteRange, collective_name, json_option, new_file, root_option
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule.verifier import verify
 from ringcoll.search import METHODS, SearchedFront, fastest_times, registered_times, synthesize
 from ringcoll.simulation import PRESETS, Topology, topology_from_text, topology_named
 from ringcoll.simulation.texts import FORMS, ranks_named
-from ringcoll.system.files import replace_file
+from ringcoll.system.files import read_file, replace_file
 
 __all__ = ["search"]
 
@@ -47,7 +47,7 @@ _REGISTERED = 3  # algorithms shown beside the schedules
               show_default=True, help="Most chunks of a block.")  # fmt: skip
 @click.option("--more-steps", type=click.IntRange(min=0), default=2, show_default=True,
               help="Steps beyond the fewest, for the exact search.")  # fmt: skip
-@click.option("--effort", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
+@click.option("--effort", type=FiniteRange(min=0, min_open=True), default=2.0, show_default=True,
               help="Work of the solver on one question; 1 is some seconds.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
               help="Seed of what is drawn.")  # fmt: skip
@@ -119,8 +119,8 @@ def _topology(text: str | None, graph_file: Path | None, world_size: int | None)
         return topology_named(text, world_size or ranks_named(text) or 4)
     assert graph_file is not None
     try:
-        content = graph_file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        content = read_file(graph_file)
+    except OSError as error:
         raise ArgumentError(f"{graph_file} cannot be read: {error}", argument="--graph") from None
     topology = topology_from_text(content, name=graph_file.stem)
     if world_size not in (None, topology.world_size):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +25,7 @@ from ringcoll.cli.parameters import (
 from ringcoll.schedule.contracts import contract
 from ringcoll.simulation import PRESETS, Topology, simulate, topology_named
 from ringcoll.simulation.texts import FORMS
-from ringcoll.system.files import replace_file
+from ringcoll.system.files import json_text, replace_file
 
 __all__ = ["simulate_command"]
 
@@ -167,7 +166,7 @@ def simulate_command(
         trace=file is not None,
     )
     if file is not None:
-        replace_file(file, json.dumps(run.picture()))
+        replace_file(file, json_text(run.picture()))
     if as_json:
         print_json(run.as_json())
         return

@@ -29,7 +29,7 @@ from ringcoll.bench.units import as_size, time_in_words
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import json_option
+from ringcoll.cli.parameters import FiniteRange, json_option
 from ringcoll.errors import ArgumentError
 from ringcoll.training.task import LEARNING_RATES, MODELS, Task
 from ringcoll.training.trainer import Trainer
@@ -125,7 +125,7 @@ def _taking(what: str) -> str:
               help=f"Send gradients in 16 bits; for {_taking('wire')}.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=Task.seed, show_default=True,
               help="Seed of the weights and of the order of the samples.")  # fmt: skip
-@click.option("--lr", type=click.FloatRange(min=0, min_open=True),
+@click.option("--lr", type=FiniteRange(min=0, min_open=True),
               help=f"Learning rate; {', '.join(f'{lr} for {name}' for name, lr in LEARNING_RATES.items())}.")  # fmt: skip
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), callback=measuring.new_picture,
               metavar="FILE", help="Draw the loss over steps and over time.")  # fmt: skip

@@ -19,7 +19,7 @@ from ringcoll.bench.units import as_size, time_in_words
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import json_option, named_algorithms, new_file
+from ringcoll.cli.parameters import FiniteRange, json_option, named_algorithms, new_file
 from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import in_text
 from ringcoll.cost.table import MEASURED, Table
@@ -53,7 +53,7 @@ _EXAMPLES = """
               help="Where the tensors are. Ranks share GPUs where there are fewer of these.")  # fmt: skip
 @measuring.transport
 @measuring.cuda_transport
-@click.option("--seconds", type=click.FloatRange(min=0), default=60, show_default=True,
+@click.option("--seconds", type=FiniteRange(min=0), default=60, show_default=True,
               help="Time to spend on the algorithms; each runs a few times in any case.")  # fmt: skip
 @click.option("--collectives", "names", metavar="NAMES", help="Which; all of them.")
 @click.option("--algorithms", metavar="NAMES",

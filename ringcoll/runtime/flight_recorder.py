@@ -34,7 +34,7 @@ from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Plan
 from ringcoll.schedule.ir import Recv, RecvReduce, Send
 from ringcoll.system.answers import Answering
-from ringcoll.system.files import replace_file
+from ringcoll.system.files import json_text, replace_file
 from ringcoll.system.settings import DUMP, dump_folder
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def save() -> None:
         return
     path = folder / f"{platform.node()}-{os.getpid()}.json"
     try:
-        replace_file(path, json.dumps(record()), 0o600)
+        replace_file(path, json_text(record()), 0o600)
     except OSError as error:
         _log.warning("the record of this process cannot be written: %s", error)
 

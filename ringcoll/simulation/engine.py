@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import partial
+from math import isfinite
 
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule.counting import chunks_of_data, tally_of
@@ -127,13 +128,16 @@ def simulate(
     settings = RunSettings(schedule, nbytes, topology, segments, late, slowness)
     with without_collection():
         name, outcome = _outcome(engine, settings, (late, slowness), trace=trace)
+    seconds = max(outcome.ends)
+    if isinstance(seconds, float) and not isfinite(seconds):
+        raise ArgumentError("the run takes longer than a float can say", argument="topology")
     return SimulatedRun(
         schedule=schedule,
         nbytes=nbytes,
         topology=topology,
         segments=segments,
         engine=name,
-        seconds=max(outcome.ends),
+        seconds=seconds,
         ends=outcome.ends,
         waited_s=outcome.waited_s,
         link_nbytes=tuple(chunks * settings.unit for chunks in outcome.link_chunks),

@@ -40,7 +40,7 @@ def topology_from_text(text: str, *, name: str = "graph", source: str = "") -> T
     Raises
     ------
     ArgumentError
-        A line is no link, or has no latency, or its bandwidth is not above 0: the message names
+        There is no link, or a line is none, or has no latency, or its bandwidth is not above 0: the message names
         the line. Or two ranks are not connected.
 
     Examples
@@ -58,6 +58,8 @@ def topology_from_text(text: str, *, name: str = "graph", source: str = "") -> T
             if (link.source, link.target) in links:
                 raise _wrong(number, f"the link {link.name} is there twice", content)
             links[link.source, link.target] = link
+    if not links:
+        raise ArgumentError("the graph has no link", argument="text")
     ranks = [node for ends in links for node in ends if isinstance(node, int)]
     return Topology(
         world_size=max(ranks, default=0) + 1, links=tuple(links.values()), name=name, source=source

@@ -1,12 +1,68 @@
-"""Files that are never seen incomplete."""
+"""Files that are never seen incomplete, and files that are read without surprise; strict JSON."""
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 import threading
+from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
+from typing import IO, Any
 
-__all__ = ["replace_file"]
+__all__ = ["json_text", "read_file", "read_text", "replace_file", "replace_files"]
+
+_MOST_NBYTES = 1 << 28
+"""Bytes of a file that is read as a whole: the text of a ring on 1,024 ranks has half as many."""
+_STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+"""Where a pipe has its writer, as of a shell's ``<(...)``; a pipe elsewhere may wait for one for ever."""
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """Write a value as JSON that every program reads: a number that is not finite becomes ``null``."""
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_finite(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def read_file(path: Path) -> str:
+    """Read a text in UTF-8.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read, is too large, is no text, or is none: a folder, a device, a pipe without
+        a writer. The error is the reason in words.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and str(path).startswith(_STREAMS)):
+            raise OSError("it is no file")
+        with path.open("rb") as file:
+            return read_text(file)
+    except OSError as error:
+        raise OSError(error.strerror or str(error)) from error
+
+
+def read_text(file: IO[bytes]) -> str:
+    """Read a text in UTF-8 to its end; an OSError as of `read_file` if it is too large, or no text."""
+    data = file.read(_MOST_NBYTES + 1)
+    if len(data) > _MOST_NBYTES:
+        raise OSError(f"it has more than {_MOST_NBYTES} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise OSError(f"it is no text: {error}") from error
 
 
 def replace_file(path: Path, content: str | bytes, mode: int = 0o666) -> None:
@@ -18,20 +74,33 @@ def replace_file(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     Raises
     ------
     OSError
-        The file cannot be written; the draft is gone, and the file as before.
+        The file cannot be written; the draft is gone, and the file as before. The error names the file.
     """
-    data = content.encode() if isinstance(content, str) else content
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    draft.unlink(missing_ok=True)  # of a process that had the number before, and was killed
+    replace_files({path: content}, mode)
+
+
+def replace_files(contents: Mapping[Path, str | bytes], mode: int = 0o666) -> None:
+    """Write several files as `replace_file` does; none of them is replaced before all drafts are there."""
+    drafts: dict[Path, Path] = {}
     try:
-        # A new file: in a folder of all users, whoever guesses its name could have made a link.
-        draft.touch(mode, exist_ok=False)
-        draft.write_bytes(data)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
+        for path, content in contents.items():
+            data = content.encode() if isinstance(content, str) else content
+            if path.exists() and not path.is_file():
+                path.write_bytes(data)
+                continue
+            # A name of its own: that of the file may be as long as a name can be.
+            draft = path.with_name(f".ringcoll.{os.getpid()}.{threading.get_ident()}.{len(drafts)}")
+            draft.unlink(missing_ok=True)  # of a process that had the number before, and was killed
+            # A new file: in a folder of all users, whoever guesses its name could have made a link.
+            draft.touch(mode, exist_ok=False)
+            drafts[path] = draft
+            draft.write_bytes(data)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+        for path, draft in drafts.items():
+            draft.replace(path)
+    except OSError as error:  # of a write, it names no file, and of a draft, another one
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
-        draft.unlink(missing_ok=True)
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from ringcoll.algorithms import Algorithm
 from ringcoll.errors import ScheduleError
 from ringcoll.formats import schedule_in
 from ringcoll.schedule.ir import Program, Schedule
+from ringcoll.system.files import read_file
 
 __all__ = ["algorithm_in", "as_algorithm", "is_schedule_file", "read_schedule"]
 
@@ -40,8 +41,9 @@ def read_schedule(path: str) -> Schedule:
         file = Path(path).expanduser().absolute()
         facts = file.stat()
         return _read(file, facts.st_mtime_ns, facts.st_size)
-    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # no such user is a RuntimeError
-        raise ScheduleError(f"{path}: cannot be read: {error}") from error
+    except (OSError, RuntimeError) as error:  # no such user is a RuntimeError
+        reason = getattr(error, "strerror", None) or error
+        raise ScheduleError(f"{path}: cannot be read: {reason}") from error
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from error
 
@@ -49,7 +51,7 @@ def read_schedule(path: str) -> Schedule:
 @lru_cache(maxsize=64)
 def _read(file: Path, mtime_ns: int, nbytes: int) -> Schedule:
     """The same schedule for the same file: what was proved of it is remembered with it."""
-    return schedule_in(file.read_text(encoding="utf-8"))
+    return schedule_in(read_file(file))
 
 
 def as_algorithm(algorithm: str | Schedule) -> str | Schedule:

@@ -19,7 +19,7 @@ import torch
 from ringcoll._version import __version__
 from ringcoll.cost.table import Table
 from ringcoll.errors import RingcollError, TuningFileError
-from ringcoll.system.files import replace_file
+from ringcoll.system.files import json_text, read_file, replace_file
 from ringcoll.system.machine import cores, cpu
 
 __all__ = ["Tuned", "find_table", "machine", "read", "update"]
@@ -81,7 +81,7 @@ def read(path: Path) -> list[Tuned]:
         The file cannot be read, or is not a file of ``ringcoll tune``; the error names the file.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_file(path))
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
             raise TuningFileError("not a file of `ringcoll tune`")
         version, entries = document.get("version"), document.get("tables")
@@ -124,9 +124,9 @@ def update(path: Path, tuned: Tuned) -> None:
     document = {"format": _FORMAT, "version": _VERSION, "tables": entries}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(document, indent=2) + "\n")
+        replace_file(path, json_text(document, indent=2) + "\n")
     except OSError as error:
-        raise TuningFileError(f"cannot be written: {error}", path=str(path)) from error
+        raise TuningFileError(f"cannot be written: {error.strerror}", path=str(path)) from error
 
 
 def find_table(

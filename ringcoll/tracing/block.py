@@ -6,7 +6,6 @@ the end of the block goes through the store: a rank whose block has failed waits
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group, communicator
 from ringcoll.errors import ArgumentError, RingcollError, TraceError
 from ringcoll.runtime.communicator import Communicator
-from ringcoll.system.files import replace_file
+from ringcoll.system.files import json_text, replace_file
 from ringcoll.system.peaks import peaks_of
 from ringcoll.system.stores import appears, read_text
 from ringcoll.tracing.clocks import Sighting
@@ -289,7 +288,7 @@ def _write(records: Records, recording: Recording, group: Any) -> None:
         try:
             ranks = [Records.unpacked(data) for data in packed]
             picture = document(ranks)
-            replace_file(recording.path, json.dumps(picture))
+            replace_file(recording.path, json_text(picture))
         except (OSError, RingcollError) as error:
             failure = error
             verdict += 1

@@ -179,7 +179,7 @@ def test_only_restricted_sizes_are_an_error_if_the_algorithm_was_named(run, only
         (["chain", "--collective", "all_reduce"], "unknown algorithm 'chain' for all_reduce; "),
         (["--collective", "sum"], "unknown collective 'sum'; known: all_reduce, "),
         (["--world-sizes", "0-4"], "Invalid value for '--world-sizes': '0-4' is not within"),
-        (["--schedule", "no/such/file"], "Invalid value for '--schedule': 'no/such/file'"),
+        (["--schedule", "no/such/file"], "no/such/file cannot be read: No such file"),
     ],
 )
 def test_errors_are_one_clear_line(run, words, message):

@@ -71,7 +71,7 @@ def test_an_entry_is_for_one_number_of_ranks_and_one_root(tmp_path: Path) -> Non
         (b"<algo", r"bad.xml: line 1: no XML"),
         (b"{", r"bad.xml: line 1: no JSON"),
         (b"", r"bad.xml: line 1: expected 'schedule"),
-        (b"\xff<", r"bad.xml: cannot be read: 'utf-8' codec"),
+        (b"\xff<", r"bad.xml: cannot be read: it is no text: 'utf-8' codec"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
