@@ -164,7 +164,7 @@ def _copies(nbytes: int, device: torch.device) -> list[Timer]:
     """Copies in a CUDA graph, where the device may have another way to copy, and without a graph."""
     sets = rotation(2 * nbytes, device)
     pairs = [[_random_bytes(nbytes, device) for _ in range(2)] for _ in range(sets)]
-    runs = [partial(torch.Tensor.copy_, *pair) for pair in pairs]
+    runs = [partial(into.copy_, source) for into, source in pairs]
     return [timer(runs, 2 * nbytes, device, captured=captured) for captured in (True, False)]
 
 

@@ -63,8 +63,11 @@ from ringcoll.algorithms.registry import (
     on_hosts,
     register,
     schedule_of,
+    seal,
     unregister,
 )
+
+seal()
 
 __all__ = [
     "ALIASES",

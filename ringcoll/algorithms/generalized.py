@@ -23,7 +23,7 @@ from fractions import Fraction
 
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.hierarchical import run_on
-from ringcoll.algorithms.registry import Cost, Parameter, find, on_hosts, register
+from ringcoll.algorithms.registry import Cost, Parameter, on_hosts, own, register
 from ringcoll.schedule.ir import Program
 
 
@@ -68,5 +68,5 @@ def generalized_all_reduce(rank: int, world_size: int, saved: int) -> Program:
        1  >2:0 +2:0!  >3:1 +3:1!  >0:0 +0:0!  >1:1 +1:1!
        2  >1:0 <1:1   >0:1 <0:0   >3:0 <3:1   >2:1 <2:0
     """
-    inside, across = find("all_reduce", "circulant"), find("all_reduce", "recursive_doubling")
+    inside, across = own("all_reduce", "circulant"), own("all_reduce", "recursive_doubling")
     return run_on(rank, on_hosts(world_size, 1 << saved), inside, across)

@@ -34,8 +34,9 @@ from itertools import islice
 
 from ringcoll.algorithms import binomial
 from ringcoll.algorithms.bruck import rounds_to_reach_all
+from ringcoll.algorithms.entry import mark_built_in
 from ringcoll.algorithms.layout import HostLayout, Hosts, layout_of, rows_of
-from ringcoll.algorithms.registry import Algorithm, Cost, find, register
+from ringcoll.algorithms.registry import Algorithm, Cost, find, own, register
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule.compose import in_place, renumber, split, unfinished
 from ringcoll.schedule.ir import Program, Schedule, Step, out
@@ -165,10 +166,7 @@ def _hierarchy_of(inside: Algorithm, *further: Algorithm) -> Algorithm:
         return run_on(rank, hosts, inside, across)
 
     program.__doc__ = f"Hierarchy: {inside.name} inside each host, {across.name} across."
-    for entry in (inside, across):  # an algorithm of a user makes the hierarchy one of his
-        if not entry.built_in:
-            program.__module__ = entry.program.__module__
-    return Algorithm(
+    hierarchy = Algorithm(
         "all_reduce",
         f"{inside.name}+{across.name}",
         program,
@@ -178,6 +176,8 @@ def _hierarchy_of(inside: Algorithm, *further: Algorithm) -> Algorithm:
         pipelined=inside.pipelined or across.pipelined,
         needs_hosts=True,
     )
+    # An algorithm of a user makes the hierarchy one of his.
+    return mark_built_in(hierarchy) if inside.built_in and across.built_in else hierarchy
 
 
 # ---- Algorithms ------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def _hierarchy_of(inside: Algorithm, *further: Algorithm) -> Algorithm:
 def _usual(hosts: Hosts) -> tuple[Algorithm, Algorithm]:
     """Rings on both levels; two hosts need only an exchange."""
     far = "ring" if layout_of(hosts).num_hosts > 2 else "recursive_doubling"
-    return find("all_reduce", "ring"), find("all_reduce", far)
+    return own("all_reduce", "ring"), own("all_reduce", far)
 
 
 def _chunks(hosts: Hosts) -> int:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
-from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, on_hosts
+from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, mark_built_in, on_hosts
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule.contracts import CONTRACTS, OperandOrder, contract
 from ringcoll.schedule.ir import Program, Schedule
@@ -33,9 +33,11 @@ __all__ = [
     "find",
     "named",
     "on_hosts",
+    "own",
     "register",
     "required",
     "schedule_of",
+    "seal",
     "unregister",
     "where_possible",
 ]
@@ -48,10 +50,21 @@ _REGISTRY: dict[tuple[str, str], Algorithm] = {}
 _WITH_VALUE: dict[tuple[str, str], Callable[[int | None], Algorithm]] = {}
 revision = 0
 """A number that changes with the registry, for caches that depend on it."""
+_OWN: dict[tuple[str, str], Algorithm] = {}  # entries of the library, once it has them all
 
 
 def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
+
+
+def seal() -> None:
+    """Let no further entry count as one of the library: `ringcoll.algorithms` has all of them by now."""
+    _OWN.update(_REGISTRY)
+
+
+def own(collective: str, name: str) -> Algorithm:
+    """The library's entry of a name, whatever a program has registered under that name."""
+    return _OWN[collective, name]
 
 
 def _changed() -> None:
@@ -90,11 +103,13 @@ def register(
     if (collective, name) in _REGISTRY or name in ALIASES or name == "auto":
         raise ScheduleError(f"{collective} already has an algorithm named {name!r}")
 
+    is_built_in = not _OWN
+
     def decorate(program: Callable[..., Program]) -> Callable[..., Program]:
         @lru_cache(maxsize=64)
         def entry(value: int | None) -> Algorithm:
             bound = _unchanged if parameter is None else partial(parameter.bound, value)
-            return Algorithm(
+            algorithm = Algorithm(
                 collective,
                 name if value is None else f"{name}={value}",
                 bound(program),
@@ -110,6 +125,7 @@ def register(
                 second_choice,
                 parameter,
             )
+            return mark_built_in(algorithm) if is_built_in else algorithm
 
         _REGISTRY[collective, name] = entry(None)
         _WITH_VALUE[collective, name] = entry

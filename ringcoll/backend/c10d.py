@@ -48,8 +48,8 @@ def _lists(lists: Any) -> list[list[Tensor]]:
     return [list(tensors) for tensors in lists]
 
 
-def _sizes(sizes: Any) -> list[int]:
-    return list(sizes or ())
+def _sizes(sizes: Any) -> Any:
+    return [] if sizes is None else sizes
 
 
 def _same(tensor: Any) -> Any:

@@ -100,9 +100,11 @@ class Options:
         catalogue.named("cpu", self.transport)
         catalogue.named("cuda", self.cuda_transport)
         check_level(self.reproducible)
+        if isinstance(self.algorithm, Mapping):  # the program may go on to change its own
+            object.__setattr__(self, "algorithm", dict(self.algorithm))
 
     def algorithm_of(self, collective: str, world_size: int) -> str | Schedule:
-        """Name of the algorithm for a collective, or the schedule.
+        """Name of the algorithm for a collective, or the schedule, or the file that holds it.
 
         Raises
         ------
@@ -111,9 +113,12 @@ class Options:
             on so many ranks.
         """
         if isinstance(self.algorithm, str | Schedule):
-            return where_possible(collective, as_algorithm(self.algorithm), world_size)
-        named = as_algorithm(self.algorithm.get(collective, "auto"))
-        return required(collective, named, world_size)
+            asked, fitting = self.algorithm, where_possible
+        else:
+            asked, fitting = self.algorithm.get(collective, "auto"), required
+        named = as_algorithm(asked)
+        fits = fitting(collective, named, world_size)
+        return asked if fits is named else fits  # a file is read anew at each call
 
     def keywords(self, collective: str, world_size: int) -> dict[str, Any]:
         """Keyword arguments for the public functions of a collective."""

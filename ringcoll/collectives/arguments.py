@@ -136,6 +136,7 @@ class Arguments:
                 "not an algorithm", "algorithm", "a name, a file or a Schedule", algorithm
             )
         self.algorithm = as_algorithm(algorithm)
+        self._file = "" if self.algorithm is algorithm else str(algorithm)
         # This ties the group to the tensors' device, so it comes after the checks.
         self.member: Communicator = communicator(group, self.device)
 
@@ -221,7 +222,7 @@ class Arguments:
         argument = f"{side}_split_sizes"
         try:
             sizes = [] if sizes is None else [index(size) for size in sizes]
-        except TypeError:
+        except (RuntimeError, TypeError):
             raise self._refuse("not a list of sizes", argument, "a list of int", sizes) from None
         rows = tensor.shape[0] if tensor.dim() else 1
         if not sizes:
@@ -357,6 +358,7 @@ class Arguments:
             work_dtype=self.dtype if reduction is None else reduction.work_dtype,
             wire_dtype=self.dtype if reduction is None else reduction.wire_dtype,
             operator="" if reduction is None else reduction.name,
+            operator_code="" if reduction is None else reduction.code,
             order=OperandOrder.ANY if reduction is None else reduction.order,
             segment_bytes=self.segment_bytes
             or segment_bytes_of(self.collective, self.algorithm, self.device.type),
@@ -373,6 +375,7 @@ class Arguments:
             inference=any(tensor.is_inference() for tensor in output_tensors),
             may_alias=not shares,
             prepared=prepared,
+            file=self._file,
         )
         if isinstance(self.algorithm, Schedule) or self.algorithm != "auto":
             operation.check()

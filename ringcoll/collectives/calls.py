@@ -27,17 +27,22 @@ from ringcoll.collectives.arguments import Timeout, seconds
 from ringcoll.collectives.groups import as_group, communicator, known
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError
-from ringcoll.reduction import as_operator
+from ringcoll.reduction import Operator, as_operator
 from ringcoll.runtime.communicator import Call
 from ringcoll.runtime.operation import Operation
 from ringcoll.runtime.work import Work
+from ringcoll.schedule.ir import Schedule
+from ringcoll.system.schedule_files import as_algorithm
 
 __all__ = ["Collective", "Deferred", "collective", "operator", "start", "together"]
 
 P = ParamSpec("P")
 _RedOpType = dist.ReduceOp.RedOpType
 _STRIDED = torch.strided
-_PREMUL_SUM = dist.ReduceOp.PREMUL_SUM
+# Types of options that stay as they are. A call with an option of another type is not remembered.
+_LASTING = {
+    type(None), bool, int, float, str, tuple, type, torch.dtype, _RedOpType, Operator, Schedule
+}  # fmt: skip
 
 Compile = Callable[[Any, Sequence[Any], tuple[Any, ...], bool], Operation]
 """Checks a call and compiles it: ``compile_(group, tensors, options, prepared)``."""
@@ -60,13 +65,15 @@ class Deferred:
 
 
 def operator(op: object) -> object:
-    """A reduction operator as part of a key: equal operators are equal keys."""
-    if type(op) is _RedOpType:
+    """A reduction operator as part of a key: operators that compute the same now are equal keys."""
+    if type(op) is _RedOpType or type(op) is str:
         return op
-    kind = getattr(op, "op", None)  # of a `ReduceOp`, which is equal to others of its kind
-    if kind is None:
-        return op
-    return as_operator(op) if kind == _PREMUL_SUM else kind
+    try:
+        named = as_operator(op)
+    except ArgumentError:
+        return op  # whoever checks the call refuses it, and names the rank
+    is_plain = named.user is None and named.factor is None
+    return named if is_plain else named.now()
 
 
 def start(
@@ -137,6 +144,9 @@ def start(
         member = known(dist.GroupMember.WORLD if group is None else group, tensors[0])
         if member is not None and (deferred is None or not deferred.prepared):
             operation = member.operations.get(key)
+        if operation is not None and operation.file:
+            is_same = as_algorithm(operation.file) is operation.request.algorithm
+            operation = operation if is_same else None
     except (AttributeError, IndexError, RuntimeError, TypeError):
         key = None  # an unusual argument: `compile_` checks it, and names the fault
     if member is None and isinstance(group, OwnGroup) and group.retries:
@@ -157,7 +167,7 @@ def start(
         with torch.inference_mode(False):  # the operation may run outside of that mode
             operation = compile_(group, tensors, options, is_prepared)
         member = communicator(group, operation.device)
-        if key is not None and not is_prepared:
+        if key is not None and not is_prepared and _LASTING.issuperset(map(type, options)):
             member.remember(key, operation)
     limit_s = member.timeout_s if timeout is None else seconds(timeout, member)
     results = tensors

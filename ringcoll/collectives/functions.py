@@ -37,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
+from operator import index
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -111,8 +112,11 @@ def _listed(tensors: object) -> list[Tensor]:
 
 
 def _sizes(sizes: Any) -> Any:
-    """Split sizes as part of a key."""
-    return tuple(sizes) if isinstance(sizes, list) else sizes
+    """Split sizes as part of a key: their values, since lists and tensors may be filled anew."""
+    try:
+        return None if sizes is None else tuple(map(index, sizes))
+    except (RuntimeError, TypeError):
+        return sizes  # `Arguments.split` refuses them
 
 
 def _all_reduce(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:

@@ -343,11 +343,14 @@ def predictions(
     rabenseifner 155093 us, then bine
     """
     unequal = not contract(collective).common_lengths
-    rows = [
-        (predict(entry, nbytes, world_size, costs), entry.second_choice)
+    able = [
+        entry
         for entry in algorithms(collective, world_size, variants=True)
-        if entry.built_in and not entry.needs_hosts and not (unequal and entry.equal_blocks)
+        if not entry.needs_hosts and not (unequal and entry.equal_blocks)
     ]
+    # A program may have replaced all entries of the library.
+    entries = [entry for entry in able if entry.built_in] or able
+    rows = [(predict(entry, nbytes, world_size, costs), entry.second_choice) for entry in entries]
     return tuple(row for row, _ in sorted(rows, key=_order))
 
 

@@ -16,6 +16,7 @@ signed numbers, or converted to a wider dtype. For bool, SUM and MAX are *or*, P
 `reproducible`  reductions whose bits depend on the inputs only
 `exact`         sums of floats that are rounded once
 `predicted`     results from the order of reduction, before a call
+`user_code`     what a function of a user computes, for ranks to compare
 ==============  =========================================================
 
 May be imported from outside: ``__all__``, and `gpu.engine`.

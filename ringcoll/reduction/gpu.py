@@ -209,12 +209,14 @@ class CupyEngine(Engine):
         The kernel rounds the input to the wire dtype after the scaling only; torch's operators
         round before the scaling, too.
         """
-        factor = reduction.operator.factor
+        operator = reduction.operator
+        factor = operator.factor
         source, work = kernels.c_type(flat.dtype), kernels.c_type(reduction.work_dtype)
         wire = kernels.c_type(reduction.wire_dtype)
         # The host would have to wait for a factor on the GPU. Without a factor torch is as fast.
         if isinstance(factor, int | float | complex) and source and work and wire:
-            kernel = Kernel("Sum", "Multiply", source, source, work, work, 1, 1, rounded=wire)
+            finish = "Scale" if operator.has_real_factor else "Multiply"
+            kernel = Kernel("Sum", finish, source, source, work, work, 1, 1, rounded=wire)
             into = torch.empty_like(flat, dtype=reduction.work_dtype)
             run = self.launch(kernel, (into,), (flat,), factor)
             if run is not None:

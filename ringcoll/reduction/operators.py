@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import isnan, nan
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError
+from ringcoll.reduction.user_code import version_of
 from ringcoll.schedule.contracts import OperandOrder
 
 __all__ = [
@@ -50,7 +53,8 @@ class UserOp:
         Whether the brackets may move. If not, only algorithms that reduce from left to right,
         in rank order, are allowed.
     name
-        Name in errors, which the ranks also compare; by default the name of ``fn``.
+        Name in errors; by default the name of ``fn``. The ranks compare it, and what ``fn`` computes: see
+        `ringcoll.reduction.user_code`.
 
     Examples
     --------
@@ -73,12 +77,35 @@ class Operator:
     """An operator that is not bound to a dtype.
 
     ``name`` is torch's name, in lower case, or ``"user"``; ``factor`` is the factor of
-    PREMUL_SUM; ``user`` is the user's operator.
+    PREMUL_SUM; ``user`` is the user's operator; ``version`` tells apart what is equal in Python and
+    computes different results: see `now`.
     """
 
     name: str
-    factor: float | Tensor | None = None
+    factor: complex | Tensor | None = None
     user: UserOp | None = None
+    version: Any = ""
+
+    def now(self) -> Operator:
+        """The operator with the factor's value, and the version of the user's function, of this moment."""
+        if self.user is not None:
+            return replace(self, version=version_of(self.user.fn))
+        factor: Any = self.factor
+        if isinstance(factor, Tensor) and not factor.is_cpu:
+            # The host would have to wait for its value; no call is remembered by a list.
+            return replace(self, factor=factor.detach().clone(), version=[])
+        with suppress(AttributeError, RuntimeError, ValueError):  # a number of Python, or several
+            factor = factor.item()
+        if isinstance(factor, float) and isnan(factor):
+            factor = nan  # which is equal to itself as the same object
+        return replace(self, factor=factor, version=repr(factor))  # -0.0 equals 0.0
+
+    @property
+    def has_real_factor(self) -> bool:
+        """Whether inputs are scaled by a real number, which scales both parts of a complex number."""
+        factor = self.factor
+        is_complex = factor.is_complex() if isinstance(factor, Tensor) else type(factor) is complex
+        return factor is not None and not is_complex
 
     @property
     def order(self) -> OperandOrder:
@@ -93,13 +120,14 @@ class Operator:
         return self.name if self.user is None else f"user operator {self.user}"
 
 
-def premul_sum(factor: float | Tensor) -> Operator:
+def premul_sum(factor: complex | Tensor) -> Operator:
     """The operator PREMUL_SUM: the sum of the inputs, each scaled by ``factor``.
 
     Parameters
     ----------
     factor
-        A number, or a tensor of one element. Ranks may use different factors.
+        A number, or a tensor of one element, which is read when a collective is called, or its ``plan`` is
+        made. Ranks may use different factors.
     """
     return Operator("premul_sum", factor=factor)
 
@@ -242,6 +270,11 @@ class Reduction:
         """The operator in words; ranks that combine otherwise have other words."""
         return f"{self.manner} {self.operator}".lstrip()
 
+    @property
+    def code(self) -> str:
+        """What a user's operator computes, for ranks to compare; empty for others: factors may differ."""
+        return "" if self.operator.user is None else self.operator.version
+
     def in_pieces(self) -> Reduction:
         """The same reduction without torch's threads, for ranks that have no cores for them.
 
@@ -256,7 +289,8 @@ class Reduction:
             return self  # it works in pieces
 
         def combined(*vectors: Tensor, out: Tensor) -> None:
-            pieces = (torch.split(vector, SERIAL_NUMEL) for vector in (*vectors, out))
+            numel = SERIAL_NUMEL // 2 if out.is_complex() else SERIAL_NUMEL  # numbers of two parts
+            pieces = (torch.split(vector, numel) for vector in (*vectors, out))
             for left, right, into in zip(*pieces, strict=True):
                 combine(left, right, out=into)
 
@@ -325,6 +359,12 @@ def _divide(tensor: Tensor, world_size: int) -> object:
     return tensor.div_(world_size, rounding_mode="trunc")
 
 
+def _add_parts(left: Tensor, right: Tensor, *, out: Tensor) -> object:
+    """Add complex numbers as real numbers: torch multiplies by a complex 1, which makes NaN of infinities."""
+    parts = torch.view_as_real
+    return torch.add(parts(left), parts(right), out=parts(out))
+
+
 def _divide_unsigned(bits: int) -> Callable[[Tensor, int], object]:
     """Division of unsigned numbers that are kept in a signed dtype of ``bits`` bits."""
     if bits < 64:
@@ -379,12 +419,14 @@ def _dtypes(
     return (work if wire_dtype.itemsize < work.itemsize else wire_dtype), wire_dtype
 
 
-def _check_factor(factor: object, dtype: torch.dtype, rank: int | None) -> None:
+def _check_factor(operator: Operator, dtype: torch.dtype, rank: int | None) -> None:
+    factor: Any = operator.factor
     if isinstance(factor, Tensor):
-        fits = factor.numel() == 1 and (dtype.is_complex or not factor.is_complex())
+        fits = factor.numel() == 1
     else:
-        fits = isinstance(factor, int | float | complex if dtype.is_complex else int | float)
-    if not fits:
+        fits = isinstance(factor, int | float | complex)
+        fits = fits and not (isinstance(factor, int) and abs(factor) >= 1 << 63)  # for torch
+    if not fits or not (dtype.is_complex or operator.has_real_factor):
         raise ArgumentError(
             "the factor of PREMUL_SUM must be a number, or a tensor of one element",
             rank=rank,
@@ -421,12 +463,8 @@ def resolve(
     ArgumentError
         The operator is not defined for the dtype, or the wire dtype is of another kind.
     """
-    kind = getattr(op, "op", None)  # of a ReduceOp
-    if kind is not None and kind != dist.ReduceOp.PREMUL_SUM:
-        op = kind
-    if isinstance(op, dist.ReduceOp.RedOpType | str | UserOp) or (
-        isinstance(op, Operator) and not isinstance(op.factor, Tensor)
-    ):
+    is_fixed = isinstance(op, Operator) and op.user is None and not isinstance(op.factor, Tensor)
+    if is_fixed or isinstance(op, dist.ReduceOp.RedOpType | str):
         return _resolve_cached(op, dtype, wire_dtype, rank)
     return _resolve(op, dtype, wire_dtype, rank)
 
@@ -463,8 +501,9 @@ def _resolve(
             raise refuse(f"one of {', '.join(allowed)}")
         work, wire = _dtypes(operator, dtype, wire_dtype, rank)
         if name == "premul_sum":
-            _check_factor(operator.factor, dtype, rank)
-        return _cast(operator, dtype, work, wire, allowed[name])
+            _check_factor(operator, dtype, rank)
+        adds_parts = dtype.is_complex and allowed[name] is torch.add
+        return _cast(operator, dtype, work, wire, _add_parts if adds_parts else allowed[name])
     if dtype not in _INTEGERS:
         raise refuse(f"one of {', '.join(map(str, _INTEGERS))}", "tensor", dtype)
     if wire_dtype not in (None, dtype):
@@ -514,6 +553,8 @@ def _cast(
             factor = factor.reshape(())
 
         def scaled(tensor: Tensor) -> Tensor:
+            if tensor.is_complex() and operator.has_real_factor:  # torch would make it complex
+                return rounded(torch.view_as_complex(torch.view_as_real(tensor) * factor))
             wide = torch.float32 if tensor.dtype in _NARROW else tensor.dtype
             return rounded((tensor.to(wide) * factor).to(tensor.dtype))
 

@@ -426,12 +426,22 @@ struct Divide {
     }
 };
 
-// The factor of PREMUL_SUM, which may be complex.
-struct Multiply {
+// The real factor of PREMUL_SUM.
+struct Scale {
     template <class T>
     static __device__ inline T apply(T total, double real, double) {
         return times(total, Convert<T, double>::from(real));
     }
+    template <class T>
+    static __device__ inline Complex<T> apply(Complex<T> total, double real, double) {
+        T factor = Convert<T, double>::from(real);
+        Complex<T> result = {times(total.real, factor), times(total.imag, factor)};
+        return result;
+    }
+};
+
+// The complex factor of PREMUL_SUM.
+struct Multiply {
     template <class T>
     static __device__ inline Complex<T> apply(Complex<T> total, double real, double imag) {
         Complex<T> factor = {Convert<T, double>::from(real), Convert<T, double>::from(imag)};

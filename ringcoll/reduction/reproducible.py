@@ -145,7 +145,7 @@ def _of_complex(reduction: Reduction) -> Reduction:
     operator, work, wire = reduction.operator, reduction.work_dtype, reduction.wire_dtype
     if operator.name == "product":
         return replace(reduction, combine=_complex_product)
-    if operator.factor is None:
+    if operator.factor is None or operator.has_real_factor:
         return reduction
 
     def scale(tensor: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class Request(NamedTuple):
 
     ``lengths`` are (block, numel) of every block that this rank knows; ``packed`` are the numels of
     the tensors that are laid end to end, if the vector is made of several; ``order`` is the order of
-    operands that the operator needs.
+    operands that the operator needs; ``operator_code`` says what a user's operator computes.
     """
 
     collective: str
@@ -79,6 +79,7 @@ class Request(NamedTuple):
     split_output: bool
     in_place: bool
     posts_early: bool
+    operator_code: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -153,7 +154,8 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
         if is_equal and len(length) > 1:
             lengths = f"{max(length.values())} x {len(length)}"
         lengths = "+".join(map(str, request.packed)) or lengths
-    words = [request.operator] if request.operator else []
+    operator = f"{request.operator} {request.operator_code}".rstrip()
+    words = [operator] if operator else []
     words += [str(request.dtype), f"{lengths} elements"]
     words += [f"root {root}"] if rules.rooted else []
     words += [f"sent as {request.wire_dtype}"] if request.wire_dtype is not request.dtype else []
@@ -238,6 +240,8 @@ class Operation:
         Whether short tensors may be used at their own places: their blocks share no memory.
     prepared
         Whether the operation belongs to a single call (`plan()`), and keeps all its bindings.
+    file
+        The file that the algorithm was read from; empty if it was not.
     """
 
     def __init__(
@@ -250,7 +254,9 @@ class Operation:
         inference: bool,
         may_alias: bool,
         prepared: bool,
+        file: str = "",
     ) -> None:
+        self.file = file
         self.request, self.stage, self.device, self.results = request, stage, device, results
         self.inference, self.has_streams = inference, has_streams(device)
         self.name = request.collective

@@ -6,6 +6,7 @@ rank reads the file for itself; the ranks compare what they have read before the
 
 from __future__ import annotations
 
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from ringcoll.system.files import read_file
 
 __all__ = ["algorithm_in", "as_algorithm", "is_schedule_file", "read_schedule"]
 
+_MOST_KEPT = 64
+_TICK_NS = 2_000_000_000  # of the file systems with the coarsest times
+_read: dict[tuple[int, ...], Schedule] = {}  # by device, inode, size and times
 _SUFFIXES = (".xml", ".json", ".txt")
 
 
@@ -32,26 +36,38 @@ def is_schedule_file(text: str) -> bool:
 def read_schedule(path: str) -> Schedule:
     """Read a file; what was read is kept as long as the file stays as it is.
 
+    The times of a file have coarse ticks: a file that has just been written may be written again in the same
+    tick, and is read at every call until the tick is over.
+
     Raises
     ------
     ScheduleError
         The file cannot be read, or holds no schedule; the message names it.
     """
     try:
-        file = Path(path).expanduser().absolute()
+        file = Path(path).expanduser()
         facts = file.stat()
-        return _read(file, facts.st_mtime_ns, facts.st_size)
+        version = (*facts[:3], facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+        schedule = _read.get(version)
+        if schedule is None:
+            is_settled = time.time_ns() - facts.st_ctime_ns > _TICK_NS
+            schedule = _schedule_in(read_file(file))
+            if is_settled:
+                if len(_read) >= _MOST_KEPT:
+                    _read.clear()
+                _read[version] = schedule
     except (OSError, RuntimeError) as error:  # no such user is a RuntimeError
         reason = getattr(error, "strerror", None) or error
         raise ScheduleError(f"{path}: cannot be read: {reason}") from error
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from error
+    return schedule
 
 
-@lru_cache(maxsize=64)
-def _read(file: Path, mtime_ns: int, nbytes: int) -> Schedule:
-    """The same schedule for the same file: what was proved of it is remembered with it."""
-    return schedule_in(read_file(file))
+@lru_cache(maxsize=_MOST_KEPT)
+def _schedule_in(text: str) -> Schedule:
+    """The same schedule for the same text: what was proved of it is remembered with it."""
+    return schedule_in(text)
 
 
 def as_algorithm(algorithm: str | Schedule) -> str | Schedule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from ringcoll.algorithms import (
     schedule_of,
     unregister,
 )
+from ringcoll.algorithms.entry import mark_built_in
 from ringcoll.algorithms.proved import order_of
 from ringcoll.algorithms.registry import named, required, where_possible
 from ringcoll.cost.choice import choose
@@ -306,6 +308,7 @@ def test_a_name_that_is_registered_anew_is_seen_by_every_cache() -> None:
         register("all_reduce", "turncoat", chunks=entry.chunks, pipelined=entry.pipelined)(
             entry.program
         )
+        mark_built_in(find("all_reduce", "turncoat"))  # for the predictions
         known.append(everything_known_of("turncoat"))
         unregister("all_reduce", "turncoat")
         with pytest.raises(UnknownAlgorithmError):
@@ -317,6 +320,61 @@ def test_a_name_that_is_registered_anew_is_seen_by_every_cache() -> None:
     first, second, third = known
     assert all(before != after for before, after in zip(first, second, strict=True))
     assert third == first
+
+
+@pytest.fixture
+def changed_ring() -> Iterator[None]:
+    """The ring is registered anew: with another program under its face, or as it was."""
+    entries = dict(registry._REGISTRY)
+    yield
+    registry._REGISTRY.clear()
+    registry._REGISTRY.update(entries)
+    registry._changed()
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+@pytest.mark.usefixtures("changed_ring")
+def test_only_the_librarys_own_entries_count_as_built_in(is_wrapped: bool) -> None:
+    """Neither a name nor a module's name decides, but the entry itself."""
+    before = find("all_reduce", "ring")
+    usual = schedule_of("all_reduce", "hierarchical", 8, hosts=(0,) * 4 + (1,) * 4).to_text()
+    assert before.built_in
+    assert find("all_reduce", "generalized=2").built_in
+    assert find("all_reduce", "ring+two_shot").built_in
+    assert not replace(before, program=star_all_gather).built_in
+
+    @wraps(before.program)
+    def traced(rank: int, world_size: int) -> Program:
+        yield from find("all_reduce", "direct").program(rank, world_size)
+
+    unregister("all_reduce", "ring")
+    chosen = find("all_reduce", "direct") if is_wrapped else before
+    again = register("all_reduce", "ring", chunks=chosen.chunks, slots=chosen.slots)
+    again(traced if is_wrapped else before.program)
+    assert find("all_reduce", "ring").program.__module__ == "ringcoll.algorithms.ring"
+    for name in ("ring", "ring+two_shot", "two_shot+ring", "two_shot+ring+two_shot"):
+        assert not find("all_reduce", name).built_in, name
+    assert find("all_reduce", "two_shot+two_shot").built_in
+    # What the library makes of its ring is made of its own.
+    assert (
+        schedule_of("all_reduce", "hierarchical", 8, hosts=(0,) * 4 + (1,) * 4).to_text() == usual
+    )
+    rows = predictions("all_reduce", 4, 3, crowded_parameters(LinkCosts(1e-5, 1e-9), 3))
+    assert "ring" not in {row.algorithm for row in rows}
+
+
+@pytest.mark.usefixtures("changed_ring")
+def test_a_program_that_replaces_all_of_the_library_has_a_choice() -> None:
+    """As a tool that wraps every algorithm does."""
+    costs = crowded_parameters(LinkCosts(1e-5, 1e-9), 4)
+    usual = {row.algorithm for row in predictions("barrier", 1, 4, costs)}
+    for entry in tuple(algorithms("barrier")):
+        unregister("barrier", entry.name)
+        register("barrier", entry.name, chunks=entry.chunks, slots=entry.slots)(entry.program)
+    found = {row.algorithm for row in predictions("barrier", 1, 4, costs)}
+    assert not any(entry.built_in for entry in algorithms("barrier"))
+    assert {entry.name for entry in algorithms("barrier", 4)} & usual
+    assert found >= {entry.name for entry in algorithms("barrier", 4) if not entry.needs_hosts}
 
 
 def test_every_change_has_a_revision_of_its_own(star: str) -> None:

@@ -73,7 +73,7 @@ REDUCE = options(dist.ReduceOptions, rootRank=2, reduceOp=MAX)
         ("scatter", (A, []), {"root": 1}, [A], [A, None], {"group_src": 1}),
         ("reduce_scatter", ([A], [[B, C]]), {"op": MAX}, [A], [A, [B, C]], {"op": MAX}),
         ("_allgather_base", (A, B), {}, [A], [A, B], {}),
-        ("alltoall_base", (A, B, None, (1,)), {}, [A], [A, B, [], [1]], {}),
+        ("alltoall_base", (A, B, None, (1,)), {}, [A], [A, B, [], (1,)], {}),
     ],
 )
 def test_arguments_find_their_places(

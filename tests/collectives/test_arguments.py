@@ -193,7 +193,7 @@ ARGUMENTS: dict[str, Bad] = {
     "scaling integers": all_reduce(torch.ones(3, dtype=torch.int32), op=premul_sum(2.0)),
     "scaling bools": all_reduce(torch.ones(3, dtype=torch.bool), op=premul_sum(2.0)),
     "several factors": all_reduce(THREE, op=premul_sum(torch.ones(3))),
-    "a complex factor for real numbers": all_reduce(THREE, op=premul_sum(1j)),  # type: ignore[arg-type]
+    "a complex factor for real numbers": all_reduce(THREE, op=premul_sum(1j)),
     "a word for a factor": all_reduce(THREE, op=premul_sum("2")),  # type: ignore[arg-type]
     "scale factors as if they were numbers": dtype_case("sum", torch.float8_e8m0fnu),
     "halves of complex numbers": dtype_case("sum", torch.complex32),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import inspect
+import math
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,7 +26,7 @@ from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import register, schedule_of, unregister
 from ringcoll.collectives.calls import Deferred, _extent, together
 from ringcoll.collectives.own_groups import OwnGroup
-from ringcoll.errors import ArgumentError, UnknownAlgorithmError
+from ringcoll.errors import ArgumentError, ScheduleError, UnknownAlgorithmError
 from ringcoll.runtime import communicator, operation
 from ringcoll.schedule import Program, Step, inp, out, recv, reduce, send, tmp
 
@@ -309,6 +312,169 @@ def test_factors_of_torchs_own_operators_are_told_apart() -> None:
         return totals
 
     assert run_threads(main, 2) == [[4.0, 6.0, 4.0]] * 2
+
+
+SIZES: dict[str, Callable[[list[int]], Any]] = {
+    "tensor": torch.tensor,
+    "list of tensors": lambda sizes: [*map(torch.tensor, sizes)],
+    "tuple of tensors": lambda sizes: (*map(torch.tensor, sizes),),
+    "array": np.array,
+    "list of numbers of numpy": lambda sizes: [*map(np.int64, sizes)],
+    "list": list,
+    "list of a class of its own": type("Sizes", (list,), {"__hash__": lambda self: 7}),
+}
+
+
+def refill(sizes: Any, values: list[int]) -> None:
+    """Change split sizes, or the tensors among them, in place; a tuple of numbers cannot be."""
+    for place, value in enumerate(values):
+        if isinstance(sizes[place], torch.Tensor):
+            sizes[place].fill_(value)
+        else:
+            sizes[place] = value
+
+
+@pytest.mark.parametrize("make", SIZES.values(), ids=SIZES)
+def test_split_sizes_count_as_they_are_when_the_call_is_made(make: Callable[..., Any]) -> None:
+    """They are the same objects in each call, filled anew."""
+
+    def main(group: LocalGroup) -> None:
+        rank = group.rank()
+        sent, received = make([1, 1]), make([1, 1])
+        plans = []
+        for first in (1, 3, 0, 3):
+            # Rank r sends to rank 0 `first`, to rank 1 the others of four rows.
+            refill(sent, [first, 4 - first])
+            refill(received, [first, first] if rank == 0 else [4 - first, 4 - first])
+            rows = torch.arange(4.0) + 10 * rank
+            own = slice(0, first) if rank == 0 else slice(first, 4)
+            expected = torch.cat([(torch.arange(4.0) + 10 * peer)[own] for peer in range(2)])
+            output = torch.full((len(expected),), -1.0)
+            ringcoll.all_to_all_single(output, rows, received, sent, group)
+            assert torch.equal(output, expected)
+            planned = torch.full((len(expected),), -1.0)
+            plan = ringcoll.all_to_all_single.plan(planned, rows, received, sent, group)
+            plans.append((plan, planned, expected))
+        for plan, planned, expected in plans:
+            plan()
+            assert torch.equal(planned, expected)
+
+    run_threads(main, 2)
+
+
+def test_what_may_change_is_not_kept_in_a_key() -> None:
+    """A root, for instance, in a tensor that is filled anew."""
+
+    def main(group: LocalGroup) -> list[float]:
+        found, root = [], torch.tensor(0)
+        for src in (0, 1):
+            root.fill_(src)
+            tensor = torch.full((2,), float(group.rank()))
+            with suppress(ArgumentError):  # a root need not be accepted as a tensor
+                ringcoll.broadcast(tensor, group_src=root, group=group)  # type: ignore[arg-type]
+                found.append(tensor[0].item())
+        return found
+
+    assert run_threads(main, 2) in ([[0.0, 1.0]] * 2, [[], []])
+
+
+@pytest.mark.parametrize("make", [ringcoll.premul_sum, dist._make_nccl_premul_sum])
+def test_a_factor_counts_as_it_is_when_the_call_is_made(make: Any) -> None:
+    def main(group: LocalGroup) -> list[float]:
+        factor = torch.tensor(2.0)
+        op, found = make(factor), []
+        for value in (2.0, 3.0, -0.0, 0.0, math.nan, math.nan):
+            factor.fill_(value)
+            tensor = torch.ones(3)
+            call: Any = ringcoll.all_reduce(tensor, op, Deferred(group))
+            factor.fill_(7.0)
+            call()
+            found.append(tensor[0].item())
+            num_kept = len(group.communicator.operations)
+        assert num_kept == 5, "NaN is a value, too"
+        return found
+
+    for found in run_threads(main, 2):
+        assert found[:2] == [4.0, 6.0]
+        assert [math.copysign(1.0, zero) for zero in found[2:4]] == [-1.0, 1.0]
+        assert all(map(math.isnan, found[4:]))
+
+
+def test_factors_of_numpy_are_numbers() -> None:
+    def main(group: LocalGroup) -> list[float]:
+        found = []
+        for factor in (np.float32(0.5), np.int64(2), np.array([3.0])):
+            tensor = torch.ones(3)
+            ringcoll.all_reduce(tensor, ringcoll.premul_sum(factor), group)  # type: ignore[arg-type]
+            found.append(tensor[0].item())
+        return found
+
+    assert run_threads(main, 2) == [[1.0, 4.0, 6.0]] * 2
+
+
+class Weighted:
+    """An operator that is equal to all others of its class, and that can be changed."""
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.op = "an attribute that torch's operators have, too"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Weighted)
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return self.weight * (left + right)
+
+
+class Unhashable(Weighted):
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Weighted, Unhashable])
+@pytest.mark.parametrize("make", [lambda fn: fn, ringcoll.UserOp], ids=["function", "UserOp"])
+def test_operators_of_the_user_count_by_what_they_compute(kind: Any, make: Any) -> None:
+    def main(group: LocalGroup) -> list[float]:
+        found, changed = [], kind(1.0)
+        for weight in (1.0, 2.0):
+            for fn in (kind(weight), changed):
+                changed.weight = weight
+                tensor = torch.ones(3)
+                ringcoll.all_reduce(tensor, make(fn), group)
+                found.append(tensor[0].item())
+        return found
+
+    assert run_threads(main, 2) == [[2.0, 2.0, 4.0, 4.0]] * 2
+
+
+def test_a_schedule_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    both = threading.Barrier(2)
+
+    def main(group: LocalGroup) -> list[str]:
+        found = []
+        for name in ("ring", "recursive_doubling", "ring"):
+            if group.rank() == 0:
+                path.write_text(schedule_of("all_reduce", name, 2).to_text(), encoding="utf-8")
+                os.utime(path, ns=(1, 1))
+            both.wait()
+            for _ in range(2):
+                tensor = torch.arange(4.0) + group.rank()
+                call: Any = ringcoll.all_reduce(tensor, group=Deferred(group), algorithm=str(path))
+                call()
+                assert tensor.tolist() == [1.0, 3.0, 5.0, 7.0]
+                found.append(call.operation.request.algorithm.algorithm)
+            both.wait()
+        both.wait()
+        path.unlink(missing_ok=True)
+        with pytest.raises(ScheduleError, match="cannot be read"):
+            ringcoll.all_reduce(torch.ones(4), group=group, algorithm=str(path))
+        return found
+
+    names = ["ring", "ring", "recursive_doubling", "recursive_doubling", "ring", "ring"]
+    assert run_threads(main, 2) == [names] * 2
 
 
 def test_what_overlaps_is_refused_on_every_call() -> None:

@@ -258,16 +258,13 @@ def test_waiting_has_a_limit_of_its_own():
 
 
 def test_a_failure_is_raised_by_wait_and_by_the_future():
-    def broken(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        raise ArithmeticError("no sums today")
-
     def main(group: LocalGroup) -> str:
-        tensor = torch.tensor([1])
-        op = (
-            UserOp(broken, commutative=True)
-            if group.rank() == 0
-            else UserOp(torch.add, commutative=True, name="broken")
-        )
+        def broken(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            if group.rank() == 0:
+                raise ArithmeticError("no sums today")
+            return left + right
+
+        tensor, op = torch.tensor([1]), UserOp(broken, commutative=True)
         work = ringcoll.all_reduce(tensor, op, group, async_op=True, algorithm="direct")
         later = ringcoll.barrier(group, async_op=True)
         assert work is not None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ringcoll.algorithms import Cost, register, unregister
+from ringcoll.algorithms import Cost, find, register, unregister
+from ringcoll.algorithms.entry import mark_built_in
 from ringcoll.algorithms.ring import ring_all_reduce
 from ringcoll.bench import BenchRequest, Result, measure
 from ringcoll.schedule.ir import Operation, Program, RecvReduce, Step, recv
@@ -31,9 +32,9 @@ def _received_only(operation: Operation) -> Operation:
 
 
 def _register() -> None:
-    forgetful_ring.__module__ = "ringcoll.algorithms.ring"
     free = Cost(rounds=lambda k: 0, traffic=lambda k: Fraction(0))
     register("all_reduce", NAME, cost=free, chunks=lambda k: k)(forgetful_ring)
+    mark_built_in(find("all_reduce", NAME))
 
 
 def measure_wrong(request: BenchRequest) -> list[Result]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -17,7 +18,8 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import UserOp
-from ringcoll.algorithms import register, unregister
+from ringcoll.algorithms import register, registry, unregister
+from ringcoll.algorithms.ring import ring_all_reduce
 from ringcoll.launch.processes import report
 from ringcoll.schedule.ir import Schedule, Step, inp, out, recv, reduce, send, tmp
 from ringcoll.transport.base import Message
@@ -199,20 +201,48 @@ def _packed(odd: bool, group: Any) -> _Made:
     return [], call
 
 
-def _two_versions(odd: bool, group: Any) -> _Made:
-    """A program of the user's own, of which one rank has an older file."""
-    size = dist.get_world_size(group)
+def _version(is_older: bool) -> Callable[[int, int], Iterator[Step]]:
+    """An all-reduce in which all send to all; the older version adds in the opposite order."""
 
-    def program(rank: int) -> Iterator[Step]:
-        """All send to all; the older version adds in the opposite order."""
+    def program(rank: int, size: int) -> Iterator[Step]:
         peers = [peer for peer in range(size) if peer != rank]
         yield Step(*(send(peer, inp(0)) for peer in peers),
                    *(recv(peer, tmp(peer, 0)) for peer in peers))  # fmt: skip
         parts = [inp(0) if peer == rank else tmp(peer, 0) for peer in range(size)]
-        yield Step(reduce(out(0), *(reversed(parts) if odd else parts)))
+        yield Step(reduce(out(0), *(reversed(parts) if is_older else parts)))
 
-    schedule = Schedule("all_reduce", "mine", size, 1, size, program)
+    return program
+
+
+def _two_versions(odd: bool, group: Any) -> _Made:
+    """A program of the user's own, of which one rank has an older file."""
+    size, program = dist.get_world_size(group), _version(odd)
+    schedule = Schedule("all_reduce", "mine", size, 1, size, lambda rank: program(rank, size))
     return _all_reduce(odd, group, {"algorithm": schedule}, {"algorithm": schedule})
+
+
+def _changed_ring(odd: bool, group: Any) -> _Made:
+    """One rank has another program under the name, and with the face, of the library's ring."""
+    outputs, call = _all_reduce(odd, group, {"algorithm": "ring"}, {"algorithm": "ring"})
+
+    def calls() -> None:
+        entries = dict(registry._REGISTRY)
+        if odd:
+            unregister("all_reduce", "ring")
+            again = register("all_reduce", "ring", slots=lambda k: k)
+            again(functools.wraps(ring_all_reduce)(_version(True)))
+        try:
+            call()
+        finally:
+            registry._REGISTRY.clear()
+            registry._REGISTRY.update(entries)
+            registry._changed()
+
+    return outputs, calls
+
+
+def _weighted(weight: float) -> UserOp:
+    return UserOp(lambda left, right: left + weight * right, commutative=True)
 
 
 DISAGREEMENTS: dict[str, Callable[[bool, Any], _Made]] = {
@@ -225,6 +255,21 @@ DISAGREEMENTS: dict[str, Callable[[bool, Any], _Made]] = {
         group,
         {"op": UserOp(torch.add, commutative=True, name="plus")},
         {"op": UserOp(torch.sub, commutative=True, name="minus")},
+    ),
+    "code of a user operator": lambda odd, group: _all_reduce(
+        odd,
+        group,
+        {"op": UserOp(torch.add, commutative=True, name="add")},
+        {"op": UserOp(torch.sub, commutative=True, name="add")},
+    ),
+    "lambdas": lambda odd, group: _all_reduce(
+        odd,
+        group,
+        {"op": UserOp(lambda x, y: x + y, commutative=True)},
+        {"op": UserOp(lambda x, y: x - y, commutative=True)},
+    ),
+    "value that a lambda uses": lambda odd, group: _all_reduce(
+        odd, group, {"op": _weighted(1.0)}, {"op": _weighted(2.0)}
     ),
     "algorithm": lambda odd, group: _all_reduce(odd, group, {}, {"algorithm": "tree"}),
     "segments": lambda odd, group: _all_reduce(odd, group, {}, {"segment_bytes": 4}),
@@ -241,6 +286,7 @@ DISAGREEMENTS: dict[str, Callable[[bool, Any], _Made]] = {
     "lengths of all-to-all, single": lambda odd, group: _exchange(odd, group, single=True),
     "lengths that add up to the same": _packed,
     "programs of one name": _two_versions,
+    "changed program of the library": _changed_ring,
     "segment size": lambda odd, group: _all_reduce(
         odd, group, {"segment_bytes": 8}, {"segment_bytes": 16}
     ),
@@ -434,15 +480,13 @@ def sleep_on(asleep: int) -> Caught | None:
     """One rank stops in the middle of an operation, alive, and wakes up later."""
     group = fresh_group(timeout_s=30.0)
     ringcoll.barrier(group)
-    if dist.get_rank() == asleep:
 
-        def slow(left: Tensor, right: Tensor) -> Tensor:
+    def slow(left: Tensor, right: Tensor) -> Tensor:
+        if dist.get_rank() == asleep:
             time.sleep(1.5)
-            return left + right
+        return left + right
 
-        op = UserOp(slow, commutative=True, name="add")
-    else:
-        op = UserOp(torch.add, commutative=True, name="add")
+    op = UserOp(slow, commutative=True)
     return catch(
         lambda: ringcoll.all_reduce(
             torch.ones(10), op, group, algorithm="ring", timeout=timedelta(seconds=0.7)
@@ -458,10 +502,11 @@ def raise_in_operator(rank: int, algorithm: str) -> Caught:
     group = fresh_group(timeout_s=30.0)
 
     def broken(left: Tensor, right: Tensor) -> Tensor:
-        raise ArithmeticError("no sums on Sundays")
+        if dist.get_rank() == rank:
+            raise ArithmeticError("no sums on Sundays")
+        return left + right
 
-    function = broken if dist.get_rank() == rank else torch.add
-    op = UserOp(function, commutative=True, name="add")
+    op = UserOp(broken, commutative=True)
     tensor = torch.ones(10)
     caught = catch(lambda: ringcoll.all_reduce(tensor, op, group, algorithm=algorithm))
     caught.next_kind = catch(lambda: ringcoll.barrier(group)).kind

@@ -148,15 +148,25 @@ def test_the_division_of_avg(kernels: HostKernels, dtype: torch.dtype, world_siz
     check(kernels, kernel, (dtype,) * 3, 999, [1, 1, 1], expected, factor=world_size)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX], ids=str)
-def test_the_factor_of_premul_sum(kernels: HostKernels, dtype: torch.dtype) -> None:
-    kernel, work = plain("Sum", dtype, 1, "Multiply"), wide(dtype)
-    factor = 0.5 - 4j if dtype.is_complex else 0.3
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_the_complex_factor_of_premul_sum(kernels: HostKernels, dtype: torch.dtype) -> None:
+    kernel, work, factor = plain("Sum", dtype, 1, "Multiply"), wide(dtype), 0.5 - 4j
 
     def expected(given: list[Tensor]) -> Tensor:
         return given[0].to(work) * torch.tensor(factor, dtype=work)
 
     check(kernels, kernel, (dtype,) * 3, 999, [3, 3], expected, factor=factor)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX], ids=str)
+def test_a_real_factor_scales_both_parts(kernels: HostKernels, dtype: torch.dtype) -> None:
+    kernel, work = plain("Sum", dtype, 1, "Scale"), wide(dtype)
+
+    def expected(given: list[Tensor]) -> Tensor:
+        parts = torch.view_as_real(given[0]) if dtype.is_complex else given[0].to(work)
+        return (parts * 0.3).view(work).view(given[0].shape)
+
+    check(kernels, kernel, (dtype,) * 3, 999, [3, 3], expected, factor=0.3)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["software", "instructions"])

@@ -12,6 +12,7 @@ from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
 from ringcoll.formats import to_msccl, to_mscclpp
 from ringcoll.schedule import Schedule, verify
+from ringcoll.system import schedule_files
 from ringcoll.system.schedule_files import algorithm_in, as_algorithm, read_schedule
 
 FORMATS: dict[str, Callable[[Schedule], str]] = {
@@ -51,6 +52,28 @@ def test_a_file_that_has_changed_is_read_again(folder: Path) -> None:
     path.write_text(to_msccl(schedule_of("all_reduce", "ring", 2)), encoding="utf-8")
     os.utime(path, ns=(1, 1))
     assert read_schedule(str(path)).world_size == 2
+
+
+def test_a_file_that_is_written_anew_with_the_same_times_and_length_is_read_again(
+    tmp_path: Path,
+) -> None:
+    path, text = tmp_path / "one.txt", schedule_of("all_reduce", "ring", 3).to_text()
+    for name in ("ring", "gnir", "grin", "ring"):
+        path.write_text(text.replace("all_reduce ring", f"all_reduce {name}"), encoding="utf-8")
+        os.utime(path, ns=(1, 1))
+        first, second = (read_schedule(str(path)) for _ in range(2))
+        assert first.algorithm == name
+        assert first is second
+
+
+def test_a_file_that_has_been_there_for_a_while_is_read_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(folder / "ring.xml")
+    monkeypatch.setattr(schedule_files, "_TICK_NS", -10_000_000_000)  # it is settled at once
+    schedule = read_schedule(path)
+    monkeypatch.setattr(schedule_files, "read_file", lambda *_: pytest.fail("read anew"))
+    assert read_schedule(path) is schedule
 
 
 def test_an_entry_is_for_one_number_of_ranks_and_one_root(tmp_path: Path) -> None:
