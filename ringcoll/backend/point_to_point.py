@@ -20,7 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringcoll.collectives.own_groups import messages_in_flight
 from ringcoll.errors import FORKED, ArgumentError, GroupBrokenError, PeerLostError, TransportError
+from ringcoll.system.tensor_memory import with_memory
 from ringcoll.transport import nccl
 
 __all__ = ["PointToPoint", "PointToPointWork"]
@@ -59,8 +61,25 @@ class PointToPoint:
     def start(
         self, method: str, tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> dist.Work:
-        """Start a message of one tensor: ``send``, ``recv``, or ``recv_anysource`` with no peer."""
+        """Start a message of one tensor: ``send``, ``recv``, or ``recv_anysource`` with no peer.
+
+        Raises
+        ------
+        ArgumentError
+            The tensor has no memory, or is a conjugate or negative view to receive into.
+        """
         (tensor,) = tensors
+        tensor = with_memory(tensor, self._rank)
+        if tensor.is_conj() or tensor.is_neg():  # gloo and NCCL send the memory as it is
+            if method != "send":
+                raise ArgumentError(
+                    "cannot be received into",
+                    rank=self._rank,
+                    argument="tensor",
+                    expected="a tensor whose memory holds its elements",
+                    got="a conjugate or negative view",
+                )
+            tensor = tensor.resolve_conj().resolve_neg()
         arguments = (tag,) if peer is None else (peer, tag)
         work = getattr(self.of(tensor), method)([tensor], *arguments)
         loss = {
@@ -69,7 +88,8 @@ class PointToPoint:
             "recv_anysource": "a rank, while it received from any",
         }[method]
         failure = f"rank {self._rank} lost {loss} with tag {tag}"
-        return PointToPointWork(work, failure, peer, tensor.device, is_empty=not tensor.numel())
+        device, is_empty = tensor.device, not tensor.numel()
+        return PointToPointWork(work, failure, peer, device, tensor, is_empty=is_empty)
 
     def batched(
         self, start: Callable[[], list[dist.Work]], device: torch.device
@@ -147,7 +167,8 @@ class PointToPointWork(dist.Work):
 
     ``work`` is ``None`` if the inner group has started nothing, or tells it by the work of a batch;
     ``failure`` is the text of the error if the inner group's work fails; ``peer`` is ``None`` if
-    the other rank is not known; ``is_empty`` says whether there is nothing to send.
+    the other rank is not known; ``tensor`` is in use until the work has been waited for;
+    ``is_empty`` says whether there is nothing to send.
     """
 
     def __init__(
@@ -156,11 +177,13 @@ class PointToPointWork(dist.Work):
         failure: str,
         peer: int | None,
         device: torch.device,
+        tensor: Tensor | None = None,
         *,
         is_empty: bool = False,
     ) -> None:
         super().__init__()
-        self.is_empty = is_empty
+        self.is_empty, self.tensor = is_empty, tensor
+        messages_in_flight.add(self)
         self._work, self._failure, self._peer = work, failure, peer
         self._on_stream = device.type == "cuda"  # a wait orders the stream that is current
         self._waited = False
@@ -173,7 +196,7 @@ class PointToPointWork(dist.Work):
                     self._work.wait(timeout)
             except RuntimeError as error:
                 raise PeerLostError(f"{self._failure}: {error}", peer=self._peer) from error
-            self._waited = True
+            self._waited, self.tensor = True, None
         return True
 
     def is_completed(self) -> bool:

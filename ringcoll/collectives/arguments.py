@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ringcoll.collectives.groups import as_group, communicator, group_rank
 from ringcoll.cost.choice import segment_bytes_of
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import (
+    MOVED,
     TORCH,
     Engine,
     Reduction,
@@ -29,13 +29,13 @@ from ringcoll.reduction import (
 )
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.runtime.operation import Operation, Request, is_short, needs_equal_blocks
-from ringcoll.runtime.stage import Stage, check_apart, is_dense, is_plain, share_blocks
+from ringcoll.runtime.stage import Stage, check_apart, is_plain, share_blocks
 from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system import settings
 from ringcoll.system.schedule_files import as_algorithm
 
-__all__ = ["AlgorithmChoice", "Arguments", "Timeout", "seconds", "side_by_side"]
+__all__ = ["AlgorithmChoice", "Arguments", "Timeout", "check_dtype", "seconds", "side_by_side"]
 
 _CPU = torch.device("cpu")
 
@@ -90,11 +90,22 @@ def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
     return list(zip(*columns, strict=True))
 
 
-def _kind(tensor: Tensor) -> object:
-    """The kind of a tensor that is not dense."""
-    if tensor.is_nested:
-        return "a nested tensor"
-    return tensor.dtype if tensor.is_quantized else tensor.layout
+def check_dtype(dtype: torch.dtype, rank: int) -> None:
+    """Check that torch can make, fill and copy tensors of a dtype.
+
+    Raises
+    ------
+    ArgumentError
+        The dtype is one of those without arithmetic and copies, such as uint4, or of less than a byte.
+    """
+    if dtype not in MOVED:
+        raise ArgumentError(
+            "torch cannot copy tensors of this dtype; send a view(torch.uint8)",
+            rank=rank,
+            argument="tensor",
+            expected="a dtype of integers or floats of at least 8 bits",
+            got=dtype,
+        )
 
 
 class Arguments:
@@ -157,17 +168,8 @@ class Arguments:
         if not tensors:
             raise self._refuse("must not be empty", "tensor", "at least one tensor", "none")
         first = tensors[0]
+        check_dtype(first.dtype, self.rank)
         for tensor in tensors:
-            if not isinstance(tensor, Tensor):
-                raise self._refuse("not a tensor", "tensor", "a torch.Tensor", type(tensor))
-            if is_functorch_wrapped_tensor(tensor):
-                raise self._refuse(
-                    "is of a transformation such as vmap", "tensor", "memory", "no memory"
-                )
-            if not is_dense(tensor):
-                raise self._refuse("must be dense", "tensor", "a strided tensor", _kind(tensor))
-            if tensor.is_meta:
-                raise self._refuse("has no data", "tensor", "memory", tensor.device)
             if tensor is first:
                 continue
             if tensor.dtype is not first.dtype:

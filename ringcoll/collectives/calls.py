@@ -33,6 +33,7 @@ from ringcoll.runtime.operation import Operation
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system.schedule_files import as_algorithm
+from ringcoll.system.tensor_memory import extent, has_memory, with_memory
 
 __all__ = ["Collective", "Deferred", "collective", "operator", "start", "together"]
 
@@ -72,6 +73,8 @@ def operator(op: object) -> object:
         named = as_operator(op)
     except ArgumentError:
         return op  # whoever checks the call refuses it, and names the rank
+    if isinstance(named.factor, Tensor):
+        with_memory(named.factor, argument="op")
     is_plain = named.user is None and named.factor is None
     return named if is_plain else named.now()
 
@@ -110,6 +113,8 @@ def start(
     is_tracked = async_op or deferred is not None
     try:
         facts = [compile_, registry.revision, *options, *map(type, options)]  # 4.0 equals 4
+        is_several = len(tensors) > 1
+        addresses: list[int] = []
         places: list[tuple[int, int]] = []
         for tensor in tensors:
             kind = type(tensor)
@@ -127,16 +132,16 @@ def start(
             )
             is_tracked = is_tracked or tensor.requires_grad
             address = tensor.data_ptr()
-            places.append(
-                (address, address + (tensor.nbytes if is_contiguous else _extent(tensor)))
-            )
-        if len(places) > 1:
-            first = places[0][0]
-            in_order = sorted(places)
+            addresses.append(address)
+            if is_several:
+                nbytes = tensor.nbytes if is_contiguous else extent(tensor)
+                places.append((address, address + nbytes))
+        if is_several:
+            first = addresses[0]
             end = 0
-            for place in in_order:
+            for place in sorted(places):
                 if place[0] < end:  # the way of the overlap decides whether it is allowed
-                    facts += [begin - first for begin, _ in places]
+                    facts += [begin - first for begin in addresses]
                     break
                 end = place[1]
         key = tuple(facts)
@@ -147,8 +152,16 @@ def start(
         if operation is not None and operation.file:
             is_same = as_algorithm(operation.file) is operation.request.algorithm
             operation = operation if is_same else None
+        # Memory that an operation is bound to has been checked; what is freed has another address.
+        is_bound = operation is not None and tuple(addresses) in operation.bindings
+        if not is_bound and not all(map(has_memory, tensors)):
+            raise TypeError
     except (AttributeError, IndexError, RuntimeError, TypeError):
         key = None  # an unusual argument: `compile_` checks it, and names the fault
+        rank = as_group(group).rank()
+        plain = [with_memory(tensor, rank) for tensor in tensors]
+        if any(new is not old for new, old in zip(plain, tensors, strict=True)):
+            return start(compile_, deferred or group, plain, options, async_op, timeout)
     if member is None and isinstance(group, OwnGroup) and group.retries:
         if deferred is not None:
             raise ArgumentError(
@@ -179,16 +192,6 @@ def start(
     results = [tensors[number] for number in operation.results]
     call: Any = Call(member, operation, tensors, limit_s, async_op, results)
     return cast("Work | None", call)  # a caller with a `Deferred` knows
-
-
-def _extent(tensor: Tensor) -> int:
-    """Bytes from a strided tensor's first element to the end of its last element."""
-    if not tensor.numel():
-        return 0
-    reach = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return (reach + 1) * tensor.itemsize
 
 
 def together(group: Any, calls: Sequence[Call]) -> Work | None:

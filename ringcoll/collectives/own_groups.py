@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,24 +15,31 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError, TransportError
 from ringcoll.runtime.communicator import Call, Communicator
+from ringcoll.runtime.stage import is_plain
 from ringcoll.runtime.work import Work
 from ringcoll.system import streams
 from ringcoll.system.stores import answered, private
+from ringcoll.system.tensor_memory import with_memory
 from ringcoll.transport import catalogue
 from ringcoll.transport.asked import as_asked
 from ringcoll.transport.base import Handle, Message
 
-__all__ = ["ANY_GPU", "MessageWork", "OwnGroup", "StoreGroup", "member_at"]
+__all__ = ["ANY_GPU", "MessageWork", "OwnGroup", "StoreGroup", "member_at", "messages_in_flight"]
 
 ANY_GPU = torch.device("cuda")
 """The current GPU of a process, whichever that is."""
 
+messages_in_flight: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Works of sends and receives: of each, ``tensor`` is in use, and ``None`` when it was waited for."""
 
-class MessageWork(NamedTuple):
-    """A message of an `OwnGroup` that is on its way."""
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class MessageWork:
+    """A message of an `OwnGroup` that is on its way; ``tensor`` is in use until the work was waited for."""
 
     member: Communicator
     handle: Handle
+    tensor: Tensor | None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the message is complete, at most the group's time limit by default.
@@ -42,6 +51,7 @@ class MessageWork(NamedTuple):
         """
         limit_s = self.member.timeout_s if timeout is None else timeout.total_seconds()
         self.member.transport.wait(self.handle, limit_s)
+        self.tensor = None
         return True
 
 
@@ -86,12 +96,25 @@ class OwnGroup:
         return self._start(tensor, src, tag, is_receive=True)
 
     def _start(self, tensor: Tensor, peer: int, tag: int, *, is_receive: bool) -> MessageWork:
+        tensor = with_memory(tensor, self.rank())
+        if not is_plain(tensor):
+            raise ArgumentError(
+                "cannot be sent or received into",
+                rank=self.rank(),
+                argument="tensor",
+                expected="a contiguous tensor, no conjugate or negative view",
+                got=f"strides {tensor.stride()}",
+            )
         member = self.on(tensor.device)
         member.check_usable()
         own = zlib.crc32(f"message {tag} of {tensor.nbytes} bytes".encode()) & 0x7FFFFFFF
-        messages = [Message(peer, tensor.view(-1), own)]
+        # As bytes: torch cannot copy every dtype. `data` has a version of its own, as in torch's receives.
+        messages = [Message(peer, tensor.data.view(-1).view(torch.uint8), own)]
         receives, sends = (messages, []) if is_receive else ([], messages)
-        return MessageWork(member, *member.transport.post(receives, sends))
+        (handle,) = member.transport.post(receives, sends)
+        work = MessageWork(member, handle, tensor)
+        messages_in_flight.add(work)
+        return work
 
     def close(self, drain_s: float = 0.0) -> None:
         """Release the group's resources, on all its ranks; the group cannot be used any more.

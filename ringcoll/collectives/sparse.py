@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringcoll.collectives.arguments import AlgorithmChoice, Arguments, Timeout
+from ringcoll.collectives.arguments import AlgorithmChoice, Arguments, Timeout, check_dtype
 from ringcoll.collectives.calls import Deferred, start
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, MismatchError
@@ -23,6 +23,7 @@ from ringcoll.reduction import as_operator
 from ringcoll.runtime.communicator import Part
 from ringcoll.runtime.operation import Operation
 from ringcoll.runtime.work import Work
+from ringcoll.system.tensor_memory import with_memory
 
 __all__ = ["all_reduce"]
 
@@ -81,6 +82,9 @@ def all_reduce(
             expected="sum or avg",
             got=operator,
         )
+    for part in (tensor._indices(), tensor._values()):
+        with_memory(part, rank)
+    check_dtype(tensor.dtype, rank)
     own = tensor.detach().coalesce()
     signature = f"{tuple(own.shape)}, {own.sparse_dim()} of the dimensions sparse"
     # Number of entries and checksum: two numbers, whatever the length of the shape.
@@ -114,7 +118,7 @@ def all_reduce(
         ).coalesce()
         if operator.name == "avg":
             total = total / world_size
-        with torch.no_grad():
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tensor):
             tensor.copy_(total)
 
     call.following, call.num_parts, call.results = following(), 3, [tensor]

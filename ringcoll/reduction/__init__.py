@@ -24,6 +24,7 @@ May be imported from outside: ``__all__``, and `gpu.engine`.
 
 from ringcoll.reduction.engine import TORCH, Engine
 from ringcoll.reduction.operators import (
+    MOVED,
     OPERATORS,
     Operator,
     Reduction,
@@ -37,6 +38,7 @@ from ringcoll.reduction.predicted import predicted_result, reduce_in_order
 from ringcoll.reduction.reproducible import Reproducible, check_level, reproduced
 
 __all__ = [
+    "MOVED",
     "OPERATORS",
     "TORCH",
     "Engine",

@@ -20,6 +20,7 @@ from ringcoll.schedule.contracts import OperandOrder
 
 __all__ = [
     "FLOAT8",
+    "MOVED",
     "OPERATORS",
     "SIGNED_TWIN",
     "Combiner",
@@ -335,6 +336,8 @@ FLOAT8 = (
 _NARROW = (torch.float16, torch.bfloat16, *FLOAT8)
 _COMPUTED = (torch.float64, torch.float32, *_NARROW, torch.complex64, torch.complex128)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *SIGNED_TWIN)
+MOVED = {*_COMPUTED, *_INTEGERS, torch.bool, torch.complex32, torch.float8_e8m0fnu}
+"""Dtypes of tensors that torch can fill and copy."""
 _TOP_BIT = torch.iinfo(torch.int64).min
 
 

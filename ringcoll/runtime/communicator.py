@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -42,12 +42,12 @@ from ringcoll.runtime.work import Work
 from ringcoll.system.machine import cores
 from ringcoll.system.stores import answered, gone
 from ringcoll.system.streams import Lane, Streams, capturing
+from ringcoll.system.tensor_memory import with_memory
 from ringcoll.transport.base import Handle, Transport
 
-__all__ = ["Call", "Communicator", "Part"]
+__all__ = ["Call", "Communicator", "Part", "in_use"]
 
 _EXIT_S = 10.0  # for operations that are pending when the process ends
-_WHILE_S = 0.0005  # between looks whether the queue is empty
 _NO_MEMORY = "can't allocate memory"  # in what torch says, which has no class of its own for it
 _JOIN_S = 5.0  # for threads that have nothing to wait for any more
 _MOST_OPERATIONS = 512  # kinds of calls that a group remembers
@@ -95,7 +95,17 @@ class Call:
     num_parts: int = 1
 
     def __call__(self) -> Work | None:
-        """Run the call once; return the work, if ``async_op``."""
+        """Run the call once; return the work, if ``async_op``.
+
+        Raises
+        ------
+        ArgumentError
+            The storage of a tensor has been freed since the call was checked. Nothing was sent.
+        """
+        self._check(self.operation, self.tensors)
+        if self.following and isinstance(self.following, Sequence):
+            for operation, tensors in self.following:
+                self._check(operation, tensors)
         return self.member.run(
             self.operation,
             self.tensors,
@@ -105,6 +115,12 @@ class Call:
             self.following,
             self.num_parts,
         )
+
+    def _check(self, operation: Operation | Turn, tensors: Sequence[Tensor]) -> None:
+        # Memory that the operation is bound to has been checked.
+        if tuple(map(Tensor.data_ptr, tensors)) not in operation.bindings:
+            for tensor in tensors:
+                with_memory(tensor, self.member.rank)
 
 
 class _Item(NamedTuple):
@@ -162,6 +178,8 @@ class Communicator:
         self._num_barriers = self._history = 0
         self._streams: dict[torch.device, Streams] = {}
         self._lane: Lane | None = None  # of the operation that runs
+        self._running: Sequence[Tensor] | None = None  # tensors of the operation that runs
+        self._following: Iterable[Part] = ()  # further parts of the call that runs
         self.broken: BaseException | None = None  # the failure that has broken the group
         self._closed = self._is_foreign = self._asked_to_meet = False
         _open_communicators[self] = None
@@ -259,17 +277,21 @@ class Communicator:
             self.in_turn(lambda: None, "meeting")
         return self.transport.hosts
 
-    @contextlib.contextmanager
-    def at_rest(self) -> Iterator[None]:
-        """Let no operation of this rank be under way, or begin, meanwhile."""
-        queue = self._queue
-        with queue.turn:
-            while True:
-                with queue.serving:
-                    if not queue.items:
-                        yield
-                        return
-                time.sleep(_WHILE_S)
+    def uses(self, storages: Container[int]) -> bool:
+        """Whether an operation that runs, or waits for its turn, works on one of some storages."""
+        parts = [
+            ((item.operation, item.tensors), item.following) for item in self._queue.items.copy()
+        ]
+        is_serving, running = self._queue.serving.locked(), self._running
+        if is_serving and running is None:
+            return True  # which operation comes next is not known yet
+        in_use = [running or (), *(tensors for (_, tensors), _ in parts)]
+        for following in (self._following, *(following for _, following in parts)):
+            if isinstance(following, Sequence):
+                in_use += [tensors for _, tensors in following]
+        return any(
+            tensor.untyped_storage()._cdata in storages for tensors in in_use for tensor in tensors
+        )
 
     # --- running ----------------------------------------------------------------------------
 
@@ -306,10 +328,12 @@ class Communicator:
                 finally:
                     self._lane = None
             return
+        self._following = following
         self._perform(number, operation, tensors, timeout_s)
         if following:
             for index, (operation, tensors) in enumerate(following, 1):  # noqa: PLR1704
                 self._perform(number + index, operation, tensors, timeout_s)
+            self._following = ()
 
     def _perform(
         self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
@@ -320,6 +344,7 @@ class Communicator:
                 self._perform(number, operation, tensors, timeout_s)
             return
         monitor, tracer = self.monitor, self.tracer
+        self._running = tensors
         monitor.current = current = number, operation
         before, monitor.last = monitor.last, current
         if operation is not before[1] or number != before[0] + 1:
@@ -370,7 +395,7 @@ class Communicator:
                 raise
             raise raised from error
         finally:
-            monitor.current = monitor.wait = None
+            self._running = monitor.current = monitor.wait = None
             if tracer is not None:
                 tracer.end()
 
@@ -583,6 +608,11 @@ class Communicator:
     def abort(self) -> None:
         """Make all operations fail, here and at the peers that take part in them."""
         self._break(GroupBrokenError(f"rank {self.rank}: the group was aborted"))
+
+
+def in_use(storages: Container[int]) -> bool:
+    """Whether an operation of any group of this process works on one of some storages."""
+    return any(member.uses(storages) for member in tuple(_open_communicators))
 
 
 def _without_frames(error: BaseException) -> BaseException:

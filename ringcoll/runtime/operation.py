@@ -271,7 +271,7 @@ class Operation:
         self.signature = 0
         self.nbytes_sent = 0  # in one run
         self._may_alias = may_alias and stage.is_direct
-        self._bindings: dict[tuple[int, ...], Binding] = {}
+        self.bindings: dict[tuple[int, ...], Binding] = {}
         self._seen: dict[tuple[int, ...], int] = {}  # how often tensors were at a place
         self._num_runs = 0
         self._lane_key: object = None
@@ -302,13 +302,13 @@ class Operation:
 
     def forget(self) -> None:
         """Let go of all bindings."""
-        self._bindings.clear()
+        self.bindings.clear()
 
     def move(self, lane_key: object) -> None:
         """Let go of all bindings if the next run is on another stream."""
         if self._lane_key != lane_key:
             self._lane_key = lane_key
-            self._bindings.clear()
+            self.bindings.clear()
 
     def binding(
         self,
@@ -324,7 +324,7 @@ class Operation:
         """
         places = tuple(map(Tensor.data_ptr, tensors))
         self._num_runs = run = self._num_runs + 1
-        binding = self._bindings.get(places)
+        binding = self.bindings.get(places)
         if binding is None:
             seen = self._seen
             if len(seen) >= _MOST_BINDINGS and places not in seen:
@@ -334,7 +334,7 @@ class Operation:
             is_own = self.is_short and not (self._may_alias and is_known)
             if is_own:
                 places = ()
-                binding = self._bindings.get(places)
+                binding = self.bindings.get(places)
             if binding is None:
                 keeps = is_own or self._prepared or (self._keeps and is_known)
                 if keeps:
@@ -342,7 +342,7 @@ class Operation:
                 with torch.inference_mode(False):  # later calls may be outside of that mode
                     binding = self._bind(tensors, transport, workspace, is_crowded, is_own=is_own)
                 if keeps:
-                    self._bindings[places] = binding
+                    self.bindings[places] = binding
         binding.last_run = run
         return binding
 
@@ -353,14 +353,14 @@ class Operation:
         consists of may lie where the last tensor was, and move the next one: so a new binding has to take
         the memory of an old one, or the heap would grow by a tensor a binding.
         """
-        oldest = self._num_runs - _UNUSED * (len(self._bindings) + 1)
-        self._bindings = {
+        oldest = self._num_runs - _UNUSED * (len(self.bindings) + 1)
+        self.bindings = {
             places: binding
-            for places, binding in self._bindings.items()
+            for places, binding in self.bindings.items()
             if self._prepared or binding.last_run >= oldest
         }
-        if len(self._bindings) >= _MOST_BINDINGS:
-            self._bindings.clear()
+        if len(self.bindings) >= _MOST_BINDINGS:
+            self.bindings.clear()
 
     def _bind(
         self,
@@ -405,6 +405,7 @@ class Turn:
     """A function that runs in its turn among the group's operations; errors show its name."""
 
     has_streams = inference = False
+    bindings = ((),)
     plan = True  # nothing has to be resolved
     signature = nbytes_sent = 0
     lengths: dict[int, int] | None = None

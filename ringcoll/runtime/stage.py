@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from ctypes import memmove
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import methodcaller
 from typing import NamedTuple
 
 import torch
@@ -21,18 +21,14 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import TORCH, Engine, Reduction
 from ringcoll.system.streams import has_streams
+from ringcoll.system.tensor_memory import is_dense
 
-__all__ = ["Flat", "Load", "Stage", "check_apart", "fusible", "is_dense", "share_blocks"]
+__all__ = ["Flat", "Load", "Stage", "check_apart", "fusible", "is_plain", "share_blocks"]
 
 Load = tuple[Callable[[Tensor], object], int]
 """A function of a tensor, which copies it in or out, and the number of the tensor."""
 
 _Interval = tuple[int, int, bool, int]  # first byte, end, is an output, block
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie in memory by strides, as they are."""
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -106,7 +102,7 @@ class Stage:
                 continue
             whole = self._memory(numbers, tensors)
             for number, piece in self._pieces(numbers, whole):
-                flat.loads.append((self._load(piece, tensors[number]), number))
+                flat.loads.append((self._load(piece, tensors[number], number), number))
             flat.inputs.append(whole)
         for index, numbers in enumerate(self.outputs):
             if self.one_copy:
@@ -120,7 +116,7 @@ class Stage:
             if self.one_copy and self._is_used_in_place(numbers, is_own):
                 continue
             for number, piece in self._pieces(numbers, whole):
-                flat.stores.append((self._store(piece, tensors[number]), number))
+                flat.stores.append((self._store(piece, tensors[number], number), number))
         return flat
 
     def _is_used_in_place(self, numbers: tuple[int, ...], is_own: bool) -> bool:
@@ -147,7 +143,13 @@ class Stage:
         """Whether tensors are copied as they are, without arithmetic or rounding."""
         return self.reduction is None or (self.reduction.shares_memory and not self.scales)
 
-    def _load(self, piece: Tensor, tensor: Tensor) -> Callable[[Tensor], object]:
+    def _is_moved(self, tensor: Tensor, number: int) -> bool:
+        """Whether a tensor's bytes, as they lie in memory, are what the schedule works on."""
+        return self.plain[number] and not has_streams(tensor.device)
+
+    def _load(self, piece: Tensor, tensor: Tensor, number: int) -> Callable[[Tensor], object]:
+        if self._moves and self._is_moved(tensor, number):
+            return _moved(piece)[0]
         if self._moves:
             return piece.view(self.dtype).view(tensor.shape).copy_
         assert self.reduction is not None
@@ -159,15 +161,33 @@ class Stage:
 
         return encode
 
-    def _store(self, piece: Tensor, tensor: Tensor) -> Callable[[Tensor], object]:
-        if self.reduction is None or self.reduction.shares_memory:
-            return methodcaller("copy_", piece.view(self.dtype).view(tensor.shape))
-        decode = self.reduction.decode
+    def _store(self, piece: Tensor, tensor: Tensor, number: int) -> Callable[[Tensor], object]:
+        """A function that copies a result out, and leaves the tensor's version as it is.
 
-        def store(tensor: Tensor) -> None:
-            tensor.copy_(decode(piece).view(tensor.shape))
+        torch's collectives leave it, too: a tensor that autograd has saved may be reduced.
+        """
+        shape, reduction = tensor.shape, self.reduction
+        if reduction is not None and not reduction.shares_memory:
+            return lambda tensor: tensor.data.copy_(reduction.decode(piece).view(shape))
+        if self._is_moved(tensor, number):
+            return _moved(piece)[1]
+        result = piece.view(self.dtype).view(shape)
+        return lambda tensor: tensor.data.copy_(result)
 
-        return store
+
+def _moved(piece: Tensor) -> tuple[Callable[[Tensor], object], Callable[[Tensor], object]]:
+    """Functions that copy a plain CPU tensor to a piece of memory, and the piece to the tensor."""
+    place, nbytes = piece.data_ptr(), piece.nbytes
+    address = Tensor.data_ptr
+
+    # The functions keep the piece.
+    def load(tensor: Tensor, _piece: Tensor = piece) -> None:
+        memmove(place, address(tensor), nbytes)
+
+    def store(tensor: Tensor, _piece: Tensor = piece) -> None:
+        memmove(address(tensor), place, nbytes)
+
+    return load, store
 
 
 def _alias(tensor: Tensor) -> Tensor:
@@ -176,7 +196,7 @@ def _alias(tensor: Tensor) -> Tensor:
     The vector does not keep a CPU tensor alive, and has neither inference mode nor autograd.
     """
     if has_streams(tensor.device) or not tensor.nbytes:
-        return tensor.detach().view(-1)
+        return tensor.data.view(-1)  # its version is not the tensor's
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype)
 

@@ -4,7 +4,8 @@
 `settings`        the environment's variables; nothing else reads them
 `machine`         cores, processor and address, and which processes share a host
 `shared_memory`   memory that processes share, sleep on a word of it, reads of another's memory
-`shared_tensors`  tensors in memory that processes share: `ringcoll.empty_shared` and `ringcoll.share`
+`shared_tensors`  tensors in memory that processes share: `ringcoll.empty_shared`
+`tensor_memory`   the check that a tensor passes before its address is read
 `stores`          waits for keys of a store
 `answers`         what a process says to others of its user that ask
 `lines`           connections whose end tells of a process's death on another host

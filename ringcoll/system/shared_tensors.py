@@ -27,7 +27,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from ringcoll.errors import ArgumentError, SharingError
 from ringcoll.system.machine import free_bytes
 from ringcoll.system.shared_memory import Identity, SharedMemory, identity, release_pages
+from ringcoll.system.tensor_memory import with_memory
 
 __all__ = [
     "PeerRegions",
@@ -43,16 +44,15 @@ __all__ = [
     "empty_shared",
     "is_long",
     "lasting_zeros",
+    "movable",
+    "move",
     "region_of",
     "regions_now",
-    "share",
 ]
 
 _LEAST = 32 << 10  # bytes from which on a storage is worth a region: shorter messages are copied
 _SHM = "/dev/shm"  # noqa: S108  # nothing is written there
 _FEW, _MUCH = 16, 64 << 20  # mappings of a peer, and new bytes of them, that nobody looks through
-
-What = TypeVar("What", Tensor, nn.Module)
 
 _num_forks = 0
 
@@ -265,66 +265,32 @@ def is_long(tensor: Tensor) -> bool:
 
 def can_move(tensor: Tensor) -> bool:
     """Whether a tensor is not in shared memory, and torch can move it there."""
-    if region_of(tensor.data_ptr(), tensor.nbytes) is not None:
-        return False
     try:
-        _movable(tensor)
+        return bool(movable(tensor))
     except ArgumentError:
         return False
-    return True
 
 
-def share(what: What) -> What:
-    """Move memory to where the other ranks of the host can read it in place.
-
-    All views of a tensor move with it: the values, and every tensor that shares its storage, stay as
-    they are, at another address. So no operation may be under way on them, and whoever holds an
-    address, such as a prepared call of another library, has to ask anew.
-
-    Parameters
-    ----------
-    what
-        CPU tensor, or module: its parameters, gradients and buffers move, but for storages of less
-        than 32 KiB, which are sent so quickly that they stay.
-
-    Returns
-    -------
-    Tensor or Module
-        The same object.
+def movable(what: object) -> list[torch.UntypedStorage]:
+    """The storages of a tensor, or of a module's tensors, that are to move.
 
     Raises
     ------
     ArgumentError
-        The memory cannot be moved: it is numpy's or another library's, or not on the CPU. Nothing
-        was moved.
-    SharingError
-        ``/dev/shm`` has too little room, or there are too many open files. What has moved before
-        stays there; no value has changed.
-
-    Examples
-    --------
-    >>> import torch, ringcoll
-    >>> weight = torch.arange(3.0)
-    >>> view = weight[1:]
-    >>> ringcoll.share(weight).add_(1)
-    tensor([1., 2., 3.])
-    >>> view
-    tensor([2., 3.])
+        One of them cannot move.
     """
     if isinstance(what, nn.Module):
-        tensors = [*what.parameters(), *what.buffers()]
+        tensors: list[Any] = [*what.parameters(), *what.buffers()]
         tensors += [tensor.grad for tensor in tensors if tensor.grad is not None]
         least = _LEAST
     else:
         tensors, least = [what], 1
-    storages = [_movable(tensor) for tensor in tensors]
-    moving = {
-        storage.data_ptr(): storage
-        for storage in storages
-        if storage.nbytes() >= least and region_of(storage.data_ptr(), storage.nbytes()) is None
-    }
-    _move(moving.values())
-    return what
+    storages = {storage.data_ptr(): storage for storage in map(_movable, tensors)}
+    return [
+        storage
+        for place, storage in storages.items()
+        if storage.nbytes() >= least and region_of(place, storage.nbytes()) is None
+    ]
 
 
 def _movable(tensor: object) -> torch.UntypedStorage:
@@ -337,7 +303,7 @@ def _movable(tensor: object) -> torch.UntypedStorage:
         raise refuse("a tensor or a module", type(tensor).__name__)
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise refuse("strided tensors on the CPU", f"{tensor.layout} on {tensor.device}")
-    storage = tensor.untyped_storage()
+    storage = with_memory(tensor, argument="what").untyped_storage()
     if region_of(storage.data_ptr(), storage.nbytes()) is not None:
         return storage
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
@@ -351,7 +317,7 @@ def _movable(tensor: object) -> torch.UntypedStorage:
     return storage
 
 
-def _move(storages: Iterable[torch.UntypedStorage]) -> None:
+def move(storages: Iterable[torch.UntypedStorage]) -> None:
     """Move storages to memory that other processes can map."""
     storages = list(storages)
     nbytes = sum(storage.nbytes() for storage in storages if not storage.is_shared())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+import ringcoll
 from ringcoll.backend import process_group as backend
 from ringcoll.backend.point_to_point import PointToPointWork
 from ringcoll.errors import ArgumentError, TransportError
@@ -18,6 +19,7 @@ from ringcoll.system import streams
 from tests.fakes import fake_nccl
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.second_device import FIRST, Elsewhere
+from tests.fakes.without_memory import WITHOUT, Wrapper, pending
 from tests.programs.threads import together
 
 CPU = torch.device("cpu")
@@ -124,7 +126,7 @@ def test_a_batch_that_fails_leaves_no_group_open(channels: dict[int, Channel]):
         dist.P2POp(dist.isend, far, 0, group),
         dist.P2POp(dist.irecv, torch.zeros(3).to("meta"), 0, group),
     ]
-    with pytest.raises(ArgumentError, match="cannot be sent"):
+    with pytest.raises(ArgumentError, match="has no data"):
         dist.batch_isend_irecv(messages)
     assert channels[0].calls == ["start", "send 0", "end"]
 
@@ -200,3 +202,70 @@ def test_waits_order_each_stream(device: torch.device, waits: int, completed: bo
     assert message.wait()
     assert asked.waits == waits
     assert (message.is_completed(), message.is_success()) == (completed, completed)
+
+
+def on_threads(main: Callable[[backend.ProcessGroup], Any]) -> list[Any]:
+    store = dist.HashStore()
+    make = lambda rank: backend.ProcessGroup(store, rank, 2, timedelta(seconds=20))  # noqa: E731
+    return together(2, lambda rank: main(make(rank)))
+
+
+class TestMemory:
+    """Messages are read from, and written to, memory that a tensor has."""
+
+    @pytest.mark.parametrize("says", WITHOUT)
+    def test_without_memory_nothing_is_started(self, says: str) -> None:
+        group = alone()
+        for start in (group.send, group.recv):
+            with pytest.raises(ArgumentError, match=says):
+                start([WITHOUT[says](torch.arange(4.0))], 0)
+        with pytest.raises(ArgumentError, match=says):
+            group.recv_anysource([WITHOUT[says](torch.arange(4.0))])
+
+    def test_what_stands_behind_a_tensor_is_sent(self) -> None:
+        conjugate = torch.tensor([1 + 2j, 3 - 4j]).conj()
+        odd: dict[str, torch.Tensor] = {
+            "pending": pending(torch.arange(5.0)),
+            "wrapper": Wrapper(torch.arange(5.0) + 1),
+            "conjugate": conjugate,
+            "negative": torch._neg_view(torch.arange(5.0)),
+        }
+
+        def main(group: backend.ProcessGroup) -> dict[str, list[complex]]:
+            arrived = {}
+            for tag, (name, tensor) in enumerate(odd.items()):
+                if group.rank() == 0:
+                    group.send([tensor], 1, tag).wait()
+                else:
+                    into = torch.zeros(tensor.shape, dtype=tensor.dtype)
+                    wraps = name == "wrapper"
+                    group.recv([Wrapper(into) if wraps else into], 0, tag).wait()
+                    assert into._version == 0
+                    arrived[name] = into.tolist()
+            return arrived
+
+        ramp = [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert on_threads(main)[1] == {
+            "pending": ramp,
+            "wrapper": [one + 1 for one in ramp],
+            "conjugate": [1 - 2j, 3 + 4j],
+            "negative": [-one for one in ramp],
+        }
+
+    def test_no_message_arrives_in_a_conjugate_view(self) -> None:
+        for odd in (torch.zeros(3, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(3))):
+            with pytest.raises(ArgumentError, match="conjugate or negative"):
+                alone().recv([odd], 0)
+
+    def test_memory_does_not_move_under_a_message(self) -> None:
+        def main(group: backend.ProcessGroup) -> Any:
+            tensor = torch.full((20_000,), group.rank() + 1.0)
+            start = group.recv if group.rank() else group.send
+            work = start([tensor], 1 - group.rank())
+            with pytest.raises(ArgumentError, match="a receive is under way"):
+                ringcoll.share(tensor)
+            work.wait()
+            ringcoll.share(tensor)
+            return tensor.unique().tolist()
+
+        assert on_threads(main) == [[1.0], [1.0]]

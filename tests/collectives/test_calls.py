@@ -24,7 +24,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import register, schedule_of, unregister
-from ringcoll.collectives.calls import Deferred, _extent, together
+from ringcoll.collectives.calls import Deferred, together
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError, ScheduleError, UnknownAlgorithmError
 from ringcoll.runtime import communicator, operation
@@ -229,15 +229,6 @@ def test_in_place_calls_at_other_addresses_are_one_operation() -> None:
             assert len(kept) == before
 
     run_threads(main, 2)
-
-
-def test_the_extent_of_strided_tensors() -> None:
-    memory = torch.zeros(64)
-    assert _extent(memory.as_strided((2, 3), (12, 2))) == 4 * (12 + 4 + 1)
-    assert _extent(memory.as_strided((5,), (0,))) == 4
-    assert _extent(memory.as_strided((), ())) == 4
-    assert _extent(memory.as_strided((3, 0), (1, 1))) == 0
-    assert _extent(memory.double()[::7]) == 8 * 64
 
 
 def test_what_overlaps_in_its_last_element_is_refused_on_every_call() -> None:
@@ -579,7 +570,7 @@ def test_what_a_group_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
             for tensor in (*tensors, *tensors):
                 ringcoll.all_reduce(tensor, group=group)
         for each in kept.values():
-            assert len(each._bindings) <= 2
+            assert len(each.bindings) <= 2
             assert len(each._seen) <= 2
         for numel in range(1, 9):
             ringcoll.all_reduce(torch.ones(numel), group=group)

@@ -296,34 +296,6 @@ def test_a_group_remembers_only_so_many_kinds_of_calls(monkeypatch: pytest.Monke
     assert remembered == [[1], [1, 2], [1, 2, 3], [1, 2, 3], [2, 3, 4], [2, 3, 4]]
 
 
-def test_at_rest_nothing_is_under_way():
-    started, go_on, seen = threading.Event(), threading.Event(), list[str]()
-
-    def slow(left: Tensor, right: Tensor) -> Tensor:
-        started.set()
-        assert go_on.wait(30)
-        seen.append("ran")
-        return left + right
-
-    def main(group: ringcoll.LocalGroup) -> None:
-        member = member_of(group)
-        works = [
-            ringcoll.all_reduce(torch.ones(3), ringcoll.UserOp(slow), group, True) for _ in range(2)
-        ]
-        assert started.wait(30)
-        threading.Timer(0.1, go_on.set).start()
-        with member.at_rest():
-            seen.append("rest")
-            assert all(work is not None and work.is_completed() for work in works)
-        for work in works:
-            assert work is not None
-            work.wait()
-        ringcoll.barrier(group)  # it goes on
-
-    ringcoll.run_threads(main, 2)
-    assert seen.index("rest") >= 2
-
-
 def test_what_is_in_the_queue_is_told():
     entered, go_on = threading.Event(), threading.Event()
 

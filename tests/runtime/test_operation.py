@@ -132,14 +132,14 @@ def test_places_at_which_tensors_come_again_are_remembered_and_old_ones_forgotte
         def bound_after(tensor: Tensor, times: int) -> int:
             for _ in range(times):
                 ringcoll.all_reduce(tensor, group=group)
-            return len(only_operation(group)._bindings)
+            return len(only_operation(group).bindings)
 
         assert bound_after(first, 3) == 0
         assert bound_after(first, 1) == 1
         # Two places: what was not used in four runs is forgotten when the next is bound.
         assert bound_after(second, 4) == 2
         assert bound_after(third, 4) == 2
-        kept = {places[0] for places in only_operation(group)._bindings}
+        kept = {places[0] for places in only_operation(group).bindings}
         assert kept == {second.data_ptr(), third.data_ptr()}
 
     run_threads(main, 2)
@@ -152,7 +152,7 @@ def test_tensors_that_are_copied_first_leave_no_binding() -> None:
         tensor = torch.ones(200, 300).t()
         for _ in range(8):
             ringcoll.all_reduce(tensor, group=group)
-        assert not only_operation(group)._bindings
+        assert not only_operation(group).bindings
 
     run_threads(main, 2)
 
@@ -165,9 +165,9 @@ def test_bindings_belong_to_a_stream() -> None:
         operation = only_operation(group)
         for key, bound in ((None, 1), ("a stream", 0)):
             operation.move(key)
-            assert len(operation._bindings) == bound
+            assert len(operation.bindings) == bound
         ringcoll.all_reduce(tensor, group=group)
         operation.move("a stream")
-        assert len(operation._bindings) == 1
+        assert len(operation.bindings) == 1
 
     run_threads(main, 2)

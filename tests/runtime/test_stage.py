@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any
 
@@ -18,7 +17,6 @@ from ringcoll.runtime.stage import (
     Stage,
     check_apart,
     fusible,
-    is_dense,
     is_plain,
     share_blocks,
 )
@@ -59,15 +57,6 @@ def places(tensors: list[Tensor]) -> list[int]:
 
 
 # --- which tensors are flat already --------------------------------------------------------
-
-
-def test_what_is_dense() -> None:
-    assert is_dense(torch.ones(3))
-    assert is_dense(torch.ones(3, 4).t())
-    assert not is_dense(torch.ones(3).to_sparse())
-    with warnings.catch_warnings(action="ignore"):  # one is a prototype, one is deprecated
-        assert not is_dense(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
-        assert not is_dense(torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8))
 
 
 def test_what_is_plain() -> None:
