@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -73,6 +75,92 @@ def test_sparse_tensors_of_different_shapes_are_a_mismatch():
         with pytest.raises(MismatchError, match=r"shape \(4,\).*shape|shape \(5,\).*shape"):
             ringcoll.all_reduce(tensor, group=group)
         assert torch.equal(tensor.to_dense(), before.to_dense())
+
+    run_threads(main, 2)
+
+
+NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def entries(
+    numbers: Sequence[complex], dtype: torch.dtype, shape: tuple[int, ...] = (3,)
+) -> Tensor:
+    """Numbers that are all at the same place; the tensor is not coalesced."""
+    where = torch.ones(1, len(numbers), dtype=torch.int64)
+    return torch.sparse_coo_tensor(
+        where, torch.tensor(numbers).to(dtype), shape, check_invariants=True
+    )
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_narrow_sums_are_as_wide_as_those_of_dense_tensors(dtype: torch.dtype, op: str) -> None:
+    """Between ranks, and between the entries of one rank for one place."""
+    largest = min(torch.finfo(dtype).max / 2, 2.0**100)
+    cases = [
+        [[2048.0], [1.0], [1.0], [1.0], [1.0]],
+        [[1.0, 1.0, 1.0, 1.0, 2048.0], [], [], [], []],
+        [[largest]] * 5,
+        [[largest] * 5, [-largest] * 5, [largest], [], []],
+    ]
+
+    def main(group: LocalGroup) -> list[list[float]]:
+        found = []
+        for numbers in cases:
+            tensor = entries([*numbers[group.rank()]], dtype)
+            ringcoll.all_reduce(tensor, op, group)
+            assert tensor.dtype is dtype
+            assert tensor.is_coalesced()
+            found.append(tensor.to(torch.float32).to_dense().tolist())
+        return found
+
+    wanted = []
+    for numbers in cases:
+        total = sum(torch.tensor(own).to(dtype).float().sum() for own in numbers)
+        divided = torch.as_tensor(total / (5 if op == "avg" else 1))
+        wanted.append([0.0, divided.to(dtype).item(), 0.0])
+    assert str(run_threads(main, 5)) == str([wanted] * 5)  # NaN is no equal of itself
+
+
+def test_the_backend_adds_narrow_entries_as_wide() -> None:
+    group = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20))
+    tensor = entries([1.0] * 4 + [2048.0], torch.float16)
+    group.allreduce([tensor]).wait()
+    assert tensor.to_dense().tolist() == [0.0, 2052.0, 0.0]
+    ringcoll.close(group)
+
+
+def test_averages_of_sparse_integers_are_those_of_dense_integers() -> None:
+    def main(group: LocalGroup) -> list[int]:
+        numbers = torch.tensor([(1 << 53) + 1 + group.rank(), -7])
+        tensor = torch.sparse_coo_tensor(
+            torch.tensor([[0, 2]]), numbers, (3,), check_invariants=True
+        )
+        ringcoll.all_reduce(tensor, "avg", group)
+        return tensor.to_dense().tolist()
+
+    assert run_threads(main, 2) == [[(1 << 53) + 1, 0, -7]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_sparse_complex_numbers_are_added_by_parts(dtype: torch.dtype) -> None:
+    def main(group: LocalGroup) -> list[complex]:
+        numbers = [1 + 2j, complex(3, math.inf)] if group.rank() == 0 else [4 + 5j]
+        tensor = entries(numbers, dtype)
+        ringcoll.all_reduce(tensor, "avg", group)
+        return tensor.values().tolist()
+
+    assert run_threads(main, 2) == [[complex(4, math.inf)]] * 2
+
+
+@pytest.mark.parametrize("what", ["dtype", "operator"])
+def test_sparse_calls_that_differ_in_more_than_the_shape_are_a_mismatch(what: str) -> None:
+    def main(group: LocalGroup) -> None:
+        is_odd = group.rank() == 1
+        dtype = torch.float16 if is_odd and what == "dtype" else torch.float32
+        op = "avg" if is_odd and what == "operator" else "sum"
+        with pytest.raises(MismatchError):
+            ringcoll.all_reduce(entries([1.0], dtype), op, group)
 
     run_threads(main, 2)
 

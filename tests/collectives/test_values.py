@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -128,3 +129,78 @@ def test_an_operator_of_the_users_gets_whole_chunks(numel: int) -> None:
 
     assert run_threads(main, 3) == [3.0 * numel] * 3
     assert set(sizes) == {numel}
+
+
+INFINITE = [[complex(1, 2), complex(-0.0, -0.0), complex(math.inf, 1), complex(-0.0, 3)],
+            [complex(3, math.inf), complex(-0.0, -0.0), complex(1, 1), complex(-0.0, -math.inf)]]  # fmt: skip
+
+
+def by_parts(function: str, op: str, level: object, algorithm: str, dtype: torch.dtype) -> None:
+    """Compare a sum of complex numbers with the sums of its real and imaginary parts."""
+    reproducible: dict[str, Any] = {"reproducible": level} if level else {}
+    scaled = premul_sum(-0.5) if op == "premul_sum" else op
+
+    def main(group: LocalGroup) -> tuple[Tensor, Tensor]:
+        own = torch.tensor(INFINITE[group.rank() % 2], dtype=dtype).repeat(group.size())
+        both = own, torch.view_as_real(own).contiguous().flatten()
+        results = []
+        for each in both:
+            options: dict[str, Any] = {"group": group, "algorithm": algorithm, **reproducible}
+            result = each.clone()
+            if function == "reduce_scatter_single":
+                result = each[: len(each) // group.size()].clone()
+                ringcoll.reduce_scatter_single(result, each, scaled, **options)
+            elif function == "reduce":
+                ringcoll.reduce(result, op=scaled, group_dst=0, **options)
+            elif function == "all_reduce_coalesced":
+                ringcoll.all_reduce_coalesced([result, result.clone()], scaled, **options)
+            else:
+                ringcoll.all_reduce(result, scaled, **options)
+            results.append(result)
+        return results[0], results[1]
+
+    for numbers, parts in run_threads(main, 3):
+        found = torch.view_as_real(numbers).flatten()
+        assert torch.equal(found.isnan(), parts.isnan())
+        kept = ~parts.isnan()
+        assert torch.equal(found[kept], parts[kept])
+        assert torch.equal(found[kept].signbit(), parts[kept].signbit())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("level", [False, True, "any_world_size"])
+@pytest.mark.parametrize("op", ["sum", "avg", "premul_sum"])
+def test_complex_numbers_are_added_by_parts(op: str, level: object, dtype: torch.dtype) -> None:
+    """With infinities and with zeros of both signs, as docs/reproducibility.md has it."""
+    algorithm = "auto" if level else "ring"
+    by_parts("all_reduce", op, level, algorithm, dtype)
+
+
+@pytest.mark.parametrize("algorithm", ["binomial_tree", "direct", "recursive_doubling"])
+def test_complex_numbers_are_added_by_parts_by_every_algorithm(algorithm: str) -> None:
+    by_parts("all_reduce", "sum", False, algorithm, torch.complex64)
+
+
+@pytest.mark.parametrize("function", ["reduce", "reduce_scatter_single", "all_reduce_coalesced"])
+@pytest.mark.parametrize("op", ["sum", "premul_sum"])
+def test_complex_numbers_are_added_by_parts_in_every_function(function: str, op: str) -> None:
+    by_parts(function, op, False, "auto", torch.complex64)
+
+
+def test_a_complex_factor_multiplies_as_complex_numbers_do() -> None:
+    def main(group: LocalGroup) -> complex:
+        tensor = torch.tensor([3 + 4j])
+        ringcoll.all_reduce(tensor, premul_sum(torch.tensor(1 - 2j)), group, reproducible=True)
+        return complex(tensor[0].item())
+
+    assert run_threads(main, 2) == [2 * (3 + 4j) * (1 - 2j)] * 2
+
+
+def test_a_sum_that_is_sent_narrow_is_added_by_parts() -> None:
+    def main(group: LocalGroup) -> complex:
+        number = complex(3, math.inf) if group.rank() else 1 + 2j
+        tensor = torch.tensor([number], dtype=torch.complex128)
+        ringcoll.all_reduce(tensor, group=group, wire_dtype=torch.complex64)
+        return complex(tensor[0].item())
+
+    assert run_threads(main, 2) == [complex(4, math.inf)] * 2
