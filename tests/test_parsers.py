@@ -56,7 +56,7 @@ from ringcoll.runtime.operation import Turn
 from ringcoll.schedule import Schedule, verify
 from ringcoll.system import settings, tuning
 from ringcoll.system.machine import is_address, is_loopback, place
-from ringcoll.system.stores import read_fields, read_json, read_text
+from ringcoll.system.stores import as_fields, read_fields, read_json, read_text
 from ringcoll.system.user_modules import algorithms_named
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
 from ringcoll.training.pipeline_check import check
@@ -501,19 +501,16 @@ SHARED = {"pid": 1, "descriptor": 3, "device": 1, "inode": 5, "nbytes": 4096, "s
 @effort(100)
 @given(documents(SHARED))
 def test_what_ranks_of_a_host_tell_each_other(text: str) -> None:
-    store = store_with("shared/1", text)
-    told = outcome(
-        TransportError, told_by, store, "shared", 0, [1], 1.0, lambda: False, shared._TOLD
-    )
+    told = outcome(TransportError, as_fields, "here/1", text, shared._TOLD)
     if isinstance(told, TransportError):
         return
-    assert told[1].keys() == SHARED.keys()
-    assert all(type(number) is int and 0 <= number < 1 << 64 for number in told[1].values())
+    assert told.keys() == SHARED.keys()
+    assert all(type(number) is int and 0 <= number < 1 << 64 for number in told.values())
     transport = shared.SharedTransport(dist.HashStore(), 0, 2)
     transport._memory = mock.sentinel.memory
     for wrong in ({"descriptor": 1 << 63}, {"pid": 1 << 63}):
         # Returned, if all ranks have to hear of it.
-        why = outcome(TransportError, transport._open, 1, told[1] | wrong, mock.sentinel.places)
+        why = outcome(TransportError, transport._open, 1, told | wrong, SharedLayout(range(2)))
         assert "cannot open the memory" in str(why) or "process of rank 1 has ended" in str(why)
     for life in transport._lives.values():
         os.close(life)

@@ -42,6 +42,7 @@ from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system import streams
 from ringcoll.system.schedule_files import as_algorithm
+from ringcoll.system.stores import answered, common
 from ringcoll.system.untraced import untraced
 from ringcoll.transport import catalogue
 
@@ -178,7 +179,9 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             collective: self.options.keywords(collective, world_size) for collective in CONTRACTS
         }
         self._store = store
-        Lives(store, rank, world_size).tell()  # so that a death before the first call is seen
+        # So that a death before the first call is seen.
+        own = answered(store, timeout.total_seconds(), lambda: common(store))
+        Lives(own, rank, world_size).tell()
         self._issued = 0
         groups.use(
             self,

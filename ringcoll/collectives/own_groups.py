@@ -18,7 +18,7 @@ from ringcoll.runtime.communicator import Call, Communicator
 from ringcoll.runtime.stage import is_plain
 from ringcoll.runtime.work import Work
 from ringcoll.system import streams
-from ringcoll.system.stores import answered, private
+from ringcoll.system.stores import answered, common
 from ringcoll.system.tensor_memory import with_memory
 from ringcoll.transport import catalogue
 from ringcoll.transport.asked import as_asked
@@ -195,7 +195,7 @@ def member_at(
             got=device,
         )
     # A long wait on the user's connection would block it.
-    own = answered(store, timeout_s, lambda: private(store))
+    own = answered(store, timeout_s, lambda: common(store))
     store = dist.PrefixStore(prefix, own)
     if device == ANY_GPU:
         device = torch.device("cuda", streams.current_device())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ringcoll.algorithms import algorithms, find, named, registry
-from ringcoll.cost.predict import Prediction, predict, predictions
+from ringcoll.cost.predict import Prediction, fastest, predict, predictions
 from ringcoll.cost.rules import AUTO, FORCED, Rule
 from ringcoll.cost.table import BUILT_IN, Table
 from ringcoll.schedule.contracts import OperandOrder, contract
@@ -117,6 +117,8 @@ def choose(
     world_size: int,
     table: Table,
     order: OperandOrder = OperandOrder.ANY,
+    *,
+    explained: bool = True,
 ) -> Choice:
     """Choose the algorithm that ``"auto"`` stands for; all ranks choose alike.
 
@@ -132,13 +134,15 @@ def choose(
         Costs and rules of the group.
     order
         The order of operands that the reduction operator needs.
+    explained
+        Whether the choice has the predictions of all algorithms, and not that of the fastest only.
 
     Raises
     ------
     ScheduleError
         There is no such collective.
     """
-    return _choose(collective, nbytes, world_size, table, order, registry.revision)
+    return _choose(collective, nbytes, world_size, table, order, registry.revision, explained)
 
 
 @lru_cache(maxsize=4096)
@@ -149,12 +153,15 @@ def _choose(
     table: Table,
     order: OperandOrder,
     revision: int,
+    explained: bool,
 ) -> Choice:
-    candidates = tuple(
-        prediction
-        for prediction in predictions(collective, nbytes, world_size, table.parameters)
-        if find(collective, prediction.algorithm).order >= order
-    )
+    about = collective, nbytes, world_size, table.parameters
+    if explained:
+        every = predictions(*about)
+        candidates = tuple(row for row in every if find(collective, row.algorithm).order >= order)
+    else:
+        best = fastest(*about, order)
+        candidates = () if best is None else (best,)
     algorithm, segment_bytes, reason = _pick(
         collective, nbytes, world_size, table, order, candidates
     )

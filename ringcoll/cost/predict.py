@@ -41,11 +41,11 @@ from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.cost.counts import wavefront_counts
 from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.counting import Tally, chunks_of_data, packed_chunks, tally_of
+from ringcoll.schedule.contracts import OperandOrder, contract
+from ringcoll.schedule.counting import Tally, chunks_of_data, tally_of
 from ringcoll.schedule.ir import Schedule
 
-__all__ = ["Parameters", "Prediction", "predict", "predictions"]
+__all__ = ["Parameters", "Prediction", "fastest", "predict", "predictions"]
 
 # Ranks' steps that are counted for an algorithm: that takes a millisecond.
 _COUNTED_STEPS = 512
@@ -164,12 +164,11 @@ def _means(schedule: Schedule, tally: Tally) -> tuple[float, float, float, float
     """Messages of a rank, and data that it sends, reduces and packs; on average."""
     world_size = schedule.world_size
     everything = chunks_of_data(schedule) * world_size
-    packed = sum(packed_chunks(step) for rank in range(world_size) for step in schedule.steps(rank))
     return (
         sum(tally.sends) / world_size,
         sum(tally.sent) / everything,
         tally.total_reduced / everything,
-        packed / everything,
+        tally.packed / everything,
     )
 
 
@@ -342,6 +341,14 @@ def predictions(
     recursive_doubling 36 us, then generalized=3
     rabenseifner 155093 us, then bine
     """
+    rows = [
+        (predict(entry, nbytes, world_size, costs), entry.second_choice)
+        for entry in _predictable(collective, world_size)
+    ]
+    return tuple(row for row, _ in sorted(rows, key=_order))
+
+
+def _predictable(collective: str, world_size: int) -> list[Algorithm]:
     unequal = not contract(collective).common_lengths
     able = [
         entry
@@ -349,9 +356,39 @@ def predictions(
         if not entry.needs_hosts and not (unequal and entry.equal_blocks)
     ]
     # A program may have replaced all entries of the library.
-    entries = [entry for entry in able if entry.built_in] or able
-    rows = [(predict(entry, nbytes, world_size, costs), entry.second_choice) for entry in entries]
-    return tuple(row for row, _ in sorted(rows, key=_order))
+    return [entry for entry in able if entry.built_in] or able
+
+
+def fastest(
+    collective: str, nbytes: int, world_size: int, costs: Parameters, order: OperandOrder
+) -> Prediction | None:
+    """The first of `predictions` with an order of operands; ``None`` if there is none.
+
+    To predict all takes some ten milliseconds in a program's first call. So each algorithm first gets a
+    lower bound, of its rounds and traffic, and those whose bound is above a prediction are left out.
+    """
+    bounded = sorted(
+        (
+            (_least_s(entry, nbytes, world_size, costs), entry)
+            for entry in _predictable(collective, world_size)
+            if entry.order >= order
+        ),
+        key=lambda pair: pair[0],
+    )
+    best: tuple[Prediction, bool] | None = None
+    for least_s, entry in bounded:
+        if best is not None and least_s > best[0].seconds:
+            break
+        row = predict(entry, nbytes, world_size, costs), entry.second_choice
+        best = row if best is None else min(best, row, key=_order)
+    return None if best is None else best[0]
+
+
+def _least_s(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -> float:
+    """A time that the critical path takes at least; in segments, for the rounds alone."""
+    counts = entry.counts(world_size)
+    amounts = (0.0, 0.0) if entry.pipelined else (float(counts.traffic), float(counts.reduced))
+    return costs.alone.seconds(nbytes, float(counts.rounds), *amounts)
 
 
 def _order(predicted: tuple[Prediction, bool]) -> tuple[float, bool, float, bool, str]:

@@ -5,8 +5,9 @@ how many ranks share a core. They can be measured in some ten milliseconds, but 
 would get other numbers, and ranks that choose differently do not match. So rank 0 decides, and
 publishes the decision in the group's store:
 
-1. Rank 0 says that the table is known (from a file of ``ringcoll tune``, or because it has
-   measured for as many ranks before), that all ranks measure now, or what is wrong.
+1. Rank 0 publishes the table, if it is known (from a file of ``ringcoll tune``, or because this user
+   has measured on this machine for as many ranks in the last hours), says that all ranks measure now, or
+   what is wrong.
 2. If all ranks measure, rank 0 publishes the table of *its* measurements.
 
 The measurement uses the messages of `ringcoll.transport.base.Transport` only. Rank 0 and the
@@ -33,6 +34,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import lru_cache
 from statistics import median
 from typing import Any
 
@@ -52,7 +54,7 @@ from ringcoll.errors import (
 )
 from ringcoll.system import settings, tuning
 from ringcoll.system.machine import cores
-from ringcoll.system.stores import appears, not_of_a_rank, read_json
+from ringcoll.system.stores import appears, as_json, not_of_a_rank, read_json
 from ringcoll.transport.base import Handle, Message, Transport, settle
 from ringcoll.transport.catalogue import costs_of, names
 
@@ -261,8 +263,8 @@ def measure(
     )
 
 
-# Costs that this process measured as rank 0.
-_measured: dict[tuple[str, int, int, str], Parameters] = {}
+# What this process measured as rank 0.
+_measured: dict[tuple[str, int, int, str], Table] = {}
 
 
 class _Notes:
@@ -327,8 +329,9 @@ def agree(
     """Agree on the table of costs and rules of a group; every rank has to call it.
 
     Rank 0 takes the costs from the first of these that it has: the file of ``ringcoll tune``;
-    an earlier measurement for the same transport, numbers of ranks and hosts, and type of device;
-    a measurement now, by all ranks. Rank 0's ``RINGCOLL_ALGORITHM`` counts for all ranks.
+    an earlier measurement for the same transport, numbers of ranks and hosts, and type of device, by this
+    process, or in the user's cache (`ringcoll.system.tuning.remember`); a measurement now, by all
+    ranks. Rank 0's ``RINGCOLL_ALGORITHM`` counts for all ranks.
 
     Parameters
     ----------
@@ -361,33 +364,44 @@ def agree(
     if rank:
         return _follow(transport, notes, device)
     hosts = len(set(transport.hosts))
+    where = transport.name, world_size, hosts, kind
     try:
-        table = _known_table(transport.name, world_size, hosts, kind)
+        table = _known_table(*where)
         forced = settings.forced_text()
         rules = settings.forced_rules(forced)
     except RingcollError as error:
         notes.tell("decision", {"error": str(error), "rules": isinstance(error, RulesError)})
         raise
-    measuring = table is None and measurable and world_size > 1
-    notes.tell("decision", {"measure": measuring, "hosts": hosts, "forced": forced})
-    if measuring:
-        costs = measure(transport, notes.left_s, hosts=hosts, cores=cores(), device=device)
-        _measured[transport.name, world_size, hosts, kind] = costs
-        table = _table_of(transport.name, world_size, hosts, kind, costs)
-    if table is None:
+    if table is None and not (measurable and world_size > 1):
         link = costs_of(transport.name)
         table = built_in(transport.name, link, world_size, hosts=hosts, cores=cores(), device=kind)
-    table = replace(table, forced=rules)
-    notes.tell("table", table.to_json())
-    return table
+    text = None if table is None else replace(table, forced=rules).dumps()
+    notes.tell("decision", {"hosts": hosts, "forced": forced, "table": text})
+    if text is None:
+        costs = measure(transport, notes.left_s, hosts=hosts, cores=cores(), device=device)
+        table = _measured[where] = _table_of(*where, costs)
+        tuning.remember(settings.measured_file(), table)
+        text = replace(table, forced=rules).dumps()
+        notes.tell("table", text)
+    return _table(text, announces=True)
+
+
+@lru_cache(maxsize=64)  # groups with equal tables have one, so that a choice is made once
+def _table(text: str, *, announces: bool) -> Table:
+    """The table in a text."""
+    return replace(Table.from_json(as_json("table", text)), announces=announces)
 
 
 def _known_table(transport: str, world_size: int, hosts: int, kind: str) -> Table | None:
+    """The table of ``ringcoll tune``, or of what this process or another one has measured."""
     path, asked = settings.tuning_file()
-    table = tuning.find_table(path, transport, world_size, hosts, asked=asked, device=kind)
-    costs = _measured.get((transport, world_size, hosts, kind))
-    if table is None and costs is not None:
-        table = _table_of(transport, world_size, hosts, kind, costs)
+    where = transport, world_size, hosts
+    table = tuning.find_table(path, *where, asked=asked, device=kind)
+    if table is None:
+        table = _measured.get((*where, kind))
+    if table is None:
+        kept, is_recent = settings.measured_file(), tuning.is_recent
+        table = tuning.find_table(kept, *where, asked=False, device=kind, holds=is_recent)
     return table
 
 
@@ -408,7 +422,7 @@ def _follow(transport: Transport, notes: _Notes, device: torch.device) -> Table:
     match decision := notes.hear("decision"):
         case {"error": str(text), "rules": bool(is_of_rules)}:
             raise (RulesError if is_of_rules else TuningFileError)(f"rank 0: {text}")
-        case {"measure": bool(measuring), "hosts": int(hosts), "forced": str(forced)}:
+        case {"hosts": int(hosts), "forced": str(forced), "table": str() | None as text}:
             pass
         case _:
             raise not_of_a_rank("decision", decision)
@@ -421,10 +435,10 @@ def _follow(transport: Transport, notes: _Notes, device: torch.device) -> Table:
             own,
             forced,
         )
-    if measuring:
+    if text is None:
         measure(transport, notes.left_s, hosts=max(1, hosts), device=device)
-    table = notes.hear("table")
+        text = notes.hear("table")
     try:
-        return replace(Table.from_json(table), announces=False)
-    except TuningFileError as error:
+        return _table(text, announces=False)
+    except (TuningFileError, TypeError) as error:
         raise TransportError(f"rank {notes.rank} cannot read rank 0's table: {error}") from error

@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -55,8 +55,6 @@ _SPREADS = 0x9E3779B1  # odd, so that histories that differ stay different
 
 # In the order of their making: to close a communicator of NCCL may take all its ranks.
 _open_communicators: weakref.WeakKeyDictionary[Communicator, None] = weakref.WeakKeyDictionary()
-
-Answer = TypeVar("Answer")
 
 Part = tuple[Operation | Turn, Sequence[Tensor]]
 """An operation and the tensors that it is run with."""
@@ -166,7 +164,6 @@ class Communicator:
         self._remembering = threading.Lock()
         self.memory = Workspace(self._forget_memory)
         processes = Lives(lives or store, self.rank, self.world_size)
-        answered(store, timeout_s, processes.tell)
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
         self.store = store
         self.table: Table | None = None  # costs and rules, once the ranks have met
@@ -183,9 +180,13 @@ class Communicator:
         self.broken: BaseException | None = None  # the failure that has broken the group
         self._closed = self._is_foreign = self._asked_to_meet = False
         _open_communicators[self] = None
-        self.token = answered(store, timeout_s, lambda: token(store)) if self.world_size > 1 else ""
+        self.token = answered(store, timeout_s, partial(self._introduce, processes))
         if self.world_size > 1:
             watch(self)
+
+    def _introduce(self, processes: Lives) -> str:
+        processes.tell()
+        return token(self.store) if self.world_size > 1 else ""
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -419,35 +420,31 @@ class Communicator:
 
     def _meet(self, timeout_s: float) -> None:
         """Meet the other ranks, and agree on costs and rules."""
-        transport, lives = self.transport, self.monitor.lives
+        deadline = time.monotonic() + timeout_s
         self.monitor.meets = True
-        # So that processes are known, also when the store is gone.
-        self._ask(timeout_s, lives.ended)
-        self._ask(timeout_s, lambda: transport.connect(timeout_s))
+        # Where the store is in this process it always answers, and a thread has its own current GPU.
+        if self.device is not None or self.transport.shares_process:
+            self._meet_all(deadline)
+        else:
+            answered(self.store, timeout_s, partial(self._meet_all, deadline))
+        self.monitor.meets = False
+
+    def _meet_all(self, deadline: float) -> None:
+        transport, lives = self.transport, self.monitor.lives
+        lives.look()  # so that processes are known, also when the store is gone
+        transport.connect(_left_s(deadline))
         # Whatever broke the group meanwhile met no connections to break.
         if self.monitor.error is not None:
             raise _without_frames(self.monitor.error)
         if self.broken is not None:
             self._refuse()
         self._has_met = True
-        self._ask(timeout_s, lives.ended)  # by now all are known
+        lives.look()  # by now all are known
         ranks_here = transport.hosts.count(transport.hosts[self.rank])
         threads = torch.get_num_threads()
         self._is_crowded = threads > 1 and threads * ranks_here > cores()
         store = dist.PrefixStore("choice", self.store)
-        self.table = self._ask(
-            timeout_s, lambda: agree(transport, store, timeout_s, device=self.device)
-        )
-        self.monitor.meets = False
-
-    def _ask(self, timeout_s: float, function: Callable[[], Answer]) -> Answer:
-        """Call a function that asks the store, with a time limit.
-
-        Where the store is in this process it always answers, and a thread has its own current GPU.
-        """
-        if self.device is not None or self.transport.shares_process:
-            return function()
-        return answered(self.store, timeout_s, function)
+        self.table = agree(transport, store, _left_s(deadline), device=self.device)
 
     def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
         """Break the group after a failure, report the failure, and explain it."""
@@ -613,6 +610,10 @@ class Communicator:
 def in_use(storages: Container[int]) -> bool:
     """Whether an operation of any group of this process works on one of some storages."""
     return any(member.uses(storages) for member in tuple(_open_communicators))
+
+
+def _left_s(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -12,13 +12,15 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from ringcoll.errors import TransportError
 from ringcoll.system import lines
 from ringcoll.system.machine import is_address, own_address, place, process_state
-from ringcoll.system.stores import read_json, store_host
+from ringcoll.system.stores import as_json, read_all, store_host
 
 __all__ = ["Lives", "Process", "tell"]
 
@@ -123,19 +125,32 @@ class Lives:
 
         Of other hosts, those are looked at to which this rank has lines, and those that are ``awaited``.
         """
-        self._learn(tuple(self._unknown))
+        self._learn()
         others, looked_at = self.elsewhere.copy(), {*self._near, *awaited}
         far = {peer: process for peer, process in others.items() if peer in looked_at}
         processes = self.processes | far
         return {peer for peer, process in processes.items() if process.has_ended()}
 
-    def _learn(self, peers: Iterable[int]) -> None:
-        """Read which processes some ranks are, if they have told it."""
+    def look(self) -> None:
+        """Learn which processes the ranks are, and begin the lines to other hosts."""
+        self._learn()
+        if self.elsewhere:
+            self.ended()
+
+    def _learn(self, among: Iterable[int] | None = None) -> None:
+        """Read which processes the ranks are that are not known yet, as far as they have told it."""
+        peers = [*(self._unknown if among is None else self._unknown.intersection(among))]
+        keys = [_KEY.format(peer) for peer in peers]
         try:
-            for peer in self._unknown.intersection(peers):
-                if self._store.check([_KEY.format(peer)]):
-                    self._unknown.discard(peer)
-                    process = Process.of(read_json(self._store, _KEY.format(peer)))
+            if not keys:
+                return
+            if not self._store.check(keys):  # some have not told it yet
+                known = [self._store.check([key]) for key in keys]
+                peers, keys = [*compress(peers, known)], [*compress(keys, known)]
+            for peer, key, text in zip(peers, keys, read_all(self._store, keys), strict=True):
+                self._unknown.discard(peer)
+                with contextlib.suppress(TransportError):  # no rank tells such a thing
+                    process = Process.of(as_json(key, text))
                     if process is not None and process.is_here:
                         self.processes[peer] = process
                     elif process is not None and process.place != place():

@@ -116,7 +116,8 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     collective, world_size = request.collective, request.world_size
     if request.algorithm == "auto":
         assert table is not None
-        choice = choose(collective, request.nbytes, world_size, table, request.order)
+        about = collective, request.nbytes, world_size, table, request.order
+        choice = choose(*about, explained=False)
         log_once(choice)
         request = request._replace(
             algorithm=choice.algorithm,

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
 from ringcoll.runtime.instructions import Combine, Instruction, Move, Post, Wait
@@ -527,6 +527,7 @@ class _Compiler:
         return result
 
 
+@lru_cache(maxsize=64)  # the groups of a program mostly begin with the same calls
 def compile_plan(
     schedule: Schedule,
     rank: int,

@@ -97,11 +97,13 @@ class Tally:
         Chunks that all ranks reduce.
     sends, receives, sent
         Messages sent, messages received and chunks sent, by rank.
+    packed
+        Chunks that all ranks copy, as those of a message do not lie side by side; `tally_of` counts them.
     """
 
     def __init__(self, world_size: int) -> None:
         self.rounds = self.traffic = self.reduced = 0
-        self.posts = self.ports = self.in_flight = self.total_reduced = 0
+        self.posts = self.ports = self.in_flight = self.total_reduced = self.packed = 0
         self.sends, self.receives, self.sent = ([0] * world_size for _ in range(3))
 
     def add(self, steps: Iterable[tuple[int, Step]]) -> None:
@@ -135,6 +137,7 @@ def tally_of(schedule: Schedule) -> Tally:
     programs = (schedule.program(rank) for rank in range(schedule.world_size))
     for steps in zip_longest(*programs, fillvalue=Step()):
         tally.add(enumerate(steps))
+        tally.packed += sum(map(packed_chunks, steps))
     return tally
 
 

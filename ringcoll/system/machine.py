@@ -86,6 +86,9 @@ _GROUPS = {
 }
 
 
+_NO_LIMIT = 1 << 62  # bytes; version 1 writes the largest number of pages for it
+
+
 def _free_of_groups(own: str, root: Path) -> list[float]:
     """Free memory in bytes by each limit of a process's control groups, which are ``own`` in ``/proc``."""
     free: list[float] = []
@@ -100,7 +103,10 @@ def _free_of_groups(own: str, root: Path) -> list[float]:
             if not group.is_relative_to(root / top):
                 break
             with contextlib.suppress(OSError, ValueError):  # a number is missing: no limit
-                most, used = (int((group / file).read_text()) for file in (limit, use))
+                most = int((group / limit).read_text())
+                if most >= _NO_LIMIT:  # to read the rest takes the kernel long
+                    continue
+                used = int((group / use).read_text())
                 stat = (group / "memory.stat").read_text().splitlines()
                 numbers = {kind: int(number) for kind, number in map(str.split, stat)}
                 free.append(most - used + sum(numbers.get(kind, 0) for kind in kinds))
@@ -110,7 +116,9 @@ def _free_of_groups(own: str, root: Path) -> list[float]:
 @functools.cache  # a name server may be slow
 def own_address(peer: str) -> str:
     """Address of this machine on the way to another one. Raises ``OSError`` if there is no way."""
-    family, kind, _, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+    # As bytes, so that no tables for the names of all scripts are loaded.
+    name = peer.encode() if peer.isascii() else peer
+    family, kind, _, _, target = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as way:
         way.connect(target)  # nothing is sent
         return str(way.getsockname()[0])
@@ -155,11 +163,13 @@ def place() -> str:
     shared memory and of the network. The name space of mounts may differ, as long as ``/dev/shm``
     is the same file system, which has the same device number.
     """
-    spaces = [Path(f"/proc/self/ns/{kind}") for kind in ("net", "ipc", "pid")]
-    parts = [str(space.readlink()) for space in spaces if space.is_symlink()]
-    memory = Path("/dev/shm")  # noqa: S108  # nothing is written there
-    parts += [f"shm:[{memory.stat().st_dev}]"] if memory.exists() else []
-    return " ".join([_machine(), *parts])
+    parts = [_machine()]
+    with contextlib.suppress(OSError):  # there are no name spaces
+        # Groups ask often, and a `Path` would take three times as long.
+        parts += [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "ipc", "pid")]  # noqa: PTH115
+    with contextlib.suppress(OSError):
+        parts.append(f"shm:[{os.stat('/dev/shm').st_dev}]")  # noqa: PTH116, S108
+    return " ".join(parts)
 
 
 def hosts_of(places: Sequence[str]) -> tuple[int, ...]:

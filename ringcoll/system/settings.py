@@ -4,7 +4,7 @@
 ``RINGCOLL_TRANSPORT``        the transport of CPU tensors, whatever the program asks for
 ``RINGCOLL_CUDA_TRANSPORT``   the same for CUDA tensors
 ``RINGCOLL_ALGORITHM``        rules that force algorithms: see `ringcoll.cost.rules`
-``RINGCOLL_TUNING``           the file of ``ringcoll tune``, or ``off``
+``RINGCOLL_TUNING``           the file of ``ringcoll tune``; ``off``: no measurement is read or kept
 ``RINGCOLL_REDUCTION``        the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
 ``RINGCOLL_VERIFY_MESSAGES``  ``1``: messages have checksums; ``0``: none has
 ``RINGCOLL_FAULTS``           faults on purpose: see `ringcoll.transport.faulty`
@@ -36,6 +36,7 @@ __all__ = [
     "forced_text",
     "forced_transport",
     "log_as_asked",
+    "measured_file",
     "ranks_may_share_gpus",
     "reduction",
     "tuning_file",
@@ -131,13 +132,23 @@ def tuning_file() -> tuple[Path | None, bool]:
             return (None if asked == "off" else Path(asked).expanduser()), True
         except RuntimeError as error:  # of a user who is not there
             raise TuningFileError(f"{_TUNING}: {error}", path=asked) from error
+    return _cached("tuning.json"), False
+
+
+def measured_file() -> Path | None:
+    """The file of what groups have measured; ``None`` for ``RINGCOLL_TUNING=off``."""
+    return None if os.environ.get(_TUNING, "") == "off" else _cached("measured.json")
+
+
+def _cached(name: str) -> Path | None:
+    """A file in the user's cache; ``None`` for a user without a home."""
     cache = os.environ.get("XDG_CACHE_HOME", "")  # by its standard ignored unless absolute
     if not cache.startswith("/"):
         try:
             cache = str(Path.home() / ".cache")
-        except RuntimeError:  # a user without a home
-            return None, False
-    return Path(cache) / "ringcoll" / "tuning.json", False
+        except RuntimeError:
+            return None
+    return Path(cache) / "ringcoll" / name
 
 
 def without_tuning() -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "is_ordered",
     "read_process",
     "release_pages",
+    "reserve",
 ]
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)  # number of the system call
@@ -168,6 +169,17 @@ def release_pages(descriptor: int) -> None:
     _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(nbytes))
 
 
+def reserve(nbytes: int) -> int:
+    """The descriptor of memory that takes no room yet. Raises ``OSError`` if no descriptors are left."""
+    descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 class SharedMemory:
     """Memory that several processes map.
 
@@ -209,20 +221,30 @@ class SharedMemory:
         OSError
             There is not so much memory.
         """
-        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        descriptor = reserve(nbytes)
         try:
-            os.ftruncate(descriptor, nbytes)
-            os.posix_fallocate(descriptor, 0, taken)
-            return cls(descriptor, nbytes), descriptor
+            return cls.allocate(descriptor, nbytes, taken), descriptor
         except BaseException:
             os.close(descriptor)
             raise
 
     @classmethod
+    def allocate(cls, descriptor: int, nbytes: int, taken: int) -> SharedMemory:
+        """Map the first bytes of what `reserve` has made; otherwise as `create`."""
+        os.posix_fallocate(descriptor, 0, taken)
+        return cls(descriptor, nbytes)
+
+    @classmethod
     def open(
-        cls, pid: int, descriptor: int, expected: Identity, *, is_written: bool = True
+        cls,
+        pid: int,
+        descriptor: int,
+        expected: Identity,
+        *,
+        nbytes: int | None = None,
+        is_written: bool = True,
     ) -> SharedMemory:
-        """Open memory of another process, by the process and its descriptor.
+        """Open memory of another process, or its first ``nbytes``, by the process and its descriptor.
 
         Raises
         ------
@@ -241,6 +263,6 @@ class SharedMemory:
         try:
             if identity(own) != expected:
                 raise OSError(f"{name} is other memory by now")
-            return cls(own, expected.nbytes, is_written=is_written)
+            return cls(own, expected.nbytes if nbytes is None else nbytes, is_written=is_written)
         finally:
             os.close(own)

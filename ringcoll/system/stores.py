@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -22,15 +23,19 @@ import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
 from ringcoll.system.lines import end_of
-from ringcoll.system.machine import family_of
+from ringcoll.system.machine import family_of, place
 
 __all__ = [
     "answered",
     "appears",
+    "as_fields",
+    "as_json",
     "begun",
+    "common",
     "gone",
     "not_of_a_rank",
     "private",
+    "read_all",
     "read_fields",
     "read_json",
     "read_text",
@@ -89,6 +94,13 @@ def read_text(store: dist.Store, key: str) -> str:
     return store.get(key).decode(errors="replace")
 
 
+def read_all(store: Any, keys: list[str]) -> list[str]:  # torch's stubs lack two methods
+    """The texts under keys that a store has, in one look if the store can do that."""
+    if not store.has_extended_api():
+        return [read_text(store, key) for key in keys]
+    return [text.decode(errors="replace") for text in store.multi_get(keys)]
+
+
 def read_json(store: dist.Store, key: str) -> Any:
     """The value under a key of a store, which a rank has written as JSON.
 
@@ -97,7 +109,11 @@ def read_json(store: dist.Store, key: str) -> Any:
     TransportError
         The text is not JSON.
     """
-    text = read_text(store, key)
+    return as_json(key, read_text(store, key))
+
+
+def as_json(key: str, text: str) -> Any:
+    """The value of a text that is JSON; see `read_json`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -105,12 +121,17 @@ def read_json(store: dist.Store, key: str) -> Any:
 
 
 def read_fields(store: dist.Store, key: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The object under a key of a store, which a rank has written as JSON.
+    """The object under a key of a store; see `as_fields`."""
+    return as_fields(key, read_text(store, key), kinds)
+
+
+def as_fields(key: str, text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The object in a text under a key of a store, which a rank has written as JSON.
 
     Parameters
     ----------
-    store, key
-        Store and key.
+    key, text
+        Key and text.
     kinds
         Types of the fields; a number is at least 0 and has at most 64 bits.
 
@@ -119,7 +140,7 @@ def read_fields(store: dist.Store, key: str, kinds: Mapping[str, type]) -> dict[
     TransportError
         The text is something else.
     """
-    fields = read_json(store, key)
+    fields = as_json(key, text)
     if not isinstance(fields, dict) or fields.keys() != kinds.keys():
         raise not_of_a_rank(key, fields)
     for name, kind in kinds.items():
@@ -177,6 +198,37 @@ def private(store: dist.Store) -> dist.Store:
         else:
             return store if connected is None else connected
     raise TransportError(f"{unreachable(store)}: {reason}")
+
+
+_common: dict[tuple[str, int, str], dist.Store] = {}  # by host, port, and place of this process
+_MOST_COMMON = 8
+os.register_at_fork(after_in_child=_common.clear)
+
+
+def common(store: dist.Store) -> dist.Store:
+    """A part of a store that all who call this with the store get, over one connection of the process.
+
+    The connection is not the user's; no look over it may be a long wait. Raises as `private`.
+    """
+    below = _below(store)
+    if not isinstance(below, dist.TCPStore):
+        return private(store)
+    key = below.host, below.port, place()
+    known = _common.get(key)
+    try:
+        name = store.compare_set("common", "", uuid.uuid4().hex).decode(errors="replace")
+        if known is not None:
+            known.check(["alive"])
+    except RuntimeError:  # the store is gone, or the one that was at its address before
+        known = None
+    if known is None:
+        known = private(below)
+        if known is below:  # it is gone: see `private`
+            return store
+        while len(_common) >= _MOST_COMMON:
+            del _common[next(iter(_common))]
+        _common[key] = known
+    return dist.PrefixStore(name, known)
 
 
 def _connected(store: dist.Store) -> dist.Store | None:

@@ -1,16 +1,18 @@
-"""The file that ``ringcoll tune`` writes: measurements of this machine.
+"""Files of measurements of this machine: that of ``ringcoll tune``, and what groups have measured.
 
-The file holds a table for each transport, number of ranks, number of hosts and type of device; see
+A file holds a table for each transport, number of ranks, number of hosts and type of device; see
 `ringcoll.cost.table.Table`. The file is replaced as a whole, so that a reader sees the old file
-or the new file.
+or the new file. A group that measures, as it finds nothing in either file, keeps its costs in the second
+file (`remember`), for the programs of the next hours.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,11 @@ from ringcoll.errors import RingcollError, TuningFileError
 from ringcoll.system.files import json_text, read_file, replace_file
 from ringcoll.system.machine import cores, cpu
 
-__all__ = ["Tuned", "find_table", "machine", "read", "update"]
+__all__ = ["Tuned", "find_table", "is_recent", "machine", "read", "remember", "update"]
 
 _FORMAT = "ringcoll tuning"
 _VERSION = 1
+_RECENT = timedelta(hours=12)  # what else the machine does changes from day to day
 _log = logging.getLogger("ringcoll")
 
 
@@ -129,6 +132,24 @@ def update(path: Path, tuned: Tuned) -> None:
         raise TuningFileError(f"cannot be written: {error.strerror}", path=str(path)) from error
 
 
+def remember(path: Path | None, table: Table) -> None:
+    """Keep what a group has measured, if there is a file for it that can be written."""
+    if path is not None:
+        try:
+            update(path, Tuned.now(table))
+        except TuningFileError as error:
+            _log.debug("not kept: %s", error)
+
+
+def is_recent(tuned: Tuned) -> bool:
+    """Whether a table was measured in the last hours, by this version of the library."""
+    try:
+        age = datetime.now(UTC) - datetime.fromisoformat(tuned.facts["date"])
+    except (KeyError, TypeError, ValueError):  # a hand has written it
+        return False
+    return tuned.facts.get("ringcoll") == __version__ and timedelta(0) <= age < _RECENT
+
+
 def find_table(
     path: Path | None,
     transport: str,
@@ -137,6 +158,7 @@ def find_table(
     *,
     asked: bool,
     device: str = "cpu",
+    holds: Callable[[Tuned], bool] = lambda _: True,
 ) -> Table | None:
     """Look in a file for the table of a transport, a number of ranks and hosts, and a device.
 
@@ -152,6 +174,8 @@ def find_table(
     device
         Type of the device of the tensors. Measurements with CPU tensors say nothing about CUDA
         tensors, and are not used for them.
+    holds
+        Function that says whether a table may still be used.
 
     Raises
     ------
@@ -168,7 +192,7 @@ def find_table(
         _log.warning("ignored: %s", error)
         return None
     for entry in entries:
-        if entry.key == (transport, world_size, hosts, device):
+        if entry.key == (transport, world_size, hosts, device) and holds(entry):
             if asked or entry.facts.get("machine") == machine(device):
                 return entry.table
             _log.info("%s: measured on another machine, and not used", path)

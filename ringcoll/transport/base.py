@@ -33,7 +33,7 @@ from torch import Tensor
 from ringcoll._version import __version__
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.system.machine import hosts_of, place
-from ringcoll.system.stores import appears, read_fields, read_json, read_text
+from ringcoll.system.stores import appears, as_fields, as_json, read_all
 
 __all__ = [
     "Handle",
@@ -41,7 +41,9 @@ __all__ = [
     "Transport",
     "bytes_at",
     "devices_of",
+    "late",
     "meet",
+    "meet_telling",
     "settle",
     "told_by",
 ]
@@ -242,20 +244,33 @@ def told_by(
         A text is not JSON; or it has other fields than ``kinds``, which gives the type of each.
     """
     deadline = (time.monotonic() if since_s is None else since_s) + timeout_s
-    told = {}
-    for peer in peers:
-        if not appears(store, [f"{name}/{peer}"], deadline, given_up):
-            if given_up():
-                raise PeerLostError(f"rank {rank} gave up meeting the others")
-            raise late(rank, [peer], timeout_s)
-        key = f"{name}/{peer}"
-        told[peer] = read_json(store, key) if kinds is None else read_fields(store, key, kinds)
-    return told
+    keys = [f"{name}/{peer}" for peer in peers]
+    if not appears(store, keys, deadline, given_up):
+        if given_up():
+            raise PeerLostError(f"rank {rank} gave up meeting the others")
+        missing = [peer for peer, key in zip(peers, keys, strict=True) if not store.check([key])]
+        raise late(rank, missing, timeout_s)
+    texts = zip(peers, keys, read_all(store, keys), strict=True)
+    return {
+        peer: as_json(key, text) if kinds is None else as_fields(key, text, kinds)
+        for peer, key, text in texts
+    }
 
 
 def meet(
     store: dist.Store, transport: Transport, timeout_s: float, given_up: Callable[[], bool]
 ) -> tuple[int, ...]:
+    """The host number of every rank; see `meet_telling`."""
+    return meet_telling(store, transport, timeout_s, given_up, "")[0]
+
+
+def meet_telling(
+    store: dist.Store,
+    transport: Transport,
+    timeout_s: float,
+    given_up: Callable[[], bool],
+    about: str,
+) -> tuple[tuple[int, ...], list[str]]:
     """Wait until every rank has come with the same transport and version.
 
     Parameters
@@ -269,11 +284,15 @@ def meet(
         Time limit in seconds.
     given_up
         Function that says whether the wait is in vain.
+    about
+        Text that the transport tells of this rank besides.
 
     Returns
     -------
-    tuple of int
+    hosts : tuple of int
         The host number of every rank; see `hosts_of`.
+    abouts : list of str
+        What every rank has told besides, as text.
 
     Raises
     ------
@@ -288,16 +307,17 @@ def meet(
     keys = [f"here/{peer}" for peer in range(world_size)]
     how = " with verify_messages" if transport.verifies else ""
     own = f"transport {transport.name}{how} of ringcoll {__version__}"
-    store.set(keys[rank], f"{own}\n{place()}")
+    store.set(keys[rank], f"{own}\n{place()}\n{about}")
     if not appears(store, keys, time.monotonic() + timeout_s, given_up):
         if given_up():
             raise PeerLostError(f"rank {rank} gave up meeting the others")
         missing = [peer for peer in range(world_size) if not store.check([keys[peer]])]
         raise late(rank, missing, timeout_s)
-    places = []
-    for peer, key in enumerate(keys):
-        other, _, where = read_text(store, key).partition("\n")
+    places, abouts = [], []
+    for peer, text in enumerate(read_all(store, keys)):
+        other, where, about = [*text.split("\n", 2), "", ""][:3]
         if other != own:
             raise TransportError(f"rank {rank} came with {own}, rank {peer} with {other}")
         places.append(where)
-    return hosts_of(places)
+        abouts.append(about)
+    return hosts_of(places), abouts

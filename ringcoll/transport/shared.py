@@ -46,8 +46,10 @@ from ringcoll.system.shared_memory import (
     identity,
     is_ordered,
     read_process,
+    reserve,
 )
-from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
+from ringcoll.system.stores import appears, as_fields, read_all, read_text
+from ringcoll.transport.base import Handle, Message, Transport, late, meet_telling
 from ringcoll.transport.pairs import OutOfReachError, PairsTransport
 from ringcoll.transport.shared_channel import PeerChannel, PendingSends, RingReceive, RingSend
 from ringcoll.transport.shared_layout import (
@@ -57,7 +59,6 @@ from ringcoll.transport.shared_layout import (
     BROKEN,
     CLOSED,
     FOR_ROOM,
-    SECRET,
     SHORT,
     SLEEPS,
     STATE,
@@ -70,6 +71,7 @@ __all__ = ["SharedTransport", "check", "check_automatic", "make", "remark"]
 
 # What ranks tell each other.
 _TOLD = dict.fromkeys(("pid", "descriptor", *Identity._fields, "secret", "address"), int)
+_FAILED = 1 << 20  # ranks; what they count together has the failures above it
 _SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
 _YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
 _KIND_S = 0.0005  # where that took longer, for each rank of a core, the next waits do without
@@ -169,60 +171,65 @@ class SharedTransport(Transport):
 
     def connect(self, timeout_s: float) -> None:
         """Map the memory of the ranks of this host; see `Transport.connect`."""
-        rank, store = self.rank, self._store
-        since_s = time.monotonic()
-        given_up = lambda: self._aborted  # noqa: E731
-        self.hosts = meet(store, self, timeout_s, given_up)
-        here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
-        if len(here) > cores():
-            self._spins, self._is_crowded = _CROWDED_SPINS, True
-            self._kind_s = _KIND_S * len(here) / cores()
-        places = SharedLayout(here)
-        peers = [peer for peer in here if peer != rank]
-        memory, descriptor = self._own_memory(places, len(here))
+        rank, store, everyone = self.rank, self._store, range(self.world_size)
+        deadline = time.monotonic() + timeout_s
+        given_up: Callable[[], bool] = lambda: self._aborted  # noqa: E731
+        # How many of the ranks are on this host is known when they have met; what is not used takes no room.
         try:
-            memory.words[SECRET] = secret = int.from_bytes(os.urandom(7), "little")
-            self._memory = memory
-            about = {
-                "pid": os.getpid(),
-                "descriptor": descriptor,
-                **identity(descriptor)._asdict(),
-                "secret": secret,
-                "address": memory.address + SECRET * WORD,
-            }
-            store.set(f"shared/{rank}", json.dumps(about))
-            told = told_by(
-                store, "shared", rank, peers, timeout_s, given_up, _TOLD, since_s=since_s
-            )
-            if self._aborted:
-                raise PeerLostError(f"rank {rank} gave up meeting the others")
-            reasons = [self._open(peer, told[peer], places) for peer in peers]
+            descriptor = reserve(SharedLayout(everyone).nbytes)
+        except OSError as error:
+            raise self._has_no_memory(SharedLayout(everyone).nbytes, error) from error
+        try:
+            secret = ctypes.c_uint64(int.from_bytes(os.urandom(7), "little"))
+            place = identity(descriptor)._asdict()
+            about = {"pid": os.getpid(), "descriptor": descriptor, **place}
+            about |= {"secret": secret.value, "address": ctypes.addressof(secret)}
+            self.hosts, told = meet_telling(store, self, timeout_s, given_up, json.dumps(about))
+            here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
+            if len(here) > cores():
+                self._spins, self._is_crowded = _CROWDED_SPINS, True
+                self._kind_s = _KIND_S * len(here) / cores()
+            places = SharedLayout(here)
+            self._memory = self._own_memory(descriptor, places, len(here))
+            reasons = [
+                self._open(peer, as_fields(f"here/{peer}", told[peer], _TOLD), places)
+                for peer in here
+                if peer != rank
+            ]
             # All ranks have to know, as all of them take another transport then.
-            store.set(f"unopened/{rank}", json.dumps({"why": "; ".join(filter(None, reasons))}))
-            everyone = range(self.world_size)
-            kinds = {"why": str}
-            heard = told_by(
-                store, "unopened", rank, everyone, timeout_s, given_up, kinds, since_s=since_s
-            )
-            if why := "; ".join(filter(None, (heard[peer]["why"] for peer in everyone))):
+            store.set(f"unopened/{rank}", "; ".join(filter(None, reasons)))
+            came = store.add("opened", _FAILED + 1 if any(reasons) else 1)
+            if came % _FAILED == self.world_size:
+                store.set("all opened", str(came // _FAILED))
+            keys = [f"unopened/{peer}" for peer in everyone]
+            if not appears(store, ["all opened"], deadline, given_up):
+                if given_up():
+                    raise PeerLostError(f"rank {rank} gave up meeting the others")
+                missing = [peer for peer in everyone if not store.check([keys[peer]])]
+                raise late(rank, missing, timeout_s)
+            if read_text(store, "all opened") != "0":
+                why = "; ".join(filter(None, read_all(store, keys)))
                 raise OutOfReachError(f"{why}; gloo needs no such memory: RINGCOLL_TRANSPORT=gloo")
             for channel in self._channels.values():
                 channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
         finally:
             os.close(descriptor)
 
-    def _own_memory(self, places: SharedLayout, num_ranks: int) -> tuple[SharedMemory, int]:
-        """Make this rank's memory, and its descriptor; so many ranks of the host make as much."""
+    def _own_memory(self, descriptor: int, places: SharedLayout, num_ranks: int) -> SharedMemory:
+        """Allocate this rank's memory; so many ranks of the host allocate as much."""
         try:
             free = free_bytes()
             if places.nbytes * num_ranks > free:  # the kernel would end a process, perhaps this one
                 told = f"only {free} bytes are free for {num_ranks} ranks of the host"
                 raise OSError(errno.ENOMEM, told)
-            return SharedMemory.create(places.nbytes, places.num_taken)
+            return SharedMemory.allocate(descriptor, places.nbytes, places.num_taken)
         except OSError as error:
-            raise TransportError(
-                f"rank {self.rank} cannot have {places.nbytes} bytes of shared memory: {error}"
-            ) from error
+            raise self._has_no_memory(places.nbytes, error) from error
+
+    def _has_no_memory(self, nbytes: int, error: OSError) -> TransportError:
+        return TransportError(
+            f"rank {self.rank} cannot have {nbytes} bytes of shared memory: {error}"
+        )
 
     def _open(self, peer: int, about: dict[str, Any], places: SharedLayout) -> str:
         """Map the memory of a peer, and find out whether its other memory can be read.
@@ -234,7 +241,7 @@ class SharedTransport(Transport):
         try:
             life = self._lives[peer] = os.pidfd_open(pid)
             expected = Identity(about["device"], about["inode"], about["nbytes"])
-            memory = SharedMemory.open(pid, about["descriptor"], expected)
+            memory = SharedMemory.open(pid, about["descriptor"], expected, nbytes=places.nbytes)
         except ProcessLookupError as error:
             raise PeerLostError(f"the process of rank {peer} has ended", peer=peer) from error
         except (PermissionError, FileNotFoundError) as error:

@@ -29,7 +29,6 @@ __all__ = [
     "OPEN",
     "PIECE",
     "PIECES",
-    "SECRET",
     "SHORT",
     "SLEEPS",
     "STATE",
@@ -51,7 +50,7 @@ SHORT = ENTRY - HEAD
 """Bytes of the longest message that travels in an entry."""
 PIECE, PIECES = 256 << 10, 2
 """Bytes of a piece of a long message, and places for pieces."""
-BELL, SLEEPS, STATE, SECRET = 0, 8, 16, 24
+BELL, SLEEPS, STATE = 0, 8, 16
 """Numbers of the words of the control block, each on a cache line of its own."""
 _CONTROL = 256  # bytes
 AWAKE, ASLEEP, FOR_ROOM, WHOM = 0, 1, 2, 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from fractions import Fraction
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -18,12 +19,13 @@ from ringcoll.cost.predict import (
     Prediction,
     _countable,
     _profile,
+    fastest,
     predict,
     predictions,
 )
 from ringcoll.cost.table import crowded_parameters
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule.contracts import CONTRACTS, OperandOrder
 from ringcoll.schedule.verifier import verify
 from ringcoll.transport.catalogue import costs_of
 
@@ -99,6 +101,22 @@ def test_they_are_sorted_and_positive(
         assert longer <= row.seconds <= longer + shorter
         if world_size == 1:
             assert row.seconds == 0
+
+
+@given(collectives, worlds, sizes, any_costs(), st.sampled_from(OperandOrder))
+def test_the_fastest_is_the_first_of_all(
+    collective: str, world_size: int, nbytes: int, found: Parameters, order: OperandOrder
+) -> None:
+    """Whatever is left out for its lower bound."""
+    rows = predictions(collective, nbytes, world_size, found)
+    able = (row for row in rows if find(collective, row.algorithm).order >= order)
+    assert fastest(collective, nbytes, world_size, found, order) == next(able, None)
+
+
+def test_few_algorithms_are_predicted_to_find_the_fastest() -> None:
+    with mock.patch("ringcoll.cost.predict.predict", side_effect=predict) as counted:
+        fastest("all_reduce", 4, 4, costs(), OperandOrder.ANY)
+    assert counted.call_count <= len(predictions("all_reduce", 4, 4, costs())) / 2
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 10**6])

@@ -226,7 +226,7 @@ def memory_comes_and_goes(num_groups: int) -> list[int]:
 def without(what: str) -> str:
     """The error of a rank on a machine that refuses memory, or the memory of other processes."""
 
-    def refuse(*arguments: object) -> Any:
+    def refuse(*arguments: object, **options: object) -> Any:
         raise PermissionError(1, "Operation not permitted")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -253,10 +253,10 @@ def one_cannot_open(asked: str | None, verify_messages: bool) -> str:
 
     own = SharedMemory.open
 
-    def refuse(pid: int, *arguments: Any) -> SharedMemory:
+    def refuse(pid: int, *arguments: Any, **options: Any) -> SharedMemory:
         if pid != os.getpid():
             raise PermissionError(1, "Operation not permitted")
-        return own(pid, *arguments)
+        return own(pid, *arguments, **options)
 
     name = f"cannot open {asked} {verify_messages}"
     store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())

@@ -61,7 +61,7 @@ def test_groups_unmap_their_memory(pool):
 
 @pytest.mark.processes
 def test_what_the_machine_refuses_is_said(pool):
-    for told in pool(2).run(program.without, "create"):
+    for told in pool(2).run(program.without, "allocate"):
         assert "cannot have" in told
         assert "bytes of shared memory" in told
         assert "Operation not permitted" in told
