@@ -64,10 +64,11 @@ from ringcoll.training.pipeline_orders import one_f_one_b, zero_bubble
 from ringcoll.training.pipeline_schedule import Action, PipelineSchedule
 from ringcoll.training.trainers import find_trainer
 from ringcoll.transport import catalogue, gloo, shared
-from ringcoll.transport.base import meet, told_by
+from ringcoll.transport.base import meet
 from ringcoll.transport.catalogue import costs_of
 from ringcoll.transport.faulty import Faults
 from ringcoll.transport.local import Hub
+from ringcoll.transport.shared_layout import SharedLayout
 from tests.cases.effort import effort
 from tests.cases.malformed import documents, words
 
