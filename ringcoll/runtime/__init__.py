@@ -6,6 +6,7 @@
 `loans`              messages that may be read where they lie
 `plan`               one rank's part of a schedule, as a flat list of instructions
 `stage`              the user's tensors as flat, contiguous ones, and back
+`overlap`            whether elements of strided tensors share memory
 `executor`           instructions bound to memory and to a transport, and run
 `rehearsal`          a plan's local work done once, so that its kernels are loaded before its first message
 `operation`          a call compiled: what is decided and bound without tensors

@@ -12,7 +12,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import memmove
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import TORCH, Engine, Reduction
+from ringcoll.runtime.overlap import TooIntricateError, share_memory
 from ringcoll.system.streams import has_streams
 from ringcoll.system.tensor_memory import is_dense
 
@@ -251,9 +251,19 @@ def check_apart(outputs: Sequence[Tensor], rank: int) -> None:
     Raises
     ------
     ArgumentError
-        Two elements share memory.
+        Two elements share memory, or the strides are too intricate to tell.
     """
-    if any(not tensor.is_contiguous() for tensor in outputs) and _overlap(outputs):
+    if all(tensor.is_contiguous() for tensor in outputs):
+        return
+    try:
+        is_shared = share_memory(outputs)
+    except TooIntricateError:
+        raise _shared_memory(
+            "nobody can tell in time whether elements of the outputs share memory",
+            "contiguous outputs",
+            rank,
+        ) from None
+    if is_shared:
         raise _shared_memory("elements of the outputs share memory", "distinct elements", rank)
 
 
@@ -322,31 +332,3 @@ def _shared_memory(message: str, expected: str, rank: int) -> ArgumentError:
     return ArgumentError(
         message, rank=rank, argument="output", expected=expected, got="overlapping memory"
     )
-
-
-def _overlap(tensors: Sequence[Tensor]) -> bool:
-    """Whether elements of the tensors, in one or in two of them, share memory."""
-    spans: list[tuple[int, int]] = []
-    certain = True
-    for tensor in tensors:
-        reach = 0  # of the dimensions with smaller strides, in elements
-        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-            certain &= size <= 1 or stride > reach
-            reach += (size - 1) * stride
-        if tensor.numel():
-            start = tensor.data_ptr()
-            spans.append((start, start + (reach + 1) * tensor.itemsize))
-    spans.sort()
-    apart = all(end <= start for (_, end), (start, _) in pairwise(spans))
-    if certain and apart:
-        return False
-    addresses = torch.cat([_addresses(tensor) for tensor in tensors])
-    return bool((addresses.sort().values.diff() == 0).any())
-
-
-def _addresses(tensor: Tensor) -> Tensor:
-    """Address of each element of a tensor, in elements."""
-    addresses = torch.tensor(tensor.data_ptr() // tensor.itemsize, device="cpu")
-    for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
-        addresses = addresses.unsqueeze(-1) + torch.arange(size, device="cpu") * stride
-    return addresses.reshape(-1)
