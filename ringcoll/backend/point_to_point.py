@@ -5,7 +5,7 @@ use torch's own point-to-point, on inner groups: a gloo group for CPU tensors, a
 for CUDA tensors. The first message of a CUDA tensor makes the NCCL group, because ranks that
 share a GPU cannot have an NCCL group.
 
-Nothing here waits in a loop: torch's works wait, in C++.
+Nothing here waits in a loop: torch's works wait, in C++; see `ringcoll.system.signals`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from torch import Tensor
 
 from ringcoll.collectives.own_groups import messages_in_flight
 from ringcoll.errors import FORKED, ArgumentError, GroupBrokenError, PeerLostError, TransportError
+from ringcoll.system.signals import hears_signals
+from ringcoll.system.stores import MESSAGES, begun
 from ringcoll.system.tensor_memory import with_memory
 from ringcoll.transport import nccl
 
@@ -187,17 +191,26 @@ class PointToPointWork(dist.Work):
         self._work, self._failure, self._peer = work, failure, peer
         self._on_stream = device.type == "cuda"  # a wait orders the stream that is current
         self._waited = False
+        self._aside: Future[None] | None = None  # the wait, where another thread waits
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the message; a second wait does no harm, as on gloo's own works."""
         if self._on_stream or not self._waited:
             try:
-                if self._work is not None:
-                    self._work.wait(timeout)
+                if self._aside is None and hears_signals() and not self._on_stream:
+                    self._aside = begun(partial(self._wait, timeout), MESSAGES)
+                if self._aside is None:
+                    self._wait(timeout)
+                else:
+                    self._aside.result()
             except RuntimeError as error:
                 raise PeerLostError(f"{self._failure}: {error}", peer=self._peer) from error
             self._waited, self.tensor = True, None
         return True
+
+    def _wait(self, timeout: timedelta) -> None:
+        if self._work is not None:
+            self._work.wait(timeout)
 
     def is_completed(self) -> bool:
         """Whether the message is complete; gloo does not know before a wait."""

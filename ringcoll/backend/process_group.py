@@ -41,6 +41,7 @@ from ringcoll.runtime.work import Work
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system import streams
+from ringcoll.system.ending import check_goes_on
 from ringcoll.system.schedule_files import as_algorithm
 from ringcoll.system.stores import answered, common
 from ringcoll.system.untraced import untraced
@@ -164,6 +165,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         timeout: timedelta,
         options: Options | None = None,
     ) -> None:
+        check_goes_on()
         super().__init__(rank, world_size)
         if options is not None and not isinstance(options, Options):
             raise ArgumentError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import PeerLostError
 from ringcoll.runtime.communicator import Communicator
+from ringcoll.system.ending import check_goes_on, started
 from ringcoll.transport.asked import as_asked
 from ringcoll.transport.faulty import Faults
 from ringcoll.transport.local import Hub
@@ -86,12 +86,8 @@ def run_threads(
         finally:
             member.close()
 
-    threads = [
-        threading.Thread(target=main, args=(rank,), name=f"rank-{rank}", daemon=True)
-        for rank in range(world_size)
-    ]
-    for thread in threads:
-        thread.start()
+    check_goes_on()
+    threads = [started(main, f"rank-{rank}", rank) for rank in range(world_size)]
     for thread in threads:
         thread.join()
     # A rank that was woken up by another's failure did not fail first.

@@ -34,6 +34,7 @@ from ringcoll.runtime.communicator import Call, Communicator
 from ringcoll.runtime.lives import tell
 from ringcoll.runtime.queue import Queue
 from ringcoll.runtime.work import Work
+from ringcoll.system.ending import at_end
 
 __all__ = ["Change", "ResilientGroup"]
 
@@ -118,7 +119,9 @@ class ResilientGroup(OwnGroup):
         self._queue: Queue[_Attempt] = Queue("ringcoll-resilient", self._complete)
         membership.take(view)
         self._inner = self._formed()
-        weakref.finalize(self, membership.leave)
+        leaving = weakref.finalize(self, membership.leave)
+        leaving.atexit = False  # the program's own functions come first
+        at_end(leaving)
 
     # --- facts ------------------------------------------------------------------------------
 
@@ -168,6 +171,7 @@ class ResilientGroup(OwnGroup):
             with self._queue.turn:
                 self._queue.put(_Attempt(make, inner, first, work))
         if async_op:
+            self._queue.serve_alone()
             return work
         work.wait()
         return None

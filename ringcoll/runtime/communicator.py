@@ -7,7 +7,6 @@ If the stream orders messages, and the host waits for nothing, asynchronous oper
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -39,6 +38,7 @@ from ringcoll.runtime.notices import STORE_S
 from ringcoll.runtime.operation import Binding, Operation, Turn
 from ringcoll.runtime.queue import Queue
 from ringcoll.runtime.work import Work
+from ringcoll.system.ending import at_end, check_goes_on
 from ringcoll.system.machine import cores
 from ringcoll.system.stores import answered, gone
 from ringcoll.system.streams import Lane, Streams, capturing
@@ -158,6 +158,7 @@ class Communicator:
         device: torch.device | None = None,
         lives: dist.Store | None = None,
     ) -> None:
+        check_goes_on()
         self.transport, self.timeout_s, self.device = transport, timeout_s, device
         self.rank, self.world_size = transport.rank, transport.world_size
         self.operations: dict[Any, Operation] = {}
@@ -265,6 +266,8 @@ class Communicator:
         elif not async_op:
             work.wait()
             return None
+        else:
+            queue.serve_alone()
         return work
 
     def in_turn(self, function: Callable[[], object], name: str) -> None:
@@ -583,13 +586,16 @@ class Communicator:
         # Rank 0 may come as late as the time limit allows, and then waits as long for others.
         answered(store, 2 * timeout_s + STORE_S, lambda: barrier(timeout_s, wait_all_ranks))
 
-    def close(self, drain_s: float = 0.0) -> None:
-        """End threads and connections; queued operations fail after ``drain_s`` s, or at once."""
+    def close(self, drain_s: float = 0.0, running_s: float | None = None) -> None:
+        """End threads and connections; queued operations fail after ``drain_s`` s, or at once.
+
+        So do operations that other threads wait for, after ``running_s`` if that is given.
+        """
         if self._closed:
             return
         self._closed = True
         # Of a broken group nobody takes part in what is queued: waiting for it is in vain.
-        if self.broken is not None or not self._queue.close(drain_s):
+        if self.broken is not None or not self._queue.close(drain_s, running_s):
             self.broken = self.broken or GroupBrokenError(f"rank {self.rank}: the group was closed")
             self.transport.abort()
         else:
@@ -638,11 +644,14 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-@atexit.register
 def _close_all() -> None:
     # Of a program that an exception has ended, nobody waits for the operations that are pending.
     # Python keeps the exception for debuggers; at a prompt it may be an old exception.
     is_lost = hasattr(sys, "last_type") and not hasattr(sys, "ps1")
     for communicator in tuple(_open_communicators):
         with contextlib.suppress(RingcollError, RuntimeError):
-            communicator.close(0.0 if is_lost else _EXIT_S)
+            # Threads that still wait are daemons, which Python would stop at once.
+            communicator.close(0.0 if is_lost else _EXIT_S, 0.0)
+
+
+at_end(_close_all)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, GroupBrokenError
 from ringcoll.runtime.monitor import Running
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Plan
@@ -73,7 +73,7 @@ def watch(member: Communicator) -> None:
         if _answering is None:
             try:
                 _answering = Answering(lambda: json.dumps(record()))
-            except OSError as error:
+            except (OSError, GroupBrokenError) as error:
                 _log.debug("`ringcoll dump` cannot ask this process: %s", error)
 
 

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from ringcoll.errors import (
     CollectiveTimeoutError,
     CorruptMessageError,
+    GroupBrokenError,
     MismatchError,
     PeerLostError,
     RingcollError,
@@ -37,6 +38,7 @@ from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.notices import FAILURES, STORE_S, Notices, kind_of
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Wait
+from ringcoll.system.ending import started
 from ringcoll.system.stores import unreachable, within
 from ringcoll.system.streams import Lane, beside
 
@@ -161,10 +163,10 @@ class Monitor:
         """Begin to watch, as an operation has begun."""
         if self.world_size > 1:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._watch, name=f"ringcoll-monitor-{self.rank}", daemon=True
-                )
-                self._thread.start()
+                try:
+                    self._thread = started(self._watch, f"ringcoll-monitor-{self.rank}")
+                except GroupBrokenError:  # the program ends: the waits have their time limits
+                    return
             self.awake = True
             self._wake.set()
 

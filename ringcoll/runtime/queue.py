@@ -19,7 +19,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from ringcoll.errors import GroupBrokenError
 from ringcoll.runtime.work import Work
+from ringcoll.system.ending import started
 from ringcoll.system.untraced import untraced
 
 __all__ = ["Queue"]
@@ -53,6 +55,13 @@ class Queue(Generic[Item]):
         self._tokens.put(True)
         self._keep_available()
 
+    def serve_alone(self) -> None:
+        """Run what is queued in this thread, where the program ends and starts no other thread."""
+        while not self._available and self.items:
+            work = self._drain()
+            if work is not None:
+                work.settle()
+
     @untraced  # the thread that waits may be in a compiled region
     def help(self, work: Work) -> None:
         """Serve the queue in this thread until a work is complete, unless another thread does."""
@@ -66,8 +75,11 @@ class Queue(Generic[Item]):
             finally:
                 self.serving.release()
 
-    def close(self, limit_s: float) -> bool:
-        """End the threads when nothing waits any more; return whether all operations are over."""
+    def close(self, limit_s: float, running_s: float | None = None) -> bool:
+        """End the threads when nothing waits any more; return whether all operations are over.
+
+        ``running_s`` is the time limit for an operation that another thread waits for; by default the same.
+        """
         if not self._ends:
             self._ends = True
             self._tokens.put(False)
@@ -77,6 +89,12 @@ class Queue(Generic[Item]):
             others[0].join(max(0.0, deadline - time.monotonic()))
             if others[0].is_alive():
                 break
+        # A thread of the user's may run an operation: Python's end must not meet it in C++.
+        if own not in self.threads:
+            left_s = deadline - time.monotonic() if running_s is None else running_s
+            if not self.serving.acquire(timeout=max(0.0, left_s)):
+                return False
+            self.serving.release()
         return self.num_put == self.num_done
 
     def _keep_available(self) -> None:
@@ -86,8 +104,13 @@ class Queue(Generic[Item]):
         with self._counting:
             if not self._available:
                 self._available += 1
-                thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                thread.start()
+                try:
+                    thread = started(self._serve, self._name)
+                except BaseException as error:
+                    self._available -= 1
+                    if isinstance(error, GroupBrokenError):  # the program ends: see `serve_alone`
+                        return
+                    raise
                 self.threads = [*filter(threading.Thread.is_alive, self.threads), thread]
 
     def _serve(self) -> None:

@@ -9,6 +9,8 @@
 `stores`          waits for keys of a store
 `answers`         what a process says to others of its user that ask
 `lines`           connections whose end tells of a process's death on another host
+`ending`          what comes last in a program; threads that start before
+`signals`         whether the program hears signals while it waits
 `peaks`           peaks of memory between two moments
 `files`           files that are never seen incomplete
 `streams`         CUDA streams: where a group's operations run on a GPU

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ringcoll.errors import GroupBrokenError
+from ringcoll.system.ending import started
 from ringcoll.system.machine import process_state
 
 __all__ = ["FOREIGN", "Answering", "answering", "ask", "in_words"]
@@ -58,6 +60,8 @@ class Answering:
     ------
     OSError
         The system has no such sockets, or another user has taken the name.
+    GroupBrokenError
+        The program ends.
     """
 
     def __init__(self, answer: Callable[[], str]) -> None:
@@ -69,11 +73,10 @@ class Answering:
         try:
             self._socket.bind(f"\0{_prefix()}{os.getpid()}")
             self._socket.listen()
-        except OSError:
+            self._thread = started(self._serve, "ringcoll-answers")
+        except (OSError, GroupBrokenError):
             self._socket.close()
             raise
-        self._thread = threading.Thread(target=self._serve, name="ringcoll-answers", daemon=True)
-        self._thread.start()
 
     def end(self) -> None:
         """End the thread, and give up the name."""

@@ -17,13 +17,15 @@ import contextlib
 import errno
 import os
 import socket
+import stat
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from ringcoll.system.machine import family_of, is_loopback
 
-__all__ = ["Address", "Lines", "end_of", "greet", "has_ended", "listening_at"]
+__all__ = ["Address", "Lines", "end_of", "greet", "has_ended", "listening_at", "sockets"]
 
 Address = tuple[str, int]
 """Host and port."""
@@ -252,3 +254,18 @@ def _in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+
+
+def sockets() -> Iterator[socket.socket]:
+    """The process's sockets for the internet, one at a time."""
+    opened = Path("/proc/self/fd")
+    for entry in opened.iterdir() if opened.exists() else ():
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
+                continue
+            connection = socket.socket(fileno=os.dup(int(entry.name)))
+        except OSError:
+            continue  # closed meanwhile
+        with connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                yield connection

@@ -6,7 +6,7 @@ rank of this library writes is a `TransportError`.
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import json
 import os
 import socket
@@ -21,11 +21,13 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ringcoll.errors import CollectiveTimeoutError, TransportError
-from ringcoll.system.lines import end_of
+from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, TransportError
+from ringcoll.system.ending import at_end, started
+from ringcoll.system.lines import end_of, sockets
 from ringcoll.system.machine import family_of, place
 
 __all__ = [
+    "MESSAGES",
     "answered",
     "appears",
     "as_fields",
@@ -242,9 +244,7 @@ def _connected(store: dist.Store) -> dist.Store | None:
     with socket.create_connection((below.host, below.port), _CONNECTING_S) as line:
         line.setblocking(False)
         os.close(os.dup(line.fileno()))  # where no descriptor is left, torch tries for seconds
-        clone = begun(partial(_clone, store))
-        _clones.add(clone)
-        clone.add_done_callback(_clones.discard)
+        clone = begun(partial(_clone, store), _clones)
         try:
             while not wait([clone], _LOOK_S).done:
                 if end_of(line) is not None:
@@ -265,29 +265,40 @@ def _clone(store: Any) -> dist.Store:
     return clone  # type: ignore[no-any-return]
 
 
-_clones: set[Future[dist.Store]] = set()  # connections that torch is making
-os.register_at_fork(after_in_child=_clones.clear)
+_clones: set[Future[Any]] = set()  # connections that torch is making
+MESSAGES: set[Future[Any]] = set()
+"""Waits for messages in C++, which end with their connections."""
 
 
-@atexit.register
-def _end_connecting() -> None:
+def _end_calls() -> None:
     """Wait until torch has given up: a thread that comes back from C++ while Python ends ends the process."""
+    for connection in sockets() if MESSAGES else ():  # nothing of the program comes after this
+        with contextlib.suppress(OSError):
+            connection.getpeername()  # gloo aborts the process if its listening socket is shut down
+            connection.shutdown(socket.SHUT_RDWR)
     deadline = time.monotonic() + _GIVING_UP_S
-    while _clones and time.monotonic() < deadline:
-        wait(tuple(_clones), deadline - time.monotonic())
+    while (calls := (*_clones, *MESSAGES)) and time.monotonic() < deadline:
+        wait(calls, deadline - time.monotonic())
 
 
-def begun(function: Callable[[], Answer]) -> Future[Answer]:
+at_end(_end_calls)
+for _calls in (_clones, MESSAGES):
+    os.register_at_fork(after_in_child=_calls.clear)
+
+
+def begun(function: Callable[[], Answer], among: set[Future[Any]] | None = None) -> Future[Answer]:
     """Call a function that may never return, such as a look into the store of a process that is stopped.
 
-    Its thread stays behind if it does not return.
+    Its thread stays behind if it does not return; ``among`` holds its answer meanwhile.
     """
     answer: Future[Answer] = Future()
-    asked = function, answer
+    if among is not None:
+        among.add(answer)
+        answer.add_done_callback(among.discard)
     try:
-        threading.Thread(target=_ask, args=asked, name="ringcoll-asks", daemon=True).start()
-    except RuntimeError:  # a program that ends starts no threads any more, from Python 3.12 on
-        _ask(*asked)
+        started(_ask, "ringcoll-asks", function, answer)
+    except GroupBrokenError:  # the program ends
+        _ask(function, answer)
     return answer
 
 

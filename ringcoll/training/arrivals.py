@@ -11,11 +11,11 @@ Cost: a thread for each message, some 0.1 ms.
 from __future__ import annotations
 
 from queue import SimpleQueue
-from threading import Thread
 
 import torch
 from torch import Tensor
 
+from ringcoll.system.ending import started
 from ringcoll.training.messages import Messages
 from ringcoll.training.phases import waiting
 
@@ -48,7 +48,7 @@ class Arrivals:
             Tensor that is sent to the rank before; it must not change any more.
         """
         # A thread that still waits when the program ends does not hold up the program.
-        Thread(target=self._converse, args=(peer, reply), daemon=True).start()
+        started(self._converse, "ringcoll-arrivals", peer, reply)
 
     def _converse(self, peer: int, reply: Tensor | None) -> None:
         message = torch.empty_like(self._like)

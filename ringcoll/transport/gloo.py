@@ -34,10 +34,9 @@ import json
 import os
 import queue
 import socket
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -45,8 +44,16 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    GroupBrokenError,
+    PeerLostError,
+    TransportError,
+)
+from ringcoll.system.ending import started
+from ringcoll.system.lines import sockets
 from ringcoll.system.machine import is_loopback
+from ringcoll.system.signals import hears_signals
 from ringcoll.system.stores import not_of_a_rank, private, read_json
 from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
 from ringcoll.transport.staged import staged_if_needed
@@ -78,26 +85,11 @@ def make(
 _Address = tuple[str, int]
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """The process's sockets for the internet, one at a time."""
-    opened = Path("/proc/self/fd")
-    for entry in opened.iterdir() if opened.exists() else ():
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
-                continue
-            connection = socket.socket(fileno=os.dup(int(entry.name)))
-        except OSError:
-            continue  # closed meanwhile
-        with connection:
-            if connection.family in (socket.AF_INET, socket.AF_INET6):
-                yield connection
-
-
 def _listening() -> set[_Address]:
     """The addresses that the process listens on."""
     return {
         connection.getsockname()[:2]
-        for connection in _sockets()
+        for connection in sockets()
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     }
 
@@ -159,8 +151,10 @@ class _Aside:
             ``given_up`` has returned ``True``; the function may still run.
         """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="ringcoll-gloo", daemon=True)
-            self._thread.start()
+            try:
+                self._thread = started(self._serve, "ringcoll-gloo")
+            except GroupBrokenError:  # the program ends
+                return function()
         over = threading.Event()
         results: list[Result] = []
         errors: list[BaseException] = []
@@ -313,10 +307,11 @@ class GlooTransport(Transport):
         """Wait for one message; see `Transport.wait`."""
         limit = timedelta(seconds=timeout_s)
         try:
-            if isinstance(handle, _Long):
-                self._aside.call(lambda: handle.wait(limit), lambda: self._aborted)
+            message: Any = handle
+            if isinstance(handle, _Long) or hears_signals():
+                self._aside.call(lambda: message.wait(limit), lambda: self._aborted)
             else:
-                handle.wait(limit)  # type: ignore[attr-defined]
+                message.wait(limit)
         except PeerLostError:
             raise
         except RuntimeError as error:
@@ -331,7 +326,7 @@ class GlooTransport(Transport):
         addresses, self._addresses = self._addresses, set()
         with contextlib.ExitStack() as stack:
             held = []  # so that gloo, which closes its own, does not break them
-            for connection in _sockets() if addresses else ():
+            for connection in sockets() if addresses else ():
                 with contextlib.suppress(OSError):
                     # The listening socket has no peer, and this fails: it must be left alone.
                     ends = {connection.getpeername()[:2], connection.getsockname()[:2]}

@@ -23,7 +23,6 @@ Facts it rests on (mpi4py 4.1, Open MPI 5.0, MPICH 5.0):
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import json
@@ -46,6 +45,7 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
+from ringcoll.system.ending import at_end
 from ringcoll.system.machine import cores
 from ringcoll.system.stores import read_fields
 from ringcoll.transport.base import Handle, Message, Transport, meet
@@ -455,4 +455,4 @@ def _watch_for_the_end() -> None:
         _ending = True
 
     # The last function that is registered, after that of `ringcoll.runtime.communicator`, runs first.
-    atexit.register(note)
+    at_end(note)

@@ -42,7 +42,6 @@ import contextlib
 import functools
 import logging
 import queue
-import threading
 import time
 import weakref
 from collections import defaultdict
@@ -56,6 +55,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.system.ending import started
 from ringcoll.system.settings import ranks_may_share_gpus
 from ringcoll.system.stores import begun, read_text
 from ringcoll.system.streams import beside, gpu, nccl_version
@@ -145,10 +145,7 @@ class Ending:
     def __init__(self, group: Any, device: torch.device) -> None:
         self._group, self._ended = group, False
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=_call, args=(self._calls, device), name="ringcoll-nccl-end", daemon=True
-        )
-        self._thread.start()
+        self._thread = started(_call, "ringcoll-nccl-end", self._calls, device)
         # If nobody ends the group, the thread ends with this object.
         weakref.finalize(self, self._calls.put, lambda: None).atexit = False
 

@@ -56,6 +56,7 @@ import torch
 from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.system.ending import started
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport
 
@@ -343,10 +344,7 @@ class StagedTransport(AroundTransport):
             self._drain()
             self._check()
         else:
-            self._thread = threading.Thread(
-                target=self._drain, name=f"ringcoll-staging-{self.rank}", daemon=True
-            )
-            self._thread.start()
+            self._thread = started(self._drain, f"ringcoll-staging-{self.rank}")
 
     def _drain(self) -> None:
         """Copy pieces to the host and send them, until there are none."""

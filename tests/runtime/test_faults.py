@@ -15,7 +15,7 @@ import pytest
 
 from ringcoll.launch.processes import RankError, Ranks
 from ringcoll.system.stores import served
-from tests.programs import faults
+from tests.programs import alarms, faults
 from tests.programs.faults import Caught
 from tests.programs.started import started
 
@@ -279,6 +279,22 @@ def test_an_operator_that_raises_is_told_to_the_others(pool, algorithm: str):
         assert caught.fresh_works
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend, transport",
+    [("gloo", "gloo"), ("gloo", "shared"), ("gloo", "ucx"), ("ringcoll", "gloo")],
+)
+def test_a_signal_is_heard_at_once_in_every_wait(pool, backend: str, transport: str):
+    if transport == "ucx":
+        pytest.importorskip("ucxx")
+    delays = pool(2, backend).run(alarms.waits, transport)[0]
+    assert len(delays) == (10 if backend == "ringcoll" else 6)
+    # To make UCX's worker is no wait, and takes as long as it takes.
+    late = {name: delay for name, delay in delays.items() if delay > 0.2 and name != "meeting"}
+    assert not late
+    assert delays["meeting"] < 0.2 or transport == "ucx"
+
+
 # --- the end of a program -------------------------------------------------------------
 
 ENDS = {
@@ -368,6 +384,46 @@ def test_ctrl_c_in_training_leaves_no_process():
         assert "KeyboardInterrupt" in error or "lost rank" in error
         assert "terminate called" not in error
     assert any("KeyboardInterrupt" in error for error in errors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend, transport",
+    [("gloo", "shared"), ("ringcoll", "ucx"), ("ringcoll", "gloo")],
+)
+def test_a_group_is_open_while_the_program_has_functions_to_call(
+    backend: str, transport: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A function of `atexit` that comes before all others, and what is deleted after the last of them."""
+    if transport == "ucx":
+        pytest.importorskip("ucxx")
+    monkeypatch.setenv("RINGCOLL_TRANSPORT", transport)
+    outputs = []
+    store = served()
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, "-W", "error", "-m", "tests.programs.late", backend]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        ranks = [
+            stack.enter_context(started(*command, str(rank), str(store.port), cwd=ROOT, **pipes))
+            for rank in range(2)
+        ]
+        for process in ranks:
+            out, error = process.communicate(timeout=90)
+            assert (process.returncode, error) == (0, ""), error
+            # UCX complains of the thread's group, which is broken.
+            outputs.append([line for line in out.splitlines() if line[:1] != "["])
+    deleted = [
+        "deleted, a group in use: GroupBrokenError",
+        "deleted, a new group: GroupBrokenError",
+    ]
+    for lines in outputs:
+        assert lines[:4] == [
+            "first: [24.0]",
+            "at exit: [24.0]",
+            "at exit, a new group: [24.0]",
+            "finalized: [24.0]",
+        ]
+        assert lines[4:] == deleted
 
 
 def test_ranks_may_meet_in_a_file(tmp_path: Path):

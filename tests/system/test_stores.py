@@ -85,7 +85,7 @@ def test_a_store_whose_host_dies_meanwhile_is_not_waited_for() -> None:
     assert private(store) is store
     (connecting,) = stores._clones - before
     threading.Timer(0.2, given_up.set).start()
-    stores._end_connecting()  # at the end of the program
+    stores._end_calls()  # at the end of the program
     assert connecting.done()
 
 
