@@ -120,7 +120,7 @@ def test_a_program_that_an_exception_has_ended_waits_for_nothing(
     limits_s: list[float] = []
 
     class Pending:
-        def close(self, limit_s: float) -> None:
+        def close(self, limit_s: float, running_s: float) -> None:
             limits_s.append(limit_s)
 
     monkeypatch.setattr(runtime, "_open_communicators", [Pending(), Pending()])
