@@ -621,13 +621,17 @@ def monitor(store: dist.Store) -> tuple[Monitor, Running]:
 
 STATES: tuple[dict[str, Any], ...] = (
     {
-        "calls": {"0": ["all_reduce(sum)", {"1": 3, "2": 4}], "1": ["barrier", None]},
+        "calls": {
+            "0": ["all_reduce(sum)", {"1": 3, "2": 4}, ""],
+            "1": ["barrier", None, " at a:1"],
+        },
         "waits": [0, 2],
+        "barrier": None,
     },
-    {"calls": {}, "waits": None},
+    {"calls": {}, "waits": None, "barrier": [1, 0, "train.py:14"]},
 )
 VERDICTS = (
-    {"kind": "mismatch", "calls": [[1, "all_reduce"], [2, "barrier"]], "number": 3},
+    {"kind": "mismatch", "calls": [[1, "all_reduce", ""], [2, "barrier", " at a:1"]], "number": 3},
     {"kind": "lost", "peer": 2, "text": "rank 2 is gone"},
     {"kind": "timeout", "peer": None, "text": "late"},
 )
@@ -642,17 +646,17 @@ def test_the_state_of_a_rank(text: str) -> None:
     assert chain[0] == 1
     assert len(chain) <= 2
     if verdict is not None:
-        assert isinstance(watching._from_verdict(json.loads(json.dumps(verdict)), running),
+        assert isinstance(watching._from_verdict(json.loads(json.dumps(verdict))),
                           MismatchError)  # fmt: skip
 
 
 @effort(150)
 @given(documents(*VERDICTS))
 def test_a_verdict(text: str) -> None:
-    watching, running = monitor(store_with("verdict", text))
+    watching, _ = monitor(store_with("verdict", text))
     verdict = watching.notices.verdict()
     if verdict is not None:
-        error = watching._from_verdict(verdict, running)
+        error = watching._from_verdict(verdict)
         assert isinstance(error, TransportError | MismatchError)
         assert str(error).startswith("rank 0")
 
@@ -667,8 +671,8 @@ def test_what_monitors_write_is_read() -> None:
         assert watching.notices.state(1) == state
     watching, _ = monitor(store_with("state/1", json.dumps(STATES[0])))
     assert (watching._disagreement() or {})["calls"] == [
-        (0, "all_reduce(sum) with 5 elements from rank 0 to rank 2"),
-        (1, "all_reduce(sum) with 4 elements from rank 0 to rank 2"),
+        (0, "all_reduce(sum) with 5 elements from rank 0 to rank 2", ""),
+        (1, "all_reduce(sum) with 4 elements from rank 0 to rank 2", ""),
     ]
 
 

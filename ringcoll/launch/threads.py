@@ -69,22 +69,25 @@ def run_threads(
     [10, 10, 10, 10]
     """
     hub, store = Hub(world_size), dist.HashStore()
-    transports = [
-        as_asked(transport, verify_messages=verify_messages, faults=faults)
+    members = [
+        Communicator(
+            as_asked(transport, verify_messages=verify_messages, faults=faults),
+            dist.PrefixStore("monitor", store),
+            timeout_s,
+        )
         for transport in hub.transports()
     ]
     results: list[Any] = [None] * world_size
     failures: list[BaseException] = []
 
     def main(rank: int) -> None:
-        member = Communicator(transports[rank], dist.PrefixStore("monitor", store), timeout_s)
         try:
-            results[rank] = function(LocalGroup(member))
+            results[rank] = function(LocalGroup(members[rank]))
         except BaseException as error:  # noqa: BLE001  # raised again below
             failures.append(error)
             hub.abort(f"rank {rank} raised {error!r}")
         finally:
-            member.close()
+            members[rank].close()
 
     check_goes_on()
     threads = [started(main, f"rank-{rank}", rank) for rank in range(world_size)]

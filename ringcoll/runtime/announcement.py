@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ringcoll.system.settings import error_file
 
-__all__ = ["announce"]
+__all__ = ["announce", "say"]
 
 _log = logging.getLogger("ringcoll")
 
@@ -25,8 +25,7 @@ _log = logging.getLogger("ringcoll")
 def announce(text: str, *, is_raised: bool) -> None:
     """Tell, in one line, the failure that has broken a group.
 
-    The line is an error of the log ``ringcoll``. Python writes the line to stderr in a program that
-    has not configured logging. A failure that is raised in the thread that made the call needs no line,
+    The line is an error of the log ``ringcoll``. A failure that is raised in the thread that made the call needs no line,
     except under ``torchrun``, whose error file gets the line as well, unless there is something in it.
 
     Parameters
@@ -40,9 +39,14 @@ def announce(text: str, *, is_raised: bool) -> None:
     if is_raised and file is None:
         return
     line = " ".join(text.split())
-    _log.error("%s%s", "" if _log.hasHandlers() else "ringcoll: ", line)
+    say(line, logging.ERROR)
     if file is not None:
         _write(file, line)
+
+
+def say(line: str, level: int = logging.WARNING) -> None:
+    """Write a line to the log; in a program that has not configured logging, Python writes it to stderr."""
+    _log.log(level, "%s%s", "" if _log.hasHandlers() else "ringcoll: ", line)
 
 
 def _write(file: Path, line: str) -> None:

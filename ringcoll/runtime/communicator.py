@@ -40,6 +40,7 @@ from ringcoll.runtime.queue import Queue
 from ringcoll.runtime.work import Work
 from ringcoll.system.ending import at_end, check_goes_on
 from ringcoll.system.machine import cores
+from ringcoll.system.sites import in_words, user_line
 from ringcoll.system.stores import answered, gone
 from ringcoll.system.streams import Lane, Streams, capturing
 from ringcoll.system.tensor_memory import with_memory
@@ -173,7 +174,7 @@ class Communicator:
         self._queue: Queue[_Item] = Queue(f"ringcoll-{self.rank}", self._complete)
         self._comparison = CallComparison(store, self.monitor)
         self._has_met = self._is_crowded = False
-        self._num_barriers = self._history = 0
+        self._history = 0
         self._streams: dict[torch.device, Streams] = {}
         self._lane: Lane | None = None  # of the operation that runs
         self._running: Sequence[Tensor] | None = None  # tensors of the operation that runs
@@ -240,6 +241,8 @@ class Communicator:
             number = self.num_issued
             self.num_issued = number + num_parts
             if not is_mine:
+                if self.world_size > 1:
+                    self.monitor.note_site(number, num_parts)
                 make_work = Work if self.tracer is None else self.tracer.work
                 work = make_work(operation.name, results, queue.help)
                 item = _Item(number, operation, tensors, timeout_s, following, lane, work)
@@ -397,7 +400,7 @@ class Communicator:
                 tracer.failed(raised)
             if raised is error:
                 raise
-            raise raised from error
+            raise raised from None  # what woke the wait is not the cause
         finally:
             self._running = monitor.current = monitor.wait = None
             if tracer is not None:
@@ -578,13 +581,29 @@ class Communicator:
 
     def monitored_barrier(self, timeout_s: float, wait_all_ranks: bool) -> None:
         """See `ringcoll.monitored_barrier`."""
+        monitor = self.monitor
         with self._queue.turn:
             self.check_usable()
-            self._num_barriers += 1
-        store, number = dist.PrefixStore("barrier", self.store), self._num_barriers
-        barrier = partial(monitored_barrier, store, self.rank, self.world_size, number)
-        # Rank 0 may come as late as the time limit allows, and then waits as long for others.
-        answered(store, 2 * timeout_s + STORE_S, lambda: barrier(timeout_s, wait_all_ranks))
+            number = monitor.num_barriers + 1
+            monitor.barrier = self.num_issued, in_words(*user_line(sys._getframe()))
+            monitor.num_barriers = number
+        store = dist.PrefixStore("barrier", self.store)
+        wait = partial(
+            monitored_barrier, store, self.rank, self.world_size, number, timeout_s, wait_all_ranks,
+            lambda: monitor.error is not None,
+        )  # fmt: skip
+        monitor.wake()  # which sees a rank that makes another call
+        try:
+            # Rank 0 may come as late as the time limit allows, and then waits as long for others.
+            answered(self.store, 2 * timeout_s + STORE_S, wait)
+        except TransportError:
+            if monitor.error is None:
+                raise
+            cause = _without_frames(monitor.error)
+            self._break_and_tell(cause, str(cause), is_raised=True)
+            raise cause from None
+        finally:
+            monitor.barrier = None
 
     def close(self, drain_s: float = 0.0, running_s: float | None = None) -> None:
         """End threads and connections; queued operations fail after ``drain_s`` s, or at once.

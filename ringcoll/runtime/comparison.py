@@ -10,7 +10,7 @@ import time
 
 import torch.distributed as dist
 
-from ringcoll.errors import CollectiveTimeoutError, MismatchError, PeerLostError
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError
 from ringcoll.runtime.monitor import Monitor
 from ringcoll.runtime.notices import LEFT
 from ringcoll.system.settings import compares_calls
@@ -44,15 +44,17 @@ class CallComparison:
             return
         self.known.add(description)
         self._count += 1
-        self._monitor.meets = True
-        answered(self._store, timeout_s, lambda: self._with_others(description, timeout_s))
-        self._monitor.meets = False
+        monitor = self._monitor
+        monitor.meets = True
+        site = "" if monitor.current is None else monitor.site(monitor.current[0])
+        answered(self._store, timeout_s, lambda: self._with_others(description, site, timeout_s))
+        monitor.meets = False
 
-    def _with_others(self, description: str, timeout_s: float) -> None:
+    def _with_others(self, description: str, site: str, timeout_s: float) -> None:
         """Compare a call with those that the others write into the store."""
         rank, monitor = self._monitor.rank, self._monitor
         keys = [f"call/{self._count}/{peer}" for peer in range(monitor.world_size)]
-        self._store.set(keys[rank], description)
+        self._store.set(keys[rank], f"{description}\n{site}")
         deadline = time.monotonic() + timeout_s
         for peer, key in enumerate(keys):
             left = LEFT.format(peer)
@@ -66,13 +68,8 @@ class CallComparison:
                 raise CollectiveTimeoutError(
                     f"rank {rank} waited {timeout_s:g} s for rank {peer}", peer=peer
                 )
-            other = read_text(self._store, key)
+            other, _, where = read_text(self._store, key).partition("\n")
             if other != description:
-                raise MismatchError(
-                    f"rank {rank} called {description}, rank {peer} called {other}",
-                    peer=peer,
-                    mine=description,
-                    theirs=other,
-                )
+                raise monitor.mismatch(description, peer, other, where)
         # All ranks have come to this comparison, so nobody reads the previous one any more.
         self._store.delete_key(f"call/{self._count - 1}/{rank}")

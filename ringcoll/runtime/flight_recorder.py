@@ -21,11 +21,9 @@ import sys
 import threading
 import uuid
 import weakref
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, GroupBrokenError
@@ -36,6 +34,7 @@ from ringcoll.schedule.ir import Recv, RecvReduce, Send
 from ringcoll.system.answers import Answering
 from ringcoll.system.files import json_text, replace_file
 from ringcoll.system.settings import DUMP, dump_folder
+from ringcoll.system.sites import user_frame
 
 if TYPE_CHECKING:
     from ringcoll.runtime.communicator import Communicator
@@ -46,11 +45,6 @@ _log = logging.getLogger("ringcoll")
 
 _LAST = 256  # operations of each group
 _COMMAND = 200  # characters
-_LIBRARY = tuple(
-    f"{Path(str(file)).parents[n]}{os.sep}" for file, n in ((__file__, 1), (torch.__file__, 0))
-)
-_STANDARD = f"{Path(os.__file__).parent}{os.sep}"
-
 _watched: tuple[
     weakref.ref[Communicator], ...
 ] = ()  # replaced as a whole, so read without the lock
@@ -146,14 +140,13 @@ def dump_on_signal(number: signal.Signals) -> None:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The innermost frame of the user's code: neither of this library, torch, nor Python."""
-    while frame is not None:
-        code = frame.f_code
-        is_standard = code.co_filename.startswith(_STANDARD) and "-packages" not in code.co_filename
-        if not (is_standard or code.co_filename.startswith((*_LIBRARY, "<frozen"))):
-            return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back
-    return ""
+    """The innermost frame of the user's code."""
+    frame = user_frame(frame)
+    return (
+        ""
+        if frame is None
+        else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    )
 
 
 def _group(member: Communicator) -> dict[str, Any]:
@@ -169,7 +162,9 @@ def _group(member: Communicator) -> dict[str, Any]:
             _call(index, operation, complete=number is None or index < number)
             for index, operation in monitor.recent(_LAST)
         ],
-        "running": None if running is None else _running(running, member.rank, monitor.meets),
+        "running": None
+        if running is None
+        else _running(running, member.rank, monitor.meets or running.is_barrier),
         "queued": [_call(index, operation) for index, operation in member.queued()[:_LAST]],
         "failure": None if member.broken is None else str(member.broken),
         "pids": {str(rank): process.pid for rank, process in monitor.lives.processes.items()},

@@ -2,7 +2,8 @@
 
 Records of one group have the same token. Ranks are listed from the most to the least suspicious: those
 that cannot be asked; then by the operation that they have come to, the ranks that have come least far
-first, and of these the ranks that are in no operation; then by how many wait for them.
+first, and of these the ranks that are in no operation; then by how many wait for them. In words,
+operations are counted from 1.
 """
 
 from __future__ import annotations
@@ -177,12 +178,12 @@ def doing(group: Record) -> str:
     else:
         text = f"is in {_short(running)}{_waits(running)}"
     if queued:
-        text += f", {len(queued)} more queued, up to #{queued[-1]['number']}"
+        text += f", {len(queued)} more queued, up to #{queued[-1]['number'] + 1}"
     return text
 
 
 def _short(operation: Record) -> str:
-    return f"{operation['call'].partition('(')[0]} #{operation['number']}"
+    return f"{operation['call'].partition('(')[0]} #{operation['number'] + 1}"
 
 
 def _waits(running: Record) -> str:
@@ -248,5 +249,5 @@ def _disagreement(members: Mapping[int, tuple[Record, Record]]) -> list[str]:
                 f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} called {call}"
                 for call, ranks in by_call.items()
             )
-            return [f"the ranks disagree on #{number}: {who}"]
+            return [f"the ranks disagree on #{number + 1}: {who}"]
     return []

@@ -15,12 +15,16 @@ What is in the store, and when: see `ringcoll.runtime.notices`.
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -34,11 +38,14 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
+from ringcoll.runtime.announcement import say
 from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.notices import FAILURES, STORE_S, Notices, kind_of
 from ringcoll.runtime.operation import Operation, Turn
 from ringcoll.runtime.plan import Wait
 from ringcoll.system.ending import started
+from ringcoll.system.settings import hang_notice_s
+from ringcoll.system.sites import in_words, user_line
 from ringcoll.system.stores import unreachable, within
 from ringcoll.system.streams import Lane, beside
 
@@ -51,6 +58,7 @@ _GRACE_S = 1.0  # for the last messages of a process that has ended
 _DOOM_S = 5.0  # for an operation to end of which a rank is dead that is not waited for
 _REMEMBERED = 1024  # runs of operations that a rank compares with those that others tell
 _TOLD = 64  # operations that a rank tells the others
+_BARRIER = Turn("monitored_barrier", lambda: None)
 
 
 class Running(NamedTuple):
@@ -60,14 +68,16 @@ class Running(NamedTuple):
     operation: Operation | Turn
     wait: Wait | None
 
+    @property
+    def is_barrier(self) -> bool:
+        """Whether it is no operation, but a monitored barrier."""
+        return self.operation is _BARRIER
+
     def where(self) -> str:
-        """The message that the operation waits for, in words."""
+        """The call, and the step that it waits in, in words; calls are counted from 1 there."""
         call = self.operation.description or self.operation.name
-        operation = f"{call}, operation {self.number} of the group"
-        if self.wait is None:
-            return operation
-        verb = "data from" if self.wait.is_receive else "taking of data by"
-        return f"{verb} rank {self.wait.peer} in step {self.wait.step} of {operation}"
+        text = f"call {self.number + 1} of the group ({call})"
+        return text if self.wait is None else f"{text}, step {self.wait.step}"
 
 
 class Issued(NamedTuple):
@@ -113,6 +123,11 @@ class Monitor:
         self._awaited: tuple[int, Wait | None] = (-1, None)  # number of the first, and its message
         self.failed: Running | None = None  # what has broken the group
         self.meets = False  # whether it waits in the store, for all ranks
+        # Calls that are not run where they are made: numbers from, to; file, line.
+        self.sites: deque[tuple[int, int, str, int]] = deque(maxlen=_REMEMBERED)
+        # Monitored barriers so far; and the one that it is in: number of calls before it, and its site.
+        self.num_barriers = 0
+        self.barrier: tuple[int, str] | None = None
         self.lives = lives
         self._ended: dict[int, float] = {}  # ranks whose process has ended, and when that was seen
         # The last operation, which that thread sets, too, and the first ones of runs of the same operation: a
@@ -121,6 +136,7 @@ class Monitor:
         self.last: tuple[int, Operation | Turn | None] = (-1, None)
         self.awake = False  # the same as the event, and quicker to read
         self._says_it_waits = False  # in the published state
+        self._notice_s = hang_notice_s()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -152,6 +168,40 @@ class Monitor:
             return None
         runs = reversed(tuple(self._runs))
         return next((operation for start, operation in runs if start <= number), None)
+
+    def note_site(self, number: int, num_parts: int) -> None:
+        """Note where the user makes a call that another thread may run."""
+        self.sites.append((number, number + num_parts, *user_line(sys._getframe(1))))
+
+    def site(self, number: int) -> str:
+        """File and line of a call; empty if they are not known.
+
+        To note them for each call would take time. So for a call that runs where it was made the frames
+        of its thread are looked through, when something is wrong.
+        """
+        for first, end, file, line in reversed(tuple(self.sites)):
+            if first <= number < end:
+                return in_words(file, line)
+            if end <= number:
+                break
+        current, barrier = self.current, self.barrier
+        if current is None:
+            return barrier[1] if barrier is not None and barrier[0] == number else ""
+        for frame in sys._current_frames().values() if current[0] == number else ():
+            caller: FrameType | None = frame
+            while caller is not None:
+                if caller.f_code.co_name == "_perform" and caller.f_locals.get("monitor") is self:
+                    return in_words(*user_line(caller))
+                caller = caller.f_back
+        return ""
+
+    def _place(self, number: int) -> str:
+        """Where a call was made, in words with a space before them, as far as that is known."""
+        if site := self.site(number):
+            return f" at {site}"
+        running = self.running()
+        site = self.site(running.number) if running and running.number > number else ""
+        return f" before {site}" if site else ""
 
     def forget(self) -> None:
         """Let go of all operations, which are bound to connections."""
@@ -187,9 +237,9 @@ class Monitor:
 
     def _on_host(self) -> Running | None:
         """What the thread that runs operations is at."""
-        current, wait = self.current, self.wait
+        current, wait, barrier = self.current, self.wait, self.barrier
         if current is None:
-            return None
+            return None if barrier is None else Running(barrier[0], _BARRIER, None)
         return Running(*current, wait if self.current is current else None)
 
     def abandon(self, error: BaseException) -> None:
@@ -251,15 +301,22 @@ class Monitor:
                     break
                 time.sleep(_BETWEEN_S)
             if verdict is not None:
-                self.error = self._from_verdict(verdict, running)
+                self.error = self._from_verdict(verdict)
                 return self.error
             chain = self._waiting_for(running) if running.wait and timed_out else []
             failure = self._in_words(error, running, limit_s, chain)
             if broken is not None and broken == failure.peer and not has_lost:
                 failure = self._weighed(failure, broken)
-            self.error, kind = failure, kind_of(failure)
-            self.notices.tell_verdict({"kind": kind, "peer": failure.peer, "text": str(failure)})
+            self._fail(failure)
             return failure
+
+    def _fail(self, failure: TransportError) -> None:
+        """Take a failure for this rank's, and tell it to the others."""
+        self.error, text = failure, str(failure)
+        lead, _, cause = text.partition(": ")
+        if lead == f"rank {self.rank} lost rank {failure.peer}" and cause.startswith("rank "):
+            text = f"rank {self.rank} reports that {cause}"
+        self.notices.tell_verdict({"kind": kind_of(failure), "peer": failure.peer, "text": text})
 
     def _weighed(self, failure: TransportError, peer: int) -> TransportError:
         """The loss of a peer that lives; this rank's own fault if more ranks have lost it than the peer."""
@@ -293,21 +350,21 @@ class Monitor:
         lost = self._cause(peer, ended)
         if lost is not None and lost != peer:
             return self._lost(lost, running)
+        where = f"in {running.where()}"
         if running.wait is None:
-            text = f"{error}, in {running.where()}"  # the ranks had not met yet
+            text = f"{error}, {where}"  # the ranks had not met yet
             if peer is not None and f"rank {peer}" not in text:
                 text = f"rank {self.rank} lost rank {peer}: {text}"
         elif timed_out:
-            text = f"rank {self.rank} timed out after {limit_s:g} s, waiting for {running.where()}"
+            what = "no data came from" if running.wait.is_receive else "no data were taken by"
+            text = f"rank {self.rank} timed out after {limit_s:g} s: {what} rank {peer}, {where}"
             text += "".join(f"; rank {a} waits for rank {b}" for a, b in pairwise(chain))
             peer = chain[-1]
         elif is_corrupt:
-            text = f"{error}; it is {running.where()}"
+            text = f"{error}, {where}"
         else:
-            cause = "its process has ended" if peer in ended else _short(str(error))
-            text = (
-                f"rank {self.rank} lost rank {peer}, while it waited for {running.where()}: {cause}"
-            )
+            cause = f"rank {peer}'s process has ended" if peer in ended else _short(str(error))
+            text = f"rank {self.rank} lost rank {peer}: {cause}, {where}"
         if self.notices.is_gone and not timed_out:  # its host may be the cause
             gone = unreachable(self.notices.store)
             text += "" if gone in text else f"; {gone}"
@@ -323,10 +380,9 @@ class Monitor:
             return 0
         return min(ended) if ended and peer not in ended else peer
 
-    def _lost(
-        self, peer: int, running: Running, why: str = "whose process has ended"
-    ) -> PeerLostError:
-        text = f"rank {self.rank} lost rank {peer}, {why}, while it waited for {running.where()}"
+    def _lost(self, peer: int, running: Running, cause: str = "") -> PeerLostError:
+        cause = cause or f"rank {peer}'s process has ended"
+        text = f"rank {self.rank} lost rank {peer}: {cause}, in {running.where()}"
         if self.notices.is_gone:
             text += f"; {unreachable(self.notices.store)}"
         return PeerLostError(text, peer=peer)
@@ -338,23 +394,31 @@ class Monitor:
     def report(self, error: BaseException) -> str:
         """Publish the error of this rank, which no other rank has caused; return it in words."""
         text = f"rank {self.rank} failed with {type(error).__name__}: {error}"
+        running = self._on_host()
+        if running is not None:
+            text += f", in {running._replace(wait=None).where()}"
         verdict = {"kind": "lost", "peer": self.rank, "text": text}
         with suppress(TimeoutError):
             within(_PATIENCE_S + STORE_S, lambda: self._tell(verdict))
-        if isinstance(error, RingcollError):
-            return str(error)
+        return str(error) if isinstance(error, RingcollError) else text
+
+    def mismatch(self, call: str, peer: int, other: str, site: str) -> RingcollError:
+        """Publish that a peer has called something else than this rank, and where; return the error."""
         running = self._on_host()
-        return text if running is None else f"{text}, in {running._replace(wait=None).where()}"
+        assert running is not None
+        verdict = self._differ(running.number, call, peer, other, f" at {site}" * bool(site))
+        self._tell(verdict)
+        return self._from_verdict(verdict)
 
     def _watch(self) -> None:
-        last, since = -1, 0.0
+        last, since, notice_s = None, 0.0, self._notice_s
         while True:
             self._wake.wait()
             if self._stop.is_set() or self.error is not None:
                 return
             self._take_away()
             running = self.running()
-            if self._says_it_waits and (running is None or running.number != last):
+            if self._says_it_waits and (running is None or running[:2] != last):
                 with self._lock:
                     self._publish_state(None)  # it does not wait any more
             if running is None:
@@ -362,17 +426,48 @@ class Monitor:
                 self.awake = False
                 # Meanwhile an operation may have begun, and seen the flag still set, or `close`
                 # may have been called.
-                if self.current is None and not self.issued and not self._stop.is_set():
+                if self._on_host() is None and not self.issued and not self._stop.is_set():
                     continue
                 self.awake = True
                 self._wake.set()
-            elif running.number != last:
-                last, since = running.number, time.monotonic()
+            elif running[:2] != last:
+                last, since, notice_s = running[:2], time.monotonic(), self._notice_s
             elif time.monotonic() - since > _PATIENCE_S:
                 with self._lock:
                     self._look_around(running)
                 self._keep_limit(since)
+                if time.monotonic() - since > notice_s and self.error is None:
+                    self._say_it_waits(notice_s)
+                    notice_s = math.inf
             self._stop.wait(_POLL_S)
+
+    def _say_it_waits(self, notice_s: float) -> None:
+        """Say for which ranks this rank waits, and where."""
+        running = self.running()
+        if running is None:
+            return
+        peers = self._missing(running)
+        whom = ", ".join(f"rank {peer}" for peer in peers) or "its turn"
+        site = self.site(running.number)
+        say(
+            f"rank {self.rank} has waited {notice_s:g} s for {whom} in {running.operation.name} "
+            f"#{running.number + 1}{f' ({site})' * bool(site)}; `ringcoll dump {os.getpid()}` shows all ranks"
+        )
+
+    def _missing(self, running: Running) -> list[int]:
+        """The ranks for which this rank waits: of those that meet, the ranks that do not tell that they have come."""
+        if running.wait is not None:
+            return [running.wait.peer]
+        is_barrier = running.is_barrier
+        missing = []
+        for peer in range(self.world_size) if self.meets or is_barrier else ():
+            state = self.notices.state(peer)
+            at = state and (state["barrier"][:1] if is_barrier else state["waits"])
+            if peer != self.rank and (
+                not at or at[0] < (self.num_barriers if is_barrier else running.number)
+            ):
+                missing.append(peer)
+        return missing
 
     def _take_away(self) -> None:
         """Take away the operations to whose end their streams have come."""
@@ -427,20 +522,21 @@ class Monitor:
             if verdict is not None:
                 self.notices.tell_verdict(verdict)
         if verdict is not None:
-            self.error = self._from_verdict(verdict, running)
+            self.error = self._from_verdict(verdict)
         elif (failure := self._missed(running)) is not None:
-            self.error = failure
-            self.notices.tell_verdict({"kind": "lost", "peer": failure.peer, "text": str(failure)})
+            self._fail(failure)
         if self.error is not None:
             self.on_break()
 
     def _missed(self, running: Running) -> PeerLostError | None:
         """The loss of a rank that this rank waits for, and that comes to this operation no more."""
+        if running.is_barrier:
+            return None  # it names itself who does not come
         now, awaited = time.monotonic(), None if running.wait is None else running.wait.peer
         if awaited is not None:
             last = self.notices.last_of(awaited)
             if last is not None and last < running.number:
-                return self._lost(awaited, running, "which has closed the group")
+                return self._lost(awaited, running, f"rank {awaited} has closed the group")
         ended = self.lives.ended(awaited, 0)  # rank 0 may have had the store
         for peer in ended:
             dead_s = now - self._ended.setdefault(peer, now)
@@ -460,19 +556,22 @@ class Monitor:
 
     def _publish_state(self, running: Running | None) -> None:
         calls = {
-            number: (operation.description, operation.lengths)
+            number: (operation.description, operation.lengths, self._place(number))
             for number, operation in self.recent(_TOLD)
             if operation.description is not None
         }
-        waits = (running.number, running.wait.peer) if running and running.wait else None
+        waits = None
+        if running and (running.wait or self.meets):  # for itself, where it waits for all
+            waits = running.number, self.rank if running.wait is None else running.wait.peer
         self._says_it_waits = waits is not None
-        self.notices.tell_state(calls, waits)
+        barrier = None if self.barrier is None else (self.num_barriers, *self.barrier)
+        self.notices.tell_state(calls, waits, barrier)
 
     def _disagreement(self) -> dict[str, Any] | None:
         """The first operation in which some rank differs from this rank, or ``None``."""
         for peer in range(self.world_size):
             state = self.notices.state(peer) if peer != self.rank else None
-            for key, (description, lengths) in state["calls"].items() if state else ():
+            for key, (description, lengths, place) in state["calls"].items() if state else ():
                 own = self._called(int(key))
                 if own is None or own.description is None:
                     continue
@@ -480,9 +579,20 @@ class Monitor:
                 if own.description == description:
                     pair = self._other_lengths(own, description, lengths)
                 if pair[0] != pair[1]:
-                    calls = sorted([(self.rank, pair[0]), (peer, pair[1])])
-                    return {"kind": "mismatch", "calls": calls, "number": int(key)}
+                    return self._differ(int(key), pair[0], peer, pair[1], place)
+            # A rank that is in a barrier has not made the call that this rank has made before that barrier.
+            if state and state["barrier"] and state["barrier"][0] > self.num_barriers:
+                _, number, site = state["barrier"]
+                own = self._called(number)
+                if own is not None:
+                    call = own.description or own.name
+                    return self._differ(number, call, peer, _BARRIER.name, f" at {site}")
         return None
+
+    def _differ(self, number: int, call: str, peer: int, other: str, place: str) -> dict[str, Any]:
+        """The verdict that this rank and a peer, at another place, have made different calls."""
+        calls = sorted([(self.rank, call, self._place(number)), (peer, other, place)])
+        return {"kind": "mismatch", "calls": calls, "number": number}
 
     def _waiting_for(self, running: Running) -> list[int]:
         """The rank that this rank waits for, the rank that that rank waits for, and so on."""
@@ -510,19 +620,23 @@ class Monitor:
                 )
         return own.description or own.name, description
 
-    def _from_verdict(self, verdict: dict[str, Any], running: Running) -> RingcollError:
+    def _from_verdict(self, verdict: dict[str, Any]) -> RingcollError:
         if verdict["kind"] == "mismatch":
-            calls: dict[int, str] = dict(verdict["calls"])
-            both = " and ".join(f"rank {rank} called {call}" for rank, call in calls.items())
-            mine = calls.get(self.rank, running.operation.description or running.operation.name)
+            calls: dict[int, str] = {rank: call for rank, call, _ in verdict["calls"]}
+            both = " and ".join(
+                f"rank {rank} called {call}{place}" for rank, call, place in verdict["calls"]
+            )
+            mine = calls.get(self.rank, "")
             # If this rank is neither of the two, its peer is the rank with another call.
+            if not mine and (own := self._called(verdict["number"])) is not None:
+                mine = own.description or own.name
             peer = next(rank for rank, call in calls.items() if rank != self.rank and call != mine)
             text = (
-                f"rank {self.rank}: the ranks disagree on operation {verdict['number']} "
+                f"rank {self.rank}: the ranks disagree on call {verdict['number'] + 1} "
                 f"of the group: {both}"
             )
             return MismatchError(text, peer=peer, mine=mine, theirs=calls[peer])
-        text = f"rank {self.rank} gave up waiting for {running.where()}: {verdict['text']}"
+        text = f"rank {self.rank} stops: {verdict['text']}"
         return FAILURES[verdict["kind"]](text, peer=verdict["peer"])
 
 

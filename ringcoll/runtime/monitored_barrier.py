@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch.distributed as dist
 
-from ringcoll.errors import CollectiveTimeoutError
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError
 from ringcoll.system.stores import appears, read_text
 
 __all__ = ["monitored_barrier"]
@@ -21,29 +22,40 @@ def monitored_barrier(
     number: int,
     timeout_s: float,
     wait_all_ranks: bool,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> None:
     """Wait until all ranks have come, or name the missing ranks.
 
     Rank 0 looks for the keys of all ranks, and publishes the result. ``number`` is the number of
     the barrier, the same on all ranks. If ``wait_all_ranks``, rank 0 names all missing ranks,
-    otherwise the first.
+    otherwise the first. ``given_up`` says whether the wait is in vain.
 
     Raises
     ------
     CollectiveTimeoutError
         Some rank did not come.
+    PeerLostError
+        ``given_up`` has returned ``True``.
     """
+
+    def appear(key: str, deadline: float) -> bool:
+        if appears(store, [key], deadline, given_up):
+            return True
+        if given_up():
+            raise PeerLostError(f"rank {rank} gave up monitored_barrier")
+        return False
+
     keys = [f"{number}/{peer}" for peer in range(world_size)]
     limit = f"{1000 * timeout_s:g} ms"
     store.set(keys[rank], "")
     deadline = time.monotonic() + timeout_s
     if rank:
         # Rank 0 may come as late as the time limit allows, and then waits as long for others.
-        if not appears(store, [keys[0]], deadline):
+        if not appear(keys[0], deadline):
             raise CollectiveTimeoutError(
                 f"rank {rank}: rank 0 failed to pass monitored_barrier in {limit}", peer=0
             )
-        if not appears(store, [f"{number}/over"], deadline + timeout_s + _LAST_S):
+        if not appear(f"{number}/over", deadline + timeout_s + _LAST_S):
             raise CollectiveTimeoutError(
                 f"rank {rank}: rank 0 was lost in monitored_barrier", peer=0
             )
@@ -56,7 +68,7 @@ def monitored_barrier(
         return
     missing = []
     for peer in range(1, world_size):
-        if not appears(store, [keys[peer]], deadline):
+        if not appear(keys[peer], deadline):
             missing.append(peer)
             if not wait_all_ranks:
                 break

@@ -3,7 +3,7 @@
 =================  ==========================================================================
 key                value
 =================  ==========================================================================
-``state/RANK``     the rank's last operations, and the message that it waits for; as JSON
+``state/RANK``     the rank's last operations, and what it waits for; as JSON
 ``verdict``        the reason why the group is broken, of the first rank that fails; as JSON
 ``broken/RANK``    number of ranks that have lost their connection to the rank
 ``left/RANK``      number of the last operation of a rank that has closed the group, or -1
@@ -87,9 +87,17 @@ class Notices:
         """What a rank has told of its operations."""
         return self._read(f"state/{peer}", _is_state)
 
-    def tell_state(self, calls: dict[int, Any], waits: tuple[int, int] | None) -> None:
-        """Tell this rank's last calls, and the operation and rank that it waits for."""
-        state = json.dumps({"calls": calls, "waits": waits})
+    def tell_state(
+        self,
+        calls: dict[int, Any],
+        waits: tuple[int, int] | None,
+        barrier: tuple[int, int, str] | None = None,
+    ) -> None:
+        """Tell this rank's last calls, and the operation and rank that it waits for; this rank, for all ranks.
+
+        ``barrier`` is the number of monitored barriers, of the calls before the one that the rank is in, and its site.
+        """
+        state = json.dumps({"calls": calls, "waits": waits, "barrier": barrier})
         self._ask(lambda: self.store.set(f"state/{self.rank}", state))
 
     def last_of(self, peer: int) -> int | None:
@@ -128,7 +136,10 @@ class Notices:
 
 def _is_verdict(value: Any) -> bool:
     match value:
-        case {"kind": "mismatch", "calls": [[int(rank), str(call)], [int(peer), str(other)]]}:
+        case {
+            "kind": "mismatch",
+            "calls": [[int(rank), str(call), str()], [int(peer), str(other), str()]],
+        }:
             return rank != peer and call != other and type(value.get("number")) is int
         case {"kind": str(kind), "peer": int() | None, "text": str()}:
             return kind in FAILURES
@@ -137,16 +148,20 @@ def _is_verdict(value: Any) -> bool:
 
 def _is_state(value: Any) -> bool:
     match value:
-        case {"calls": dict(calls), "waits": None | [int(), int()]}:
+        case {
+            "calls": dict(calls),
+            "waits": None | [int(), int()],
+            "barrier": None | [int(), int(), str()],
+        }:
             return all(_is_number(key) and _is_call(call) for key, call in calls.items())
     return False
 
 
 def _is_call(value: Any) -> bool:
     match value:
-        case [str(), None]:
+        case [str(), None, str()]:
             return True
-        case [str(), dict(lengths)]:
+        case [str(), dict(lengths), str()]:
             return all(_is_number(key) and type(n) is int for key, n in lengths.items())
     return False
 

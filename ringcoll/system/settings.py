@@ -8,6 +8,7 @@
 ``RINGCOLL_REDUCTION``        the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
 ``RINGCOLL_VERIFY_MESSAGES``  ``1``: messages have checksums; ``0``: none has
 ``RINGCOLL_FAULTS``           faults on purpose: see `ringcoll.transport.faulty`
+``RINGCOLL_HANG_NOTICE``      seconds after which a rank says that it waits, 10 by default; ``off``: never
 ``RINGCOLL_DUMP``             a folder: each rank whose group breaks writes its record to it
 ``RINGCOLL_DEBUG``            the log's level, ``info`` or ``debug``; ``detail`` also compares calls
 ============================  ======================================================
@@ -19,6 +20,7 @@ allocator reads ``PYTORCH_ALLOC_CONF``, and its older name ``PYTORCH_CUDA_ALLOC_
 from __future__ import annotations
 
 import logging
+import math
 import os
 from pathlib import Path
 
@@ -35,6 +37,7 @@ __all__ = [
     "forced_rules",
     "forced_text",
     "forced_transport",
+    "hang_notice_s",
     "log_as_asked",
     "measured_file",
     "ranks_may_share_gpus",
@@ -50,7 +53,7 @@ _TUNING = "RINGCOLL_TUNING"
 _REDUCTION = "RINGCOLL_REDUCTION"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 VERIFY_MESSAGES, FAULTS = "RINGCOLL_VERIFY_MESSAGES", "RINGCOLL_FAULTS"
-DUMP = "RINGCOLL_DUMP"
+DUMP, HANG_NOTICE = "RINGCOLL_DUMP", "RINGCOLL_HANG_NOTICE"
 _DEBUG, _DETAIL = "RINGCOLL_DEBUG", "detail"
 
 _log = logging.getLogger("ringcoll")
@@ -180,6 +183,25 @@ def dump_folder() -> Path | None:
     """The folder of ``RINGCOLL_DUMP``, or ``None``."""
     name = os.environ.get(DUMP)
     return Path(name) if name else None
+
+
+def hang_notice_s() -> float:
+    """Seconds after which a rank that waits says so; infinite for ``RINGCOLL_HANG_NOTICE=off``.
+
+    Raises
+    ------
+    ArgumentError
+        The variable is no positive number.
+    """
+    text = os.environ.get(HANG_NOTICE, "") or "10"
+    try:
+        seconds = math.inf if text == "off" else float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        expected = "a positive number of seconds, or off"
+        raise ArgumentError("not a time", argument=HANG_NOTICE, expected=expected, got=text)
+    return seconds
 
 
 def compares_calls() -> bool:

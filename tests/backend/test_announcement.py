@@ -27,7 +27,7 @@ from tests.programs.threads import together
 ROOT = Path(__file__).parents[2]
 PROGRAM = ("-m", "tests.programs.dying")
 LINE = re.compile(
-    r"^ringcoll: rank (\d) .*rank 2.* in step \d+ of all_reduce\(sum, float32, .*, operation \d+ of .*"
+    r"^ringcoll: rank (\d) .*rank 2.*, in call \d+ of the group \(all_reduce\(sum, float32, .*\)\).*"
 )
 
 

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has such 
 ROOT = Path(__file__).parents[2]
 # What two ranks come to when the third does not follow.
 AT_LAST = (
-    "is in all_reduce #1 step 0, waits for chunk 1 of rank 2",
-    "is in all_reduce #1 step 1, waits for chunk 1 of rank 0",
+    "is in all_reduce #2 step 0, waits for chunk 1 of rank 2",
+    "is in all_reduce #2 step 1, waits for chunk 1 of rank 0",
     "in load_batch)",
 )
 
@@ -80,11 +80,11 @@ def test_a_rank_that_is_in_user_code(run: Run, asked: int | None) -> None:
     assert first == "group 1, 3 ranks over shared: 2 in an operation"
     program = rf"{re.escape(str(ROOT))}/tests/programs/hanging\.py:\d+ in"
     expected = [
-        rf"  rank 2 \(pid {pids[2]}\) is not in any operation, after all_reduce #0 "
+        rf"  rank 2 \(pid {pids[2]}\) is not in any operation, after all_reduce #1 "
         rf"\(in user code, {program} load_batch\); rank 0 waits for it",
-        rf"  rank 0 \(pid {pids[0]}\) is in all_reduce #1 step 0, waits for chunk 1 of rank 2; "
+        rf"  rank 0 \(pid {pids[0]}\) is in all_reduce #2 step 0, waits for chunk 1 of rank 2; "
         rf"at {program} main; rank 1 waits for it",
-        rf"  rank 1 \(pid {pids[1]}\) is in all_reduce #1 step 1, waits for chunk 1 of rank 0; "
+        rf"  rank 1 \(pid {pids[1]}\) is in all_reduce #2 step 1, waits for chunk 1 of rank 0; "
         rf"at {program} main",
     ]
     for pattern, text in zip(expected, words, strict=True):
@@ -107,10 +107,10 @@ def test_ranks_that_wait_for_each_other_in_two_groups(run: Run) -> None:
 @pytest.mark.processes
 def test_operations_that_are_queued(run: Run) -> None:
     with hanging("queue") as ranks:
-        settled = r"after all_reduce #1 (?s:.*) rank 0 .* step 0, .*3 more queued"
+        settled = r"after all_reduce #2 (?s:.*) rank 0 .* step 0, .*3 more queued"
         text = "\n".join(lines_of(run, ranks[0].pid, until=lambda text: re.search(settled, text)))
-    assert re.search(r"rank 0 .* is in all_reduce #2 step 0, .*, 3 more queued, up to #5", text)
-    assert re.search(r"rank 2 .* is not in any operation, after all_reduce #1 ", text)
+    assert re.search(r"rank 0 .* is in all_reduce #3 step 0, .*, 3 more queued, up to #6", text)
+    assert re.search(r"rank 2 .* is not in any operation, after all_reduce #2 ", text)
 
 
 @pytest.mark.processes
@@ -133,7 +133,7 @@ def test_a_rank_that_is_stopped(run: Run) -> None:
         assert list(document["silent"]) == [str(ranks[2].pid)]
         assert len(document["records"][0]["groups"][0]["operations"]) == 2
         listed = run("dump").stdout
-        assert re.search(rf"{ranks[0].pid} +0 of 3 +is in all_reduce #1 step 0", listed)
+        assert re.search(rf"{ranks[0].pid} +0 of 3 +is in all_reduce #2 step 0", listed)
         assert re.search(rf"{ranks[2].pid} +does not answer within 2 s", listed)
 
 

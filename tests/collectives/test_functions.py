@@ -693,7 +693,7 @@ def test_a_rank_that_does_not_come_is_named():
 
     texts = run_threads(main, 3)
     for rank in (0, 2):
-        for part in ("rank 1", "first time", "all_reduce", "operation 0 of the group", "0.5 s"):
+        for part in ("rank 1", "first time", "all_reduce", "call 1 of the group", "0.5 s"):
             assert part in texts[rank], texts[rank]
 
 

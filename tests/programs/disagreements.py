@@ -700,7 +700,7 @@ def run_on_threads(name: str, transport: str = "threads") -> list[Met]:
 
 # --- judgement ------------------------------------------------------------------------
 
-_OPERATION = re.compile("|".join([*CONTRACTS, "operation \\d+"]))
+_OPERATION = re.compile("|".join([*CONTRACTS, "call \\d+"]))
 _OWN_FAULTS = ("a rank raises", "a rank closes the group")  # it knows which rank it is
 _PEER = re.compile(r"rank \d+")
 

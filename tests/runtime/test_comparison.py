@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,10 @@ import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, MismatchError, PeerLostError
 from ringcoll.runtime.comparison import CallComparison
+from ringcoll.runtime.lives import Lives
+from ringcoll.runtime.monitor import Monitor
 from ringcoll.runtime.notices import LEFT
+from ringcoll.runtime.operation import Turn
 from tests.programs.threads import together
 
 WORLD_SIZE = 3
@@ -25,10 +27,12 @@ class CallsOfARank:
 
     def __init__(self, store: dist.Store, rank: int) -> None:
         self.store = store
-        own = {"rank": rank, "world_size": WORLD_SIZE, "error": None, "meets": False}
-        monitor: Any = SimpleNamespace(**own)
-        self.monitor = monitor
-        self.comparison = CallComparison(store, monitor)
+        about = dist.PrefixStore("monitor", store)
+        self.monitor = Monitor(
+            about, rank, WORLD_SIZE, lambda: None, Lives(about, rank, WORLD_SIZE)
+        )
+        self.monitor.current = 0, Turn("a call", lambda: None)
+        self.comparison = CallComparison(store, self.monitor)
 
     def compare(self, call: str, limit_s: float = LIMIT_S, *, capturing: bool = False) -> None:
         self.comparison.compare(call, limit_s, capturing=capturing)
@@ -116,7 +120,9 @@ def test_ranks_that_call_something_else_are_named() -> None:
     for rank, (error, peer) in enumerate(zip(errors, (1, 0, 1), strict=True)):
         own, other = ("max", "min") if rank == 1 else ("min", "max")
         assert isinstance(error, MismatchError), error
-        assert str(error) == f"rank {rank} called {own}, rank {peer} called {other}"
+        assert str(error).startswith(f"rank {rank}: the ranks disagree on call 1 of the group: ")
+        for each, call in ((rank, own), (peer, other)):
+            assert f"rank {each} called {call}" in str(error)
         assert (error.peer, error.mine, error.theirs) == (peer, own, other)
 
 

@@ -13,7 +13,7 @@ from tests.programs.mortal import Ended
 
 TRANSPORTS = ("shared", "gloo", "ucx")
 KILLED = Ended(-signal.SIGKILL, 10.0)
-TOLD = Told("PeerLostError", "rank 0 lost rank 1, in all_reduce, operation 1", True, 10.5, 1)
+TOLD = Told("PeerLostError", "rank 0 lost rank 1, in all_reduce, call 1", True, 10.5, 1)
 IDLE, ALL_DESTROY = "killed while the group is idle", "killed as all destroy the group"
 STOPPED = "stopped (SIGSTOP)"
 

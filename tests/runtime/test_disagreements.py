@@ -33,7 +33,7 @@ AT_ONCE = 8
 SAMPLED = 10  # one of so many kinds over transports that take longer
 FINE = ("right", "next", "cannot be known", "late")  # the machine may be busy
 
-TEXT = "rank 0 called barrier and rank 1 called all_reduce, operation 1"
+TEXT = "rank 0 called barrier and rank 1 called all_reduce, call 1"
 MISMATCH = Met("MismatchError", TEXT, True, 0.4)
 LATER = replace(MISMATCH, is_next=True)
 LIMIT = replace(MISMATCH, error="CollectiveTimeoutError", seconds=1.1)

@@ -30,7 +30,7 @@ from ringcoll.runtime.flight_report import read_record
 from ringcoll.runtime.monitor import Running
 from ringcoll.runtime.operation import Turn
 from ringcoll.runtime.plan import Wait
-from ringcoll.system import answers
+from ringcoll.system import answers, sites
 from ringcoll.system.answers import Answering, answering, ask
 from tests.programs.listeners import listening
 
@@ -244,7 +244,7 @@ def test_the_groups_that_are_left_are_told() -> None:
 
 def test_installed_packages_are_the_users_code() -> None:
     """They lie within the folder of the standard library."""
-    place = f"{flight_recorder._STANDARD}site-packages/mine/train.py"
+    place = f"{sites._STANDARD}site-packages/mine/train.py"
     names: dict[str, Any] = {"record": flight_recorder.record}
     exec(compile("def train():\n    return record()", place, "exec"), names)
     assert names["train"]()["threads"]["MainThread"] == f"{place}:2 in train"

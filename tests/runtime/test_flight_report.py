@@ -58,15 +58,15 @@ def test_who_is_waited_for_comes_first() -> None:
     ]
     assert report(records) == [
         "group 1, 4 ranks over shared: 3 in an operation",
-        f"  the ranks disagree on #17: ranks 0, 3 called {CALL}, "
+        f"  the ranks disagree on #18: ranks 0, 3 called {CALL}, "
         "rank 1 called broadcast(float32, 3 elements)",
-        "  rank 2 (pid 102) is not in any operation, after all_reduce #15 "
+        "  rank 2 (pid 102) is not in any operation, after all_reduce #16 "
         "(in user code, train.py:41 in load)",
-        "  rank 1 (pid 101) is in broadcast #17, waits for no rank; at train.py:9 in main; "
+        "  rank 1 (pid 101) is in broadcast #18, waits for no rank; at train.py:9 in main; "
         "rank 3 waits for it",
-        "  rank 3 (pid 103) is in all_reduce #17 step 4, waits for chunk 2 of rank 1; "
+        "  rank 3 (pid 103) is in all_reduce #18 step 4, waits for chunk 2 of rank 1; "
         "at train.py:9 in main; rank 0 waits for it",
-        "  rank 0 (pid 100) is in all_reduce #17 step 0, waits for chunks 1, 3 of rank 3; "
+        "  rank 0 (pid 100) is in all_reduce #18 step 0, waits for chunks 1, 3 of rank 3; "
         "at train.py:9 in main",
     ]
 
@@ -82,16 +82,16 @@ def line_of(rank: int, *records: Record, silent: dict[int, str] | None = None) -
         (group(0, -1), "is not in any operation, and has made none (in user code, "),
         (
             group(0, 0, running=running(1, step=2, peer=1, is_receive=False, chunks=[5])),
-            "is in all_reduce #1 step 2, waits until rank 1 takes chunk 5; at ",
+            "is in all_reduce #2 step 2, waits until rank 1 takes chunk 5; at ",
         ),
-        (group(0, 0, running=running(1, peer=2)), "is in all_reduce #1 step 4, waits for data of"),
+        (group(0, 0, running=running(1, peer=2)), "is in all_reduce #2 step 4, waits for data of"),
         (
             group(0, -1, running=running(0, call="all_reduce", meets=True)),
-            "is in all_reduce #0, waits until all ranks have come; at ",
+            "is in all_reduce #1, waits until all ranks have come; at ",
         ),
         (
             group(0, 0, running=running(1), queued=[call(2), call(3), call(4)]),
-            "is in all_reduce #1, waits for no rank, 3 more queued, up to #4; at ",
+            "is in all_reduce #2, waits for no rank, 3 more queued, up to #5; at ",
         ),
         (
             group(0, 0, running=running(1), failure="rank 0 lost rank 3"),
@@ -112,7 +112,7 @@ def test_a_rank_of_which_there_is_no_record() -> None:
         "rank 1 (pid 101) has left no record",
         "rank 3 has not come to the group",
         "rank 5 (pid 105) has closed the group (in user code, train.py:9 in main)",
-        "rank 0 (pid 100) is in all_reduce #1 step 4, waits for data of rank 2; "
+        "rank 0 (pid 100) is in all_reduce #2 step 4, waits for data of rank 2; "
         "at train.py:9 in main",
         "rank 4 is on another host",
     ]

@@ -1,4 +1,4 @@
-"""What a rank is told of a peer whose process has ended while it waits for the peer's message."""
+"""What a rank is told of a peer process has ended while it waits for the peer's message."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LIMIT_S = 2.5  # longer than the last messages of a process that has ended are w
 @pytest.mark.parametrize(
     "last,is_far,kind,why",
     [
-        (None, False, PeerLostError, "whose process has ended"),
-        (None, True, PeerLostError, "whose process has ended"),
+        (None, False, PeerLostError, "process has ended"),
+        (None, True, PeerLostError, "process has ended"),
         ("0", True, PeerLostError, "which has closed the group"),
-        ("1", False, PeerLostError, "whose process has ended"),
+        ("1", False, PeerLostError, "process has ended"),
         ("1", True, CollectiveTimeoutError, "timed out"),  # a network may be slow
     ],
     ids=["killed", "killed far", "closed before", "closed after", "closed after, far"],

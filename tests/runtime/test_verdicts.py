@@ -91,7 +91,8 @@ class Watched(Monitor):
 
     def tells(self, rank: int, waits: tuple[int, int] | None = None, **calls: Any) -> None:
         """Let another rank publish its state; calls are named c1, c2, ... after their numbers."""
-        state = {"calls": {name[1:]: call for name, call in calls.items()}, "waits": waits}
+        named = {name[1:]: [*call, ""] for name, call in calls.items() if name != "barrier"}
+        state = {"calls": named, "waits": waits, "barrier": calls.get("barrier")}
         self.notices.store.set(f"state/{rank}", json.dumps(state))
 
     def told(self, key: str) -> Any:
@@ -120,7 +121,10 @@ def monitor(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return found
 
 
-AWAITED = f"data from rank 1 in step 2 of {CALL}, operation 7 of the group"
+CALL_8 = f"in call 8 of the group ({CALL})"
+AWAITED = f"{CALL_8}, step 2"
+LATE = f"rank 0 timed out after 3 s: no data came from rank 1, {AWAITED}"
+ENDED = f"rank 1's process has ended, {AWAITED}"
 
 
 # --- where a rank is ------------------------------------------------------------------
@@ -128,13 +132,11 @@ AWAITED = f"data from rank 1 in step 2 of {CALL}, operation 7 of the group"
 
 def test_where_an_operation_waits() -> None:
     run = operation(CALL)
-    plain = f"{CALL}, operation 3 of the group"
+    plain = f"call 4 of the group ({CALL})"
     assert Running(3, run, None).where() == plain
-    assert Running(3, run, Wait(0, 2, 5, True)).where() == f"data from rank 2 in step 5 of {plain}"
-    taking = f"taking of data by rank 2 in step 5 of {plain}"
-    assert Running(3, run, Wait(0, 2, 5, False)).where() == taking
+    assert Running(3, run, Wait(0, 2, 5, True)).where() == f"{plain}, step 5"
     run.description = None
-    assert Running(3, run, None).where() == "all_reduce, operation 3 of the group"
+    assert Running(3, run, None).where() == "call 4 of the group (all_reduce)"
 
 
 def test_what_runs(monitor: Watched) -> None:
@@ -151,7 +153,7 @@ def test_what_runs(monitor: Watched) -> None:
 def test_a_time_limit_is_told_at_once(monitor: Watched) -> None:
     error = monitor.explain(CollectiveTimeoutError("late"), 3.0)
     assert type(error) is CollectiveTimeoutError
-    assert str(error) == f"rank 0 timed out after 3 s, waiting for {AWAITED}"
+    assert str(error) == LATE
     assert error.peer == 1
     assert monitor.clock.naps == []
     assert monitor.told("verdict") == {"kind": "timeout", "peer": 1, "text": str(error)}
@@ -177,7 +179,7 @@ def test_who_waits_for_whom(
         monitor.tells(rank, wait)
     error = monitor.explain(CollectiveTimeoutError("late"), 3.0)
     further = "".join(f"; rank {a} waits for rank {b}" for a, b in pairwise(chain))
-    assert str(error) == f"rank 0 timed out after 3 s, waiting for {AWAITED}{further}"
+    assert str(error) == f"{LATE}{further}"
     assert isinstance(error, TransportError)
     assert error.peer == chain[-1]
 
@@ -189,7 +191,7 @@ def test_a_broken_connection_waits_for_a_verdict(monitor: Watched) -> None:
     error = monitor.explain(TransportError("[x.cc:1] connection closed. More"), 3.0)
     assert type(error) is CollectiveTimeoutError
     assert error.peer == 3
-    assert str(error) == f"rank 0 gave up waiting for {AWAITED}: rank 2 timed out"
+    assert str(error) == "rank 0 stops: rank 2 timed out"
     assert monitor.clock.naps == [watching._BETWEEN_S] * 3
     assert monitor.told("verdict") == verdict
     assert monitor.error is error
@@ -200,7 +202,7 @@ def test_a_broken_connection_that_nobody_explains(monitor: Watched) -> None:
     error = monitor.explain(TransportError("[x.cc:1] closed by peer. More of it"), 3.0)
     assert type(error) is TransportError
     assert error.peer == 1
-    assert str(error) == f"rank 0 lost rank 1, while it waited for {AWAITED}: closed by peer"
+    assert str(error) == f"rank 0 lost rank 1: closed by peer, {AWAITED}"
     assert sum(monitor.clock.naps) == pytest.approx(watching._PATIENCE_S, abs=0.021)
     assert monitor.told("verdict") == {"kind": "transport", "peer": 1, "text": str(error)}
 
@@ -219,7 +221,7 @@ def test_whose_fault_a_broken_connection_is(
     error = monitor.explain(PeerLostError("closed"), 3.0)
     assert type(error) is PeerLostError
     assert error.peer == (0 if is_own_fault else 1)
-    lost = f"rank 0 lost rank 1, while it waited for {AWAITED}: closed"
+    lost = f"rank 0 lost rank 1: closed, {AWAITED}"
     assert str(error) == lost + (f"; {of_own} ranks have lost rank 0" if is_own_fault else "")
     assert monitor.told("verdict") == {"kind": "lost", "peer": error.peer, "text": str(error)}
     assert monitor.notices.broken(1) == of_peer + 1, "told before this rank waits for a verdict"
@@ -249,11 +251,10 @@ def test_a_process_that_has_ended_writes_no_verdict(monitor: Watched) -> None:
     monitor.lives.gone = {1}
     error = monitor.explain(PeerLostError("closed"), 3.0)
     assert type(error) is PeerLostError
-    assert str(error) == (
-        f"rank 0 lost rank 1, while it waited for {AWAITED}: its process has ended"
-    )
+    assert str(error) == f"rank 0 lost rank 1: {ENDED}"
     assert monitor.clock.naps == []
-    assert monitor.told("verdict")["kind"] == "lost"
+    told = {"kind": "lost", "peer": 1, "text": f"rank 0 reports that {ENDED}"}
+    assert monitor.told("verdict") == told
 
 
 def test_the_rank_that_has_ended_is_blamed_not_the_one_that_gave_up(monitor: Watched) -> None:
@@ -261,9 +262,7 @@ def test_the_rank_that_has_ended_is_blamed_not_the_one_that_gave_up(monitor: Wat
     error = monitor.explain(PeerLostError("closed"), 3.0)
     assert isinstance(error, PeerLostError)
     assert error.peer == 2
-    assert str(error) == (
-        f"rank 0 lost rank 2, whose process has ended, while it waited for {AWAITED}"
-    )
+    assert str(error) == f"rank 0 lost rank 2: rank 2's process has ended, {AWAITED}"
     assert monitor.clock.naps, "rank 1 may have written a verdict"
 
 
@@ -295,9 +294,7 @@ def test_the_host_of_the_store_is_blamed_not_who_gave_up_after_it(monitor: Watch
     error = monitor.explain(PeerLostError("closed"), 3.0)
     assert isinstance(error, PeerLostError)
     assert error.peer == 0
-    assert str(error) == (
-        f"rank 2 lost rank 0, whose process has ended, while it waited for {AWAITED}; {gone}"
-    )
+    assert str(error) == f"rank 2 lost rank 0: rank 0's process has ended, {AWAITED}; {gone}"
     monitor.error = None
     monitor.look()
     monitor.clock.now += 2 * watching._GRACE_S
@@ -343,9 +340,9 @@ def test_before_ranks_have_met_any_death_is_the_cause(monitor: Watched) -> None:
 @pytest.mark.parametrize(
     "text,peer,expected",
     [
-        ("no connection", None, "no connection, in "),
-        ("no connection to rank 2", 2, "no connection to rank 2, in "),
-        ("no connection", 2, "rank 0 lost rank 2: no connection, in "),
+        ("no connection", None, "no connection, "),
+        ("no connection to rank 2", 2, "no connection to rank 2, "),
+        ("no connection", 2, "rank 0 lost rank 2: no connection, "),
     ],
 )
 def test_ranks_that_have_not_met(
@@ -354,7 +351,7 @@ def test_ranks_that_have_not_met(
     monitor.at(7, None)
     error = monitor.explain(TransportError(text, peer=peer), 3.0)
     assert type(error) is TransportError
-    assert str(error) == f"{expected}{CALL}, operation 7 of the group"
+    assert str(error) == f"{expected}{CALL_8}"
     assert error.peer == peer
 
 
@@ -369,7 +366,7 @@ def test_a_corrupt_message_is_told_at_once_even_of_the_dead(monitor: Watched) ->
     monitor.lives.gone = {2}
     error = monitor.explain(CorruptMessageError("another checksum"), 3.0)
     assert type(error) is CorruptMessageError
-    assert str(error) == f"another checksum; it is {AWAITED}"
+    assert str(error) == f"another checksum, {AWAITED}"
     assert error.peer == 1
     assert monitor.clock.naps == []
     assert monitor.told("verdict")["kind"] == "corrupt"
@@ -379,7 +376,7 @@ def test_a_store_that_is_gone_may_be_the_cause(monitor: Watched) -> None:
     monitor.notices.is_gone = True
     gone = "the store, which rank 0 or the launcher holds, cannot be reached"
     error = monitor.explain(PeerLostError("closed"), 3.0)
-    assert str(error) == f"rank 0 lost rank 1, while it waited for {AWAITED}: closed; {gone}"
+    assert str(error) == f"rank 0 lost rank 1: closed, {AWAITED}; {gone}"
     monitor.error = None
     error = monitor.explain(PeerLostError(gone), 3.0)
     assert str(error).count(gone) == 1
@@ -397,23 +394,22 @@ def test_a_store_that_does_not_answer(monitor: Watched, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(watching, "within", never)
     error = monitor.explain(CollectiveTimeoutError("late"), 3.0)
-    assert str(error) == f"rank 0 timed out after 3 s, waiting for {AWAITED}"
+    assert str(error) == LATE
     assert isinstance(error, TransportError)
     assert error.peer == 1
     assert monitor.error is error
     assert limits == [watching._PATIENCE_S + STORE_S]
     monitor.error, monitor.wait = None, None
     error = monitor.explain(CollectiveTimeoutError("late"), 3.0)
-    assert str(error) == f"late, in {CALL}, operation 7 of the group"
+    assert str(error) == f"late, {CALL_8}"
 
 
 def test_an_error_of_this_rank(monitor: Watched) -> None:
     assert monitor.report(PeerLostError("of the library")) == "of the library"
-    text = "rank 0 failed with PeerLostError: of the library"
+    text = f"rank 0 failed with PeerLostError: of the library, {CALL_8}"
     assert monitor.told("verdict") == {"kind": "lost", "peer": 0, "text": text}
-    where = f"{CALL}, operation 7 of the group"
     own = "rank 0 failed with ValueError: mine"
-    assert monitor.report(ValueError("mine")) == f"{own}, in {where}"
+    assert monitor.report(ValueError("mine")) == f"{own}, {CALL_8}"
     monitor.current = None
     assert monitor.report(ValueError("mine")) == own
     assert monitor.told("verdict")["text"] == text, "the first one counts"
@@ -421,17 +417,19 @@ def test_an_error_of_this_rank(monitor: Watched) -> None:
 
 # --- what is believed -----------------------------------------------------------------
 
-MISMATCH = {"kind": "mismatch", "calls": [[0, "a"], [1, "b"]], "number": 7}
+MISMATCH = {"kind": "mismatch", "calls": [[0, "a", ""], [1, "b", " at x:1"]], "number": 7}
 
 
 @pytest.mark.parametrize(
     "verdict,is_believed",
     [
         (MISMATCH, True),
-        (MISMATCH | {"calls": [[0, "a"], [0, "b"]]}, False),
-        (MISMATCH | {"calls": [[0, "a"], [1, "a"]]}, False),
-        (MISMATCH | {"calls": [[0, "a"], [1, 2]]}, False),
-        (MISMATCH | {"calls": [[0, "a"]]}, False),
+        (MISMATCH | {"calls": [[0, "a", ""], [0, "b", ""]]}, False),
+        (MISMATCH | {"calls": [[0, "a", ""], [1, "a", ""]]}, False),
+        (MISMATCH | {"calls": [[0, "a", ""], [1, 2, ""]]}, False),
+        (MISMATCH | {"calls": [[0, "a", ""]]}, False),
+        (MISMATCH | {"calls": [[0, "a", ""], [1, "b"]]}, False),
+        (MISMATCH | {"calls": [[0, "a", ""], [1, "b", 3]]}, False),
         (MISMATCH | {"number": "7"}, False),
         (MISMATCH | {"number": True}, False),
         ({"kind": "mismatch", "calls": MISMATCH["calls"]}, False),
@@ -453,19 +451,21 @@ def test_verdicts_that_a_rank_may_tell(monitor: Watched, verdict: Any, is_believ
     "calls,waits,is_believed",
     [
         ({}, None, True),
-        ({"7": ["a", None]}, [7, 1], True),
-        ({"7": ["a", {"1": 4}]}, None, True),
-        ({"9" * 18: ["a", {"9" * 18: 4}]}, None, True),
-        ({"9" * 19: ["a", None]}, None, False),
-        ({"7": ["a", {"9" * 19: 4}]}, None, False),
-        ({"-7": ["a", None]}, None, False),
-        ({"7": ["a", {"x": 4}]}, None, False),
-        ({"7": ["a", {"1": "4"}]}, None, False),
-        ({"7": ["a", {"1": True}]}, None, False),
-        ({"7": ["a", {"1": 4, "2": None}]}, None, False),
-        ({"7": ["a", 4]}, None, False),
-        ({"7": [None, None]}, None, False),
-        ({"7": ["a", None], "8": ["b"]}, None, False),
+        ({"7": ["a", None, ""]}, [7, 1], True),
+        ({"7": ["a", {"1": 4}, ""]}, None, True),
+        ({"9" * 18: ["a", {"9" * 18: 4}, ""]}, None, True),
+        ({"9" * 19: ["a", None, ""]}, None, False),
+        ({"7": ["a", {"9" * 19: 4}, ""]}, None, False),
+        ({"-7": ["a", None, ""]}, None, False),
+        ({"7": ["a", {"x": 4}, ""]}, None, False),
+        ({"7": ["a", {"1": "4"}, ""]}, None, False),
+        ({"7": ["a", {"1": True}, ""]}, None, False),
+        ({"7": ["a", {"1": 4, "2": None}, ""]}, None, False),
+        ({"7": ["a", 4, ""]}, None, False),
+        ({"7": [None, None, ""]}, None, False),
+        ({"7": ["a", None, ""], "8": ["b"]}, None, False),
+        ({"7": ["a", None]}, None, False),
+        ({"7": ["a", None, 4]}, None, False),
         ({}, [7], False),
         ({}, [7, "1"], False),
         ([], None, False),
@@ -474,7 +474,17 @@ def test_verdicts_that_a_rank_may_tell(monitor: Watched, verdict: Any, is_believ
 def test_states_that_a_rank_may_tell(
     monitor: Watched, calls: Any, waits: Any, is_believed: bool
 ) -> None:
-    state = {"calls": calls, "waits": waits}
+    state = {"calls": calls, "waits": waits, "barrier": None}
+    monitor.notices.store.set("state/1", json.dumps(state))
+    assert monitor.notices.state(1) == (state if is_believed else None)
+
+
+@pytest.mark.parametrize(
+    "barrier,is_believed",
+    [([1, 7, "a:1"], True), ([1, 7], False), ([1, "7", ""], False), (1, False)],
+)
+def test_barriers_that_a_rank_may_tell(monitor: Watched, barrier: Any, is_believed: bool) -> None:
+    state = {"calls": {}, "waits": None, "barrier": barrier}
     monitor.notices.store.set("state/1", json.dumps(state))
     assert monitor.notices.state(1) == (state if is_believed else None)
 
@@ -523,8 +533,8 @@ def test_a_state_is_published(monitor: Watched) -> None:
     told = monitor.told("state/0")
     assert told["waits"] == [101, 3]
     assert [*told["calls"]] == [*map(str, range(38, 100)), "101"]
-    assert told["calls"]["40"] == ["call40", {"1": 40}]
-    assert told["calls"]["101"] == ["last", None]
+    assert told["calls"]["40"] == ["call40", {"1": 40}, ""]
+    assert told["calls"]["101"] == ["last", None, ""]
     monitor.wait = None
     monitor.look()
     assert monitor.told("state/0")["waits"] is None
@@ -555,18 +565,47 @@ def test_a_rank_that_calls_something_else(monitor: Watched) -> None:
     error = monitor.look()
     assert isinstance(error, MismatchError)
     assert str(error) == (
-        "rank 0: the ranks disagree on operation 7 of the group: "
+        "rank 0: the ranks disagree on call 8 of the group: "
         f"rank 0 called {CALL} and rank 2 called broadcast(linear)"
     )
     assert (error.peer, error.mine, error.theirs) == (2, CALL, "broadcast(linear)")
     assert monitor.breaks == [error]
     assert monitor.told("verdict") == {
         "kind": "mismatch",
-        "calls": [[0, CALL], [2, "broadcast(linear)"]],
+        "calls": [[0, CALL, ""], [2, "broadcast(linear)", ""]],
         "number": 7,
     }
     assert monitor.look() is error
     assert len(monitor.breaks) == 1
+
+
+def test_a_rank_that_has_gone_on_tells_where_it_is(
+    monitor: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A root that waits for nobody; the lines of calls that run where they are made are not noted."""
+    lines = {8: "train.py:5"}
+    monkeypatch.setattr(monitor, "site", lambda number: lines.get(number, ""))
+    monitor.at(8, Wait(0, 1, 2, True), "later")
+    monitor.tells(1, c7=["broadcast", None])
+    assert f"rank 0 called {CALL} before train.py:5 and rank 1 called broadcast" in str(
+        monitor.look()
+    )
+    lines[7] = "train.py:4"
+    assert monitor._place(7) == " at train.py:4"
+
+
+@pytest.mark.parametrize("own,is_mismatch", [(0, True), (1, True), (2, False)])
+def test_a_rank_in_a_barrier_before_a_call_that_this_rank_has_made(
+    monitor: Watched, own: int, is_mismatch: bool
+) -> None:
+    monitor.num_barriers = own
+    monitor.tells(1, barrier=[2, 8, "a.py:1"])
+    assert monitor.look() is None, "it may have come first"
+    monitor.tells(1, barrier=[2, 7, "a.py:1"])
+    error = monitor.look()
+    assert (error is not None) == is_mismatch
+    if error is not None:
+        assert f"rank 0 called {CALL} and rank 1 called monitored_barrier at a.py:1" in str(error)
 
 
 def test_what_cannot_be_compared_is_no_mismatch(monitor: Watched) -> None:
@@ -606,7 +645,7 @@ def test_blocks_of_the_same_lengths(monitor: Watched, lengths: dict[str, int] | 
 
 def test_a_verdict_of_two_others(monitor: Watched) -> None:
     """The peer of a third rank is the rank whose call is not its own."""
-    for calls, peer in (([[1, CALL], [2, "x"]], 2), ([[1, "x"], [2, CALL]], 1)):
+    for calls, peer in (([[1, CALL, ""], [2, "x", ""]], 2), ([[1, "x", ""], [2, CALL, ""]], 1)):
         monitor.error = None
         monitor.notices.store.set(
             "verdict", json.dumps({"kind": "mismatch", "calls": calls, "number": 7})
@@ -622,7 +661,7 @@ def test_a_verdict_of_each_kind(monitor: Watched, kind: str) -> None:
     monitor.notices.tell_verdict({"kind": kind, "peer": 2, "text": "a reason"})
     error = monitor.look()
     assert type(error) is FAILURES[kind]
-    assert str(error) == f"rank 0 gave up waiting for {AWAITED}: a reason"
+    assert str(error) == "rank 0 stops: a reason"
     assert error.peer == 2
     assert monitor.breaks == [error]
 
@@ -635,10 +674,10 @@ def test_a_rank_that_has_closed_the_group(monitor: Watched) -> None:
     error = monitor.look()
     assert type(error) is PeerLostError
     assert error.peer == 1
-    assert str(error) == (
-        f"rank 0 lost rank 1, which has closed the group, while it waited for {AWAITED}"
-    )
-    assert monitor.told("verdict") == {"kind": "lost", "peer": 1, "text": str(error)}
+    left = f"rank 1 has closed the group, {AWAITED}"
+    assert str(error) == f"rank 0 lost rank 1: {left}"
+    told = {"kind": "lost", "peer": 1, "text": f"rank 0 reports that {left}"}
+    assert monitor.told("verdict") == told
 
 
 def test_a_rank_that_has_done_this_operation_may_close_the_group(monitor: Watched) -> None:
@@ -669,9 +708,7 @@ def test_a_rank_that_has_ended(monitor: Watched, after_s: float) -> None:
     error = looked_twice(monitor, after_s)
     assert type(error) is PeerLostError
     assert error.peer == 1
-    assert str(error) == (
-        f"rank 0 lost rank 1, whose process has ended, while it waited for {AWAITED}"
-    )
+    assert str(error) == f"rank 0 lost rank 1: {ENDED}"
 
 
 def test_a_rank_that_has_ended_just_now_or_that_nobody_waits_for(monitor: Watched) -> None:
@@ -820,8 +857,7 @@ def test_a_streams_time_limit(monitor: Watched) -> None:
     assert isinstance(error, CollectiveTimeoutError)
     assert error.peer == 1
     assert str(error) == (
-        "rank 0 timed out after 3 s, waiting for data from rank 1 in step 0 of "
-        f"{CALL}, operation 5 of the group"
+        f"rank 0 timed out after 3 s: no data came from rank 1, in call 6 of the group ({CALL}), step 0"
     )
     assert monitor.breaks == [error]
     monitor._keep_limit(since)
@@ -893,7 +929,7 @@ def test_a_stream_is_watched_by_the_thread(quick: None) -> None:
     try:
         until(lambda: monitor.breaks)
         assert not monitor.breaks[1:]
-        assert "operation 6 of the group" in str(monitor.error)
+        assert "call 7 of the group" in str(monitor.error)
         assert [item.lane for item in monitor.issued] == [late]
     finally:
         monitor.close()

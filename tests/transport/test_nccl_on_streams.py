@@ -185,7 +185,7 @@ def test_calls_that_have_both_run_before_are_compared_when_their_stream_does_not
 @pytest.mark.parametrize(
     "last,kind,why",
     [
-        (None, PeerLostError, "whose process has ended"),
+        (None, PeerLostError, "process has ended"),
         ("0", PeerLostError, "which has closed the group"),
         ("1", CollectiveTimeoutError, "timed out"),
     ],
