@@ -77,9 +77,11 @@ def _of_job(pid: int, records: Records, silent: dict[int, str]) -> tuple[Records
     }
     pids = {pid} if pid in known else {other for other in known if pid in _ancestors(other)}
     chosen, named = related(records, pids)
-    if not chosen and not pids & silent.keys():
+    if not chosen:
+        reasons = [f"process {other} {silent[other]}" for other in sorted(pids & silent.keys())]
         raise ArgumentError(
-            "neither this process nor those that it has started are in a group",
+            "; ".join(reasons)
+            or "neither this process nor those that it has started are in a group",
             argument="TARGET",
             expected="a process that `ringcoll dump` lists",
             got=pid,

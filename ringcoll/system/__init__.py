@@ -10,6 +10,7 @@
 `answers`         what a process says to others of its user that ask
 `lines`           connections whose end tells of a process's death on another host
 `ending`          what comes last in a program; threads that start before
+`sites`           lines of the user's code that make calls
 `signals`         whether the program hears signals while it waits
 `peaks`           peaks of memory between two moments
 `files`           files that are never seen incomplete

@@ -314,6 +314,9 @@ def _movable(tensor: object) -> torch.UntypedStorage:
         raise refuse(
             "memory that torch has allocated", "memory of numpy, or of another library: clone() it"
         )
+    # Torch calls a copy of a file shared, `torch.from_file(shared=False)`, and has no descriptor for it.
+    if storage.is_shared() and storage._share_fd_cpu_()[0] < 0:
+        raise refuse("memory that torch has allocated", "a file that is mapped: clone() it")
     return storage
 
 

@@ -189,6 +189,22 @@ def test_processes_of_others_are_not_listed(run: Run, monkeypatch: pytest.Monkey
     assert re.match(r"2 +answers what cannot be read", only)
 
 
+@pytest.mark.parametrize("target", [1, 3])
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_processes_of_others_tell_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, target: int, more: tuple[str, ...]
+) -> None:
+    """Neither for the process itself, nor for what has started it."""
+    ancestors = {1: {3}}
+    monkeypatch.setattr("ringcoll.cli.dump.answering", lambda: [1, 2])
+    monkeypatch.setattr("ringcoll.cli.dump.ask", lambda *_: ({}, {1: FOREIGN, 2: "is stopped"}))
+    monkeypatch.setattr("ringcoll.cli.dump._ancestors", lambda pid: ancestors.get(pid, set()))
+    result = run("dump", str(target), *more)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "process 1 belongs to another user" in result.stderr
+    assert "stopped" not in result.stderr
+
+
 def test_without_processes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringcoll.cli.dump.answering", list)
     assert run("dump").stdout == "No process of this user has a group of more than one rank.\n"

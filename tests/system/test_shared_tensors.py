@@ -232,6 +232,19 @@ class TestShare:
         with pytest.raises(ArgumentError, match=r"by a file's name, got such memory: clone\(\) it"):
             ringcoll.share(tensor)
 
+    def test_a_copy_of_a_file_does_not_move(self, tmp_path: Path):
+        (tmp_path / "data").write_bytes(bytes(range(200)) * 1000)
+        mapped = torch.from_file(str(tmp_path / "data"), False, 200_000, dtype=torch.uint8)
+        module = torch.nn.Linear(100, 100)
+        module.register_buffer("mapped", mapped)
+        before = module.weight.data_ptr()
+        both: tuple[Any, ...] = (mapped, module)
+        for what in both:
+            with pytest.raises(ArgumentError, match=r"got a file that is mapped: clone\(\) it"):
+                ringcoll.share(what)
+        assert module.weight.data_ptr() == before, "nothing moves"
+        assert ringcoll.share(mapped.clone()).tolist() == mapped.tolist()
+
     def test_memory_that_numpy_looks_at_does_not_move(self):
         tensor = torch.zeros(10_000)
         array = tensor.numpy()
