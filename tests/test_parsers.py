@@ -46,7 +46,7 @@ from ringcoll.errors import (
     VerificationError,
 )
 from ringcoll.formats import from_msccl, from_mscclpp, schedule_in, to_msccl, to_mscclpp
-from ringcoll.resilient.membership import View
+from ringcoll.resilient.succession import Record, View
 from ringcoll.runtime import agreement
 from ringcoll.runtime.flight_report import read_record, related, report
 from ringcoll.runtime.instructions import Wait
@@ -538,11 +538,12 @@ def test_the_transport_and_the_host_of_a_rank(text: str) -> None:
 
 PROCESS = (os.getppid(), "1", place(), None)
 FAR = (1, "1", "another kernel", ("192.0.2.1", 4711))
-MEMBER = ["a0", "127.0.0.1", 4711, [*PROCESS]]
+MEMBER = ["a0", "127.0.0.1", 4711, 4712, [*PROCESS]]
+VIEW = [3, 17, [MEMBER, ["b1", "127.0.0.1", 4713, 4714, [1, "", ""]]]]
 
 
 @effort(100)
-@given(documents([3, 17, [MEMBER, ["b1", "127.0.0.1", 4712, [1, "", ""]]]]))
+@given(documents(VIEW))
 def test_who_is_in_a_resilient_group(text: str) -> None:
     view = outcome(
         TransportError, lambda store: View.of(read_json(store, "view")), store_with("view", text)
@@ -550,6 +551,16 @@ def test_who_is_in_a_resilient_group(text: str) -> None:
     if isinstance(view, View):
         assert all(0 < member.port < 1 << 16 for member in view.members)
         assert json.loads(json.dumps(view)) == json.loads(text), "nothing is left out or added"
+
+
+@effort(100)
+@given(documents([VIEW, 17, 1, 0, VIEW, False]))
+def test_what_a_member_of_a_resilient_group_says_of_itself(text: str) -> None:
+    record = outcome(
+        TransportError, lambda store: Record.of(read_json(store, "it")), store_with("it", text)
+    )
+    if isinstance(record, Record):
+        assert json.loads(json.dumps(record)) == json.loads(text), "nothing is left out or added"
 
 
 @effort(100)

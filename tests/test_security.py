@@ -78,10 +78,10 @@ ONLY = {
     "socket": {
         *("system/stores", "launch/mpi", "transport/gloo", "resilient/membership"),
         "bench/environment",  # the host's name
-        *("system/answers", "system/lines"),
+        *("system/answers", "system/lines", "system/mailbox"),
         "system/machine",  # the way to another host, on which nothing is sent
     },
-    "*.create_server": {"system/stores", "system/lines"},
+    "*.create_server": {"system/stores", "system/lines", "system/mailbox"},
     "*.TCPStore()": {"system/stores", "launch/processes", "launch/mpi", "resilient/membership"},
     "secrets": {"resilient/membership"},  # a name, and no password
     # files
@@ -97,7 +97,7 @@ ONLY = {
     "json.load*": {
         *("system/tuning", "system/stores", "tracing/records"),  # tests/test_parsers.py tries them
         *("training/checks", "training/pipeline_agreement", "launch/mpi", "bench/peers"),
-        *("runtime/flight_report", "formats/tree"),
+        *("runtime/flight_report", "formats/tree", "resilient/membership"),
     },
     "xml": {"formats/xml"},  # expat, without document types
     "zlib.decompress": {"tracing/records"},

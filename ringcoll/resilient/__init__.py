@@ -1,7 +1,8 @@
 """Groups that go on without ranks that die, and take in new ones.
 
 ============  ======================================================================
-`membership`  who is in the group: how those that are left agree, and how others join
+`succession`  who goes on from a group: the rules
+`membership`  who is in the group: what carries the rules, and how others join
 `group`       a group that tries operations again, without the dead
 `beginning`   how such a group begins, and how others join it
 `state`       models and optimizers as bytes

@@ -276,7 +276,7 @@ class ResilientGroup(OwnGroup):
         """Connect the members of the view."""
         view = self._membership.view
         store = dist.PrefixStore(f"group/{view.epoch}", self._membership.meeting_place())
-        rank = view.names().index(self._membership.own.name)
+        rank = view.members.index(self._membership.own)
         for peer, member in enumerate(view.members):  # some may die before they tell
             tell(store, peer, member.process)
         inner = StoreGroup(

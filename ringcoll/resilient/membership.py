@@ -1,93 +1,58 @@
 """Who is in a group: how those that are left agree after a death, and how others join.
 
-Every member serves a store of its own, its *door*, and knows the doors of all members. So no store is
-needed that may die with its process. To change the group:
+`ringcoll.resilient.succession` has the rules. Here is what carries them: each member has a *mailbox*, in which
+the kernel keeps the others' records while the member does something else, is stopped, or is slow; and a
+*door*, a store of its own, at which the members of a view meet if it is the first of them. So no store is
+needed that may die with its process.
 
-1. The lowest member that lives leads. The others say at its door where they are; it waits for all that
-   live and have not left.
-2. The leader decides: the next epoch, the members of the newest epoch that have come, in their order,
-   new members behind them, and the number of operations that any of them has seen complete. It answers
-   everyone at its door.
-3. If the leader dies meanwhile, the next one leads. Some may have its decision, others not: the first
-   cannot form the group without the leader, and come again, with the newer epoch.
+On one host, a member has ended if its process has, which is certain; of another host's, lines tell it
+(`ringcoll.system.lines`). A member that leaves says so, and closes its mailbox.
 
-On one host, a member is dead if its process has ended, which is certain. Of a member on another host that
-does not answer, nobody knows, so that the others go on only if they are more than half of those that are
-not known to be dead, or half of them with the lowest: of two parts of a network, at most one goes on. A
-member without which the others went on finds that at the first door that it comes to.
+A wait ends within the time limit. The leader waits for three quarters of the limit for a member that lives and does
+not come; the others wait for seven eighths of it for the leader; what is left is for the next one. Only time
+counts in which the member itself was awake.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, PeerLostError
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    PeerLostError,
+    TransportError,
+)
+from ringcoll.resilient import succession
+from ringcoll.resilient.succession import Member, Patience, Record, View, check_in, listeners, step
 from ringcoll.runtime.lives import Process
+from ringcoll.system.machine import place
+from ringcoll.system.mailbox import Inbox, deliver
 from ringcoll.system.stores import Answer, begun, not_of_a_rank, read_json, served, within
 
 __all__ = ["Member", "Membership", "View"]
 
-_POLL_S = 0.002  # between two looks at a door
-_LOOK_S = 0.1  # between two looks at the door of a member that does not come
-_LEADING_S = 10.0  # for a leader to look at members that do not answer
+_log = logging.getLogger("ringcoll")
+_POLL_S = 0.002  # between two looks into the mailbox
+_LOOK_S = 0.1  # between two looks whether members have ended
+_AWAKE = 0.125  # share of the limit: a process that does not look for longer was stopped meanwhile
 _REACH_S = 2.0  # for an answer
 # For a connection to a door: torch looks up the other's name, for its messages, and a name server that
 # loses a question lets it wait 5 seconds, or twice 5 (resolv.conf(5)).
 _CONNECT_S = 12.0
 _UNREACHED = (OSError, dist.DistError)
-
-
-class Member(NamedTuple):
-    """A process of the group; ``name`` is its own, ``host`` and ``port`` are of its door."""
-
-    name: str
-    host: str
-    port: int
-    process: Process
-
-    @classmethod
-    def of(cls, told: Any) -> Member:
-        """A member, from JSON. Raises `TransportError` for what no rank tells."""
-        match told:
-            case [str(name), str(host), int(port), process]:
-                known = Process.of(process)
-                if known is not None and 0 < port < 1 << 16:
-                    return cls(name, host, port, known)
-        raise not_of_a_rank("member", told)
-
-    @property
-    def address(self) -> str:
-        """Where its door is."""
-        return f"{self.host}:{self.port}"
-
-
-class View(NamedTuple):
-    """What all members of an epoch agree on; ``done`` is the number of operations that are complete."""
-
-    epoch: int
-    done: int
-    members: tuple[Member, ...]
-
-    @classmethod
-    def of(cls, told: Any) -> View:
-        """A view, from JSON. Raises `TransportError` for what no rank tells."""
-        match told:
-            case [int(epoch), int(done), [_, *_] as members]:
-                return cls(epoch, done, tuple(map(Member.of, members)))
-        raise not_of_a_rank("view", told)
-
-    def names(self) -> list[str]:
-        """Names of all members."""
-        return [member.name for member in self.members]
+# Shares of the time limit after which a wait in a ballot is too long, by when the ballot has begun.
+_FOR_MEMBERS = (0.75, 0.9375)
+_FOR_A_LEADER = (0.875, 1.0)
 
 
 class _Door:
@@ -108,21 +73,13 @@ class _Door:
         """Its store, once there is a connection."""
         return self._store.result(limit_s)
 
-    def has(self, key: str) -> bool:
-        """Whether there is a key."""
-        return self._ask(lambda store: store.check([key]))
+    def view(self) -> View:
+        """The view that its member shows."""
+        return View.of(self._ask(lambda store: read_json(store, "view")))
 
-    def read(self, key: str) -> Any:
-        """What is under a key, as JSON."""
-        return self._ask(lambda store: read_json(store, key))
-
-    def write(self, key: str, value: object) -> None:
-        """Put something under a key."""
-        self._ask(lambda store: store.set(key, json.dumps(value)))
-
-    def number(self, key: str) -> int:
-        """A number that nobody else gets."""
-        return self._ask(lambda store: store.add(key, 1)) - 1
+    def has_left(self) -> bool:
+        """Whether its member has left."""
+        return self._ask(lambda store: store.check(["left"]))
 
     def _ask(self, question: Callable[[dist.Store], Answer]) -> Answer:
         store = self.store()
@@ -130,57 +87,79 @@ class _Door:
 
 
 class Membership:
-    """A member's view of its group, its own door, and the ways to the doors of others.
+    """A member's view of its group, its own door and mailbox, and the ways to those of others.
 
     Parameters
     ----------
     host
-        Address that the door listens on, on a free port.
+        Address that door and mailbox listen on, on free ports.
     """
 
     def __init__(self, host: str) -> None:
         self.door = served(host)
-        self.own = Member(secrets.token_hex(8), host, self.door.port, Process.own(host))
-        self.view = View(0, 0, (self.own,))
-        self._ways: dict[str, _Door] = {}  # to the doors of others, by name
-        self._tries = 0  # of this member to join
-        self._answered: dict[str, int] = {}  # the newest try of each member
-        self._num_wanted = 0  # that were read
-        self._wants: list[Member] = []
+        self._mailbox = Inbox(host)
+        process = Process.own(host)
+        name = secrets.token_hex(8)
+        self.own = Member(name, host, self.door.port, self._mailbox.port, process)
+        self.record = Record(View(0, 0, (self.own,)), 0)
+        self._heard: dict[Member, Record] = {}
+        self._gone: set[Member] = set()
+        self._looked_s = 0.0  # when it was looked last who has ended
+        self._wants: dict[Member, None] = {}
+        self._outside: set[Member] = set()  # those of a group that was asked to take this member in
+        self._has_left = False
+
+    @property
+    def view(self) -> View:
+        """The members, as of the last change."""
+        return self.record.view
 
     def take(self, view: View) -> None:
         """Take a view, and show it at the own door."""
-        self.view = view
-        names = view.names()
-        self._ways = {name: way for name, way in self._ways.items() if name in names}
+        self.record = Record(view, view.done)
+        self._heard = {
+            member: record for member, record in self._heard.items() if member in view.members
+        }
         self.door.set("view", json.dumps(view))
 
     def meeting_place(self) -> dist.Store:
         """The store at which the members of the view meet. Raises `PeerLostError` if it has gone."""
         leader = self.view.members[0]
-        if leader.name == self.own.name:
+        if leader == self.own:
             return self.door
         try:
-            return self._connected(leader).store()
+            door = _Door(leader.host, leader.port)
+            deadline = time.monotonic() + _CONNECT_S
+            while door.is_connecting and time.monotonic() < deadline:
+                if leader.process.has_ended():
+                    break
+                time.sleep(_POLL_S)
+            return door.store()
         except _UNREACHED as error:
             raise PeerLostError(f"rank 0 at {leader.address} is gone: {error}", peer=0) from error
 
     def leave(self) -> None:
-        """Say that this member has left, which is as good as its end."""
+        """Say that this member has left, and close its mailbox."""
+        if self._has_left or os.getpid() != self.own.process.pid:
+            return
+        self._has_left = True
         with contextlib.suppress(RuntimeError):
             self.door.set("left", "")
+        self._mailbox.close()
+        self.record = self.record._replace(has_left=True)
+        self._tell({*self.view.members, *self._outside})
 
     def newcomers(self) -> list[Member]:
-        """Processes that want to join, and have come to this member's door."""
-        while self.door.check([f"want/{self._num_wanted}"]):
-            self._wants.append(Member.of(read_json(self.door, f"want/{self._num_wanted}")))
-            self._num_wanted += 1
-        names = self.view.names()
-        self._wants = [
-            member
+        """Processes that want to join, and have told this member."""
+        self._read()
+        members = self.view.members
+        self._wants = {
+            member: None
             for member in self._wants
-            if member.name not in names and not self._is_gone(member)
-        ]
+            if member not in members
+            and not member.process.has_ended()
+            and not (member in self._heard and self._heard[member].has_left)
+        }
         return [*self._wants]
 
     def change(self, done: int, newcomers: Iterable[Member], limit_s: float) -> View:
@@ -191,31 +170,47 @@ class Membership:
         done
             Number of operations that this member has seen complete.
         newcomers
-            Members that the leader takes in.
+            Members that it takes in, if it leads.
         limit_s
-            Time limit, in seconds, for a member that lives to come.
+            Time limit, in seconds.
 
         Raises
         ------
         GroupBrokenError
             The others went on without this member, or may have.
         """
-        deadline = time.monotonic() + limit_s
-        lost: set[str] = set()  # members that did not answer
+        before = self.view
+        self.record = self.record._replace(done=done)
+        joining = tuple(newcomers)
+        awake_s, seen_s, self._looked_s = 0.0, time.monotonic(), 0.0
+        late_s, fresh = limit_s, set[Member]()
         while True:
-            leader = next(
-                member
-                for member in self.view.members
-                if member.name not in lost and not self._is_gone(member)
-            )
-            if leader.name == self.own.name:
-                view: View | None = self._lead(done, newcomers, deadline)
-            else:
-                view = self._follow(leader, done, deadline + limit_s + _LEADING_S)
-            if view is not None:
-                self.take(view)
-                return view
-            lost.add(leader.name)
+            # Before the mailbox is read: all that the dead have sent is in it.
+            self._look(before.members)
+            fresh |= self._read()
+            now_s = time.monotonic()
+            awake_s, seen_s = awake_s + min(now_s - seen_s, _AWAKE * limit_s), now_s
+            patience = Patience.OVER if awake_s > limit_s else Patience(awake_s > late_s)
+            old = self.record
+            new = step(self.own, old, self._heard, self._gone, patience, joining)
+            if new != old or fresh:
+                self.record = new
+                told = listeners(self.own, old, new, self._heard, fresh)
+                fresh.clear()
+                outside = [member for member in told if member not in new.view.members]
+                for members in (outside, set(told).difference(outside)):
+                    self._tell(members, min(_REACH_S, limit_s / 16))
+            if new.view != before:
+                check_in(self.own, new)
+                self.take(new.view)
+                return new.view
+            if new.ballot != old.ballot:
+                leads = before.members[new.ballot] == self.own
+                shares = _FOR_MEMBERS if leads else _FOR_A_LEADER
+                late_s = next(
+                    (share * limit_s for share in shares if share * limit_s > awake_s), limit_s
+                )
+            time.sleep(_POLL_S)
 
     def join(self, host: str, port: int, limit_s: float) -> View:
         """Join the group of the member whose door is at an address.
@@ -230,170 +225,91 @@ class Membership:
         try:
             door = _Door(host, port)
             door.store(_CONNECT_S)
-            known = View.of(door.read("view"))
+            known = door.view()
         except _UNREACHED as error:
             raise PeerLostError(f"no group can be reached at {address}: {error}") from error
+        self._outside = {*known.members}
+        doors: dict[Member, _Door] = {}
+        asked: Member | None = None
+        look_s = 0.0
         while time.monotonic() < deadline:
-            living = [member for member in known.members if not self._is_gone(member)]
-            if not living:
+            self._read()
+            record = succession.newest(self.record, self._heard)
+            if record is not self.record:
+                self.take(record.view)
+                return record.view
+            time.sleep(_POLL_S)
+            if time.monotonic() < look_s:
+                continue
+            look_s = time.monotonic() + _LOOK_S
+            self._look(known.members)
+            leader = next((member for member in known.members if member not in self._gone), None)
+            if leader is None:
                 raise PeerLostError(f"no member of the group at {address} is left")
-            with contextlib.suppress(*_UNREACHED):
-                door = self._way_to(living[0])
-                known = View.of(door.read("view"))
-                if known.members[0].name == living[0].name:
-                    view = self._ask(door, living[0], deadline)
-                    if view is not None:
-                        self.take(view)
-                        return view
-            time.sleep(_LOOK_S)
+            try:
+                if leader not in doors:
+                    doors[leader] = _Door(leader.host, leader.port)
+                if doors[leader].has_left():
+                    self._gone.add(leader)
+                    continue
+                known = doors[leader].view()
+                self._outside |= {*known.members}
+                if known.members[0] == leader != asked:
+                    deliver(json.dumps(["want", self.own]), [leader.mailbox], _REACH_S)
+                    asked = leader
+            except ConnectionRefusedError:  # its machine answers, and nobody listens at its door
+                self._gone.add(leader)
+            except _UNREACHED:
+                doors.pop(leader, None)
+        self.leave()
         raise CollectiveTimeoutError(f"the group at {address} took nobody in within {limit_s:g} s")
 
     # --- how it goes --------------------------------------------------------------------
 
-    def _way_to(self, member: Member) -> _Door:
-        """The door of another member; raises one of `_UNREACHED`."""
-        if member.name not in self._ways:
-            self._ways[member.name] = _Door(member.host, member.port)
-        return self._ways[member.name]
+    def _look(self, members: Iterable[Member]) -> None:
+        """See which members have ended, now and then."""
+        if time.monotonic() - self._looked_s > _LOOK_S:
+            self._gone |= {member for member in members if member.process.has_ended()}
+            self._looked_s = time.monotonic()
 
-    def _connected(self, member: Member) -> _Door:
-        """The door of another member, which is waited for as long as somebody may listen there."""
-        door = self._way_to(member)
-        deadline = time.monotonic() + _CONNECT_S
-        while door.is_connecting and time.monotonic() < deadline:
-            if member.process.has_ended():
-                break
-            time.sleep(_POLL_S)
-        return door
+    def _tell(self, members: Iterable[Member], limit_s: float = _REACH_S) -> None:
+        """Send the own record to members that have not ended."""
+        told = {
+            member.mailbox: member
+            for member in members
+            if member != self.own and member not in self._gone
+        }
+        for address in deliver(json.dumps(["record", self.own, self.record]), told, limit_s):
+            # On this host, only the end of a process, or `leave`, closes a mailbox.
+            if told[address].process.place == place():
+                self._gone.add(told[address])
 
-    def _forget(self, member: Member) -> None:
-        """Connect anew the next time, to a door that has not answered."""
-        door = self._ways.get(member.name)
-        if door is not None and not door.is_connecting:
-            del self._ways[member.name]
-
-    def _is_gone(self, member: Member) -> bool:
-        """Whether a member has surely ended, or has left."""
-        if member.name == self.own.name:
-            return False
-        if member.process.has_ended():
-            return True
-        try:
-            return self._way_to(member).has("left")
-        except ConnectionRefusedError:
-            return True  # its machine answers, and nobody listens at its door any more
-        except _UNREACHED:
-            self._forget(member)
-            return False
-
-    def _ask(self, door: _Door, member: Member, deadline: float) -> View | None:
-        """Ask a member to be taken in; ``None`` if it has gone."""
-        door.write(f"want/{door.number('wants')}", self.own)
-        return self._answer(door, member, 0, deadline)
-
-    def _answer(self, door: _Door, member: Member, number: int, deadline: float) -> View | None:
-        """Wait for an answer at a member's door; ``None`` if it has gone, or does not answer."""
-        key = f"answer/{self.own.name}/{number}"
-        look_s = time.monotonic() + _LOOK_S
-        while not door.has(key):
-            now = time.monotonic()
-            if now >= look_s:
-                if now > deadline or self._is_gone(member):
-                    return None
-                look_s = now + _LOOK_S
-            time.sleep(_POLL_S)
-        found = door.read(key)
-        match found:
-            case {"refusal": str(refusal)}:
-                raise GroupBrokenError(refusal)
-        return View.of(found)
-
-    def _lead(self, done: int, newcomers: Iterable[Member], deadline: float) -> View:
-        newest = self.view
-        came: dict[str, tuple[int, int]] = {}  # try, and number of operations
-        gone: set[str] = set()
-        look_s = 0.0
-        while True:
-            waiting = []
-            for member in newest.members:
-                if member.name == self.own.name:
-                    continue
-                said = self._said(member)
-                if said is not None:
-                    number, theirs = said
-                    came[member.name] = number, theirs.done
-                    newest = max(newest, theirs, key=lambda view: view.epoch)
-                elif member.name not in came and member.name not in gone:
-                    waiting.append(member)
-            now = time.monotonic()
-            if not waiting or now > deadline:
-                break
-            if now >= look_s:
-                gone |= {member.name for member in waiting if self._is_gone(member)}
-                self._check_not_left(member for member in waiting if member.name not in gone)
-                look_s = time.monotonic() + _LOOK_S
-            time.sleep(_POLL_S)
-        living = [member for member in newest.members if not self._is_gone(member)]
-        left = [member for member in living if member.name in came or member.name == self.own.name]
-        refusal = "" if _may_go_on(left, living) else _refused(len(left), len(living))
-        left += newcomers
-        numbers = [done, *(count for _, count in came.values())]
-        view = View(newest.epoch + 1, max(numbers), tuple(left))
-        for member in left:
-            number, _ = came.get(member.name, (0, 0))
-            self._answered[member.name] = number
-            answer = {"refusal": refusal} if refusal else view
-            if member.name != self.own.name:
-                self.door.set(f"answer/{member.name}/{number}", json.dumps(answer))
-        if refusal:
-            raise GroupBrokenError(refusal)
-        return view
-
-    def _said(self, member: Member) -> tuple[int, View] | None:
-        """What a member has said at this member's door, if it has not been answered yet."""
-        key = f"join/{member.name}"
-        if not self.door.check([key]):
-            return None
-        match read_json(self.door, key):
-            case [int(number), view]:
-                is_new = number > self._answered.get(member.name, 0)
-                return (number, View.of(view)) if is_new else None
-            case told:
-                raise not_of_a_rank(key, told)
-
-    def _follow(self, leader: Member, done: int, deadline: float) -> View | None:
-        """Say at the leader's door where this member is; its answer, or ``None`` if it has gone."""
-        try:
-            door = self._connected(leader)
-            self._check_not_left([leader])
-            self._tries += 1
-            door.write(f"join/{self.own.name}", (self._tries, self.view._replace(done=done)))
-            return self._answer(door, leader, self._tries, deadline)
-        except _UNREACHED:
-            self._forget(leader)
-            return None
-
-    def _check_not_left(self, members: Iterable[Member]) -> None:
-        """Make sure that members have not gone on without this member."""
-        for member in members:
+    def _read(self) -> set[Member]:
+        """Read what others have told; return those of whom there is a record that says more."""
+        fresh = set()
+        for text in self._mailbox.read():
             try:
-                theirs = View.of(self._way_to(member).read("view"))
-            except _UNREACHED:
-                self._forget(member)
-                continue
-            if theirs.epoch > self.view.epoch and self.own.name not in theirs.names():
-                raise GroupBrokenError(
-                    "the others went on without this rank, which had not come for too long"
-                )
+                match json.loads(text):
+                    case ["want", member]:
+                        self._wants[Member.of(member)] = None
+                    case ["record", member, record]:
+                        sender, told = Member.of(member), Record.of(record)
+                        if self._concerns(sender, told):
+                            self._heard[sender] = told
+                            fresh.add(sender)
+                    case told:
+                        raise not_of_a_rank("mail", told)
+            except (ValueError, RecursionError, TransportError) as error:
+                _log.warning("a message in the mailbox of a resilient group: %s", error)
+        return fresh
 
-
-def _may_go_on(left: list[Member], living: list[Member]) -> bool:
-    """Whether no others can have gone on as well."""
-    return 2 * len(left) > len(living) or (2 * len(left) == len(living) and left[0] == living[0])
-
-
-def _refused(left: int, living: int) -> str:
-    return (
-        f"only {left} of the {living} ranks that are not known to be dead have come: "
-        "others may have gone on without them"
-    )
+    def _concerns(self, sender: Member, record: Record) -> bool:
+        """Whether a record is of one with whom this member has to do, and no older than what is known."""
+        known = self._heard.get(sender)
+        if known is not None and known.age > record.age:
+            return False
+        return (
+            sender in self.view.members
+            or sender in self._wants
+            or (sender in record.view.members and self.own in record.view.members)
+        )

@@ -12,6 +12,7 @@
 `ending`          what comes last in a program; threads that start before
 `sites`           lines of the user's code that make calls
 `signals`         whether the program hears signals while it waits
+`mailbox`         messages that arrive while their receiver sleeps
 `peaks`           peaks of memory between two moments
 `files`           files that are never seen incomplete
 `streams`         CUDA streams: where a group's operations run on a GPU

@@ -10,7 +10,7 @@ import pickle
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import ringcoll
 from ringcoll import resilient
 from ringcoll.errors import PeerLostError, RingcollError
-from ringcoll.resilient.membership import Membership
+from ringcoll.resilient.membership import Member, Membership
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system.stores import served
 from ringcoll.training.data_parallel import BucketedDataParallel
@@ -319,7 +319,7 @@ def dies_agreeing(
         elif moment == "forming":
             mock.patch.object(Membership, "take", side_effect=die).start()
         else:
-            _die_after(group._membership.door, int(moment), group._membership)
+            _die_after(group._membership, int(moment))
     x = value_of(rank, 1000)
     ringcoll.all_reduce(x, group=group)
     y = torch.tensor([1.0])
@@ -327,23 +327,18 @@ def dies_agreeing(
     return x, float(y), group.rank(), group.size()
 
 
-def _die_after(door: Any, answers: int, membership: Membership) -> None:
-    """Die after so many answers of a leader."""
-    count = 0
+def _die_after(membership: Membership, answers: int) -> None:
+    """Die after a leader has told so many members what it has decided."""
+    tell = membership._tell
 
-    class Door:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(door, name)
+    def tell_some(members: Iterable[Member], limit_s: float = 2.0) -> None:
+        members = [*members]
+        if membership.view.epoch > 1 and members:
+            tell(members[:answers], limit_s)
+            die()
+        tell(members, limit_s)
 
-        def set(self, key: str, value: str) -> None:
-            nonlocal count
-            if key.startswith("answer/"):
-                if count == answers:
-                    die()
-                count += 1
-            door.set(key, value)
-
-    membership.door = Door()  # type: ignore[assignment]
+    membership._tell = tell_some  # type: ignore[method-assign]
 
 
 def stopped(store: dist.Store, rank: int, world_size: int) -> Any:
@@ -361,6 +356,26 @@ def stopped(store: dist.Store, rank: int, world_size: int) -> Any:
         os.kill(int(outer.get(f"pid {world_size - 1}")), signal.SIGCONT)
     time.sleep(1.0)
     return found
+
+
+def sleeps(store: dist.Store, rank: int, world_size: int) -> Tensor:
+    """Rank 1 dies; the last one sleeps before it agrees, until the others have finished and ended."""
+    group = started(store, rank, world_size, limit_s=2.0)
+    ringcoll.barrier(group)
+    if rank == 1:
+        die()
+    if rank == world_size - 1:
+        change = Membership.change
+
+        def change_late(*arguments: Any) -> Any:
+            time.sleep(5.0)
+            return change(*arguments)
+
+        mock.patch.object(Membership, "change", change_late).start()
+    x = value_of(rank, 100)
+    ringcoll.all_reduce(x, group=group)
+    group.close()
+    return x
 
 
 def leaves(store: dist.Store, rank: int, world_size: int) -> Any:

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from ringcoll.errors import GroupBrokenError, PeerLostError
 from ringcoll.resilient import membership
-from ringcoll.resilient.membership import Member, Membership, View, _may_go_on
+from ringcoll.resilient.membership import Member, Membership, View
+from ringcoll.resilient.succession import _is_quorum
 from ringcoll.runtime.lives import Process
+from ringcoll.system.machine import place
+from ringcoll.system.mailbox import deliver
 
-MEMBERS = [Member(f"m{i}", "127.0.0.1", 1000 + i, Process.own()) for i in range(5)]
+MEMBERS = [Member(f"m{i}", "127.0.0.1", 1000 + i, 2000 + i, Process.own()) for i in range(5)]
 
 
 def parts(size: int) -> list[tuple[list[Member], list[Member]]]:
@@ -29,24 +33,114 @@ def parts(size: int) -> list[tuple[list[Member], list[Member]]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_of_two_parts_exactly_one_goes_on(size: int) -> None:
+def test_of_two_parts_at_most_one_is_a_quorum(size: int) -> None:
     living = MEMBERS[:size]
     for ours, theirs in parts(size):
-        able = [part for part in (ours, theirs) if part and _may_go_on(part, living)]
+        able = [part for part in (ours, theirs) if part and _is_quorum(part, living)]
         assert len(able) == 1, (ours, theirs)
 
 
 @pytest.mark.parametrize("left, may", [([0, 1], True), ([2, 3], False), ([0], False)])
-def test_of_two_halves_the_one_with_the_lowest_goes_on(left: list[int], may: bool) -> None:
-    assert _may_go_on([MEMBERS[i] for i in left], MEMBERS[:4]) is may
+def test_of_two_halves_the_one_with_the_first_goes_on(left: list[int], may: bool) -> None:
+    assert _is_quorum([MEMBERS[i] for i in left], MEMBERS[:4]) is may
+
+
+def members_of_a_group(size: int) -> list[Membership]:
+    """Members of a group, all in this process."""
+    made = [Membership("127.0.0.1") for _ in range(size)]
+    for member in made:
+        member.take(View(1, 0, tuple(other.own for other in made)))
+    return made
+
+
+def changed(members: list[Membership], limit_s: float) -> list[Any]:
+    """What the members get that change their group at the same time: views or errors."""
+
+    def change(member: Membership) -> Any:
+        try:
+            return member.change(7, (), limit_s)
+        except GroupBrokenError as error:
+            member.leave()
+            return str(error)
+
+    with ThreadPoolExecutor(len(members)) as threads:
+        return [*threads.map(change, members)]
+
+
+def test_who_is_left_out_is_told_though_the_others_have_ended() -> None:
+    """It sleeps for longer than the limit, the others go on, and are gone when it looks."""
+    *others, late = members_of_a_group(3)
+    views = changed(others, 1.0)
+    assert [view.members for view in views] == [tuple(other.own for other in others)] * 2
+    late._gone |= {other.own for other in others}
+    begin_s = time.monotonic()
+    assert "went on without this rank" in changed([late], 1.0)[0]
+    assert time.monotonic() - begin_s < 0.5
+
+
+def test_a_leader_that_comes_late_is_left_out_and_told() -> None:
+    late, *others = members_of_a_group(3)
+    views = changed(others, 1.0)
+    assert [view.members for view in views] == [tuple(other.own for other in others)] * 2
+    assert "went on without this rank" in changed([late], 1.0)[0]
+
+
+def test_a_minority_ends_within_its_limit_and_the_others_go_on_without_it() -> None:
+    alone, *others = members_of_a_group(4)
+    begin_s = time.monotonic()
+    assert "only 1 of the 4 ranks" in changed([alone], 1.0)[0]
+    assert time.monotonic() - begin_s < 1.5
+    views = changed(others, 1.0)
+    assert [view.members for view in views] == [tuple(other.own for other in others)] * 3
+
+
+def test_who_has_ended_or_left_is_not_waited_for() -> None:
+    ended, left, *others = members_of_a_group(4)
+    dead = ended.own._replace(process=Process(1 << 30, "1", place()))  # no such number
+    for member in others:
+        known = member.view.members
+        member.take(View(1, 0, (dead, *known[1:])))
+    left.take(others[0].view)
+    left.leave()
+    begin_s = time.monotonic()
+    views = changed(others, 20.0)
+    assert [view.members for view in views] == [tuple(other.own for other in others)] * 2
+    assert time.monotonic() - begin_s < 5
+
+
+def test_who_joins_is_taken_in_and_who_asks_one_that_has_left_is_refused() -> None:
+    first, second = members_of_a_group(2)
+    newcomer, late = Membership("127.0.0.1"), Membership("127.0.0.1")
+    with ThreadPoolExecutor(3) as threads:
+        joining = threads.submit(newcomer.join, "127.0.0.1", second.own.port, 20.0)
+        while not (wanting := first.newcomers()):
+            time.sleep(0.01)
+        members = zip((first, second), (wanting, []), strict=True)
+        views = [threads.submit(member.change, 3, new, 20.0) for member, new in members]
+        everyone = View(2, 3, (first.own, second.own, newcomer.own))
+        assert [view.result() for view in (*views, joining)] == [everyone] * 3
+        refused = threads.submit(late.join, "127.0.0.1", second.own.port, 20.0)
+        while not first.newcomers():
+            time.sleep(0.01)
+        for member in (first, second, newcomer):
+            member.leave()
+        with pytest.raises(PeerLostError, match="no member of the group"):
+            refused.result()
+
+
+@pytest.mark.parametrize(
+    "text", ["GET / HTTP/1.1", "[]", '["record", 1, 2]', '["want", {}]', "[" * 100_000, "\0"]
+)
+def test_a_stranger_disturbs_nobody(text: str) -> None:
+    members = members_of_a_group(2)
+    deliver(text, [member.own.mailbox for member in members], 2.0)
+    assert [view.epoch for view in changed(members, 20.0)] == [2, 2]
 
 
 @pytest.fixture
 def slow_to_connect(monkeypatch: pytest.MonkeyPatch) -> list[Membership]:
     """Three members of a group; torch takes longer to connect than an answer may take."""
-    made = [Membership("127.0.0.1") for _ in range(3)]
-    for member in made:
-        member.take(View(1, 0, tuple(other.own for other in made)))
+    made = members_of_a_group(3)
     connect = dist.TCPStore
 
     def slowly(*arguments: Any, **others: Any) -> dist.TCPStore:

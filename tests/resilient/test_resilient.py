@@ -200,6 +200,15 @@ def test_a_rank_that_is_stopped_is_left_out_and_told_so():
     assert "went on without this rank" in str(last)
 
 
+def test_a_rank_that_sleeps_until_the_others_have_ended_does_not_go_on_alone():
+    first, dead, third, last = run_mortals(mortal.sleeps, 4)
+    assert dead == DEAD
+    for x in (first, third):
+        assert torch.equal(x, sum_of((0, 2), 100))
+    assert isinstance(last, GroupBrokenError), last
+    assert "went on without this rank" in str(last)
+
+
 def test_a_rank_may_leave_and_one_that_fails_leaves():
     failed, left, *others = run_mortals(mortal.leaves, 4)
     assert (failed, left) == ("nothing here", "left")
