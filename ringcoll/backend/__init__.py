@@ -4,6 +4,8 @@
 `registration`    makes the name known to torch, without importing torch
 `process_group`   the process group that torch makes
 `c10d`            the table of c10d's collectives and their public functions
+`device_maps`     other backends beside this one in a group
+`observers`       what dispatch modes and the profiler see of a call
 `point_to_point`  the user's own sends and receives
 `torch_gaps`      replacements for what torch lacks
 ================  ==========================================================

@@ -146,11 +146,8 @@ class PointToPoint:
     def _of_cuda(self, device: torch.device) -> Any:
         with self._making:
             if self._nccl is None:
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = self.timeout
-                self._nccl = dist.ProcessGroupNCCL(
-                    dist.PrefixStore("cuda", self._store), self._rank, self._world_size, options
-                )
+                store = dist.PrefixStore("cuda", self._store)
+                self._nccl = nccl.private_group(store, self._rank, self._world_size, self.timeout)
                 self._ending = nccl.Ending(self._nccl, device)
             return self._nccl
 

@@ -19,8 +19,10 @@ The collectives of the process group are the public functions of `ringcoll.colle
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from torch import Tensor
 
 from ringcoll.algorithms.registry import required, where_possible
 from ringcoll.backend.c10d import METHODS, C10dCall, Method
+from ringcoll.backend.device_maps import made
+from ringcoll.backend.observers import is_watched, observed
 from ringcoll.backend.point_to_point import PointToPoint
 from ringcoll.backend.torch_gaps import mend_torch
 from ringcoll.collectives import functions as api
@@ -53,11 +57,16 @@ NAME = "ringcoll"
 
 # pybind11's overloads and the names of their parameters are not ours to repeat.
 _ProcessGroup: Any = dist.ProcessGroup
+_CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
+_BackendOptions: Any = torch._C._distributed_c10d.Backend.Options
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass
+class Options(_BackendOptions):  # type: ignore[misc]
     """Options of a group: ``pg_options=`` of ``init_process_group`` and ``new_group``.
+
+    As of all options of torch's backends, device meshes read ``_timeout``, the time limit of the
+    groups that they make; it may be set.
 
     Parameters
     ----------
@@ -99,11 +108,16 @@ class Options:
     verify_messages: bool = False
 
     def __post_init__(self) -> None:
+        super().__init__(NAME)
         catalogue.named("cpu", self.transport)
         catalogue.named("cuda", self.cuda_transport)
         check_level(self.reproducible)
         if isinstance(self.algorithm, Mapping):  # the program may go on to change its own
             object.__setattr__(self, "algorithm", dict(self.algorithm))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = (getattr(self, field.name) for field in fields(self))
+        return _options, (self._timeout, *values)
 
     def algorithm_of(self, collective: str, world_size: int) -> str | Schedule:
         """Name of the algorithm for a collective, or the schedule, or the file that holds it.
@@ -133,6 +147,13 @@ class Options:
         return keywords
 
 
+def _options(timeout: timedelta, *values: Any) -> Options:
+    """Options as they were before they were pickled or copied."""
+    options = Options(*values)
+    options._timeout = timeout
+    return options
+
+
 class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """The process group behind ``init_process_group("ringcoll")``.
 
@@ -148,6 +169,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         Time limit of an operation that has no time limit of its own.
     options
         The value of ``pg_options``.
+    devices
+        Types of the devices that a device map gives to this backend; ``None`` without a map.
 
     Raises
     ------
@@ -164,6 +187,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         world_size: int,
         timeout: timedelta,
         options: Options | None = None,
+        devices: tuple[str, ...] | None = None,
     ) -> None:
         check_goes_on()
         super().__init__(rank, world_size)
@@ -176,7 +200,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 got=type(options),
             )
         mend_torch(ProcessGroup)
-        self.options = options or Options()
+        self.options = Options() if options is None else replace(options)
         self._keywords = {
             collective: self.options.keywords(collective, world_size) for collective in CONTRACTS
         }
@@ -195,10 +219,30 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._messages = PointToPoint(store, rank, world_size, timeout)
         # For CUDA tensors torch sees gloo's group, too. torch would connect NCCL's group at once
         # if torch has got a `device_id`, and in vain if ranks share a GPU.
-        kind = dist.ProcessGroup.BackendType.CUSTOM
-        for device in ("cpu", "cuda") if self._messages.has_nccl else ("cpu",):
-            self._register_backend(torch.device(device), kind, self._messages.gloo)
-        self._set_default_backend(kind)
+        for device in devices or (("cpu", "cuda") if self._messages.has_nccl else ("cpu",)):
+            self._register_backend(torch.device(device), _CUSTOM, self._messages.gloo)
+        self._set_default_backend(_CUSTOM)
+        self._devices = devices
+        self._others: dict[str, Any] = {}  # backends of other devices in the map
+
+    def take_over(self, native: Any, kinds: Mapping[str, Any]) -> None:
+        """Take the backends of other devices, of these kinds, from a group of torch."""
+        self._native = native
+        for name, kind in kinds.items():
+            device = torch.device(name)
+            self._others[name] = native._get_backend(device)
+            self._register_backend(device, kind, self._others[name])
+
+    @cached_property
+    def _native(self) -> Any:
+        """A group of torch, whose calls are c10d's operators; unless it was taken over, none runs."""
+        native = _ProcessGroup(self._store, self.rank(), self.size())
+        for device in self._device_types:
+            native._register_backend(device, _CUSTOM, self.inner)
+        native._set_default_backend(_CUSTOM)
+        native._set_group_name(self.group_name)
+        native._set_group_desc(self.group_desc)
+        return native
 
     # --- facts of the group ----------------------------------------------------------
 
@@ -210,6 +254,13 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of operations that have no time limit of their own."""
         self._messages.timeout = timeout
+        for backend in self._others.values():
+            backend._set_default_timeout(timeout)
+
+    @property
+    def inner(self) -> Any:
+        """The backend, written in C++, that torch sees in the place of this group."""
+        return self._messages.gloo
 
     def name(self) -> str:
         """Name of the backend."""
@@ -237,13 +288,47 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if device is not None and device.type == "cuda":
             indices = [streams.current_device() if device.index is None else device.index]
         call = C10dCall([], opts, timeout, [], {"device_ids": indices})
-        return self._start("barrier", "barrier", call)
+        run = partial(self._start, "barrier", "barrier", call)
+        options = {} if opts is None else {"opts": opts}
+        work: Work = self._pass("barrier", run, (), options, device or self._device_types[0])
+        return work
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """See `ringcoll.monitored_barrier`."""
         api.monitored_barrier(self, self.timeout if timeout is None else timeout, wait_all_ranks)
+
+    def _pass(
+        self,
+        name: str,
+        run: Callable[[], Any],
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any] = MappingProxyType({}),
+        device: torch.device | None = None,
+    ) -> Any:
+        """Run a call, in the sight of observers; or hand it to the backend of its tensors' device.
+
+        Raises
+        ------
+        ArgumentError
+            The device map of the group does not name the device.
+        """
+        if self._devices is not None:
+            device = device or _device_of([*arguments, *keywords.values()])
+            if device.type in self._others:
+                return getattr(self._native, name)(*arguments, **keywords)
+            if device.type not in self._devices:
+                raise ArgumentError(
+                    "the group was made for other devices",
+                    rank=self.rank(),
+                    argument="tensor",
+                    expected=" or ".join((*self._devices, *self._others)),
+                    got=device,
+                )
+        if is_watched():
+            return observed(getattr(self._native, name), arguments, keywords, run)
+        return run()
 
     def _start(self, collective: str, function: str, call: C10dCall) -> Work:
         """Call a public function, as the options of the call and of the group say."""
@@ -281,30 +366,51 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> dist.Work:
         """Send a list of one tensor."""
-        return self._messages.start("send", tensors, dst, tag)
+        return self._message("send", tensors, dst, tag)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> dist.Work:
         """Receive a list of one tensor."""
-        return self._messages.start("recv", tensors, src, tag)
+        return self._message("recv", tensors, src, tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> dist.Work:
         """Receive a list of one tensor from the rank that sends first."""
-        return self._messages.start("recv_anysource", tensors, None, tag)
+        return self._message("recv_anysource", tensors, None, tag)
+
+    def _message(
+        self, method: str, tensors: Sequence[Tensor], peer: int | None, tag: int
+    ) -> dist.Work:
+        run = partial(self._messages.start, method, tensors, peer, tag)
+        arguments = (tensors, tag) if peer is None else (tensors, peer, tag)
+        work: dist.Work = self._pass(method, run, arguments)
+        return work
 
     def batched(
         self, start: Callable[[], list[dist.Work]], device: torch.device
     ) -> list[dist.Work]:
         """Start the sends and receives of ``torch.distributed.batch_isend_irecv``."""
-        return self._messages.batched(start, device)
+        other = self._others.get(device.type)
+        if other is None:
+            return self._messages.batched(start, device)
+        if not other.supports_coalescing:
+            return start()
+        self._start_coalescing(device)
+        start()
+        return [self._end_coalescing(device)]
 
     # --- several at once, other groups, the end --------------------------------------
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Collect the works of the calls that follow."""
-        self._coalesced = []
+        if device.type in self._others:
+            self._native._start_coalescing(device)
+        else:
+            self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
         """Make a single work of the collected works."""
+        if device.type in self._others:
+            work: dist.Work = self._native._end_coalescing(device)
+            return work
         works, self._coalesced = self._coalesced or [], None
         return _CoalescedWork(works)
 
@@ -346,6 +452,16 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             )
         if self.rank() not in ranks:
             return None
+        kept = {device.type for device in device_types or self._device_types}
+        if kept & self._others.keys():
+            raise ArgumentError(
+                "a group with other backends cannot be split; torch.distributed.new_group makes groups "
+                "of some of its ranks",
+                rank=self.rank(),
+                argument="device_types",
+                expected=" or ".join(self._devices or ()),
+                got=", ".join(sorted(kept)),
+            )
         if group_name is None:
             group_name = f"{self.group_name}:split:{'_'.join(map(str, ranks))}"
         group = ProcessGroup(
@@ -354,6 +470,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             len(ranks),
             timeout or self.timeout,
             opts if isinstance(opts, Options) else self.options,
+            self._devices,
         )
         group._set_group_name(group_name)
         group._set_group_desc(group_desc or f"{self.group_desc}:split")
@@ -365,18 +482,34 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Make all operations fail, here and at the peers that take part in them."""
         groups.abort(self)
         self._messages.abort()
+        for backend in self._others.values():
+            backend.abort()
 
     def shutdown(self) -> None:
         """Complete the issued operations, within their time limits, and close connections."""
         groups.close(self, drain_s=self.timeout.total_seconds())
         self._messages.shutdown()
+        for backend in self._others.values():
+            backend.shutdown()
+
+
+def _device_of(arguments: Any) -> torch.device:
+    """The device of the first tensor in arguments of a call; the CPU without a tensor."""
+    while isinstance(arguments, list | tuple):
+        arguments = next((each for each in arguments if isinstance(each, Tensor) or each), None)
+    return arguments.device if isinstance(arguments, Tensor) else torch.device("cpu")
 
 
 def _add(method: Method) -> None:
     """Add a collective of c10d to the class, under all its names."""
+    native = next((name for name in method.names if hasattr(_ProcessGroup, name)), "")
 
-    def call(self: ProcessGroup, /, *arguments: Any, **keywords: Any) -> Work:
-        return self._start(method.collective, method.function, method.read(arguments, keywords))
+    def call(self: ProcessGroup, /, *arguments: Any, **keywords: Any) -> Any:
+        if self._devices is None and not is_watched():
+            return self._start(method.collective, method.function, method.read(arguments, keywords))
+        read = partial(method.read, arguments, keywords)
+        run = lambda: self._start(method.collective, method.function, read())  # noqa: E731
+        return self._pass(native, run, arguments, keywords)
 
     name, *_ = method.names
     call.__name__, call.__qualname__ = name, f"ProcessGroup.{name}"
@@ -414,12 +547,13 @@ class _CoalescedWork(dist.Work):
         return torch.futures.collect_all([work.get_future() for work in self._works])
 
 
-def create(dist_backend_opts: Any, options: Any) -> ProcessGroup:
+def create(dist_backend_opts: Any, options: Any) -> Any:
     """Make a group: torch calls this with its own options and with ``pg_options``."""
-    return ProcessGroup(
+    make = partial(
+        ProcessGroup,
         dist_backend_opts.store,
         dist_backend_opts.group_rank,
         dist_backend_opts.group_size,
         dist_backend_opts.timeout,
-        options,
     )
+    return made(make, options)

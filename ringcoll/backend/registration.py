@@ -23,7 +23,10 @@ def register(*_: object) -> None:
     import torch.distributed as dist
 
     if dist.is_available() and _NAME not in dist.Backend.backend_list:
+        from ringcoll.backend.device_maps import honour_device_maps
+
         dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        honour_device_maps(_NAME)
 
 
 class _RegisterBehindTorch:

@@ -52,6 +52,8 @@ _EXIT_S = 10.0  # for operations that are pending when the process ends
 _NO_MEMORY = "can't allocate memory"  # in what torch says, which has no class of its own for it
 _JOIN_S = 5.0  # for threads that have nothing to wait for any more
 _MOST_OPERATIONS = 512  # kinds of calls that a group remembers
+_profiler = torch.autograd.profiler
+_draw = torch.autograd._record_function_with_args_enter
 _SPREADS = 0x9E3779B1  # odd, so that histories that differ stay different
 
 # In the order of their making: to close a communicator of NCCL may take all its ranks.
@@ -227,6 +229,10 @@ class Communicator:
         """
         queue = self._queue
         lane = work = None
+        if (
+            _profiler._is_profiler_enabled
+        ):  # torch's profiler draws the call until this function is left
+            drawn = _draw(f"ringcoll:{operation.name}", *tensors)  # noqa: F841
         with queue.turn:
             if self._closed or self.broken is not None:
                 self._refuse()

@@ -61,7 +61,7 @@ from ringcoll.system.stores import begun, read_text
 from ringcoll.system.streams import beside, gpu, nccl_version
 from ringcoll.transport.base import Handle, Message, Transport, meet
 
-__all__ = ["Ending", "NcclTransport", "as_one", "check", "grouped", "make"]
+__all__ = ["Ending", "NcclTransport", "as_one", "check", "grouped", "make", "private_group"]
 
 _log = logging.getLogger("ringcoll")
 _ABORT_S = 5.0  # for a group to be aborted; the caller has an error to raise
@@ -70,6 +70,15 @@ _BETWEEN_S = 0.02  # between two looks whether `connect` is given up
 _SHUTDOWN_S = 10.0  # for a group to finish what is enqueued, and its peers too
 # Distances in one group; each is a send and a receive, so half of 256 at most.
 _DISTANCES = 64
+_METHODS = (
+    "_start_coalescing",
+    "_end_coalescing",
+    "eager_connect_single_device",
+    "send",
+    "recv",
+    "abort",
+    "shutdown",
+)
 
 
 def grouped(
@@ -124,13 +133,39 @@ def check() -> None:
         raise ArgumentError("this torch has no NCCL")
 
 
+def private_group(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> Any:
+    """A group of NCCL that nobody else uses, of the class that this module describes.
+
+    From torch 2.15 on the name ``nccl`` means another class, ``ProcessGroupNCCL2``, unless
+    ``TORCH_DIST_USE_NCCL2=0``. ``ProcessGroupNCCL`` stays what it was (pytorch 192281, and the
+    bindings of torch's main branch of September 2026).
+
+    Raises
+    ------
+    TransportError
+        This torch has no such class, or another class of that name.
+    """
+    try:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        group = dist.ProcessGroupNCCL(store, rank, world_size, options)
+        lacks = [name for name in _METHODS if not hasattr(group, name)]
+    except (AttributeError, TypeError) as error:
+        lacks = [str(error)]
+    if lacks:
+        raise TransportError(
+            f"rank {rank}: ProcessGroupNCCL of torch {torch.__version__} is not the class that ringcoll "
+            f"knows (it lacks {', '.join(lacks)}). Let CUDA tensors travel otherwise: "
+            'cuda_transport="ucx" or "gloo", or RINGCOLL_CUDA_TRANSPORT'
+        )
+    return group
+
+
 def make(
     store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float
 ) -> Transport:
     """Make the transport, with a group of NCCL of its own."""
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = _WATCHDOG
-    inner = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
+    inner = private_group(dist.PrefixStore("nccl", store), rank, world_size, _WATCHDOG)
     shared = ranks_may_share_gpus(nccl_version())
     return NcclTransport(inner, device, store, None if shared else gpu(device))
 
