@@ -624,7 +624,7 @@ def monitor(store: dist.Store) -> tuple[Monitor, Running]:
     """The monitor of rank 0, which waits for rank 1 in the group's first call."""
     watching = Monitor(store, 0, 3, lambda: None, Lives(store, 0, 3))
     call = Turn("all_reduce(sum)", lambda: None)
-    call.lengths = {1: 3, 2: 5}
+    call.words.lengths = {1: 3, 2: 5}
     watching.last = (0, call)
     watching.begin_run((-1, None))
     return watching, Running(0, call, Wait(0, 1, 0, is_receive=True))

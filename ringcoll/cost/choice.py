@@ -145,7 +145,7 @@ def choose(
     return _choose(collective, nbytes, world_size, table, order, registry.revision, explained)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)  # of some 5 KiB each, with their predictions
 def _choose(
     collective: str,
     nbytes: int,

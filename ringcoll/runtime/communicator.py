@@ -51,7 +51,7 @@ __all__ = ["Call", "Communicator", "Part", "in_use"]
 _EXIT_S = 10.0  # for operations that are pending when the process ends
 _NO_MEMORY = "can't allocate memory"  # in what torch says, which has no class of its own for it
 _JOIN_S = 5.0  # for threads that have nothing to wait for any more
-_MOST_OPERATIONS = 512  # kinds of calls that a group remembers
+_MOST_REMEMBERED = 8 << 20  # bytes of the operations that a group keeps for calls of the same kind
 _profiler = torch.autograd.profiler
 _draw = torch.autograd._record_function_with_args_enter
 _SPREADS = 0x9E3779B1  # odd, so that histories that differ stay different
@@ -166,6 +166,7 @@ class Communicator:
         self.rank, self.world_size = transport.rank, transport.world_size
         self.operations: dict[Any, Operation] = {}
         self._remembering = threading.Lock()
+        self._nbytes_remembered = 0
         self.memory = Workspace(self._forget_memory)
         processes = Lives(lives or store, self.rank, self.world_size)
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
@@ -197,9 +198,12 @@ class Communicator:
     def remember(self, key: Any, operation: Operation) -> None:
         """Keep an operation for calls of the same key."""
         with self._remembering:
-            if len(self.operations) >= _MOST_OPERATIONS:
-                del self.operations[next(iter(self.operations))]
+            before = self.operations.pop(key, None)
+            self._nbytes_remembered += operation.nbytes - (before.nbytes if before else 0)
             self.operations[key] = operation
+            while self._nbytes_remembered > _MOST_REMEMBERED and len(self.operations) > 1:
+                oldest = self.operations.pop(next(iter(self.operations)))
+                self._nbytes_remembered -= oldest.nbytes
 
     def run(
         self,

@@ -18,6 +18,8 @@ from ringcoll.system.stores import answered, appears, read_text
 
 __all__ = ["CallComparison"]
 
+_MOST_KNOWN = 4096
+
 
 class CallComparison:
     """The calls that a rank has compared with the other ranks."""
@@ -42,6 +44,8 @@ class CallComparison:
         each = is_detailed and not capturing
         if description in self.known and not each:
             return
+        if len(self.known) >= _MOST_KNOWN:  # on all ranks at once
+            self.known.clear()
         self.known.add(description)
         self._count += 1
         monitor = self._monitor

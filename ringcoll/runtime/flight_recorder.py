@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, GroupBrokenError
 from ringcoll.runtime.monitor import Running
-from ringcoll.runtime.operation import Operation, Turn
+from ringcoll.runtime.operation import Operation, Turn, Words
 from ringcoll.runtime.plan import Plan
 from ringcoll.schedule.ir import Recv, RecvReduce, Send
 from ringcoll.system.answers import Answering
@@ -172,7 +172,9 @@ def _group(member: Communicator) -> dict[str, Any]:
     }
 
 
-def _call(number: int, operation: Operation | Turn, *, complete: bool = False) -> dict[str, Any]:
+def _call(
+    number: int, operation: Operation | Turn | Words, *, complete: bool = False
+) -> dict[str, Any]:
     call = operation.description or operation.name
     return {"number": number, "call": call, "complete": complete}
 

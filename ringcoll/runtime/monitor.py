@@ -41,7 +41,7 @@ from ringcoll.errors import (
 from ringcoll.runtime.announcement import say
 from ringcoll.runtime.lives import Lives
 from ringcoll.runtime.notices import FAILURES, STORE_S, Notices, kind_of
-from ringcoll.runtime.operation import Operation, Turn
+from ringcoll.runtime.operation import Operation, Turn, Words
 from ringcoll.runtime.plan import Wait
 from ringcoll.system.ending import started
 from ringcoll.system.settings import hang_notice_s
@@ -132,7 +132,8 @@ class Monitor:
         self._ended: dict[int, float] = {}  # ranks whose process has ended, and when that was seen
         # The last operation, which that thread sets, too, and the first ones of runs of the same operation: a
         # root may be thousands of broadcasts ahead of ranks that do something else.
-        self._runs: deque[tuple[int, Operation | Turn | None]] = deque(maxlen=_REMEMBERED)
+        # Only words: an operation has memory.
+        self._runs: deque[tuple[int, Words | None]] = deque(maxlen=_REMEMBERED)
         self.last: tuple[int, Operation | Turn | None] = (-1, None)
         self.awake = False  # the same as the event, and quicker to read
         self._says_it_waits = False  # in the published state
@@ -148,11 +149,11 @@ class Monitor:
         number, operation = self.last
         if number != before[0] + 1:
             self._runs.append((before[0] + 1, None))  # numbers that were left out
-        self._runs.append((number, operation))
+        self._runs.append((number, None if operation is None else operation.words))
 
-    def recent(self, most: int) -> list[tuple[int, Operation | Turn]]:
+    def recent(self, most: int) -> list[tuple[int, Words]]:
         """The last operations that have begun, in order, with their numbers."""
-        end, operations = self.last[0] + 1, list[tuple[int, Operation | Turn]]()
+        end, operations = self.last[0] + 1, list[tuple[int, Words]]()
         for start, operation in reversed(tuple(self._runs)):
             first = max(start, end - most + len(operations))
             if operation is not None:
@@ -162,7 +163,7 @@ class Monitor:
                 break
         return operations[::-1]
 
-    def _called(self, number: int) -> Operation | Turn | None:
+    def _called(self, number: int) -> Words | None:
         """The operation of a number; ``None`` if it has not begun, or was too long ago."""
         if number > self.last[0]:
             return None
@@ -606,7 +607,7 @@ class Monitor:
             chain.append(waits[1])
 
     def _other_lengths(
-        self, own: Operation | Turn, description: str, lengths: dict[str, int] | None
+        self, own: Words, description: str, lengths: dict[str, int] | None
     ) -> tuple[str, str]:
         """Both calls in words, with the length of the first block on which they disagree."""
         for key, numel in (lengths or {}).items():

@@ -44,12 +44,22 @@ from ringcoll.system.streams import has_streams
 from ringcoll.transport.base import Handle, Transport
 from ringcoll.transport.narrow import NarrowTransport
 
-__all__ = ["Binding", "Operation", "Request", "Turn", "is_short", "needs_equal_blocks", "resolve"]
+__all__ = [
+    "Binding",
+    "Operation",
+    "Request",
+    "Turn",
+    "Words",
+    "is_short",
+    "needs_equal_blocks",
+    "resolve",
+]
 
 _log = logging.getLogger("ringcoll")
 
 _SHORT_NBYTES = 32 << 10  # to copy so much takes as long as to bind an instruction or two
 _MOST_BINDINGS = 128  # addresses that an operation remembers
+_OBJECTS_NBYTES, _PEER_NBYTES = 5 << 10, 1 << 10  # by tracemalloc, on 1 to 8 ranks
 _TIMES = 3  # that tensors are at a place before their binding is kept
 _UNUSED = 2  # a binding is, if all might have been used so often since its last use
 
@@ -188,10 +198,14 @@ def _fingerprint(schedule: Schedule) -> int:
     return code
 
 
-@lru_cache(maxsize=4096)
 def log_once(choice: Choice) -> None:
     """Write a choice to the log, once."""
-    _log.log(logging.INFO if choice.table.announces else logging.DEBUG, "%s", choice)
+    _log_line(logging.INFO if choice.table.announces else logging.DEBUG, str(choice))
+
+
+@lru_cache(maxsize=4096)
+def _log_line(level: int, line: str) -> None:
+    _log.log(level, "%s", line)
 
 
 def needs_equal_blocks(algorithm: str | Schedule, collective: str) -> bool:
@@ -226,6 +240,20 @@ class Binding:
             for item in self.program
             if isinstance(item, Wait)
         ]
+
+
+@dataclass(slots=True, eq=False)
+class Words:
+    """An operation in words: what is remembered of it when it is over.
+
+    ``lengths`` are the elements of each block, if only its two ends know its length: blocks are numbered
+    source * world_size + destination. It is ``None`` if the description has all lengths; the description is
+    ``None`` until the operation is resolved.
+    """
+
+    name: str
+    description: str | None
+    lengths: dict[int, int] | None = None
 
 
 class Operation:
@@ -263,12 +291,10 @@ class Operation:
         self.name = request.collective
         self.is_short = is_short(stage.nbytes, device) and not prepared
         self._prepared, self._keeps = prepared, stage.is_direct and not self.has_streams
-        # Elements of each block, if only its two ends know its length: blocks are numbered
-        # source * world_size + destination. `None` if the description has all lengths.
         rules = contract(request.collective)
-        self.lengths = None if rules.common_lengths else dict(request.lengths)
+        lengths = None if rules.common_lengths else dict(request.lengths)
+        self.words = Words(request.collective, None, lengths)
         self.plan: Plan | None = None
-        self.description: str | None = None
         self.signature = 0
         self.nbytes_sent = 0  # in one run
         self._may_alias = may_alias and stage.is_direct
@@ -277,6 +303,17 @@ class Operation:
         self._num_runs = 0
         self._lane_key: object = None
         self._is_rehearsed = False
+
+    @property
+    def description(self) -> str | None:
+        """The call in words, which name all that ranks must agree on; ``None`` before `resolve`."""
+        return self.words.description
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it keeps: its objects, as measured (`_OBJECTS_NBYTES`), and the memory of short tensors."""
+        objects = _OBJECTS_NBYTES + _PEER_NBYTES * self.request.world_size
+        return objects + (self.stage.nbytes if self.is_short else 0)
 
     def check(self) -> None:
         """Refuse a named algorithm that does not fit, before the ranks meet."""
@@ -290,7 +327,7 @@ class Operation:
         self._take(resolve(self.request, table, hosts))
 
     def _take(self, resolved: Resolved) -> None:
-        self.plan, self.description, self.signature = resolved
+        self.plan, self.words.description, self.signature = resolved
         self.nbytes_sent = resolved.plan.sent_numel * self.request.wire_dtype.itemsize
 
     def memory_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -409,12 +446,12 @@ class Turn:
     bindings = ((),)
     plan = True  # nothing has to be resolved
     signature = nbytes_sent = 0
-    lengths: dict[int, int] | None = None
     results: Sequence[int] = ()
 
     def __init__(self, name: str, function: Callable[[], object]) -> None:
         self.name, self._function = name, function
         self.description: str | None = name
+        self.words = Words(name, name)
         self.device = torch.device("cpu")
 
     def binding(self, tensors: Sequence[Tensor], transport: Transport, *memory: object) -> Binding:

@@ -11,7 +11,7 @@ using. Events would do without the waits, but the messages of notebooks and test
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -44,8 +44,9 @@ class Hub:
         self.aborted = ""
         self.arrived: set[int] = set()  # ranks that have connected
         self.left: set[int] = set()  # ranks that have closed their transport
-        self._sends: dict[tuple[int, int, int], deque[Half]] = defaultdict(deque)
-        self._receives: dict[tuple[int, int, int], deque[Half]] = defaultdict(deque)
+        # Only what waits: each call has a tag of its own, and nobody comes back to it.
+        self._sends: dict[tuple[int, int, int], deque[Half]] = {}
+        self._receives: dict[tuple[int, int, int], deque[Half]] = {}
 
     def transports(self) -> list[LocalTransport]:
         """One transport for each rank."""
@@ -73,10 +74,13 @@ class Hub:
         others: dict[tuple[int, int, int], deque[Half]],
         own: dict[tuple[int, int, int], deque[Half]],
     ) -> None:
-        if not others[key]:
-            own[key].append(half)
+        waiting = others.get(key)
+        if waiting is None:
+            own.setdefault(key, deque()).append(half)
             return
-        other = others[key].popleft()
+        other = waiting.popleft()
+        if not waiting:
+            del others[key]
         receive, send = (half, other) if own is self._receives else (other, half)
         if receive.message.tensor.numel() != send.message.tensor.numel():
             receive.error = TransportError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -280,20 +281,32 @@ def test_operations_are_counted():
     assert ringcoll.run_threads(main, 2) == [(2, 50_000 * (4 + 8))] * 2
 
 
-def test_a_group_remembers_only_so_many_kinds_of_calls(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runtime, "_MOST_OPERATIONS", 3)
+def test_a_group_remembers_only_so_many_bytes_of_calls(monkeypatch: pytest.MonkeyPatch):
+    """The oldest calls are forgotten first, and nothing else keeps what they were bound to."""
+    forgotten: list[weakref.ref[Any]] = []
 
     def main(group: ringcoll.LocalGroup) -> list[list[object]]:
         member = member_of(group)
         remembered: list[list[object]] = []
-        for numel in (1, 2, 3, 1, 4, 4):
+        for numel in (1, 2, 3, 1, 4, 4, 8000, 5):
             ringcoll.all_reduce(torch.ones(numel), group=group)
-            operations = member.operations.values()
-            remembered.append([operation.request.lengths[0][1] for operation in operations])
+            operations = [*member.operations.values()]
+            if len(remembered) == 0:
+                (operation,) = operations
+                monkeypatch.setattr(runtime, "_MOST_REMEMBERED", int(3.5 * operation.nbytes))
+                forgotten.append(weakref.ref(operation))
+                del operation
+            remembered.append([each.request.lengths[0][1] for each in operations])
+        del operations
+        assert member._nbytes_remembered == sum(each.nbytes for each in member.operations.values())
+        assert [number for number, _ in member.monitor.recent(9)] == [*range(8)]
         return remembered
 
     (remembered,) = ringcoll.run_threads(main, 1)
-    assert remembered == [[1], [1, 2], [1, 2, 3], [1, 2, 3], [2, 3, 4], [2, 3, 4]]
+    assert remembered == [
+        [1], [1, 2], [1, 2, 3], [1, 2, 3], [2, 3, 4], [2, 3, 4], [8000], [5],
+    ]  # fmt: skip
+    assert [reference() for reference in forgotten] == [None]
 
 
 def test_what_is_in_the_queue_is_told():

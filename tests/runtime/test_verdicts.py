@@ -109,9 +109,11 @@ class Watched(Monitor):
 
 
 def operation(call: str, lengths: dict[int, int] | None = None) -> Any:
-    return SimpleNamespace(
+    found = SimpleNamespace(
         description=call, name=call.partition("(")[0], lengths=lengths, device=torch.device("cpu")
     )
+    found.words = found  # what is remembered of it
+    return found
 
 
 @pytest.fixture
@@ -609,7 +611,8 @@ def test_a_rank_in_a_barrier_before_a_call_that_this_rank_has_made(
 
 
 def test_what_cannot_be_compared_is_no_mismatch(monitor: Watched) -> None:
-    monitor.at(6, None, "unknown").operation.description = None
+    unknown: Any = monitor.at(6, None, "unknown").operation
+    unknown.description = None
     monitor.at(7, Wait(0, 1, 2, True))
     monitor.tells(1, c6=["broadcast", None], c8=["other", None], c7=[CALL, {"1": 4}])
     assert monitor.look() is None
@@ -966,7 +969,7 @@ def test_what_is_forgotten_is_kept_alive_by_nobody() -> None:
     class Called(SimpleNamespace):
         """One that can be referred to weakly."""
 
-    monitor, called = Watched(), Called(description=CALL)
+    monitor, called = Watched(), Called(description=CALL, words=None)
     monitor.ran(8, called)
     kept = weakref.ref(called)
     del called

@@ -13,7 +13,7 @@ import pytest
 import ringcoll
 from ringcoll.cost.choice import choose
 from ringcoll.cost.table import Table, crowded_parameters
-from ringcoll.runtime.operation import log_once
+from ringcoll.runtime.operation import _log_line, log_once
 from ringcoll.system import settings
 from ringcoll.transport.catalogue import costs_of
 
@@ -54,6 +54,7 @@ def test_each_decision_is_told_once(
 ) -> None:
     monkeypatch.setenv("RINGCOLL_DEBUG", level)
     settings.log_as_asked()
+    _log_line.cache_clear()
     first, second = table(4), table(4, announces=False)
     for _ in range(3):
         for own in (first, second):
