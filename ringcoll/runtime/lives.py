@@ -2,8 +2,8 @@
 
 Transports hear of most deaths by themselves. They do not hear of all: before the ranks are connected
 nobody does, and gloo does not in the middle of a long message. The processes of this host can be looked
-at. A process is known by its number and the time of its start, as numbers are given away again. To those of
-other hosts there are lines (`ringcoll.system.lines`).
+at. A process is known by its number and the time of its start, as numbers are given away again; in another time
+name space than its own by its number alone, as its clock is another there. To those of other hosts there are lines (`ringcoll.system.lines`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,11 @@ class Process(NamedTuple):
             return True
         except OSError:  # this process has no descriptors left
             return False
-        return now.start != self.start or now.state in "ZX"  # a zombie only waits to be reaped
+        if now.state in "ZX":  # a zombie only waits to be reaped
+            return True
+        told, _, clock = self.start.partition(" ")
+        start, _, own_clock = now.start.partition(" ")
+        return told != start and (not clock or clock == own_clock)
 
 
 def tell(store: dist.Store, rank: int, process: Process) -> None:

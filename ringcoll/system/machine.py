@@ -30,7 +30,11 @@ __all__ = [
 
 
 class ProcessState(NamedTuple):
-    """A process: the letter of its state, the number of its parent, and the time of its start."""
+    """A process: the letter of its state, the number of its parent, and the time of its start.
+
+    The kernel shifts the time by the offset of the reader's time name space, which follows it: ``"4711
+    time:[4026531834]"``. Two such times may be compared if their name spaces are equal.
+    """
 
     state: str
     parent: int
@@ -41,7 +45,9 @@ def process_state(pid: int) -> ProcessState:
     """The state of a process. Raises ``OSError`` if there is no such process."""
     stat = Path(f"/proc/{pid:d}/stat").read_text(encoding="utf-8", errors="replace")
     fields = stat.rpartition(")")[2].split()  # the name before the last parenthesis holds anything
-    return ProcessState(fields[0], int(fields[1]), fields[19])
+    clock = Path("/proc/self/ns/time")
+    start = f"{fields[19]} {clock.readlink()}" if clock.is_symlink() else fields[19]
+    return ProcessState(fields[0], int(fields[1]), start)
 
 
 def cores() -> int:

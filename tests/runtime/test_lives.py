@@ -1,12 +1,14 @@
 """Processes that are looked at: alive, ended, unknown, elsewhere, and one that took a number."""
 
 import contextlib
+import ctypes
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +141,37 @@ def test_a_number_that_was_given_away_again_is_another_process(child):
     store = dist.HashStore()
     told(store, 1, child.pid, start="1")
     assert Lives(store, 0, 2).ended() == {1}
+
+
+_NEW_TIME = 0x80  # CLONE_NEWTIME
+
+
+@pytest.mark.processes
+def test_a_process_lives_though_the_clock_of_who_looks_is_another(child):
+    """The reader is in a time name space that is 1000 s ahead, where a process's start is another number."""
+    store = dist.HashStore()
+    told(store, 1, child.pid)
+    process = Process.of(json.loads(store.get("ringcoll/process/1")))
+    assert process is not None
+    reader = os.fork()
+    if not reader:  # its children are in the new name space
+        code = 3
+        with contextlib.suppress(BaseException):
+            if ctypes.CDLL(None).unshare(_NEW_TIME) == 0:
+                Path("/proc/self/timens_offsets").write_text("boottime 1000 0\n")
+                if not (inner := os.fork()):
+                    began = [
+                        each.partition(" ")[0]
+                        for each in (process_state(child.pid).start, process.start)
+                    ]
+                    code = 2 if began[0] == began[1] else int(process.has_ended())
+                    os._exit(code)
+                code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
+    if code == 3:
+        pytest.skip("no time name space can be made")
+    assert code == 0
 
 
 @pytest.mark.processes
