@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,11 +36,13 @@ from ringcoll.runtime.lives import tell
 from ringcoll.runtime.queue import Queue
 from ringcoll.runtime.work import Work
 from ringcoll.system.ending import at_end
+from ringcoll.system.stores import begun
 
 __all__ = ["Change", "ResilientGroup"]
 
 _log = logging.getLogger("ringcoll")
 _SAME_SHAPES = ("all_reduce", "barrier")  # for every number of ranks
+_LOOK_S = 0.02  # between two looks into the mailbox
 _LEAVING_S = 10.0  # for operations that nobody has waited for
 
 MakeCall = Callable[[OwnGroup], Call]
@@ -74,6 +77,11 @@ class Change:
         without = f"without ranks {[*self.lost]}" if self.lost else "with all its ranks"
         joined = f" and {self.joined} new" if self.joined else ""
         return f"the group goes on {without}{joined}, with {self.world_size} ranks"
+
+
+def _close(making: Future[StoreGroup]) -> None:
+    if making.exception() is None:
+        making.result().close()
 
 
 class _Attempt(NamedTuple):
@@ -273,7 +281,18 @@ class ResilientGroup(OwnGroup):
         return view.done
 
     def _formed(self) -> StoreGroup:
-        """Connect the members of the view."""
+        """Connect the members of the view; in vain if others begin to change it meanwhile.
+
+        The place at which they meet may be stopped: who waits for it has to hear that the others go on.
+        """
+        making = begun(self._connected)
+        while not wait([making], _LOOK_S).done:
+            if self._membership.has_news():
+                making.add_done_callback(_close)
+                raise PeerLostError("others could not connect", peer=0)
+        return making.result()
+
+    def _connected(self) -> StoreGroup:
         view = self._membership.view
         store = dist.PrefixStore(f"group/{view.epoch}", self._membership.meeting_place())
         rank = view.members.index(self._membership.own)

@@ -103,6 +103,7 @@ class Membership:
         self.own = Member(name, host, self.door.port, self._mailbox.port, process)
         self.record = Record(View(0, 0, (self.own,)), 0)
         self._heard: dict[Member, Record] = {}
+        self._fresh: set[Member] = set()  # those of whom records were heard since the last step
         self._gone: set[Member] = set()
         self._looked_s = 0.0  # when it was looked last who has ended
         self._wants: dict[Member, None] = {}
@@ -137,6 +138,15 @@ class Membership:
             return door.store()
         except _UNREACHED as error:
             raise PeerLostError(f"rank 0 at {leader.address} is gone: {error}", peer=0) from error
+
+    def has_news(self) -> bool:
+        """Whether others have begun to change the view that this member has taken, or have changed it."""
+        self._read()
+        epoch = self.view.epoch
+        return any(
+            record.view.epoch > epoch or (record.view.epoch == epoch and record.ballot >= 0)
+            for record in self._heard.values()
+        )
 
     def leave(self) -> None:
         """Say that this member has left, and close its mailbox."""
@@ -183,20 +193,20 @@ class Membership:
         self.record = self.record._replace(done=done)
         joining = tuple(newcomers)
         awake_s, seen_s, self._looked_s = 0.0, time.monotonic(), 0.0
-        late_s, fresh = limit_s, set[Member]()
+        late_s = limit_s
         while True:
             # Before the mailbox is read: all that the dead have sent is in it.
             self._look(before.members)
-            fresh |= self._read()
+            self._read()
             now_s = time.monotonic()
             awake_s, seen_s = awake_s + min(now_s - seen_s, _AWAKE * limit_s), now_s
             patience = Patience.OVER if awake_s > limit_s else Patience(awake_s > late_s)
             old = self.record
             new = step(self.own, old, self._heard, self._gone, patience, joining)
-            if new != old or fresh:
+            if new != old or self._fresh:
                 self.record = new
-                told = listeners(self.own, old, new, self._heard, fresh)
-                fresh.clear()
+                told = listeners(self.own, old, new, self._heard, self._fresh)
+                self._fresh.clear()
                 outside = [member for member in told if member not in new.view.members]
                 for members in (outside, set(told).difference(outside)):
                     self._tell(members, min(_REACH_S, limit_s / 16))
@@ -284,9 +294,8 @@ class Membership:
             if told[address].process.place == place():
                 self._gone.add(told[address])
 
-    def _read(self) -> set[Member]:
-        """Read what others have told; return those of whom there is a record that says more."""
-        fresh = set()
+    def _read(self) -> None:
+        """Read what others have told."""
         for text in self._mailbox.read():
             try:
                 match json.loads(text):
@@ -296,12 +305,11 @@ class Membership:
                         sender, told = Member.of(member), Record.of(record)
                         if self._concerns(sender, told):
                             self._heard[sender] = told
-                            fresh.add(sender)
+                            self._fresh.add(sender)
                     case told:
                         raise not_of_a_rank("mail", told)
             except (ValueError, RecursionError, TransportError) as error:
                 _log.warning("a message in the mailbox of a resilient group: %s", error)
-        return fresh
 
     def _concerns(self, sender: Member, record: Record) -> bool:
         """Whether a record is of one with whom this member has to do, and no older than what is known."""
