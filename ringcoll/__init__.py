@@ -74,6 +74,8 @@ _HOME = {
     "trace": "ringcoll.tracing",
 }
 
+_ROOMS = {"ddp": "ringcoll.training.data_parallel", "testing": "ringcoll.testing"}
+
 if TYPE_CHECKING:
     from ringcoll.backend.process_group import Options
     from ringcoll.collectives.explanation import Explanation, explain
@@ -154,8 +156,8 @@ when_torch_is_imported()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ddp":
-        return import_module("ringcoll.training.data_parallel")
+    if name in _ROOMS:
+        return import_module(_ROOMS[name])
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

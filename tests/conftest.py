@@ -176,7 +176,7 @@ class _Pools:
     ) -> Ranks:
         key = world_size, backend, transport, cuda_transport
         ranks = self._open.get(key)
-        if ranks is None or not all(process.is_alive() for process in ranks.processes):
+        if ranks is None or not ranks.alive:
             if ranks is not None:
                 ranks.kill()
             ranks = Ranks(world_size, backend=backend, timeout_s=60.0)

@@ -33,6 +33,7 @@ ROOMS = (
     "resilient",
     "tracing",
     "launch",
+    "testing",
     "bench",
     "cli",
 )
@@ -48,7 +49,11 @@ PURE = (
 )
 AT_THE_TOP = {"__init__.py", "_version.py", "errors.py", "py.typed"}
 # Without torch, too: `import ringcoll` reads the first, `ringcoll --help` the others.
-WITHOUT_TORCH = ("ringcoll.backend.registration", "ringcoll.transport.catalogue")
+WITHOUT_TORCH = (
+    "ringcoll.backend.registration",
+    "ringcoll.transport.catalogue",
+    "ringcoll.testing.plugin",
+)
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 # No operating system, no clock, no chance: what a schedule is depends on its arguments only.
 ALLOWED = {

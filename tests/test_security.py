@@ -65,15 +65,18 @@ ELEMENT = 12345678
 # be judged, and the page to be written again. ``*`` stands for any letters.
 ONLY = {
     # pickle and its kin; `multiprocessing` pickles what passes through its connections
-    "pickle": {"launch/processes"},
-    "cloudpickle": {"launch/processes"},
+    "pickle": {"launch/processes", "testing/pool", "testing/outcome", "testing/on_ranks"},
+    "cloudpickle": {"launch/processes", "testing/pool"},
     "multiprocessing": {"launch/processes"},
     "dist.*_object": {"bench/measure", "cli/measuring"},
     "torch.load": {"resilient/state"},
     "torch.load(weights_only=True)": {"resilient/state"},
     "torch.save": {"resilient/state"},
     # modules whose name is made while the program runs
-    "import_module(variable)": {"__init__", "cli/app", "transport/catalogue", "system/user_modules"},
+    "import_module(variable)": {
+        *("__init__", "cli/app", "transport/catalogue", "system/user_modules"),
+        *("testing/__init__", "testing/pool"),
+    },
     "subprocess": {"launch/mpiexec", "system/versions"},
     "socket": {
         *("system/stores", "launch/mpi", "transport/gloo", "resilient/membership"),

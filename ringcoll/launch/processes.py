@@ -150,6 +150,9 @@ class Ranks:
         Time limit in seconds of a run, and of the group's operations.
     threads
         Threads of torch in each rank; by default the cores, shared evenly.
+    outlives_errors
+        Whether the pool goes on after an error if every rank has answered and none has died. The
+        ranks' groups are then as the error left them.
 
     Examples
     --------
@@ -167,8 +170,10 @@ class Ranks:
         backend: str | None = "gloo",
         timeout_s: float = 120.0,
         threads: int | None = None,
+        outlives_errors: bool = False,
     ) -> None:
         self.world_size, self.timeout_s = world_size, timeout_s
+        self._outlives_errors = outlives_errors
         threads = threads or max(1, cores() // world_size)
         self._store = served()
 
@@ -177,6 +182,11 @@ class Ranks:
             return meeting, backend, threads, connection, dict(os.environ)
 
         self._start(_main, arguments)
+
+    @property
+    def alive(self) -> bool:
+        """Whether all ranks live."""
+        return all(process.is_alive() for process in self.processes)
 
     def _start(
         self, main: Callable[..., None], arguments: Callable[[int, Connection], tuple[object, ...]]
@@ -231,11 +241,12 @@ class Ranks:
             The function cannot be sent to the ranks.
         RankError
             The function raised on some rank, or a rank died. The other ranks are ended, and
-            the pool cannot be used any more.
+            the pool cannot be used any more, unless it ``outlives_errors``.
         TimeoutError
             The limit was exceeded; all ranks are killed.
         """
         by_value = _by_value(function, args)
+        self._all_wait = False  # for the next call, after a failure
         try:
             for connection in self._connections:
                 with contextlib.suppress(BrokenPipeError):
@@ -245,7 +256,8 @@ class Ranks:
                         connection.send_bytes(by_value)
             return self._results(on_report, timeout_s or self.timeout_s)
         except BaseException:
-            self.kill()
+            if not (self._outlives_errors and self._all_wait):
+                self.kill()
             raise
 
     def _results(self, on_report: Callable[[Any], object] | None, timeout_s: float) -> list[Any]:
@@ -291,6 +303,7 @@ class Ranks:
         if failures:
             causes = [rank for rank, (kind, _) in failures.items() if kind != "PeerLostError"]
             first = (causes or list(failures))[0]
+            self._all_wait = len(results) + len(details) == self.world_size
             raise RankError(first, failures, details.get(first, ""))
         return [results[rank] for rank in range(self.world_size)]
 

@@ -18,8 +18,8 @@ from torch import Tensor
 import ringcoll
 from ringcoll import UserOp, premul_sum
 from ringcoll.schedule.contracts import contract
-from tests.cases import data
-from tests.cases.reference import Answer, bits, mismatch, moved, reduced
+from ringcoll.testing import Expected, bits, inputs, mismatch
+from tests.cases.reference import moved, reduced
 
 __all__ = [
     "STYLES",
@@ -149,7 +149,7 @@ def _outside(view: Tensor) -> bytes:
 
 
 def _input(case: Case, rank: int, block: int, numel: int) -> Tensor:
-    values = data.values(
+    values = inputs.values(
         case.dtype, numel, rank=rank, block=block, seed=case.seed, kind=case.kind, op=case.op
     )
     if case.op == "user_affine":
@@ -178,7 +178,7 @@ def block_numel(case: Case, block: int) -> int:
     return case.lengths[block] if len(case.lengths) > 1 else case.lengths[0]
 
 
-def expected(case: Case, rank: int, world_size: int) -> list[Answer]:
+def expected(case: Case, rank: int, world_size: int) -> list[Expected]:
     """What a rank's outputs have to be, in the order of `Prepared.outputs`."""
     rules = contract(case.collective)
     blocks = rules.outputs(rank, world_size, case.root)
@@ -205,7 +205,7 @@ def expected(case: Case, rank: int, world_size: int) -> list[Answer]:
     if case.form == "single" and case.collective in ("all_gather", "all_to_all"):
         bounds = [answer.bound for answer in answers]
         whole = None if bounds[0] is None else torch.cat([b for b in bounds if b is not None])
-        return [Answer(torch.cat([answer.value for answer in answers]), whole)]
+        return [Expected(torch.cat([answer.value for answer in answers]), whole)]
     return answers
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ringcoll.reduction import TORCH, Engine, Reduction, resolve
 from ringcoll.reduction.gpu import CupyEngine, bound
 from ringcoll.reduction.kernels import MOST_SOURCES, Kernel, launch_of
-from tests.cases import data
+from ringcoll.testing import inputs as data
 from tests.cases.kernel_checks import bits
 from tests.cases.strategies import operators
 

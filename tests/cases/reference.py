@@ -22,16 +22,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["Answer", "bits", "mismatch", "moved", "reduced", "work_dtype"]
+from ringcoll.testing import Expected
 
-_SIGNED_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+__all__ = ["moved", "reduced", "work_dtype"]
+
 _ROUNDOFF = {
     torch.float64: 2.0**-53,
     torch.float32: 2.0**-24,
@@ -51,67 +52,9 @@ _LEAST = {
 _PART = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
-class Answer(NamedTuple):
-    """What has to come out: ``value``, up to ``bound`` where that is given."""
-
-    value: Tensor
-    bound: Tensor | None = None
-
-
-def bits(tensor: Tensor) -> bytes:
-    """The bytes of a tensor's elements, in logical order."""
-    flat = _flat(tensor)
-    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """A copy of the elements in logical order, on the CPU; of a single one, with stride 1, too."""
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.reshape(-1).clone(memory_format=torch.contiguous_format).cpu()
-
-
-def mismatch(got: Tensor, answer: Answer, what: str = "result") -> str:
-    """What is wrong with a result, in words; empty if nothing is."""
-    want, bound = answer
-    flat, want = _flat(got), _flat(want)
-    if flat.numel() != want.numel():
-        return f"{what} has {flat.numel()} elements, expected {want.numel()}"
-    if bound is None:
-        if flat.dtype is not want.dtype:
-            return f"{what} is {flat.dtype}, expected {want.dtype}"
-        wrong = _different_bits(flat, want)
-    else:
-        wide = torch.complex128 if flat.is_complex() else torch.float64
-        # Not "> bound": a NaN has to be wrong.
-        wrong = ~((flat.to(wide) - want).abs() <= bound)
-    if not wrong.any():
-        return ""
-    index = int(wrong.nonzero()[0])
-    allowed = "" if bound is None else f" within {bound[index].item():.3g}"
-    return (
-        f"{what} is wrong in {int(wrong.sum())} of {want.numel()} elements, first at {index}: "
-        f"{flat[index].item()!r}, expected {want[index].item()!r}{allowed}"
-    )
-
-
-def _different_bits(got: Tensor, want: Tensor) -> Tensor:
-    if not got.numel():
-        return torch.zeros(0, dtype=torch.bool)
-    if got.is_complex():
-        part = _PART[got.dtype]
-        return _different_bits(got.view(part), want.view(part)).view(-1, 2).any(1)
-    view = _SIGNED_OF_SIZE[got.dtype.itemsize]
-    wrong = got.view(view) != want.view(view)
-    if got.dtype.is_floating_point:
-        # Zeros of both signs, and all NaN, are the same number.
-        mine, theirs = got.to(torch.float64), want.to(torch.float64)
-        wrong &= ~((mine == theirs) | (mine.isnan() & theirs.isnan()))
-    return wrong
-
-
-def moved(tensor: Tensor) -> Answer:
+def moved(tensor: Tensor) -> Expected:
     """Data that are only moved: every bit has to arrive."""
-    return Answer(tensor)
+    return Expected(tensor)
 
 
 def work_dtype(dtype: torch.dtype, wire_dtype: torch.dtype | None) -> torch.dtype:
@@ -130,7 +73,7 @@ def reduced(
     wire_dtype: torch.dtype | None = None,
     factors: Sequence[float] | None = None,
     function: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> Answer:
+) -> Expected:
     """The reduction of the ranks' tensors, in rank order.
 
     Parameters
@@ -153,19 +96,19 @@ def reduced(
         total = tensors[0]
         for tensor in tensors[1:]:
             total = function(total, tensor)
-        return Answer(total)
+        return Expected(total)
     if dtype is torch.bool:
         stacked = torch.stack(list(tensors))
         if op == "bxor":
-            return Answer(stacked.sum(0) % 2 == 1)
-        return Answer(stacked.all(0) if op in ("product", "min", "band") else stacked.any(0))
+            return Expected(stacked.sum(0) % 2 == 1)
+        return Expected(stacked.all(0) if op in ("product", "min", "band") else stacked.any(0))
     if not (dtype.is_floating_point or dtype.is_complex):
-        return Answer(_integers(op, tensors))
+        return Expected(_integers(op, tensors))
     if op in ("min", "max"):
         # Rounded to the wire dtype first, which changes no order.
         wide = torch.stack([t.to(wire_dtype or dtype).to(torch.float64) for t in tensors])
         best = wide.amin(0) if op == "min" else wide.amax(0)
-        return Answer(best.to(dtype))
+        return Expected(best.to(dtype))
     return _rounded(op, tensors, exact, wire_dtype, factors)
 
 
@@ -209,7 +152,7 @@ def _rounded(
     exact: bool,
     wire_dtype: torch.dtype | None,
     factors: Sequence[float] | None,
-) -> Answer:
+) -> Expected:
     dtype, count = tensors[0].dtype, len(tensors)
     work = work_dtype(dtype, wire_dtype)
     is_complex = dtype.is_complex
@@ -229,9 +172,9 @@ def _rounded(
         part = _PART.get(work, work)
         if op == "avg" and not is_complex:
             total = (total.to(part) / torch.tensor(count, dtype=part)).to(dtype)
-            return Answer(total)
+            return Expected(total)
         if op != "avg":
-            return Answer(total.to(dtype))
+            return Expected(total.to(dtype))
     if op == "avg":
         total, size, roundings = total / count, size / count, roundings + 1
     if work is not dtype:
@@ -243,7 +186,7 @@ def _rounded(
     bound = gamma * size + (roundings + 1) * least
     last = _PART.get(dtype, dtype)
     bound = bound + _ROUNDOFF[last] * (total.abs() + bound) + _LEAST[last]
-    return Answer(total, bound)
+    return Expected(total, bound)
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from ringcoll.algorithms.proved import proved_schedule
 from ringcoll.errors import RingcollError
 from ringcoll.reduction import as_operator
 from ringcoll.schedule.contracts import OperandOrder, contract
-from tests.cases import data
+from ringcoll.testing import inputs as data
 from tests.cases.calls import STYLES, USER_OPS, Case
 
 __all__ = ["cases", "operators"]

@@ -27,8 +27,8 @@ from ringcoll.errors import (
     VerificationError,
 )
 from ringcoll.schedule.ir import Program, Schedule, Step, copy, inp, out, recv, send
+from ringcoll.testing import inputs as data
 from ringcoll.transport.local import Hub
-from tests.cases import data
 
 Bad = Callable[[LocalGroup], object]
 

@@ -31,8 +31,9 @@ from ringcoll.errors import (
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.runtime.plan import Plan
 from ringcoll.schedule.contracts import contract
+from ringcoll.testing import inputs as data
+from ringcoll.testing import mismatch
 from ringcoll.transport.local import Hub
-from tests.cases import data
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.calls import (
     STYLES,
@@ -42,7 +43,7 @@ from tests.cases.calls import (
     expected,
 )
 from tests.cases.effort import effort
-from tests.cases.reference import mismatch, reduced
+from tests.cases.reference import reduced
 from tests.cases.strategies import cases
 from tests.programs.threads import run_case
 

@@ -15,7 +15,7 @@ from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import algorithms
 from ringcoll.runtime import communicator
 from ringcoll.schedule.contracts import contract
-from tests.cases import data
+from ringcoll.testing import inputs as data
 from tests.cases.algorithms import worlds_of
 from tests.cases.calls import STYLES, Case
 from tests.cases.effort import effort

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from ringcoll.algorithms import algorithms
 from ringcoll.schedule.contracts import contract
-from tests.cases import data
+from ringcoll.testing import inputs as data
 from tests.cases.batches import OFTEN_FLAT, Batch, batches, check_batch
 from tests.cases.calls import Case
 from tests.cases.effort import effort

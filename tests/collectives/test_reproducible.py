@@ -21,7 +21,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.reduction import reduce_in_order, reproduced, resolve
 from ringcoll.schedule.contracts import OperandOrder
 from ringcoll.schedule.verifier import Order
-from tests.cases.data import FLOAT8
+from ringcoll.testing.inputs import FLOAT8
 
 ANY: Any = "any_world_size"
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *FLOAT8)

@@ -33,10 +33,10 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.schedule.contracts import contract
+from ringcoll.testing import inputs as data
 from ringcoll.transport import mpi
 from ringcoll.transport.base import Message
 from ringcoll.transport.staged import StagedTransport
-from tests.cases import data
 from tests.cases.calls import Case, prepare, verdict
 from tests.cases.strategies import operators
 from tests.fakes.fake_cuda import DEVICE, Looking, fake_cuda

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
+from ringcoll.testing import Expected, mismatch
+from ringcoll.testing.inputs import COMPLEX
 from tests.cases.calls import Case, Prepared, expected, fingerprint, prepare, verdict
-from tests.cases.data import COMPLEX
-from tests.cases.reference import Answer, mismatch
 
 __all__ = [
     "AS_GIVEN",
@@ -193,11 +193,11 @@ def _against_native(case: Case, ours: Any, group: Any, rank: int, world_size: in
     for index, (mine, native, answer, other) in enumerate(
         zip(ours.outputs, theirs.outputs, answers, natives, strict=True)
     ):
-        allowed = Answer(native)
+        allowed = Expected(native)
         if answer.bound is not None:  # each is within its bound of the exact result
             assert other.bound is not None
             wide = torch.complex128 if native.is_complex() else torch.float64
-            allowed = Answer(native.reshape(-1).to(wide).cpu(), answer.bound + other.bound)
+            allowed = Expected(native.reshape(-1).to(wide).cpu(), answer.bound + other.bound)
         wrong.append(mismatch(mine, allowed, f"rank {rank}, output {index}, against torch"))
     return [item for item in wrong if item]
 

@@ -30,6 +30,8 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.launch.processes import report
+from ringcoll.testing import bits
+from ringcoll.testing.inputs import COMPLEX, FLOATS, INTEGERS, values
 from ringcoll.transport import shared
 from ringcoll.transport.base import Message, Transport
 from ringcoll.transport.gloo import GlooTransport
@@ -37,8 +39,6 @@ from ringcoll.transport.shared import SharedTransport
 from ringcoll.transport.staged import StagedTransport
 from ringcoll.transport.ucx import UcxTransport
 from ringcoll.transport.verified import VerifiedTransport
-from tests.cases.data import COMPLEX, FLOATS, INTEGERS, values
-from tests.cases.reference import bits
 from tests.fakes.fake_cuda import DEVICE, Looking, fake_cuda
 from tests.programs.listeners import own_segments
 from tests.programs.real_cuda import ON_GPU

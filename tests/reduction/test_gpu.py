@@ -26,7 +26,7 @@ from ringcoll.reduction import TORCH, Engine, gpu, kernels, resolve
 from ringcoll.reduction.gpu import CupyEngine
 from ringcoll.reduction.kernels import MOST_SOURCES
 from ringcoll.system import settings
-from tests.cases import data
+from ringcoll.testing import inputs as data
 from tests.cases.calls import Case, fingerprint, prepare, verdict
 from tests.cases.effort import effort
 from tests.cases.kernel_table import plain

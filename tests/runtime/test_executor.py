@@ -28,17 +28,17 @@ from ringcoll.runtime.regions import ALIGNMENT, Layout
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof, verify
+from ringcoll.testing import Expected, bits, inputs, mismatch
 from ringcoll.transport.local import Hub
-from tests.cases import data
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.calls import USER_OPS, Case, _input
 from tests.cases.effort import effort
-from tests.cases.reference import Answer, bits, mismatch, reduced
+from tests.cases.reference import reduced
 from tests.cases.stepped import RandomHub, run_together, steps
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 7, 8, 13)
 ARITHMETIC = ("sum", "avg", "product", "min", "max")
-DTYPES = (torch.int64, *data.INTEGERS, *data.FLOATS, *data.COMPLEX, torch.bool)
+DTYPES = (torch.int64, *inputs.INTEGERS, *inputs.FLOATS, *inputs.COMPLEX, torch.bool)
 
 
 def operators(dtype: torch.dtype) -> tuple[str, ...]:
@@ -192,12 +192,12 @@ def execute_all(run: Run) -> tuple[list[Ends], Reduction]:
     return ends, reduction
 
 
-def answer_of(run: Run, block: int) -> Answer:
+def answer_of(run: Run, block: int) -> Expected:
     """What a block has to become."""
     k = run.world_size
     rules = contract(run.algorithm.collective)
     if not rules.reduces:
-        return Answer(run.data(rules.owner(block, k, run.root), block))
+        return Expected(run.data(rules.owner(block, k, run.root), block))
     tensors = [run.data(rank, block) for rank in range(k)]
     user = USER_OPS.get(run.op)
     return reduced(
@@ -209,7 +209,7 @@ def check(run: Run) -> None:
     """Run it, and compare every rank with the reference and with each other."""
     ends, reduction = execute_all(run)
     rules, k = contract(run.algorithm.collective), run.world_size
-    answers: dict[int, Answer] = {}
+    answers: dict[int, Expected] = {}
     seen: dict[int, bytes] = {}
     for rank, own in enumerate(ends):
         result, start = reduction.decode(own.target), 0

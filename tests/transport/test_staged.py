@@ -29,6 +29,8 @@ from ringcoll.algorithms import algorithms
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.schedule.contracts import contract
+from ringcoll.testing import bits
+from ringcoll.testing.inputs import FLOATS, INTEGERS, values
 from ringcoll.transport import local, staged, ucx
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, settle
 from ringcoll.transport.local import Hub, LocalTransport
@@ -36,9 +38,7 @@ from ringcoll.transport.nccl import NcclTransport
 from ringcoll.transport.staged import PINNED_BYTES, SEGMENT_BYTES, Copies, StagedTransport
 from tests.cases.algorithms import worlds_of
 from tests.cases.calls import Case, prepare, verdict
-from tests.cases.data import FLOATS, INTEGERS, values
 from tests.cases.effort import effort
-from tests.cases.reference import bits
 from tests.fakes.fake_cuda import DEVICE, WHEN, FakeEvent, Looking, fake_cuda, off_device, on_device
 from tests.programs.transports import CONFORMANCE
 

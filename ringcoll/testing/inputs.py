@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["COMPLEX", "FLOAT8", "FLOATS", "INTEGERS", "UNSIGNED", "values"]
+__all__ = ["COMPLEX", "FLOAT8", "FLOATS", "INTEGERS", "LARGEST", "UNSIGNED", "values"]
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *FLOAT8)
@@ -22,7 +22,7 @@ UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, *UNSIGNED)
 
 # Sums over 13 ranks stay below 448, the largest number of float8 e4m3fn.
-_MOST = 20
+LARGEST = 20
 
 
 def _generator(*numbers: int) -> torch.Generator:
@@ -35,7 +35,7 @@ def _generator(*numbers: int) -> torch.Generator:
 def _pattern(numel: int, rank: int, block: int, seed: int) -> Tensor:
     """Integers from -20 to 20; neighbours differ, and so do ranks and blocks."""
     index = torch.arange(numel, dtype=torch.int64)
-    return (7 * index + 13 * rank + 5 * block + seed) % (2 * _MOST + 1) - _MOST
+    return (7 * index + 13 * rank + 5 * block + seed) % (2 * LARGEST + 1) - LARGEST
 
 
 def _real(numel: int, rank: int, block: int, seed: int, kind: str, op: str) -> Tensor:

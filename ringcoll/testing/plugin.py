@@ -1,0 +1,22 @@
+"""What pytest calls: `ranks` get ready before a test's time counts, and end with pytest."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Start the processes of a test, outside of the deadlines of hypothesis."""
+    on_ranks: Any = getattr(getattr(item, "function", None), "ringcoll_ranks", None)
+    if on_ranks is not None:
+        on_ranks[0].warm(on_ranks[1])
+
+
+def pytest_unconfigure() -> None:
+    """End the processes."""
+    if (module := sys.modules.get("ringcoll.testing.pool")) is not None:
+        module.POOL.close()

@@ -1,0 +1,302 @@
+"""The pool of processes on which tests run, and what the processes are sent.
+
+There is one pool, as large as the largest test so far; a smaller test uses the first ranks. It
+starts with the first test, outlives tests that fail, and is started anew after a rank has died or
+has not come back. The ranks keep their default group from call to call; they make another one after
+a failure, and where a test has made or ended groups.
+
+A rank finds a test's function by its module's file and its name, and loads the module with the
+assertions that pytest writes. A function without a name of its own is sent by cloudpickle.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import os
+import pickle
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import reduce
+from importlib import import_module
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from ringcoll.errors import ArgumentError
+from ringcoll.launch.processes import RankError, Ranks, rendezvous, report
+from ringcoll.testing.outcome import Failure, RanksTraceback, attempt, leave, raise_first
+
+__all__ = ["POOL", "Arguments", "Group", "join"]
+
+_START_S = 120.0  # for ranks to start, and to load a test's module
+_MORE_S = 2.0  # for the group's own error to come before the pool's, which knows less
+
+Named = tuple[str, str, str]  # module, file, qualified name
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Group(NamedTuple):
+    """The default group of a test."""
+
+    backend: str
+    world_size: int
+    timeout_s: float
+
+
+class _Call(NamedTuple):
+    group: Group
+    number: int  # of the group; ranks that have another one make it
+    function: Named | bytes
+    arguments: bytes
+    path: list[str]
+
+
+class _Answer(NamedTuple):
+    value: bytes
+    printed: str
+    intact: bool  # whether the default group is there, and no other
+
+
+def join(group: Group, rank: int, store: dist.Store) -> None:
+    """Make the default group."""
+    dist.init_process_group(
+        group.backend,
+        store=store,
+        rank=rank,
+        world_size=group.world_size,
+        timeout=timedelta(seconds=group.timeout_s),
+    )
+    dist.barrier()  # ranks that have met learn soon that one of them has left
+
+
+# --- in the parent ------------------------------------------------------------------------
+
+
+def _named(function: Any) -> Named | None:
+    """Where a rank finds a function; ``None`` if it cannot be found by name."""
+    module = sys.modules.get(function.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or _body(module, function.__qualname__) is not function:
+        return None
+    return function.__module__, os.path.abspath(file), function.__qualname__  # noqa: PTH100
+
+
+def _body(module: Any, name: str) -> Any:
+    """A function of a module; of a test that `ranks` has wrapped, what is inside."""
+    found = reduce(lambda value, part: getattr(value, part, None), name.split("."), module)
+    return getattr(found, "ringcoll_ranks", (None, found))[1]
+
+
+def _packed(function: Callable[..., Any]) -> Named | bytes:
+    try:
+        named = _named(function)
+    except AttributeError:  # no function, but an object that can be called
+        named = None
+    if named is not None:
+        return named
+    try:
+        return pickle.dumps(function)
+    except (AttributeError, pickle.PicklingError) as error:
+        try:
+            import cloudpickle
+        except ImportError:
+            raise ArgumentError(
+                "the ranks cannot find the function; put it into a module, or install cloudpickle",
+                argument="function",
+                expected="a function of a module",
+                got=function,
+            ) from error
+        packed: bytes = cloudpickle.dumps(function)
+        return packed
+
+
+def _pickled(arguments: object) -> bytes:
+    try:
+        return pickle.dumps(arguments)
+    except Exception as error:
+        raise ArgumentError(
+            f"a fixture or argument cannot be sent to the ranks: {error}; make it in the test"
+        ) from error
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self._ranks: Ranks | None = None
+        self._files: set[str] = set()  # that the ranks have loaded
+        self._group: Group | None = None  # that the ranks have; ``None`` if they have to make one
+        self._number = 0
+
+    def close(self) -> None:
+        """End the processes; the next call starts others."""
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+
+    def ready(self, world_size: int, function: Named | bytes) -> Ranks:
+        """Processes that have loaded a function's module, which is not part of a test's time."""
+        ranks = self._ranks
+        largest = max(world_size, ranks.world_size if ranks else 0)
+        if ranks is None or ranks.world_size < largest or not ranks.alive:
+            self.close()
+            self._files, self._group = set(), None
+            ranks = Ranks(largest, backend=None, timeout_s=_START_S, outlives_errors=True)
+            self._ranks = ranks
+        if isinstance(function, tuple) and function[1] not in self._files:
+            failures: list[Failure] = []
+            with contextlib.suppress(RankError):
+                ranks.run(_prepare, function, sys.path, on_report=failures.append)
+            raise_first(failures, world_size)
+            self._files.add(function[1])
+        return ranks
+
+    def warm(self, world_size: int, function: Callable[..., Any]) -> None:
+        """Start the processes that a test needs, before its time counts."""
+        self.ready(world_size, _packed(function))
+
+    def run(
+        self, group: Group, function: Callable[..., Any], arguments: Sequence[Arguments]
+    ) -> list[Any]:
+        """Call a function on the ranks, with each rank's arguments; returns what each returned."""
+        __tracebackhide__ = True
+        packed, pickled = _packed(function), _pickled(arguments)
+        ranks = self.ready(group.world_size, packed)
+        if group != self._group:
+            self._group, self._number = group, self._number + 1
+        call = _Call(group, self._number, packed, pickled, sys.path)
+        reports: list[Failure | tuple[int, str]] = []
+        try:
+            answers: list[_Answer] = ranks.run(
+                _on_rank, call, on_report=reports.append, timeout_s=group.timeout_s + _MORE_S
+            )[: group.world_size]
+        except BaseException as error:
+            self._group = None
+            error = error.with_traceback(None)  # a test is not about this library
+            failures = [item for item in reports if isinstance(item, Failure)]
+            died = getattr(error, "failures", {})
+            died = {rank: text for rank, (kind, text) in died.items() if kind == "ProcessDied"}
+            if isinstance(error, TimeoutError):
+                stacks = [item for item in reports if not isinstance(item, Failure)]
+                cause = "\n".join(
+                    f"rank {rank} is here:\n{stack}" for rank, stack in sorted(stacks)
+                )
+                raise error from RanksTraceback(cause)
+            if not died and isinstance(error, RankError):
+                raise_first(failures, group.world_size)
+            raise error from None
+        if not all(answer.intact for answer in answers):
+            self._group = None
+        for rank, answer in enumerate(answers):
+            for line in answer.printed.splitlines():
+                print(f"[rank {rank}] {line}")  # noqa: T201  # for pytest, which captures it
+        return [pickle.loads(answer.value) for answer in answers]
+
+
+POOL = _Pool()
+
+
+# --- on a rank ----------------------------------------------------------------------------
+
+_joined = 0  # number of the default group
+
+
+class _FailedError(Exception):
+    """The rank has reported how its test failed."""
+
+
+class _WithAssertions(SourceFileLoader):
+    """Load a module with assertions as pytest writes them: they show the values."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = self.get_data(self.path)
+        tree = ast.parse(source, self.path)
+        with contextlib.suppress(ImportError, TypeError):
+            from _pytest.assertion.rewrite import rewrite_asserts  # there is no public name
+
+            rewrite_asserts(tree, source)
+        code: CodeType = self.source_to_code(tree, self.path)
+        return code
+
+
+def _load(name: str, file: str) -> Any:
+    module = sys.modules.get(name)
+    if module is not None and getattr(module, "__file__", None) == file:
+        return module
+    with contextlib.suppress(ImportError):
+        import_module(name.rpartition(".")[0] or name)  # for relative imports
+    spec = spec_from_file_location(name, file, loader=_WithAssertions(name, file))
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _prepare(function: Named, path: list[str]) -> None:
+    def load() -> None:
+        sys.path[:] = path
+        _load(*function[:2])
+
+    outcome = attempt(rendezvous()[1], load)
+    if isinstance(outcome, Failure):
+        report(outcome)
+        raise _FailedError
+
+
+def _bound(call: _Call, rank: int) -> Callable[[], Any]:
+    if isinstance(call.function, bytes):
+        function = pickle.loads(call.function)
+    else:
+        module, file, name = call.function
+        function = _body(_load(module, file), name)
+    args, options = pickle.loads(call.arguments)[rank]
+    return lambda: function(*args, **options)
+
+
+def _on_rank(call: _Call) -> _Answer | None:
+    """Run a test, on a rank of the pool."""
+    global _joined  # noqa: PLW0603  # of the process, as torch's default group is
+    store, rank, _ = rendezvous()
+    if call.number != _joined:
+        leave()
+        _joined = call.number
+    if rank >= call.group.world_size:
+        return None
+    main = threading.get_ident()
+
+    def show() -> None:
+        report((rank, "".join(traceback.format_stack(sys._current_frames()[main]))))
+
+    def test() -> Any:
+        sys.path[:] = call.path
+        if not dist.is_initialized():
+            join(call.group, rank, dist.PrefixStore(f"test/{call.number}", store))
+        return _bound(call, rank)()
+
+    clock = threading.Timer(call.group.timeout_s + _MORE_S / 2, show)
+    clock.start()
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            outcome = attempt(rank, test)
+    finally:
+        clock.cancel()
+    if isinstance(outcome, Failure):
+        if printed.getvalue():
+            outcome = outcome._replace(trace=f"{outcome.trace}printed:\n{printed.getvalue()}")
+        report(outcome)
+        leave()
+        raise _FailedError
+    groups = len(dist.distributed_c10d._world.pg_map)  # the public list has only names
+    return _Answer(outcome, printed.getvalue(), groups == 1)
