@@ -276,7 +276,9 @@ def _on_rank(call: _Call) -> _Answer | None:
     main = threading.get_ident()
 
     def show() -> None:
-        report((rank, "".join(traceback.format_stack(sys._current_frames()[main]))))
+        frames = traceback.extract_stack(sys._current_frames()[main])
+        own = [index for index, frame in enumerate(frames) if frame.filename == __file__]
+        report((rank, "".join(traceback.format_list(frames[own[-1] + 1 :]))))
 
     def test() -> Any:
         sys.path[:] = call.path

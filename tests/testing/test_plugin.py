@@ -188,7 +188,7 @@ def test_every_way(pytester: pytest.Pytester) -> None:
         assert "E   assert 1 != 1" in others
         assert "launch/processes.py" not in text
     for name, expected in {
-        "test_hang": r"rank 1 is here:\n.*time\.sleep\(1000\)(?s:.*)ranks \[1\] were not done after 3 s",
+        "test_hang": r"rank 1 is here:\n.*\n *time\.sleep\(1000\)(?s:.*)ranks \[1\] were not done after 3 s",
         "test_thread_hangs": r"TimeoutError: ranks \[1\] were not done after 0.5 s",
         "test_crash": r"rank 1 raised ProcessDied: the process ended with exit code -9",
         "test_values_differ": r"rank 1 does not return .*: tensor is wrong in 1 of 2 elements, first at 1",
