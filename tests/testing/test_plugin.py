@@ -202,7 +202,8 @@ def test_every_way(pytester: pytest.Pytester) -> None:
         assert re.search(expected, shown[name]), shown[name]
     assert "[rank 2] seen" in shown["test_pass"]
     pids = [path.name.removeprefix("pid") for path in pytester.path.glob("pid*")]
-    assert len(pids) >= 7
+    # The first three outlive the tests that fail, until one hangs; two others run the crash.
+    assert len(pids) == 5
     assert not [pid for pid in pids if Path("/proc", pid).exists()]
 
 
