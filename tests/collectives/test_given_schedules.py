@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import ringcoll
 from ringcoll import LocalGroup, Options
 from ringcoll.algorithms import algorithms, find, schedule_of
 from ringcoll.algorithms.proved import passes_on_blocks
+from ringcoll.backend.process_group import ProcessGroup
+from ringcoll.collectives import groups
 from ringcoll.errors import (
     ArgumentError,
     MismatchError,
@@ -166,16 +170,31 @@ def test_the_options_take_a_schedule_or_a_file(tmp_path: Path) -> None:
     path = tmp_path / "ring.xml"
     path.write_text(foreign("all_reduce", "ring"), encoding="utf-8")
     for given in (schedule, str(path)):
-        found = Options(algorithm=given).algorithm_of("all_reduce", K)
-        assert isinstance(found, Schedule)
-        assert found == schedule
-        assert Options(algorithm=given).algorithm_of("broadcast", K) == "auto"
-        assert Options(algorithm={"all_reduce": given}).algorithm_of("all_reduce", K) == schedule
+        for options in (Options(algorithm=given), Options(algorithm={"all_reduce": given})):
+            assert options.algorithm_of("all_reduce", K) == given, "a file is read at each call"
+            assert options.algorithm_of("broadcast", K) == "auto"
         for options in (Options(algorithm=given), Options(algorithm={"all_reduce": given})):
             with pytest.raises(UnsupportedWorldSizeError, match="is a schedule for 3"):
                 options.algorithm_of("all_reduce", 4)
         with pytest.raises(UnknownAlgorithmError, match="is a schedule for all_reduce, not for"):
             Options(algorithm={"broadcast": given}).algorithm_of("broadcast", K)
+
+
+def test_a_group_reads_the_file_of_its_options_at_each_call(tmp_path: Path) -> None:
+    path, algorithms = tmp_path / "one.txt", {"all_reduce": str(tmp_path / "one.txt")}
+    found: list[str] = []
+    for name in ("ring", "direct"):
+        path.write_text(schedule_of("all_reduce", name, 1).to_text(), encoding="utf-8")
+        os.utime(path, ns=(1, 1))
+        if not found:
+            options = Options(algorithm=algorithms)
+            algorithms["all_reduce"] = "direct"  # the options have a mapping of their own
+            group = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20), options)
+        group.allreduce([torch.ones(3)]).wait()
+        (member,) = groups._all_of(group)
+        found.append(str([*member.operations.values()][-1].description))
+    ringcoll.close(group)
+    assert ["algorithm ring " in found[0], "algorithm direct " in found[1]] == [True, True]
 
 
 def on_rank(path: str) -> tuple[list[float], list[float]]:
