@@ -16,11 +16,13 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
+from ringcoll.system.limits import FOREVER_S
 
 __all__ = ["honour_device_maps", "made"]
 
@@ -60,13 +62,18 @@ def honour_device_maps(name: str) -> None:
     def helper(*arguments: Any, **keywords: Any) -> Any:
         call = parameters.bind(*arguments, **keywords)
         backend = str(call.arguments["backend"]).lower()
-        if ":" not in backend or name not in backend:
+        if name not in backend:
             return native(*arguments, **keywords)
+        timeout = call.arguments.get("timeout")
+        if isinstance(timeout, timedelta):  # C++ would turn a very long one into a negative one
+            call.arguments["timeout"] = min(timeout, timedelta(seconds=FOREVER_S))
+        if ":" not in backend:
+            return native(*call.args, **call.kwargs)
         backends = _c10d.BackendConfig(backend).get_device_backend_map()
         others = {device: other for device, other in backends.items() if other != name}
         own = tuple(backends.keys() - others.keys())
         if not own:
-            return native(*arguments, **keywords)
+            return native(*call.args, **call.kwargs)
         _check(backend, own, others)
         _asked.devices, _asked.is_mixed, _asked.group = own, bool(others), None
         if others:

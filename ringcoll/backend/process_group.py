@@ -46,6 +46,7 @@ from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system import streams
 from ringcoll.system.ending import check_goes_on
+from ringcoll.system.limits import seconds_of
 from ringcoll.system.schedule_files import as_algorithm
 from ringcoll.system.stores import answered, common
 from ringcoll.system.untraced import untraced
@@ -147,6 +148,11 @@ class Options(_BackendOptions):  # type: ignore[misc]
         return keywords
 
 
+def _bounded(timeout: timedelta) -> timedelta:
+    """A time limit that C++ can add to the time of day."""
+    return timedelta(seconds=seconds_of(timeout))
+
+
 def _options(timeout: timedelta, *values: Any) -> Options:
     """Options as they were before they were pickled or copied."""
     options = Options(*values)
@@ -191,6 +197,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> None:
         check_goes_on()
         super().__init__(rank, world_size)
+        timeout = _bounded(timeout)
         if options is not None and not isinstance(options, Options):
             raise ArgumentError(
                 "not options of this backend",
@@ -253,7 +260,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of operations that have no time limit of their own."""
-        self._messages.timeout = timeout
+        timeout = self._messages.timeout = _bounded(timeout)
         for backend in self._others.values():
             backend._set_default_timeout(timeout)
 

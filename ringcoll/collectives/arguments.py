@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from numbers import Integral
 from operator import index
 from typing import Any
 
@@ -33,6 +34,7 @@ from ringcoll.runtime.stage import Stage, check_apart, is_plain, share_blocks
 from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system import settings
+from ringcoll.system.limits import seconds_of, whole
 from ringcoll.system.schedule_files import as_algorithm
 
 __all__ = ["AlgorithmChoice", "Arguments", "Timeout", "check_dtype", "seconds", "side_by_side"]
@@ -51,14 +53,7 @@ def seconds(timeout: Any, member: Communicator) -> float:
     ArgumentError
         The limit is not a positive time.
     """
-    if timeout is None:
-        return member.timeout_s
-    limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if not isinstance(limit, int | float) or not limit > 0:
-        raise ArgumentError(
-            "must be positive", rank=member.rank, argument="timeout", expected="> 0 s", got=timeout
-        )
-    return float(limit)
+    return member.timeout_s if timeout is None else seconds_of(timeout, rank=member.rank)
 
 
 def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
@@ -132,7 +127,7 @@ class Arguments:
         algorithm: Any = "auto",
         segment_bytes: Any = None,
     ) -> None:
-        self.collective, self.segment_bytes = collective, segment_bytes
+        self.collective, self.segment_bytes = collective, whole(segment_bytes)
         own = as_group(group)
         self._group, self.rank, self.world_size = own, own.rank(), own.size()
         self._check_tensors(tensors)
@@ -140,7 +135,9 @@ class Arguments:
         self.root = 0
         self.reduction: Reduction | None = None
         self.engine: Engine = TORCH
-        if segment_bytes is not None and (not isinstance(segment_bytes, int) or segment_bytes < 1):
+        if segment_bytes is not None and (
+            not isinstance(segment_bytes, Integral) or segment_bytes < 1
+        ):
             raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
         if not isinstance(algorithm, str | Schedule):
             raise self._refuse(

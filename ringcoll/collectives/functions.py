@@ -59,6 +59,7 @@ from ringcoll.reduction import Reproducible
 from ringcoll.runtime.operation import Operation
 from ringcoll.runtime.stage import fusible
 from ringcoll.runtime.work import Work
+from ringcoll.system.limits import whole
 
 __all__ = [
     "all_gather",
@@ -282,7 +283,15 @@ def reduce(
         As for `all_reduce`.
     """
     tensors = (tensor,) if out is None else (tensor, out)
-    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible, dst, group_dst)
+    options = (
+        operator(op),
+        algorithm,
+        segment_bytes,
+        wire_dtype,
+        reproducible,
+        whole(dst),
+        whole(group_dst),
+    )
     return start(_reduce, group, tensors, options, async_op, timeout)
 
 
@@ -317,7 +326,7 @@ def broadcast(
     group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
     """
-    options = (algorithm, segment_bytes, src, group_src)
+    options = (algorithm, segment_bytes, whole(src), whole(group_src))
     return start(_broadcast, group, (tensor,), options, async_op, timeout)
 
 
@@ -490,7 +499,7 @@ def gather(
     """
     tensors = [tensor, *_listed(gather_list)]
     dst = 0 if dst is None and group_dst is None else dst
-    options = (algorithm, segment_bytes, dst, group_dst, type(gather_list))
+    options = (algorithm, segment_bytes, whole(dst), whole(group_dst), type(gather_list))
     return start(_gather, group, tensors, options, async_op, timeout)
 
 
@@ -532,7 +541,7 @@ def scatter(
     """
     tensors = [tensor, *_listed(scatter_list)]
     src = 0 if src is None and group_src is None else src
-    options = (algorithm, segment_bytes, src, group_src, type(scatter_list))
+    options = (algorithm, segment_bytes, whole(src), whole(group_src), type(scatter_list))
     return start(_scatter, group, tensors, options, async_op, timeout)
 
 

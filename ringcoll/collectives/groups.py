@@ -15,6 +15,7 @@ from torch import Tensor
 from ringcoll.collectives.own_groups import ANY_GPU, OwnGroup, member_at
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.runtime.communicator import Communicator
+from ringcoll.system.limits import seconds_of, whole
 from ringcoll.transport import catalogue
 
 __all__ = [
@@ -176,7 +177,7 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
                 got=rank,
             )
         return members.index(rank)
-    root: Any = in_group if rank is None else rank
+    root = whole(in_group if rank is None else rank)
     if not isinstance(root, int) or not 0 <= root < size:
         raise ArgumentError(
             "the root is not in the group",
@@ -211,7 +212,7 @@ def time_limit_s(group: OwnGroup | dist.ProcessGroup) -> float:
     for device in group._device_types:
         options = getattr(group._get_backend(device), "options", None)
         if options is not None and options._timeout > timedelta(0):
-            return float(options._timeout.total_seconds())
+            return seconds_of(options._timeout)
     return _DEFAULT_TIMEOUT_S
 
 

@@ -18,6 +18,7 @@ from ringcoll.runtime.communicator import Call, Communicator
 from ringcoll.runtime.stage import is_plain
 from ringcoll.runtime.work import Work
 from ringcoll.system import streams
+from ringcoll.system.limits import seconds_of, whole
 from ringcoll.system.stores import answered, common
 from ringcoll.system.tensor_memory import with_memory
 from ringcoll.transport import catalogue
@@ -49,7 +50,7 @@ class MessageWork:
         CollectiveTimeoutError, PeerLostError
             The peer did not come, or has left.
         """
-        limit_s = self.member.timeout_s if timeout is None else timeout.total_seconds()
+        limit_s = self.member.timeout_s if timeout is None else seconds_of(timeout)
         self.member.transport.wait(self.handle, limit_s)
         self.tensor = None
         return True
@@ -109,7 +110,7 @@ class OwnGroup:
         member.check_usable()
         own = zlib.crc32(f"message {tag} of {tensor.nbytes} bytes".encode()) & 0x7FFFFFFF
         # As bytes: torch cannot copy every dtype. `data` has a version of its own, as in torch's receives.
-        messages = [Message(peer, tensor.data.view(-1).view(torch.uint8), own)]
+        messages = [Message(whole(peer), tensor.data.view(-1).view(torch.uint8), own)]
         receives, sends = (messages, []) if is_receive else ([], messages)
         (handle,) = member.transport.post(receives, sends)
         work = MessageWork(member, handle, tensor)

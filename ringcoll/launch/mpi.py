@@ -30,6 +30,7 @@ from ringcoll._version import __version__
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError, TransportError
 from ringcoll.runtime.communicator import Communicator
+from ringcoll.system.limits import seconds_of
 from ringcoll.system.stores import served
 from ringcoll.system.streams import current_device
 from ringcoll.transport.asked import as_asked
@@ -128,6 +129,7 @@ def mpi_group(comm: Any = None, *, timeout_s: float = 1800.0) -> MpiGroup:
             expected="one of mpi4py's Intracomm",
             got=repr(comm),
         )
+    timeout_s = seconds_of(timeout_s, "timeout_s")
     lines = channels(comm, timeout_s)
     store = _store(library, lines, timeout_s)
     rank, world_size = lines.messages.Get_rank(), lines.messages.Get_size()

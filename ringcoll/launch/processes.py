@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.system.limits import seconds_of
 from ringcoll.system.machine import cores
 from ringcoll.system.stores import served
 
@@ -172,6 +173,7 @@ class Ranks:
         threads: int | None = None,
         outlives_errors: bool = False,
     ) -> None:
+        timeout_s = seconds_of(timeout_s, "timeout_s")
         self.world_size, self.timeout_s = world_size, timeout_s
         self._outlives_errors = outlives_errors
         threads = threads or max(1, cores() // world_size)
@@ -254,7 +256,8 @@ class Ranks:
                         connection.send((function, args))
                     else:
                         connection.send_bytes(by_value)
-            return self._results(on_report, timeout_s or self.timeout_s)
+            limit_s = seconds_of(timeout_s or self.timeout_s, "timeout_s")
+            return self._results(on_report, limit_s)
         except BaseException:
             if not (self._outlives_errors and self._all_wait):
                 self.kill()

@@ -11,6 +11,7 @@ from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import PeerLostError
 from ringcoll.runtime.communicator import Communicator
 from ringcoll.system.ending import check_goes_on, started
+from ringcoll.system.limits import seconds_of
 from ringcoll.transport.asked import as_asked
 from ringcoll.transport.faulty import Faults
 from ringcoll.transport.local import Hub
@@ -68,6 +69,7 @@ def run_threads(
     >>> ringcoll.run_threads(rank_main, 4)
     [10, 10, 10, 10]
     """
+    timeout_s = seconds_of(timeout_s, "timeout_s")
     hub, store = Hub(world_size), dist.HashStore()
     members = [
         Communicator(

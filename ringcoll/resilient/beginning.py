@@ -13,6 +13,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.resilient.group import ResilientGroup
 from ringcoll.resilient.membership import Member, Membership, View
 from ringcoll.runtime.lives import Lives
+from ringcoll.system.limits import seconds_of
 from ringcoll.system.machine import own_address, place
 from ringcoll.system.stores import private, store_host
 from ringcoll.transport.base import told_by
@@ -134,6 +135,7 @@ def join(
     PeerLostError, CollectiveTimeoutError
         No rank of the group can be reached; the ranks did not let this process join.
     """
+    timeout_s = seconds_of(timeout_s, "timeout_s")
     peer, _, port = address.rpartition(":")
     if not peer or not port.isdecimal():
         raise ArgumentError("no address", argument="address", expected="HOST:PORT", got=address)

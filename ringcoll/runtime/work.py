@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError
+from ringcoll.system.limits import seconds_of
 from ringcoll.system.streams import Mark, future
 
 __all__ = ["Work"]
@@ -64,7 +65,7 @@ class Work(dist.Work):
             help_ = self._help
             if help_ is not None and not timeout:
                 help_(self)
-            limit_s = timeout.total_seconds() if timeout else -1
+            limit_s = seconds_of(timeout) if timeout else -1
             if not self._gate.acquire(timeout=limit_s):
                 raise CollectiveTimeoutError(f"{self._description} is not complete after {timeout}")
             self._gate.release()

@@ -22,7 +22,6 @@ messages too, so that each rank would wait for all others, which is what gossip 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from torch import Tensor
 from ringcoll.collectives.groups import as_group, time_limit_s
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.system.limits import seconds_of
 from ringcoll.training.phases import waiting
 
 __all__ = ["Messages", "tie"]
@@ -71,8 +71,8 @@ class Messages:
     def __init__(self, group: Any = None, timeout_s: float | None = None) -> None:
         self.group = member = as_group(group)
         self.rank, self.world_size = member.rank(), member.size()
-        self._timeout_s = limit_s = time_limit_s(member) if timeout_s is None else timeout_s
-        self._require("timeout_s", 0 < limit_s < math.inf, "> 0 s, finite", timeout_s)
+        limit = time_limit_s(member) if timeout_s is None else timeout_s
+        self._timeout_s = seconds_of(limit, "timeout_s", self.rank)
 
     def _require(self, argument: str, holds: bool, expected: object, got: object) -> None:
         if not holds:
