@@ -34,7 +34,7 @@ _ALL = ("product", "min", "band")
 @lru_cache(maxsize=256)
 def _hashes(rank: int) -> Tensor:
     """Well mixed numbers of 32 bits, a number for each index of the period."""
-    mixed = torch.arange(_PERIOD, dtype=torch.int64) + (rank + 1) * 0x9E3779B1
+    mixed = torch.arange(_PERIOD, dtype=torch.int64, device="cpu") + (rank + 1) * 0x9E3779B1
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 0x2C1B3C6D)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
     return mixed ^ (mixed >> 15)
@@ -132,7 +132,7 @@ class Oracle:
             case "avg":
                 return _up_to(limit // k - (k > 1), hashes)
             case "product":  # at each index some ranks, not always the same, bring a 2
-                turn = (rank + torch.arange(_PERIOD)) % k < _doublings(self.dtype)
+                turn = (rank + torch.arange(_PERIOD, device="cpu")) % k < _doublings(self.dtype)
                 return 1 + (turn & (hashes % 2 == 1)).to(torch.int64)
             case "min" | "max":
                 lowest = 0 if not self.dtype.is_signed else -(limit // 2)
@@ -190,7 +190,7 @@ def _up_to(largest: int, hashes: Tensor) -> Tensor:
 
 
 def _zeros() -> Tensor:
-    return torch.zeros(_PERIOD, dtype=torch.int64)
+    return torch.zeros(_PERIOD, dtype=torch.int64, device="cpu")
 
 
 def _converted(table: Tensor, dtype: torch.dtype) -> Tensor:

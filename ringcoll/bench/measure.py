@@ -276,7 +276,7 @@ class Meeting:
         their time slice of 3 to 4 ms is over. On one host the ranks share a clock, so they
         agree on when to go on.
         """
-        starts = torch.tensor([time.monotonic() + _QUIET_S], dtype=torch.float64)
+        starts = torch.tensor([time.monotonic() + _QUIET_S], dtype=torch.float64, device="cpu")
         dist.all_reduce(starts, dist.ReduceOp.MAX, group=self._group)
         begin = float(starts) if self._one_clock else time.monotonic() + _QUIET_S
         time.sleep(max(0.0, begin - time.monotonic() - _AWAKE_S))
@@ -285,13 +285,13 @@ class Meeting:
 
     def agree(self, number: int) -> int:
         """Give all ranks the number of rank 0."""
-        token = torch.tensor([number])
+        token = torch.tensor([number], device="cpu")
         dist.broadcast(token, group=self._group, group_src=0)
         return int(token)
 
     def totals(self, *numbers: int) -> list[int]:
         """The sum of each number over all ranks."""
-        token = torch.tensor(numbers)
+        token = torch.tensor(numbers, device="cpu")
         dist.all_reduce(token, group=self._group)
         return [int(number) for number in token]
 
@@ -303,7 +303,7 @@ class Meeting:
 
     def over_ranks(self, times_s: list[list[float]], how: str) -> list[tuple[float, ...]]:
         """Combine times that every rank has measured; ``how`` is one of `OVER_RANKS`."""
-        table = torch.tensor(times_s, dtype=torch.float64)
+        table = torch.tensor(times_s, dtype=torch.float64, device="cpu")
         if how == "rank0":
             dist.broadcast(table, group=self._group, group_src=0)
         else:

@@ -302,7 +302,7 @@ class _Runner:
                 self.nbytes_sent -= trainer.nbytes_sent() - before
         next(steps, None)  # what follows the last step
         if not trainer.meets:
-            check_finite(torch.stack(losses or [torch.zeros(())]), first_step, group)
+            check_finite(torch.stack(losses or [torch.zeros((), device="cpu")]), first_step, group)
         self.nbytes_sent += self._all_sent()
 
     def _all_sent(self) -> int:

@@ -124,6 +124,7 @@ def all_reduce(
             places,
             reduction.decode(sums),
             tensor.shape,
+            device=sums.device,
             check_invariants=False,
             is_coalesced=True,
         )
@@ -141,7 +142,9 @@ def _added(indices: Tensor, values: Tensor, shape: torch.Size) -> tuple[Tensor, 
     if values.is_complex():  # torch would multiply by a complex 1, which makes NaN of infinities
         indices, parts = _added(indices, torch.view_as_real(values), torch.Size([*shape, 2]))
         return indices, torch.view_as_complex(parts)
-    entries = torch.sparse_coo_tensor(indices, values, shape, check_invariants=False).coalesce()
+    entries = torch.sparse_coo_tensor(
+        indices, values, shape, device=values.device, check_invariants=False
+    ).coalesce()
     return entries.indices(), entries.values()
 
 

@@ -237,7 +237,7 @@ class ResilientGroup(OwnGroup):
         """Keep what an operation is going to overwrite, in memory that serves all operations."""
         for number, tensor in enumerate(results):
             if number == len(self._kept) or self._kept[number].numel() < tensor.nbytes:
-                memory = torch.empty(tensor.nbytes, dtype=torch.uint8)
+                memory = torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
                 self._kept[number : number + 1] = [memory]
             self._copy_of(tensor, number).copy_(tensor.detach())
 
@@ -326,7 +326,7 @@ class ResilientGroup(OwnGroup):
         """
         if not self._has_news:
             newcomers = self._membership.newcomers() if self.rank() == 0 else []
-            count = torch.tensor([len(newcomers)])
+            count = torch.tensor([len(newcomers)], device="cpu")
             api.all_reduce(count, dist.ReduceOp.MAX, self)
             if count.item():
                 with self._issuing:
@@ -356,8 +356,12 @@ class ResilientGroup(OwnGroup):
         """
         while True:
             epoch, is_source = self.epoch, self.rank() == 0 and self._has_state
-            data = packed(holders, step) if is_source else torch.empty(0, dtype=torch.uint8)
-            length = torch.tensor([data.numel()])
+            data = (
+                packed(holders, step)
+                if is_source
+                else torch.empty(0, dtype=torch.uint8, device="cpu")
+            )
+            length = torch.tensor([data.numel()], device="cpu")
             try:
                 api.all_reduce(length, dist.ReduceOp.MAX, self)
                 if epoch != self.epoch:
@@ -365,7 +369,7 @@ class ResilientGroup(OwnGroup):
                 if not length.item():
                     raise PeerLostError("no rank is left that has a state to send", peer=0)
                 if not is_source:
-                    data = torch.empty(int(length.item()), dtype=torch.uint8)
+                    data = torch.empty(int(length.item()), dtype=torch.uint8, device="cpu")
                 api.broadcast(data, group=self, group_src=0)
             except GroupChangedError:
                 continue

@@ -46,7 +46,7 @@ def check_same(module: nn.Module, group: Any = None) -> None:
     """
     member = as_group(group)
     own = _hash(module)
-    mine = torch.tensor(list(own.encode()), dtype=torch.uint8)
+    mine = torch.tensor(list(own.encode()), dtype=torch.uint8, device="cpu")
     table = mine.new_empty(member.size(), len(mine))
     api.all_gather_single(table, mine[None], group)
     hashes = [bytes(row.tolist()).decode() for row in table]
@@ -85,9 +85,11 @@ def check_same_kinds(module: nn.Module, group: Any = None) -> None:
         for name, item in items
     ]
     text = torch.frombuffer(bytearray(json.dumps(own), "utf-8"), dtype=torch.uint8)
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(as_group(group).size())]
-    api.all_gather(lengths, torch.tensor([text.numel()]), group)
-    texts = [torch.empty(int(length), dtype=torch.uint8) for length in lengths]
+    lengths = [
+        torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(as_group(group).size())
+    ]
+    api.all_gather(lengths, torch.tensor([text.numel()], device="cpu"), group)
+    texts = [torch.empty(int(length), dtype=torch.uint8, device="cpu") for length in lengths]
     api.all_gather(texts, text, group)
     first, *others = (json.loads(bytes(item.tolist())) for item in texts)
     for rank, theirs in enumerate(others, start=1):
@@ -121,7 +123,7 @@ def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
     member = as_group(group)
     rank, size, none = member.rank(), member.size(), torch.iinfo(torch.int64).max
     bad = (~torch.isfinite(loss.detach().flatten())).nonzero().flatten().tolist()
-    first = torch.tensor([bad[0] * size + rank if bad else none])
+    first = torch.tensor([bad[0] * size + rank if bad else none], device="cpu")
     api.all_reduce(first, dist.ReduceOp.MIN, group)
     if int(first) != none:
         index, other = divmod(int(first), size)

@@ -192,7 +192,9 @@ class PowerSGD(Compressor):
         """The Q of the step before; random columns for those that have become zero."""
         if self._q is not None and bool(self._q.any(0).all()):
             return self._q
-        fresh = torch.randn(matrix.shape[1], self.rank, generator=self._random).to(matrix)
+        fresh = torch.randn(
+            matrix.shape[1], self.rank, generator=self._random, device=self._random.device
+        ).to(matrix)
         return fresh if self._q is None else self._q.where(self._q.any(0), fresh)
 
     def _averaged(self, tensor: Tensor) -> int:

@@ -68,7 +68,7 @@ def load_digits() -> Examples:
             "pip install 'ringcoll[train]'"
         ) from error
     pictures, digits = datasets.load_digits(return_X_y=True)
-    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0), device="cpu")
     inputs, targets = torch.from_numpy(pictures).float()[order], torch.from_numpy(digits)[order]
     tested = round(_TEST_SHARE * len(digits))
     deviation, mean = torch.std_mean(inputs[tested:], dim=0)
@@ -93,7 +93,7 @@ def load_text() -> Text:
     text = text.encode("ascii", "ignore").decode()
     characters = "".join(sorted(set(text)))
     numbers = {character: number for number, character in enumerate(characters)}
-    return Text(torch.tensor([numbers[character] for character in text]), characters)
+    return Text(torch.tensor([numbers[character] for character in text], device="cpu"), characters)
 
 
 def windows(text: Text, context: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -128,8 +128,10 @@ def windows(text: Text, context: int, count: int, seed: int) -> tuple[Tensor, Te
             expected=f"at most {len(text.tokens) - 1}",
             got=context,
         )
-    starts = torch.randint(last + 1, (count, 1), generator=torch.Generator().manual_seed(seed))
-    places = starts + torch.arange(context)
+    starts = torch.randint(
+        last + 1, (count, 1), generator=torch.Generator().manual_seed(seed), device="cpu"
+    )
+    places = starts + torch.arange(context, device="cpu")
     return text.tokens[places], text.tokens[places + 1]
 
 
@@ -189,5 +191,5 @@ def batches(num_samples: int, batch: int, seed: int, rank: int, world_size: int)
             expected=f"at most {num_samples // world_size}",
             got=batch,
         )
-    order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed), device="cpu")
     return order[: steps * world_size * batch].view(steps, world_size, batch)[:, rank]

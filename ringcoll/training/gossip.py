@@ -152,10 +152,10 @@ def spectral_gap(graph: str, world_size: int) -> float:
     average is exact after a period. Raises as `period`.
     """
     steps = period(graph, world_size)
-    product = torch.eye(world_size, dtype=torch.float64)
+    product = torch.eye(world_size, dtype=torch.float64, device="cpu")
     for step in range(steps):
         rows = [[float(weight) for weight in row] for row in mixing_matrix(graph, world_size, step)]
-        product = torch.tensor(rows, dtype=torch.float64) @ product
+        product = torch.tensor(rows, dtype=torch.float64, device="cpu") @ product
     deviation = float(torch.linalg.matrix_norm(product - 1 / world_size, 2))
     return 1 - float(deviation ** (1 / steps))
 

@@ -84,7 +84,7 @@ class Mesh:
                 expected=f"a product of {world_size}",
                 got=f"{data} x {pipeline} x {tensor}",
             )
-        box = torch.arange(world_size).view(data, pipeline, tensor)
+        box = torch.arange(world_size, device="cpu").view(data, pipeline, tensor)
         place = (box == dist.get_rank()).nonzero()[0].tolist()
         self.place = dict(zip(AXES, place, strict=True))
         self.groups: dict[str, Any] = {}

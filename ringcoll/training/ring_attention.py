@@ -74,7 +74,7 @@ def places(tokens: int, rank: int, world_size: int) -> Tensor:
             expected=f"a multiple of {2 * world_size}",
             got=tokens,
         )
-    pieces = torch.arange(tokens).chunk(2 * world_size)
+    pieces = torch.arange(tokens, device="cpu").chunk(2 * world_size)
     return torch.cat([pieces[rank], pieces[2 * world_size - 1 - rank]])
 
 

@@ -62,6 +62,7 @@ Parallel", VLDB 2023 (flat parameters, freed storage, gathering ahead); Loshchil
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -180,11 +181,14 @@ class ShardedAdamW(ShardedBuckets):
         """
         self.finish()
         factor = None if self.max_norm is None else self._clip_factor(self.max_norm)
+        # AdamW counts its steps in a tensor on the default device.
+        is_elsewhere = torch.get_default_device().type != "cpu"
         for bucket in reversed(self._buckets):
             assert bucket.grad_shard is not None
             grad = bucket.grad_shard.to(bucket.master.dtype)
             bucket.master.grad = grad if factor is None else grad.mul_(factor)
-            self.adamw.step()  # of this bucket: no other master has a gradient
+            with torch.device("cpu") if is_elsewhere else nullcontext():
+                self.adamw.step()  # of this bucket: no other master has a gradient
             bucket.master.grad = None
             bucket.forget_gradients()
             bucket.publish()

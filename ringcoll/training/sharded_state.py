@@ -58,7 +58,10 @@ def load_state(
         bucket.wait_for_gather()
         bucket.master.copy_(bucket.own_shard(state["parameters"]))
         own = {moment: bucket.own_shard(state[moment]) for moment in _MOMENTS}
-        adamw.state[bucket.master] = {"step": torch.tensor(float(state["step"])), **own}
+        adamw.state[bucket.master] = {
+            "step": torch.tensor(float(state["step"]), device="cpu"),
+            **own,
+        }
         bucket.publish()
 
 

@@ -104,10 +104,11 @@ class Task:
         )
 
     def make(self) -> nn.Module:
-        """The model with its first weights, the same in every call and on every rank."""
-        if self.model == "perceptron":
-            return mlp(self.layers, self.width, self.seed)
-        return Transformer(self.shape, self.seed)
+        """The model with its first weights, on the CPU, the same in every call and on every rank."""
+        with torch.device("cpu"):
+            if self.model == "perceptron":
+                return mlp(self.layers, self.width, self.seed)
+            return Transformer(self.shape, self.seed)
 
     def make_optimizer(
         self, params: Iterable[Tensor], lr: float | None = None

@@ -168,7 +168,7 @@ class _VocabularyLoss(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         shares, local, is_mine = ctx.saved_tensors
         grad = shares.clone()  # softmax, minus one at the target
-        grad[torch.arange(len(local)), local] -= is_mine.to(grad.dtype)
+        grad[torch.arange(len(local), device=local.device), local] -= is_mine.to(grad.dtype)
         return grad * (grads[0] / len(local)), None, None
 
 

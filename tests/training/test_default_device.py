@@ -1,0 +1,74 @@
+"""``torch.set_default_device`` changes nothing: the library names the device of all that it makes."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import ringcoll
+from tests.programs import default_device
+
+PACKAGE = Path(ringcoll.__file__).parent
+# Functions of torch whose result is on the default device (`torch.utils._device`).
+FACTORIES = {
+    *("arange", "as_tensor", "asarray", "empty", "empty_permuted", "empty_strided", "eye", "full"),
+    *("linspace", "logspace", "ones", "rand", "randint", "randn", "randperm", "range", "zeros"),
+    *("scalar_tensor", "sparse_coo_tensor", "sparse_csr_tensor", "tensor", "tril_indices"),
+    "triu_indices",
+}
+TRAINERS = (
+    "bucketed",
+    "compressed:powersgd",
+    "sharded:2",
+    "gossip:ring",
+    "pipeline:1f1b",
+    "context",
+)
+
+
+def without_device(source: str) -> list[str]:
+    """The calls of factories that name no device."""
+    return [
+        f"{node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and (node.func.value.id, node.func.attr in FACTORIES) == ("torch", True)
+        and not {"device", None} & {keyword.arg for keyword in node.keywords}
+    ]
+
+
+def test_every_factory_names_its_device():
+    found = {
+        str(path.relative_to(PACKAGE)): calls
+        for path in PACKAGE.rglob("*.py")
+        if (calls := without_device(path.read_text()))
+    }
+    assert not found
+
+
+def test_a_factory_without_a_device_is_found():
+    assert without_device("import torch\nx = torch.zeros(3)\n") == ["2: torch.zeros(3)"]
+    assert not without_device("x = torch.zeros(3, device='cpu')\ny = torch.empty(2, **options)")
+
+
+@pytest.mark.processes
+def test_calls_make_nothing_on_the_default_device(pool):
+    for rank, found in enumerate(pool(2, "ringcoll").run(default_device.called, "meta")):
+        assert found["sparse"].tolist() == [1, 1, 2, 0]
+        assert found["half"].tolist() == [1.5] * 5
+        assert found["odd"].tolist() == [3] * 5
+        assert found["strided"].tolist() == [[3.0, 3.0]] * 4
+        assert found["got"].tolist() == ([0, 1, 1, 2] if rank == 0 else [2, 3, 3, 4])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", TRAINERS)
+def test_training_is_the_same_under_any_default_device(pool, name: str):
+    usual = pool(2, "ringcoll").run(default_device.trained, None, [name])
+    assert pool(2, "ringcoll").run(default_device.trained, "meta", [name]) == usual
+    assert all(torch.tensor(found[name], device="cpu").isfinite().all() for found in usual)
