@@ -2,6 +2,7 @@
 
 ================  ==========================================================
 `settings`        the environment's variables; nothing else reads them
+`limits`          numbers and time limits of a user, of any class
 `machine`         cores, processor and address, and which processes share a host
 `shared_memory`   memory that processes share, sleep on a word of it, reads of another's memory
 `shared_tensors`  tensors in memory that processes share: `ringcoll.empty_shared`
