@@ -19,7 +19,7 @@ MUTANTS_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format mutants bench bench-gpu peers bench-peers bench-deepspeed results docs notebooks clean
+.PHONY: help demo test test-versions lint format mutants bench bench-gpu peers bench-peers bench-deepspeed results docs notebooks clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -32,6 +32,11 @@ demo: $(VENV)/.installed-demo ## Ring, tree and native side by side: all-reduce,
 # A module's tests stay together, as they share processes; tests/conftest.py puts modules in order.
 test: lint ## Lint, type check, then all tests, doctests and notebooks
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# With the Pythons that are on PATH; a CUDA build of torch takes 6 GB, one at a time.
+VERSIONS_TESTS ?=
+test-versions: ## Backend, collectives and transports on the oldest and newest torch and every Python
+	@$(PYTHON) -m tests.versions $(VERSIONS_TESTS)
 
 lint: $(VENV)/.installed-dev ## Lint, formatting, types
 	@$(BIN)/ruff check

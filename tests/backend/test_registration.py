@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -39,9 +40,47 @@ def test_the_name_is_known_once_both_are_imported(program: str):
     assert done.stdout.strip() == "ringcoll ['cpu', 'cuda']"
 
 
-def test_the_entry_point_is_there():
-    """Newer versions of torch look for it, and call it."""
+GROUPS = ("torch.backends", "torch.distributed.backends")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_entry_point_is_there(group: str):
+    """torch looks for it, and calls it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    target = project["entry-points"]["torch.distributed.backends"]["ringcoll"]
-    module, function = target.split(":")
+    module, function = project["entry-points"][group]["ringcoll"].split(":")
     getattr(import_module(module), function)()
+
+
+NAME_ALONE = """
+import sys
+import torch.distributed as dist
+
+print(sorted(name for name in sys.modules if name.startswith("ringcoll.")))
+dist.init_process_group("ringcoll", store=dist.HashStore(), rank=0, world_size=1)
+print(type(dist.group.WORLD).__module__)
+"""
+
+
+def test_the_name_alone_is_enough_where_the_package_is_installed(tmp_path: Path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    installed = tmp_path / "ringcoll_of_a_test-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: ringcoll-of-a-test\nVersion: 1\n"
+    )
+    target = project["entry-points"]["torch.backends"]["ringcoll"]
+    (installed / "entry_points.txt").write_text(f"[torch.backends]\nringcoll = {target}\n")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", NAME_ALONE],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    imported, module = done.stdout.splitlines()
+    assert "ringcoll.backend.registration" in imported
+    for large in ("process_group", "ringcoll.collectives", "ringcoll.runtime", "ringcoll.system"):
+        assert large not in imported
+    assert module == "ringcoll.backend.process_group"
