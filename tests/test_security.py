@@ -77,7 +77,7 @@ ONLY = {
         *("__init__", "cli/app", "transport/catalogue", "system/user_modules"),
         *("testing/__init__", "testing/pool"),
     },
-    "subprocess": {"launch/mpiexec", "system/versions"},
+    "subprocess": {"cli/run", "launch/mpiexec", "system/versions"},
     "socket": {
         *("system/stores", "launch/mpi", "transport/gloo", "resilient/membership"),
         "bench/environment",  # the host's name

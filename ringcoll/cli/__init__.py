@@ -16,6 +16,7 @@
 `info`            ``ringcoll info``
 `doctor`          ``ringcoll doctor``
 `dump`            ``ringcoll dump``
+`run`             ``ringcoll run``
 `explain`         ``ringcoll explain``
 `trace`           ``ringcoll trace``
 `simulate`        ``ringcoll simulate``

@@ -57,6 +57,11 @@ COMMANDS = {
         "Which algorithm auto stands for, what else there is, and why.",
         "ringcoll explain all_reduce -k 8 -b 1M",
     ),
+    "run": CommandEntry(
+        "ringcoll.cli.run:run",
+        "A script on ranks of this host, which may go on without the dead.",
+        "ringcoll run --resilient -k 4 train.py",
+    ),
     "train": CommandEntry(
         "ringcoll.cli.train:train",
         "A small training run: ring, tree and native side by side.",

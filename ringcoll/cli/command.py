@@ -34,7 +34,8 @@ class DescribedCommand(click.Command):
         terms: Mapping[str, Mapping[str, str]] = {},
         **options: Any,
     ) -> None:
-        super().__init__(name, context_settings=SETTINGS, **options)
+        settings = SETTINGS | options.pop("context_settings", {})
+        super().__init__(name, context_settings=settings, **options)
         self.examples, self.terms = examples, terms
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

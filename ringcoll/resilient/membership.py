@@ -33,7 +33,16 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.resilient import succession
-from ringcoll.resilient.succession import Member, Patience, Record, View, check_in, listeners, step
+from ringcoll.resilient.succession import (
+    Member,
+    Patience,
+    Record,
+    View,
+    check_in,
+    leader_of,
+    listeners,
+    step,
+)
 from ringcoll.runtime.lives import Process
 from ringcoll.system.machine import place
 from ringcoll.system.mailbox import Inbox, deliver
@@ -215,7 +224,7 @@ class Membership:
                 self.take(new.view)
                 return new.view
             if new.ballot != old.ballot:
-                leads = before.members[new.ballot] == self.own
+                leads = leader_of(new.ballot, before.members) == self.own
                 shares = _FOR_MEMBERS if leads else _FOR_A_LEADER
                 late_s = next(
                     (share * limit_s for share in shares if share * limit_s > awake_s), limit_s

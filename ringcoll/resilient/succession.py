@@ -2,7 +2,8 @@
 
 Each member has a `Record`, and sends it to others when it changes; a newer record of a member holds all that an
 older one did. What a member does next follows from its own record, those that it has heard, and who has
-surely ended: see `step`. The leader of a *ballot* is the member with the ballot's number.
+surely ended: see `step`. The leader of a *ballot* is the member
+with the ballot's number, modulo the number of members.
 
 ==================  ===================================================================================
 a member            does
@@ -44,7 +45,17 @@ from ringcoll.runtime.lives import Process
 from ringcoll.system.lines import Address
 from ringcoll.system.stores import not_of_a_rank
 
-__all__ = ["Member", "Patience", "Record", "View", "check_in", "listeners", "newest", "step"]
+__all__ = [
+    "Member",
+    "Patience",
+    "Record",
+    "View",
+    "check_in",
+    "leader_of",
+    "listeners",
+    "newest",
+    "step",
+]
 
 _NONE = -1  # instead of a ballot
 
@@ -200,16 +211,16 @@ def step(
     }
     living = [member for member in members if member == me or not _is_out(member, heard, gone)]
     ballot = max(own.ballot, 0, *(record.ballot for record in peers.values()))
-    if ballot == own.ballot and patience and members[ballot] != me:
+    if ballot == own.ballot and patience and leader_of(ballot, members) != me:
         ballot += 1
-    while ballot < len(members) and members[ballot] not in living:
+    while leader_of(ballot, members) not in living:
         ballot += 1
-    if ballot >= len(members) or patience is Patience.OVER:
+    if patience is Patience.OVER:
         raise GroupBrokenError(
             f"only {1 + len(peers.keys() & living)} of the {len(living)} ranks that are not known to "
             "be dead have come in time: others may have gone on without them"
         )
-    leader = members[ballot]
+    leader = leader_of(ballot, members)
     following = own._replace(ballot=ballot)
     if leader != me:
         if leader in peers and peers[leader].proposed == ballot:
@@ -255,7 +266,7 @@ def listeners(
     """
     members = old.view.members
     if new.view != old.view:
-        if old.proposed == _NONE or members[old.ballot] != me:
+        if old.proposed == _NONE or leader_of(old.ballot, members) != me:
             return ()  # it was told itself
         outside = [member for member in members if member not in new.view.members]
         told = [*outside, *new.view.members]
@@ -267,9 +278,14 @@ def listeners(
             and (heard[member].view.epoch, heard[member].ballot) < (new.view.epoch, new.ballot)
         ]
         if new != old:  # the leader last: what it knows of a member, all that see its end know
-            told += [*(member for member in members if member != members[new.ballot])]
-            told.append(members[new.ballot])
+            leader = leader_of(new.ballot, members)
+            told += [*(member for member in members if member != leader), leader]
     return tuple(member for member in dict.fromkeys(told) if member != me)
+
+
+def leader_of(ballot: int, members: tuple[Member, ...]) -> Member:
+    """The member that leads in a ballot."""
+    return members[ballot % len(members)]
 
 
 def _is_out(member: Member, heard: Heard, gone: Collection[Member]) -> bool:
