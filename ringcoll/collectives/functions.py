@@ -326,7 +326,9 @@ def broadcast(
     group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
     """
-    options = (algorithm, segment_bytes, whole(src), whole(group_src))
+    if type(src) is not int and type(group_src) is not int:
+        src, group_src = whole(src), whole(group_src)
+    options = (algorithm, segment_bytes, src, group_src)
     return start(_broadcast, group, (tensor,), options, async_op, timeout)
 
 
@@ -499,7 +501,9 @@ def gather(
     """
     tensors = [tensor, *_listed(gather_list)]
     dst = 0 if dst is None and group_dst is None else dst
-    options = (algorithm, segment_bytes, whole(dst), whole(group_dst), type(gather_list))
+    if type(dst) is not int and type(group_dst) is not int:
+        dst, group_dst = whole(dst), whole(group_dst)
+    options = (algorithm, segment_bytes, dst, group_dst, type(gather_list))
     return start(_gather, group, tensors, options, async_op, timeout)
 
 
@@ -541,7 +545,9 @@ def scatter(
     """
     tensors = [tensor, *_listed(scatter_list)]
     src = 0 if src is None and group_src is None else src
-    options = (algorithm, segment_bytes, whole(src), whole(group_src), type(scatter_list))
+    if type(src) is not int and type(group_src) is not int:
+        src, group_src = whole(src), whole(group_src)
+    options = (algorithm, segment_bytes, src, group_src, type(scatter_list))
     return start(_scatter, group, tensors, options, async_op, timeout)
 
 
