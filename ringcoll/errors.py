@@ -22,6 +22,7 @@ __all__ = [
     "RulesError",
     "ScheduleError",
     "SharingError",
+    "TooLargeError",
     "TraceError",
     "TrainingError",
     "TransportError",
@@ -84,6 +85,14 @@ class UnknownAlgorithmError(ScheduleError):
 
 class UnsupportedWorldSizeError(ScheduleError):
     """The algorithm is not defined for this number of ranks."""
+
+
+class TooLargeError(RingcollError, ValueError):
+    """More work, or more memory, than is spent on a call; nothing was begun. ``most`` is the most work."""
+
+    def __init__(self, message: str, *, most: int = 0) -> None:
+        self.most = most
+        super().__init__(message)
 
 
 class VerificationError(ScheduleError):

@@ -18,6 +18,7 @@ EVERY = (
     errors.PeerLostError("gone", peer=0),
     errors.ScheduleError("bad"),
     errors.SharingError("too little memory"),
+    errors.TooLargeError("too many ranks"),
     errors.TraceError("nothing written"),
     errors.TrainingError("a loss is not finite"),
     errors.TransportError("stuck"),

@@ -15,7 +15,7 @@ from inspect import getdoc, getmodule
 from typing import Any, cast
 
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
-from ringcoll.schedule.contracts import OperandOrder, contract
+from ringcoll.schedule.contracts import LARGEST_WORLD, OperandOrder, contract
 from ringcoll.schedule.counting import Counts, chunks_of_data, tally_of
 from ringcoll.schedule.ir import Program, Schedule, Step, copy, inp, out
 
@@ -201,8 +201,10 @@ class Algorithm:
         ScheduleError
             ``root`` is not one of the ranks, or ``hosts`` is not one number for each rank.
         """
-        if world_size < 1:
-            raise UnsupportedWorldSizeError(f"world_size must be at least 1, got {world_size}")
+        if not 1 <= world_size <= LARGEST_WORLD:
+            raise UnsupportedWorldSizeError(
+                f"world_size must be at least 1, and at most {LARGEST_WORLD}, got {world_size}"
+            )
         if reason := self.restriction(world_size):
             raise UnsupportedWorldSizeError(
                 f"{self.name} {self.collective} cannot run on {world_size} ranks: {reason}"

@@ -21,7 +21,7 @@ from typing import Any
 
 from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, mark_built_in, on_hosts
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule.contracts import CONTRACTS, OperandOrder, contract
+from ringcoll.schedule.contracts import CONTRACTS, LARGEST_WORLD, OperandOrder, contract
 from ringcoll.schedule.ir import Program, Schedule
 
 __all__ = [
@@ -217,10 +217,10 @@ def find(collective: str, name: str) -> Algorithm:
     parameter = _REGISTRY[key].parameter
     if parameter is None:
         raise UnknownAlgorithmError(f"{plain} {collective} has no parameter, got {name!r}")
-    if not re.fullmatch("[0-9]{1,9}", value):
+    if not re.fullmatch("[0-9]{1,9}", value) or int(value) > LARGEST_WORLD:
         raise UnknownAlgorithmError(
             f"{plain} {collective} takes a number of {parameter.name}, such as "
-            f"{plain}={parameter.default(8)}, got {name!r}"
+            f"{plain}={parameter.default(8)}, at most {LARGEST_WORLD}, got {name!r}"
         )
     return _WITH_VALUE[key](int(value))
 

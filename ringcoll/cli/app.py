@@ -169,7 +169,9 @@ class _Commands(click.Group):
             raise _CannotDoError(str(error)) from error
         except OSError as error:  # of a file, or of the output
             _give_up_output()
-            raise _CannotDoError(f"{error.filename or 'the output'}: {error.strerror}") from error
+            raise _CannotDoError(
+                f"{error.filename or 'the output'}: {error.strerror or error}"
+            ) from error
         except KeyboardInterrupt:
             click.echo("\ninterrupted; all ranks were ended", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None

@@ -65,9 +65,9 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
               help="From one size to the next.")  # fmt: skip
 @click.option("-f", "--stepfactor", type=click.IntRange(min=1), default=1, show_default=True,
               help="From one size to the next; above 1 it replaces -i.")  # fmt: skip
-@click.option("-n", "--iters", type=click.IntRange(min=1), default=20, show_default=True,
+@click.option("-n", "--iters", type=click.IntRange(1, 10**6), default=20, show_default=True,
               help="Times that each operation is timed.")  # fmt: skip
-@click.option("-w", "--warmup_iters", type=click.IntRange(min=0), default=1, show_default=True,
+@click.option("-w", "--warmup_iters", type=click.IntRange(0, 10**6), default=1, show_default=True,
               help="Times that it runs before.")  # fmt: skip
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True,
               help="Whether every element of every result is checked, untimed.")  # fmt: skip
@@ -167,6 +167,7 @@ def bench(
         asked.find(name, peer_dir)
     own, modules = measuring.contenders(collective, algorithms, world_size)
     named = (*own, *asked.contenders(others), *(LIMITS if limits else ()))
+    measuring.check_memory(max(minbytes, maxbytes), world_size, device)
     request = BenchRequest(
         collective,
         tuple(dict.fromkeys(named)),

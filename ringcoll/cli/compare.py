@@ -103,6 +103,7 @@ def compare(
     Exit status: 1 if any element was wrong, or an algorithm was refused.
     """
     world_size = ranks or 4
+    measuring.check_memory(maxbytes, world_size)
     request = _request(
         collective,
         names,

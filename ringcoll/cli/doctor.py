@@ -28,7 +28,7 @@ _SIZES = (4, 64 << 10, 16 << 20)  # bytes: a message's cost counts, then both, t
 
 
 @command(examples=_EXAMPLES)
-@click.option("-k", "--ranks", "--world-size", "ranks", type=click.IntRange(min=1), default=2,
+@click.option("-k", "--ranks", "--world-size", "ranks", type=click.IntRange(1, 1 << 16), default=2,
               show_default=True, help="Number of ranks that are meant to run here.")  # fmt: skip
 @json_option
 @click.pass_context

@@ -31,11 +31,11 @@ _EXAMPLES = """
 
 @command(examples=_EXAMPLES)
 @click.argument("collective", type=collective_name)
-@click.option("-k", "--ranks", "--world-size", "ranks", type=click.IntRange(min=1), default=4,
+@click.option("-k", "--ranks", "--world-size", "ranks", type=click.IntRange(1, 1 << 16), default=4,
               show_default=True, help="Number of ranks.")  # fmt: skip
 @click.option("-b", "--bytes", "nbytes", type=measuring.nbytes_of, default="1M", show_default=True,
               help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
-@click.option("--hosts", type=click.IntRange(min=1), default=1, show_default=True,
+@click.option("--hosts", type=click.IntRange(1, 1 << 16), default=1, show_default=True,
               help="Number of hosts.")  # fmt: skip
 @click.option("--transport", "name", type=click.Choice(_TRANSPORTS), default="auto",
               show_default=True, help="Transport between the ranks.")  # fmt: skip

@@ -17,13 +17,13 @@ from ringcoll.cli.parameters import (
     hosts_option,
     json_option,
     new_file,
+    proved,
     root_option,
     world_size_option,
 )
 from ringcoll.cli.report import header
 from ringcoll.formats import to_chakra, to_goal, to_msccl, to_mscclpp
 from ringcoll.schedule.ir import Schedule
-from ringcoll.schedule.verifier import verify as prove
 from ringcoll.system.files import replace_files
 
 __all__ = ["export"]
@@ -92,8 +92,8 @@ def export(
         nbytes = parse_size(size or "1M")
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--bytes") from error
-    _, schedule, title = asked_schedule(algorithm, collective, world_size, root, num_hosts)
-    prove(schedule)
+    entry, schedule, title = asked_schedule(algorithm, collective, world_size, root, num_hosts)
+    proved(entry, schedule, num_hosts)
     contents = _contents(schedule, kind, nbytes, gamma or 0.0, max_steps or 64)
     names = [] if file is None else [file]
     if kind == "chakra" and file is not None:

@@ -21,11 +21,13 @@ from ringcoll.algorithms import algorithms
 from ringcoll.bench import AUTO, DTYPES, NATIVE, OVER, PERSISTENT, SHARED
 from ringcoll.bench.environment import device
 from ringcoll.bench.plot import suffixes
-from ringcoll.bench.units import parse_size
+from ringcoll.bench.units import as_size, parse_size
 from ringcoll.cli.parameters import named_algorithms, new_file
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch.processes import Ranks, reports_to
 from ringcoll.reduction import OPERATORS, operator_named
+from ringcoll.schedule.contracts import LARGEST_WORLD
+from ringcoll.system.machine import free_bytes
 from ringcoll.system.schedule_files import is_schedule_file
 from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
 from ringcoll.system.user_modules import UserModule, is_reference
@@ -35,6 +37,7 @@ __all__ = [
     "NATIVE",
     "NCCL_DTYPES",
     "NCCL_OPERATORS",
+    "check_memory",
     "chosen",
     "contenders",
     "cuda_transport",
@@ -54,6 +57,7 @@ __all__ = [
     "under_torchrun",
 ]
 
+_MOST_SIZES = 10_000
 _OPERATION_S = 300.0  # time limit of one operation
 _RUN_S = 7 * 86400.0  # and of the whole: as long as the user is willing to wait
 
@@ -114,7 +118,7 @@ def ranks_option(usual: int) -> Callable[..., Any]:
         "--ranks",
         "--world-size",
         "ranks",
-        type=click.IntRange(min=1),
+        type=click.IntRange(1, LARGEST_WORLD),
         help=f"Number of ranks to start; {usual}.",
     )
 
@@ -246,6 +250,10 @@ def chosen(sizes_from: int, sizes_to: int, factor: int, step: int) -> tuple[int,
     """The sizes between two, by a factor if it is above 1, otherwise by a step."""
     if sizes_to < sizes_from:
         raise click.UsageError("the largest size (-e) is below the smallest (-b)")
+    if factor <= 1 and step and (sizes_to - sizes_from) // step >= _MOST_SIZES:
+        raise click.UsageError(
+            f"there are more than {_MOST_SIZES} sizes: take a larger step (-i), or -f 2"
+        )
     sizes, nbytes = [], sizes_from
     while nbytes <= sizes_to:
         sizes.append(nbytes)
@@ -254,6 +262,25 @@ def chosen(sizes_from: int, sizes_to: int, factor: int, step: int) -> tuple[int,
             break
         nbytes = following
     return tuple(sizes)
+
+
+def check_memory(nbytes: int, world_size: int, device: str = "cpu") -> None:
+    """Refuse sizes for which the ranks of this machine have no memory: input, output, and what is expected.
+
+    Raises
+    ------
+    click.UsageError
+        The message says which size would do.
+    """
+    if (
+        device == "cpu"
+        and not under_torchrun()
+        and 3 * nbytes * world_size > (free := free_bytes())
+    ):
+        raise click.UsageError(
+            f"{as_size(nbytes)} on {world_size} ranks need more memory than the {as_size(int(free))} that "
+            f"are free here; {as_size(int(free) // (3 * world_size))} would do"
+        )
 
 
 def under_torchrun() -> bool:

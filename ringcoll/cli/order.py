@@ -14,12 +14,12 @@ from ringcoll.cli.parameters import (
     collective_name,
     hosts_option,
     json_option,
+    proved,
     root_option,
     world_size_option,
 )
 from ringcoll.cli.report import header, order_in_words
 from ringcoll.schedule.orders import check_reduces, chunk_elements, chunks_by_order, infix
-from ringcoll.schedule.verifier import verify as prove
 
 __all__ = ["order"]
 
@@ -66,13 +66,13 @@ def order(
     which messages arrive. Chunks with the same order share a line.
     """
     check_reduces(collective)
-    _, schedule, title = asked_schedule(algorithm, collective, world_size, root, num_hosts)
+    entry, schedule, title = asked_schedule(algorithm, collective, world_size, root, num_hosts)
     if chunk is not None and chunk >= schedule.num_chunks:
         raise click.UsageError(
             f"--chunk: {title} has chunks 0 to {schedule.num_chunks - 1}, got {chunk}"
         )
+    proof = proved(entry, schedule, num_hosts)
     elements = None if numel is None else chunk_elements(schedule, numel)
-    proof = prove(schedule)
     sums = chunks_by_order(proof) if chunk is None else {proof.order(chunk): [chunk]}
     runs = {
         order: None if elements is None else _runs(elements[chunk] for chunk in chunks)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
-from math import isfinite
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from math import isfinite, log
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, named, on_hosts
-from ringcoll.errors import ScheduleError, UnknownAlgorithmError
-from ringcoll.schedule.contracts import CONTRACTS, contract
+from ringcoll.cli.output import progress
+from ringcoll.errors import (
+    ScheduleError,
+    TooLargeError,
+    UnknownAlgorithmError,
+)
+from ringcoll.schedule.contracts import CONTRACTS, LARGEST_WORLD, contract
+from ringcoll.schedule.counting import estimated, moved
 from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule.verifier import Proof
+from ringcoll.schedule.verifier import verify as prove
 from ringcoll.system.schedule_files import algorithm_in, is_schedule_file, read_schedule
 from ringcoll.system.user_modules import UserModule, algorithms_named, is_reference
 
@@ -29,23 +38,24 @@ __all__ = [
     "json_option",
     "named_algorithms",
     "new_file",
+    "proved",
     "rank_numbers",
     "root_option",
+    "saying_what_would_do",
     "world_size_option",
     "world_sizes",
 ]
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-_LARGEST_WORLD = 1 << 16  # a typing error should not run for days
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 csv_option = click.option("--csv", "as_csv", is_flag=True, help="Print the table as CSV.")
 world_size_option = click.option(
-    "-k", "--world-size", type=click.IntRange(min=1), default=4, show_default=True,
+    "-k", "--world-size", type=click.IntRange(1, LARGEST_WORLD), default=4, show_default=True,
     help="Number of ranks.",
 )  # fmt: skip
 hosts_option = click.option(
-    "--hosts", "num_hosts", type=click.IntRange(min=1),
+    "--hosts", "num_hosts", type=click.IntRange(1, LARGEST_WORLD),
     help="Number of hosts among which the ranks are divided, for an algorithm that needs "
     "to know it; 2.",
 )  # fmt: skip
@@ -71,9 +81,9 @@ def _numbers(text: str, lowest: int) -> tuple[int, ...]:
             raise click.BadParameter(f"{piece!r} is neither a number nor a range like 1-8")
         first = int(match[1])
         last = int(match[2] or first)
-        if not lowest <= first <= last <= _LARGEST_WORLD:
+        if not lowest <= first <= last <= LARGEST_WORLD:
             raise click.BadParameter(
-                f"{piece!r} is not within {lowest} to {_LARGEST_WORLD}, lowest first"
+                f"{piece!r} is not within {lowest} to {LARGEST_WORLD}, lowest first"
             )
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))
@@ -254,6 +264,49 @@ def asked_schedule(
     title += f", root {schedule.root}" * rooted
     title += f", {_in_number(max(hosts) + 1, 'host')}" * entry.needs_hosts
     return entry, schedule, title
+
+
+@contextmanager
+def saying_what_would_do(
+    entry: Algorithm, schedule: Schedule, num_hosts: int | None
+) -> Iterator[None]:
+    """Add to an error about the size of a schedule how many ranks would do, about.
+
+    That is estimated from how the work grows up to 128 ranks.
+    """
+    try:
+        yield
+    except TooLargeError as error:
+        if "=" in entry.name or not error.most:  # fewer ranks may not help
+            raise
+        numbers = [
+            k for k in range(2, min(128, schedule.world_size) + 1) if not entry.restriction(k)
+        ]
+        more = numbers[-1]
+        fewer = max([k for k in numbers if 2 * k <= more], default=more)
+        work = {
+            k: estimated(
+                entry.schedule(k, hosts=on_hosts(k, num_hosts or 2)), moved, 8 * error.most
+            )
+            / 8
+            for k in (fewer, more)
+        }
+        hint = ""
+        if fewer < more and 0 < work[fewer] < work[more] < error.most:
+            power = log(work[more] / work[fewer]) / log(more / fewer)
+            ranks = int(0.9 * more * (error.most / work[more]) ** (1 / power))
+            ranks = next((k for k in range(ranks, more, -1) if not entry.restriction(k)), more)
+            hint = f"; {ranks} ranks would do" if ranks < schedule.world_size else ""
+        raise TooLargeError(f"{error}{hint}") from None
+
+
+def proved(entry: Algorithm, schedule: Schedule, num_hosts: int | None = None) -> Proof:
+    """Prove a schedule that is not too large, with a clock on the terminal."""
+    with (
+        saying_what_would_do(entry, schedule, num_hosts),
+        progress(1, f"proving {entry.name} {entry.collective}"),
+    ):
+        return prove(schedule)
 
 
 def _in_number(number: int, noun: str) -> str:

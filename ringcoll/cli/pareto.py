@@ -18,7 +18,7 @@ from ringcoll.cli.parameters import (
 )
 from ringcoll.cost.counts import lower_bound
 from ringcoll.cost.pareto import dominators
-from ringcoll.errors import UnsupportedWorldSizeError
+from ringcoll.errors import TooLargeError, UnsupportedWorldSizeError
 from ringcoll.schedule.counting import Counts
 from ringcoll.schedule.verifier import verify as prove
 
@@ -84,7 +84,7 @@ def pareto(
             advance(entry.name)
             try:
                 proof = prove(entry.schedule(world_size, hosts=hosts))
-            except UnsupportedWorldSizeError as error:
+            except (UnsupportedWorldSizeError, TooLargeError) as error:
                 left_out[entry.name] = str(error)
                 continue
             if most_ports is not None and proof.ports > most_ports:

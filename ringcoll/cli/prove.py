@@ -15,11 +15,18 @@ from ringcoll.algorithms import Algorithm, algorithms, on_hosts
 from ringcoll.cli import parameters
 from ringcoll.cli.command import command
 from ringcoll.cli.output import amount, print_json, print_table, print_text, progress, times
-from ringcoll.cli.parameters import as_ranges, collective_name, json_option, named_algorithms
+from ringcoll.cli.parameters import (
+    as_ranges,
+    collective_name,
+    json_option,
+    named_algorithms,
+    saying_what_would_do,
+)
 from ringcoll.cli.report import findings
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
 from ringcoll.formats import schedule_in
 from ringcoll.schedule.contracts import CONTRACTS, contract
+from ringcoll.schedule.counting import check_work
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof
 from ringcoll.schedule.verifier import verify as prove
@@ -161,6 +168,11 @@ def _hosts(entry: Algorithm, world_size: int) -> int:
 
 def _prove_all(entries: Sequence[Algorithm], sizes: Sequence[int]) -> list[_Outcome]:
     outcomes = []
+    for entry in entries:
+        largest = max((size for size in sizes if not entry.restriction(size)), default=1)
+        schedule = entry.schedule(largest)
+        with saying_what_would_do(entry, schedule, None):
+            check_work(schedule)
     with progress(len(entries) * len(sizes)) as advance:
         for entry in entries:
             advance(f"{entry.collective} {entry.name}", steps=0)

@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
+from ringcoll.algorithms import algorithms
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
-from ringcoll.cli.output import print_json, print_table, print_text
+from ringcoll.cli.output import print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import FiniteRange, collective_name, json_option, new_file, root_option
 from ringcoll.errors import ArgumentError
+from ringcoll.schedule.contracts import LARGEST_WORLD
 from ringcoll.schedule.verifier import verify
 from ringcoll.search import METHODS, SearchedFront, fastest_times, registered_times, synthesize
 from ringcoll.simulation import PRESETS, Topology, topology_from_text, topology_named
@@ -39,17 +41,17 @@ _REGISTERED = 3  # algorithms shown beside the schedules
 @click.option("--graph", "graph_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A file with the network, a link a line, such as '0 -- 1 50 0.5': two nodes, GB/s and "
               "microseconds.")  # fmt: skip
-@click.option("-k", "--ranks", "--world-size", "world_size", type=click.IntRange(min=1),
+@click.option("-k", "--ranks", "--world-size", "world_size", type=click.IntRange(1, LARGEST_WORLD),
               help="Number of ranks, if the network does not say it; 4.")  # fmt: skip
 @click.option("--method", type=click.Choice(list(METHODS)), default="exact", show_default=True,
               help="How to search, as below.")  # fmt: skip
 @click.option("--chunks", "most_chunks", type=click.IntRange(1, 1 << 10), default=2,
               show_default=True, help="Most chunks of a block.")  # fmt: skip
-@click.option("--more-steps", type=click.IntRange(min=0), default=2, show_default=True,
+@click.option("--more-steps", type=click.IntRange(0, 1 << 10), default=2, show_default=True,
               help="Steps beyond the fewest, for the exact search.")  # fmt: skip
 @click.option("--effort", type=FiniteRange(min=0, min_open=True), default=2.0, show_default=True,
               help="Work of the solver on one question; 1 is some seconds.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
+@click.option("--seed", type=click.IntRange(0, (1 << 31) - 1), default=0, show_default=True,
               help="Seed of what is drawn.")  # fmt: skip
 @root_option
 @click.option("-b", "--bytes", "--size", "nbytes", type=measuring.nbytes_of, default="1M",
@@ -80,14 +82,17 @@ def search(
     large data. The exact search needs ringcoll[search].
     """
     topology = _topology(text, graph_file, world_size)
-    front = synthesize(
-        collective, topology, method=method, root=root or 0, most_chunks=most_chunks,
-        more_steps=more_steps, effort=effort, seed=seed, nbytes=nbytes,
-    )  # fmt: skip
-    for point in front.points:
-        verify(point.schedule)
-    times = fastest_times([point.schedule for point in front.points], topology, nbytes)
-    registered = registered_times(collective, topology, nbytes, root or 0)
+    with progress(
+        1 + len(list(algorithms(collective, topology.world_size))), f"search {method}"
+    ) as advance:
+        front = synthesize(
+            collective, topology, method=method, root=root or 0, most_chunks=most_chunks,
+            more_steps=more_steps, effort=effort, seed=seed, nbytes=nbytes,
+        )  # fmt: skip
+        for point in front.points:
+            verify(point.schedule)
+        times = fastest_times([point.schedule for point in front.points], topology, nbytes)
+        registered = registered_times(collective, topology, nbytes, root or 0, advance)
     if file is not None and times:
         fastest = min(range(len(times)), key=lambda index: times[index].seconds)
         replace_file(file, front.points[fastest].schedule.to_text())

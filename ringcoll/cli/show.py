@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from ringcoll.cli.command import command
-from ringcoll.cli.output import on_terminal, print_json, print_text
+from ringcoll.cli.output import on_terminal, print_json, print_text, progress
 from ringcoll.cli.parameters import (
     asked_schedule,
     collective_name,
@@ -16,10 +16,12 @@ from ringcoll.cli.parameters import (
     json_option,
     rank_numbers,
     root_option,
+    saying_what_would_do,
     world_size_option,
 )
 from ringcoll.cli.report import findings, header, in_words
 from ringcoll.errors import VerificationError
+from ringcoll.schedule.counting import check_work
 from ringcoll.schedule.drawing import grid, primitives
 from ringcoll.schedule.ir import Copy, Recv, RecvReduce, Reduce, Schedule, Send
 from ringcoll.schedule.verifier import Proof
@@ -101,6 +103,9 @@ def show(
             f"--ranks: rank {max(ranks)} is not in a world of {world_size} ranks"
         )
     entry, schedule, title = asked_schedule(algorithm, collective, world_size, root, num_hosts)
+    if not as_primitives:
+        with saying_what_would_do(entry, schedule, num_hosts):
+            check_work(schedule)
     if as_text:
         click.echo(schedule.to_text(), nl=False)
     elif as_primitives:
@@ -123,7 +128,8 @@ def _show_grid(
     schedule: Schedule, title: str, summary: str, ranks: Sequence[int] | None, *, as_json: bool
 ) -> None:
     try:
-        proof = prove(schedule)
+        with progress(1, f"proving {title}"):
+            proof = prove(schedule)
     except VerificationError as error:
         # `verify` is the command that judges; here a wrong algorithm is drawn, marked.
         if as_json:

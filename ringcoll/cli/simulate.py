@@ -14,15 +14,16 @@ from ringcoll.algorithms import on_hosts
 from ringcoll.bench.units import as_size
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
-from ringcoll.cli.output import print_json, print_table
+from ringcoll.cli.output import print_json, print_table, progress
 from ringcoll.cli.parameters import (
     collective_name,
     fitting_size,
     json_option,
     named_algorithms,
     new_file,
+    saying_what_would_do,
 )
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule.contracts import LARGEST_WORLD, contract
 from ringcoll.simulation import PRESETS, Topology, simulate, topology_named
 from ringcoll.simulation.texts import FORMS
 from ringcoll.system.files import json_text, replace_file
@@ -80,7 +81,7 @@ def _number(*names: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as c
 )
 @click.argument("algorithm")
 @click.argument("collective", type=collective_name, default="all_reduce")
-@click.option("-k", "--ranks", "--world-size", "world_size", type=click.IntRange(min=1),
+@click.option("-k", "--ranks", "--world-size", "world_size", type=click.IntRange(1, LARGEST_WORLD),
               default=4, show_default=True, help="Number of ranks.")  # fmt: skip
 @click.option("--topology", "text", default="crossbar", show_default=True,
               help="The network, as below.")  # fmt: skip
@@ -89,7 +90,7 @@ def _number(*names: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as c
 @click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True,
               help="Pieces of a chunk that are pipelined.")  # fmt: skip
 @click.option("--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
-@click.option("--hosts", "num_hosts", type=click.IntRange(min=1), default=2, show_default=True,
+@click.option("--hosts", "num_hosts", type=click.IntRange(1, LARGEST_WORLD), default=2, show_default=True,
               help="Number of hosts among which the ranks are divided, for an algorithm that needs "
               "to know it.")  # fmt: skip
 @_number("--bandwidth", help="GB/s of a link; 10.")
@@ -156,15 +157,17 @@ def simulate_command(
     topology = _with_costs(topology, _times(alpha, 1e-6), _times(gamma, 1e-9))
     for first, second in fail:
         topology = topology.without(first, second)
-    run = simulate(
-        entry.schedule(world_size, root or 0, on_hosts(world_size, num_hosts)),
-        nbytes,
-        topology,
-        segments=segments,
-        slowness=slow,
-        late={rank: time * 1e-6 for rank, time in late.items()},
-        trace=file is not None,
-    )
+    schedule = entry.schedule(world_size, root or 0, on_hosts(world_size, num_hosts))
+    with saying_what_would_do(entry, schedule, num_hosts), progress(1, f"simulating {entry.name}"):
+        run = simulate(
+            schedule,
+            nbytes,
+            topology,
+            segments=segments,
+            slowness=slow,
+            late={rank: time * 1e-6 for rank, time in late.items()},
+            trace=file is not None,
+        )
     if file is not None:
         replace_file(file, json_text(run.picture()))
     if as_json:

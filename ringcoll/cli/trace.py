@@ -79,9 +79,9 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
 @click.option("-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path),
               default="trace.json", show_default=True, callback=new_file(),
               help="The file to write.")  # fmt: skip
-@click.option("-n", "--iters", type=click.IntRange(min=1), default=5, show_default=True,
+@click.option("-n", "--iters", type=click.IntRange(1, 10**6), default=5, show_default=True,
               help="Times that the operation runs, or steps, in the trace.")  # fmt: skip
-@click.option("-w", "--warmup_iters", type=click.IntRange(min=0), default=2, show_default=True,
+@click.option("-w", "--warmup_iters", type=click.IntRange(0, 10**6), default=2, show_default=True,
               help="Times that it runs, or steps, before.")  # fmt: skip
 @click.option("--op", default="sum", show_default=True, metavar="OP", callback=measuring.operator,
               help=f"One of {', '.join(OPERATORS)}.")  # fmt: skip
@@ -135,6 +135,7 @@ def trace(
     if (root or 0) >= world_size:
         raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
     name, modules = _algorithm(collective, algorithm, world_size)
+    measuring.check_memory(nbytes, world_size)
     workload = Workload(
         collective,
         nbytes,

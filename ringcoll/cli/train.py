@@ -111,19 +111,19 @@ def _taking(what: str) -> str:
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)),
               help="All contenders use it; without the option, the optimizer that the trainers need, or "
               "sgd, with momentum 0.9.")  # fmt: skip
-@click.option("--epochs", type=click.IntRange(min=1), default=TrainingRequest.epochs, show_default=True,
+@click.option("--epochs", type=click.IntRange(1, 10**6), default=TrainingRequest.epochs, show_default=True,
               help="Times that each sample is seen.")  # fmt: skip
-@click.option("--batch", type=click.IntRange(min=1),
+@click.option("--batch", type=click.IntRange(1, 1 << 16),
               help="Samples in a step, for each rank; 32 pictures, or 8 pieces of text.")  # fmt: skip
-@click.option("--layers", type=click.IntRange(min=1), default=Task.layers, show_default=True,
+@click.option("--layers", type=click.IntRange(1, 1 << 10), default=Task.layers, show_default=True,
               help="Linear layers of the perceptron, blocks of the transformer.")  # fmt: skip
-@click.option("--width", type=click.IntRange(min=1),
+@click.option("--width", type=click.IntRange(1, 1 << 14),
               help="Neurons between two layers, 256, or numbers for a token, 64.")  # fmt: skip
 @click.option("--bucket-bytes", type=measuring.nbytes_of, default=as_size(TrainingRequest.bucket_bytes),
               show_default=True, help="Size of the buckets, for trainers that have buckets.")  # fmt: skip
 @click.option("--wire", type=click.Choice(list(WIRE_DTYPES)),
               help=f"Send gradients in 16 bits; for {_taking('wire')}.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=Task.seed, show_default=True,
+@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=Task.seed, show_default=True,
               help="Seed of the weights and of the order of the samples.")  # fmt: skip
 @click.option("--lr", type=FiniteRange(min=0, min_open=True),
               help=f"Learning rate; {', '.join(f'{lr} for {name}' for name, lr in LEARNING_RATES.items())}.")  # fmt: skip

@@ -106,6 +106,7 @@ def tune(
     if path.exists():
         tuning.read(path)  # raises if the file is something else
     world_size = ranks or 4
+    measuring.check_memory(maxbytes, world_size, device)
     collectives = _collectives(names)
     chosen: dict[str, tuple[str, ...]] | None = None
     modules: tuple[UserModule, ...] = ()

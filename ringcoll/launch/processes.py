@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.system.limits import seconds_of
-from ringcoll.system.machine import cores
+from ringcoll.system.machine import cores, free_bytes
 from ringcoll.system.stores import served
 
 __all__ = ["RankError", "Ranks", "rendezvous", "report", "reports_to"]
@@ -135,6 +135,10 @@ def _interrupts_held() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_MOST_PROCESSES = 1 << 10
+_PROCESS_NBYTES = 16 << 20  # of a rank's own memory: 6 MiB at its start, and that of its groups
+
+
 class Ranks:
     """k processes, each with an initialised default group.
 
@@ -174,6 +178,12 @@ class Ranks:
         outlives_errors: bool = False,
     ) -> None:
         timeout_s = seconds_of(timeout_s, "timeout_s")
+        most = int(min(_MOST_PROCESSES, free_bytes() / _PROCESS_NBYTES))
+        if not 1 <= world_size <= max(1, most):
+            raise ArgumentError(
+                "there is no memory for so many processes", argument="world_size",
+                expected=f"1 to {most}", got=world_size,
+            )  # fmt: skip
         self.world_size, self.timeout_s = world_size, timeout_s
         self._outlives_errors = outlives_errors
         threads = threads or max(1, cores() // world_size)

@@ -18,7 +18,10 @@ from fractions import Fraction
 
 from ringcoll.errors import ScheduleError
 
-__all__ = ["CONTRACTS", "Contract", "OperandOrder", "balanced_share", "contract"]
+__all__ = ["CONTRACTS", "LARGEST_WORLD", "Contract", "OperandOrder", "balanced_share", "contract"]
+
+LARGEST_WORLD = 1 << 16
+"""Most ranks of a schedule, and of a topology: a typing error should not use all memory."""
 
 _Blocks = Callable[[int, int, int], Sequence[int]]  # (rank, world_size, root) -> blocks
 

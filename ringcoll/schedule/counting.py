@@ -6,15 +6,26 @@ the terms of the alpha-beta-gamma cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Schedule, Send, Step
+from ringcoll.errors import TooLargeError
+from ringcoll.schedule.contracts import LARGEST_WORLD, contract
+from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Schedule, Send, Step, num_places
 
-__all__ = ["Counts", "Tally", "chunks_of_data", "count", "packed_chunks", "tally_of"]
+__all__ = [
+    "Counts",
+    "Tally",
+    "check_work",
+    "chunks_of_data",
+    "count",
+    "estimated",
+    "moved",
+    "packed_chunks",
+    "tally_of",
+]
 
 
 class Counts(NamedTuple):
@@ -65,6 +76,73 @@ def count(step: Step) -> tuple[int, int, int, int, int]:
         elif type(operation) is Reduce:
             reduced += len(operation.sources) - 1
     return sends, receives, sent, received, reduced
+
+
+_SMALL = 1 << 7  # ranks up to which the work of a schedule of short steps is not estimated
+_SAMPLED = 8  # ranks, beside the root, from which the work of all is estimated
+_MOST_STEPS = 1 << 18  # of a sampled rank: a program with more of them may have no end
+_MOST_WORK = 5 << 20
+"""Chunks that all ranks send and receive in a schedule that is run on symbols. A chunk takes 5 us and 120
+bytes, and more for its set of ranks: it is a ring on 1,024 ranks, half a minute, 0.5 GiB."""
+
+
+def estimated(schedule: Schedule, weigh: Callable[[Step], int], most: int) -> int:
+    """Estimate the sum of a weight over all steps, from those of the root and of some other ranks.
+
+    The sum is not counted on far above ``most``.
+    """
+    root, world_size = schedule.root, schedule.world_size
+    # Spread as by chance: every 4,096th rank, say, is at the top of most trees.
+    others = sorted(
+        {(root + 1 + 40_503 * place) % world_size for place in range(_SAMPLED)} - {root}
+    )
+    of_root, of_others = 0, 0
+    for index, rank in enumerate((root, *others)):
+        share = (world_size - 1) / index if index else 1.0  # ranks for which one stands
+        before, weight = of_others, 0
+        try:
+            for number, step in enumerate(schedule.program(rank)):
+                weight += weigh(step)
+                if (before + weight) * share > 2 * most or number > _MOST_STEPS:
+                    return 2 * most
+        except TooLargeError:
+            raise
+        except Exception:  # noqa: BLE001, S110  # for the verifier to report
+            pass
+        if index:
+            of_others += weight
+        else:
+            of_root = weight
+    return of_root + int(of_others * (world_size - 1) / max(1, len(others)))
+
+
+def moved(step: Step) -> int:
+    """Chunks that a rank moves in a step, in eighths: to go on to the next step takes one of them."""
+    return 8 * sum(count(step)[2:4]) or 1
+
+
+def check_work(schedule: Schedule) -> None:
+    """Refuse a schedule that is too large to be run on symbols, before that begins.
+
+    Raises
+    ------
+    TooLargeError
+        The ranks send and receive far too many chunks.
+    """
+    world_size = schedule.world_size
+    if world_size <= _SMALL and world_size * schedule.num_chunks <= _SMALL**2:
+        return
+    most = int(_MOST_WORK / (1 + world_size / 16384))  # a chunk's set of ranks has a bit for each
+    if world_size > LARGEST_WORLD:
+        needed = world_size * schedule.num_chunks
+    elif (needed := num_places(schedule)) <= most:
+        needed = estimated(schedule, moved, 8 * most) // 8
+    if needed > most:
+        raise TooLargeError(
+            f"{schedule.algorithm} {schedule.collective} on {world_size} ranks is too large: "
+            f"the ranks move about {needed:,} chunks or more, expected at most {most:,}",
+            most=_MOST_WORK,
+        )
 
 
 def packed_chunks(step: Step) -> int:
@@ -133,6 +211,7 @@ class Tally:
 
 def tally_of(schedule: Schedule) -> Tally:
     """Add up all steps of a schedule."""
+    check_work(schedule)
     tally = Tally(schedule.world_size)
     programs = (schedule.program(rank) for rank in range(schedule.world_size))
     for steps in zip_longest(*programs, fillvalue=Step()):

@@ -39,7 +39,7 @@ from itertools import count
 from typing import NamedTuple, ParamSpec, Self
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule.contracts import CONTRACTS, contract
 
 __all__ = [
     "Buffer",
@@ -56,6 +56,7 @@ __all__ = [
     "check_room",
     "copy",
     "inp",
+    "num_places",
     "out",
     "recv",
     "recv_reduce",
@@ -475,6 +476,17 @@ _REDUCE = re.compile(r"reduce (\S+) = (.*?)( final)?")
 _ALWAYS = 1 << 20  # chunks of all ranks, and slots, for which there is always memory
 
 
+def num_places(schedule: Schedule) -> int:
+    """Chunks in the inputs and outputs of all ranks; a schedule that keeps its contract names each of them."""
+    rules, world_size, root = contract(schedule.collective), schedule.world_size, schedule.root
+    blocks = sum(
+        len(of_rank(rank, world_size, root))
+        for of_rank in (rules.inputs, rules.outputs)
+        for rank in range(world_size)
+    )
+    return blocks * schedule.num_chunks // rules.num_blocks(world_size)
+
+
 def check_room(schedule: Schedule, num_refs: int) -> None:
     """Raise if the references of a text are too few for the chunks and slots that it states.
 
@@ -482,17 +494,9 @@ def check_room(schedule: Schedule, num_refs: int) -> None:
     each of them: it writes all outputs, and it reads all inputs if it reduces. Collectives that do
     not reduce have no more input than output.
     """
-    rules = CONTRACTS.get(schedule.collective)
-    if rules is None:  # the verifier and the executor refuse the name
+    if schedule.collective not in CONTRACTS:  # the verifier and the executor refuse the name
         return
-    world_size, root = schedule.world_size, schedule.root
-    blocks = sum(
-        len(of_rank(rank, world_size, root))
-        for of_rank in (rules.inputs, rules.outputs)
-        for rank in range(world_size)
-    )
-    num_places = blocks * schedule.num_chunks // rules.num_blocks(world_size)
-    for name, needed in (("num_chunks", num_places), ("num_slots", schedule.num_slots)):
+    for name, needed in (("num_chunks", num_places(schedule)), ("num_slots", schedule.num_slots)):
         if needed > max(_ALWAYS, 2 * num_refs):
             raise ScheduleError(
                 f"{name}={getattr(schedule, name)} is too large for the steps, which name "

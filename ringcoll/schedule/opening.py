@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ringcoll.errors import ScheduleError
+from ringcoll.schedule.counting import check_work
 from ringcoll.schedule.ir import Buffer, Copy, Operation, RecvReduce, Reduce, Ref, Schedule, Send
 
 __all__ = ["Opening", "opening_of", "step_count"]
@@ -54,6 +55,8 @@ def opening_of(schedule: Schedule) -> Opening:
     ScheduleError
         A rank passes on a chunk before all chunks are complete, or completes it outside of the
         output.
+    TooLargeError
+        The schedule is too large.
 
     Examples
     --------
@@ -65,6 +68,7 @@ def opening_of(schedule: Schedule) -> Opening:
     """
     if schedule.world_size == 1:
         return Opening(0, (tuple(range(schedule.num_chunks)),))
+    check_work(schedule)
     programs = [tuple(schedule.steps(rank)) for rank in range(schedule.world_size)]
     completed: list[dict[Ref, int]] = [{} for _ in programs]  # in which step
     for known, steps in zip(completed, programs, strict=True):

@@ -32,7 +32,7 @@ from math import isclose
 
 from ringcoll.errors import ScheduleError, VerificationError
 from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.counting import Counts, Tally, chunks_of_data
+from ringcoll.schedule.counting import Counts, Tally, check_work, chunks_of_data
 from ringcoll.schedule.drawing import grid
 from ringcoll.schedule.ir import (
     Buffer,
@@ -692,6 +692,8 @@ def verify(schedule: Schedule) -> Proof:
 
     Raises
     ------
+    TooLargeError
+        The ranks move too many chunks: see `ringcoll.schedule.counting.check_work`.
     VerificationError
         The schedule does not keep its contract, or its stated cost is not the counted
         cost. The error names rank, step, peer, chunk, what was expected and what
@@ -706,6 +708,7 @@ def verify(schedule: Schedule) -> Proof:
     >>> proof.order(0)
     (1, 2, '+', 3, '+', 0, '+')
     """
+    check_work(schedule)
     with without_collection():
         first = _Verifier(schedule, in_place=False)
         proof = first.run()
@@ -727,6 +730,7 @@ def finals_of(schedule: Schedule) -> frozenset[tuple[int, int, int]]:
     VerificationError
         The schedule does not keep its contract.
     """
+    check_work(schedule)
     with without_collection():
         verifier = _Verifier(schedule, in_place=False)
         verifier.run()

@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
 
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, TooLargeError
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
@@ -218,6 +218,23 @@ def _trees(search: _Search, chunks: int) -> SearchedPoint:
     return search.point("trees", SearchedShape(sum(map(len, phases)), rounds, chunks), phases)
 
 
+_MOST_WORK = {"exact": 1 << 15, "greedy": 1 << 19, "trees": 1 << 17}
+"""Ranks times hops times chunks of a block: about a minute for an all-gather, on a chain of 90, 360 and 180 ranks."""
+
+
+def _check_work(method: str, world_size: int, num_hops: int, chunks: int) -> None:
+    """Refuse a search that would take many minutes, before it begins."""
+    work, most = world_size * num_hops * chunks, _MOST_WORK[method]
+    if work > most:
+        dense = num_hops > 8 * world_size  # hops then grow with the square of the ranks
+        ranks = int(world_size * (most / work) ** (1 / (3 if dense else 2)))
+        raise TooLargeError(
+            f"the search {method!r} on {world_size} ranks with {num_hops} hops or more, and {chunks} chunks, "
+            f"is too large; about {max(2, ranks)} ranks would do",
+            most=most,
+        )
+
+
 _TRIALS = 4
 """Seeds that the greedy search tries: on tori of 16 to 128 ranks they differ by a step or two."""
 
@@ -263,6 +280,8 @@ def synthesize(
     ArgumentError
         The collective or the method is unknown, a number is out of range, or the method does not
         know the collective, or the network.
+    TooLargeError
+        There are too many ranks, hops and chunks for the method.
     MissingExtraError
         The exact search needs OR-Tools.
 
@@ -280,7 +299,10 @@ def synthesize(
     for name, value, least in (("most_chunks", most_chunks, 1), ("more_steps", more_steps, 0)):
         if value < least:
             raise ArgumentError("too low", argument=name, expected=f"at least {least}", got=value)
+    if collective in SEARCHED:
+        _check_work(method, topology.world_size, topology.world_size, most_chunks)
     search = _Search(collective, topology, root)
+    _check_work(method, topology.world_size, len(search.graphs[0].hops), most_chunks)
     refused: dict[SearchedShape, Answer] = {}
     if topology.world_size == 1:
         points = [search.point(method, SearchedShape(0, 0, 1), [()] * len(search.graphs))]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import NamedTuple
 
 from ringcoll.algorithms import algorithms
+from ringcoll.schedule.counting import count, estimated
 from ringcoll.schedule.ir import Schedule
 from ringcoll.simulation import Topology, simulate
 
 __all__ = ["SearchTime", "fastest_times", "registered_times"]
+
+
+_MOST_MESSAGES = 1 << 18
+"""Messages of all segments in a run: 3 s by events, and there are some 25 algorithms."""
 
 
 class SearchTime(NamedTuple):
@@ -24,13 +29,16 @@ class SearchTime(NamedTuple):
 def fastest_times(
     schedules: Iterable[Schedule], topology: Topology, nbytes: int
 ) -> list[SearchTime]:
-    """Simulate each schedule in 1, 4, 16 and 64 segments, until more segments take longer."""
+    """Simulate each schedule in 1, 4, 16 and 64 segments, until more segments take longer, or have too many messages."""
     return [min(_times(schedule, topology, nbytes)) for schedule in schedules]
 
 
 def _times(schedule: Schedule, topology: Topology, nbytes: int) -> Iterator[SearchTime]:
     fewer = inf
+    messages = estimated(schedule, lambda step: count(step)[0], _MOST_MESSAGES)
     for segments in (1, 4, 16, 64):
+        if segments > 1 and messages * segments > _MOST_MESSAGES:
+            return
         seconds = float(simulate(schedule, nbytes, topology, segments=segments).seconds)
         yield SearchTime(seconds, schedule.algorithm, segments)
         if seconds >= fewer:
@@ -39,12 +47,22 @@ def _times(schedule: Schedule, topology: Topology, nbytes: int) -> Iterator[Sear
 
 
 def registered_times(
-    collective: str, topology: Topology, nbytes: int, root: int = 0
+    collective: str,
+    topology: Topology,
+    nbytes: int,
+    root: int = 0,
+    advance: Callable[[str], object] = lambda name: None,
 ) -> list[SearchTime]:
     """Simulate every registered algorithm of a collective as `fastest_times` does, the fastest first.
 
-    Algorithms that need to know hosts get two.
+    Algorithms that need to know hosts get two. Those with too many messages are left out. ``advance``
+    is called with the name of each.
     """
     world_size = topology.world_size
-    schedules = [entry.schedule(world_size, root) for entry in algorithms(collective, world_size)]
-    return sorted(fastest_times(schedules, topology, nbytes))
+    times = []
+    for entry in algorithms(collective, world_size):
+        advance(entry.name)
+        schedule = entry.schedule(world_size, root)
+        if estimated(schedule, lambda step: count(step)[0], _MOST_MESSAGES) <= _MOST_MESSAGES:
+            times += fastest_times([schedule], topology, nbytes)
+    return sorted(times)

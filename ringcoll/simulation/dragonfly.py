@@ -18,10 +18,13 @@ from itertools import combinations, pairwise
 from typing import Unpack
 
 from ringcoll.errors import ArgumentError
-from ringcoll.simulation.links import LARGEST_WORLD, Link, Node, Number, RankCosts, cable, checked
+from ringcoll.schedule.contracts import LARGEST_WORLD
+from ringcoll.simulation.links import Link, Node, Number, RankCosts, cable, checked
 from ringcoll.simulation.topology import Topology
 
 __all__ = ["dragonfly"]
+
+_MOST_ROUTERS = 1 << 10  # of a group: it has a cable for each pair
 
 
 def dragonfly(
@@ -72,7 +75,7 @@ def dragonfly(
     """
     checked("world_size", world_size, positive=True, whole=True, most=LARGEST_WORLD)
     checked("ranks_per_router", ranks_per_router, positive=True, whole=True)
-    checked("routers_per_group", routers_per_group, positive=True, whole=True)
+    checked("routers_per_group", routers_per_group, positive=True, whole=True, most=_MOST_ROUTERS)
     checked("global_links", global_links, whole=True)
     groups = -(-world_size // (ranks_per_router * routers_per_group))
     if groups > routers_per_group * global_links + 1:

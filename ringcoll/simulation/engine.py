@@ -7,8 +7,8 @@ from fractions import Fraction
 from functools import partial
 from math import isfinite
 
-from ringcoll.errors import ArgumentError
-from ringcoll.schedule.counting import chunks_of_data, tally_of
+from ringcoll.errors import ArgumentError, TooLargeError
+from ringcoll.schedule.counting import chunks_of_data, count, estimated, tally_of
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import without_collection
 from ringcoll.simulation.events import EventEngine
@@ -34,6 +34,11 @@ _MOST_NBYTES = 1 << 62
 _MOST_SEGMENTS = 1 << 16
 _MOST_TRACED = 1 << 20
 """Messages of a trace: a picture with more of them is some GiB."""
+
+_MOST_MESSAGES = 1 << 21
+"""Messages of a run by events, which take some 12 us each."""
+_MOST_STEPS = 1 << 27
+"""Steps of all ranks of a run by steps, which has 9 bytes for each; a message takes some 0.3 us."""
 
 _MESSAGE_BY_EVENTS = 40
 """Cost of a message by events in messages by steps; measured at some 12 us and 0.3 us."""
@@ -89,6 +94,8 @@ def simulate(
         The topology has another number of ranks, a number is out of range, the data do not fit
         in the memory of a rank, there are too many messages for a trace, or there is no such
         engine, or it cannot run this schedule here.
+    TooLargeError
+        The messages would take many minutes, or too much memory.
     ScheduleError
         The collective is unknown, or sends and receives do not pair.
 
@@ -157,11 +164,14 @@ def _outcome(
     if programs is not None:
         folding = None if engine == "steps" else folded(topology, programs, *of_ranks)
         few = folding is not None and folding.period * _MESSAGE_BY_EVENTS <= world_size
-        if segments == 1 and engine != "symmetry" and not few:
+        can_be_held = world_size * len(programs[0]) <= _MOST_STEPS
+        if segments == 1 and engine != "symmetry" and not few and can_be_held:
             senders = senders_of(programs, world_size)
             if senders is not None and never_full(topology, programs):
                 return "steps", LockstepEngine(settings, programs, senders).run()
         if folding is not None:
+            sends = sum(len(wave.sends) for program in programs for wave in program)
+            _check_messages(settings, sends * folding.period // len(programs))
             waves = [
                 in_segments(
                     map(partial(_from_rank, rank, world_size), programs[rank % len(programs)]),
@@ -177,8 +187,23 @@ def _outcome(
             expected="events, or auto",
             got=engine,
         )
+    sends = estimated(schedule, lambda step: count(step)[0], _MOST_MESSAGES)
+    _check_messages(settings, sends)
     every = [waves_of(schedule, rank, segments) for rank in range(world_size)]
     return "events", EventEngine(settings, every, Folding.none(topology), trace=trace).run()
+
+
+def _check_messages(settings: RunSettings, messages: int) -> None:
+    """Refuse a run by events that would take many minutes."""
+    if messages * settings.segments > _MOST_MESSAGES:
+        fewer = _MOST_MESSAGES // max(1, messages)
+        hint = f"; {fewer} segments would do" if fewer else ""
+        raise TooLargeError(
+            f"{settings.schedule.algorithm} {settings.schedule.collective} on "
+            f"{settings.schedule.world_size} ranks has about {messages * settings.segments:,} messages "
+            f"here, expected at most {_MOST_MESSAGES:,}{hint}",
+            most=0 if fewer else _MOST_MESSAGES,
+        )
 
 
 def _from_rank(rank: int, world_size: int, wave: RankWave) -> RankWave:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Unpack
 
-from ringcoll.simulation.links import LARGEST_WORLD, Link, Node, Number, RankCosts, cable, checked
+from ringcoll.schedule.contracts import LARGEST_WORLD
+from ringcoll.simulation.links import Link, Node, Number, RankCosts, cable, checked
 from ringcoll.simulation.topology import Topology
 
 __all__ = ["fat_tree", "hosts"]

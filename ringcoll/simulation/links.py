@@ -14,10 +14,7 @@ from typing import Any, TypedDict
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["LARGEST_WORLD", "Link", "Node", "Number", "RankCosts", "cable", "checked"]
-
-LARGEST_WORLD = 1 << 16
-"""Most ranks of a topology: a typing error should not use all memory."""
+__all__ = ["Link", "Node", "Number", "RankCosts", "cable", "checked"]
 
 Node = int | str
 Number = int | float | Fraction

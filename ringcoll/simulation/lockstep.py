@@ -45,7 +45,9 @@ def senders_of(programs: Sequence[Sequence[RankWave]], world_size: int) -> list[
     world_size
         Number of ranks.
     """
-    if len({len(steps) for steps in programs}) > 1:
+    if len({len(steps) for steps in programs}) > 1 or any(
+        len(wave.receives) > _MOST_RECEIVES for steps in programs for wave in steps
+    ):
         return None
     result = []
     for waves in zip(*programs, strict=True):
@@ -70,7 +72,7 @@ def _senders(waves: Sequence[RankWave], place: int, world_size: int) -> list[int
             return None
         senders.append(pairs[taken[distance]][0])
         taken[distance] += 1
-    return senders if len(senders) <= _MOST_RECEIVES else None
+    return senders
 
 
 def never_full(topology: Topology, programs: Sequence[Sequence[RankWave]]) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Unpack
 
-from ringcoll.simulation.links import LARGEST_WORLD, Link, Number, RankCosts, checked
+from ringcoll.schedule.contracts import LARGEST_WORLD
+from ringcoll.simulation.links import Link, Number, RankCosts, checked
 from ringcoll.simulation.topology import Topology
 
 __all__ = ["crossbar", "ring", "torus"]
