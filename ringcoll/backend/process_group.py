@@ -337,17 +337,25 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             return observed(getattr(self._native, name), arguments, keywords, run)
         return run()
 
+    def defaults(self, collective: str, dtype: torch.dtype | None) -> dict[str, Any]:
+        """The options of the group, as keyword arguments of a public function for tensors of a dtype."""
+        keywords = self._keywords[collective]
+        rules, wire_dtype = contract(collective), self.options.wire_dtype
+        if wire_dtype is None or not rules.reduces or rules.at_least_once:
+            return keywords
+        # A wire dtype is for floating-point tensors only.
+        is_floating = dtype is not None and dtype.is_floating_point
+        return keywords | {"wire_dtype": wire_dtype if is_floating else None}
+
     def _start(self, collective: str, function: str, call: C10dCall) -> Work:
         """Call a public function, as the options of the call and of the group say."""
         limit = call.timeout or getattr(call.options, "timeout", None)
         if limit is None or limit <= timedelta(0):
             limit = self.timeout
         self._issued += 1
-        keywords = call.keywords | self._keywords[collective]
-        if self.options.wire_dtype is not None and "op" in keywords:
-            # A wire dtype is for floating-point tensors only.
-            floating = bool(call.results) and call.results[0].is_floating_point()
-            keywords["wire_dtype"] = self.options.wire_dtype if floating else None
+        keywords = call.keywords | self.defaults(
+            collective, call.results[0].dtype if call.results else None
+        )
         if collective == "all_reduce" and any(
             getattr(tensor, "is_sparse", False) for tensor in call.results
         ):

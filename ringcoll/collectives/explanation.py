@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
-from ringcoll.collectives.groups import communicator
-from ringcoll.cost.choice import Choice, choose
+from ringcoll.algorithms import find
+from ringcoll.algorithms.registry import required
+from ringcoll.collectives.functions import ReduceOptions
+from ringcoll.collectives.groups import as_group, communicator, members_of
+from ringcoll.cost.choice import Choice, choose, segment_bytes_of
 from ringcoll.cost.predict import Prediction
 from ringcoll.cost.table import Table, built_in
 from ringcoll.errors import ArgumentError
-from ringcoll.reduction import Reproducible, as_operator, reproduced, resolve
+from ringcoll.reduction import as_operator, reproduced, resolve
 from ringcoll.schedule.contracts import OperandOrder, contract
+from ringcoll.schedule.ir import Schedule
 from ringcoll.system import settings, tuning
 from ringcoll.system.machine import cores
+from ringcoll.system.schedule_files import as_algorithm
 from ringcoll.transport.catalogue import costs_of, names
 
 __all__ = ["Explanation", "explain", "explain_without_ranks"]
+
+_RECENT = 1024  # operations among which the last one of a collective is looked for
 
 
 @dataclass(frozen=True)
@@ -85,13 +92,13 @@ def _row(choice: Choice, prediction: Prediction) -> tuple[str, ...]:
 
 def explain(
     collective: str,
-    data: int | Tensor,
+    data: int | Tensor | Literal["last"],
     group: Any = None,
     *,
     op: object = None,
-    reproducible: Reproducible = False,
+    **options: Unpack[ReduceOptions],
 ) -> Explanation:
-    """Name the algorithm for which ``algorithm="auto"`` stands on a group, and the reason.
+    """Name the algorithm that runs on a group, and the reason.
 
     Nothing is sent, and no other rank is needed. Costs are measured when the first
     operation runs; before that, the answer rests on built-in costs, and says so.
@@ -102,21 +109,22 @@ def explain(
         Name of the collective, such as ``"all_reduce"``.
     data
         Size of the whole data in bytes: the vector, or all blocks of a rank; or a tensor
-        of that size.
+        of that size, whose dtype counts, too. ``"last"`` explains the last such call of the group.
     group
-        As for the collectives.
+        As for the collectives. The `Options` of a group of the backend count, as for the calls of
+        ``torch.distributed``.
     op
-        Reduction operator; by default an operator whose operands may change places.
-    reproducible
-        As for the collectives that reduce; it is a sum if ``op`` is ``None``, and of float32 if
-        ``data`` is a number.
+        Reduction operator; by default a sum.
+    **options
+        ``algorithm``, ``segment_bytes``, ``wire_dtype`` and ``reproducible`` as for the collectives; they
+        come before those of the group. Tensors are of float32 if ``data`` is a number.
 
     Raises
     ------
     ScheduleError
-        There is no such collective.
+        There is no such collective, or no such algorithm of it.
     ArgumentError
-        ``data``, ``group``, ``op`` or ``reproducible`` is not what it should be.
+        ``data``, ``group``, ``op`` or an option is not what it should be, or nothing has run yet.
 
     Examples
     --------
@@ -126,40 +134,84 @@ def explain(
     >>> ringcoll.run_threads(rank_main, 2)
     ['direct', 'direct']
     """
+    rules = contract(collective)  # raises if there is no such collective
+    if isinstance(data, str) and data == "last":
+        return _last(collective, group)
+    nbytes, own = _nbytes(data), as_group(group)
     device = data.device if isinstance(data, Tensor) else torch.device("cpu")
-    member = communicator(group, device)
+    dtype = data.dtype if isinstance(data, Tensor) else torch.float32
+    member = communicator(own, device)
+    defaults = getattr(own, "defaults", None)  # of a group of the backend
+    asked = {**(defaults(collective, dtype) if defaults else {}), **options}
+    order, world_size = OperandOrder.ANY, member.world_size
+    if rules.reduces and not rules.at_least_once:
+        wire_dtype, reproducible = asked.get("wire_dtype"), asked.get("reproducible", False)
+        if isinstance(data, Tensor) or wire_dtype is not None or reproducible:
+            reduction = resolve(
+                "sum" if op is None else op, dtype, wire_dtype=wire_dtype, rank=member.rank
+            )
+            reduction = reproduced(reduction, reproducible, world_size=world_size, device=device)
+            order = reduction.order
+            nbytes = nbytes // dtype.itemsize * reduction.wire_dtype.itemsize
+        elif op is not None:
+            order = as_operator(op).order
     table = member.table
     notes: tuple[str, ...] = ()
     if table is None:
-        table, notes = _expected_table(member.transport.name, member.world_size, 1, device.type)
-    order = OperandOrder.ANY if op is None else as_operator(op).order
-    if reproducible:
-        dtype = data.dtype if isinstance(data, Tensor) else torch.float32
-        reduction = resolve("sum" if op is None else op, dtype, rank=member.rank)
-        world_size = member.world_size
-        order = reproduced(reduction, reproducible, world_size=world_size, device=device).order
-    return _explanation(collective, _nbytes(data), member.world_size, order, table, notes)
+        table, notes = _expected_table(member.transport.name, world_size, 1, device.type)
+    choice = choose(collective, nbytes, world_size, table, order)
+    algorithm = required(collective, as_algorithm(asked.get("algorithm", "auto")), world_size)
+    segment_bytes = asked.get("segment_bytes")
+    if algorithm != "auto":
+        whose = "" if "algorithm" in options else " by the options of the group"
+        segment_bytes = segment_bytes or segment_bytes_of(collective, algorithm, device.type)
+        choice = _asked_for(choice, algorithm, segment_bytes, f"it is asked for{whose}")
+    elif segment_bytes is not None:
+        choice = replace(choice, segment_bytes=segment_bytes)
+    return Explanation(choice, notes)
 
 
-def _nbytes(data: int | Tensor) -> int:
+def _asked_for(
+    choice: Choice, algorithm: str | Schedule, segment_bytes: int | None, reason: str
+) -> Choice:
+    """The choice of an algorithm that was named, beside those for which "auto" stands."""
+    named = algorithm if isinstance(algorithm, Schedule) else find(choice.collective, algorithm)
+    name = named.algorithm if isinstance(named, Schedule) else named.name
+    return replace(choice, algorithm=name, segment_bytes=segment_bytes, reason=reason)
+
+
+def _last(collective: str, group: Any) -> Explanation:
+    """Explain the last call of a collective that has run in a group."""
+    own = as_group(group)
+    for member in members_of(own):
+        for number, words in reversed(member.monitor.recent(_RECENT)):
+            request = words.request
+            if words.name != collective or request is None or member.table is None:
+                continue
+            choice = choose(
+                collective, request.nbytes, member.world_size, member.table, request.order
+            )
+            if request.algorithm != "auto":
+                asked = request.algorithm, request.segment_bytes
+                choice = _asked_for(choice, *asked, "it was asked for")
+            note = f"Call {number + 1} of the group was {words.description}."
+            return Explanation(choice, (note,))
+    raise ArgumentError(
+        "nothing to explain",
+        rank=own.rank(),
+        argument="data",
+        expected="bytes, or a tensor",
+        got=f"'last', and no {collective} has run in the group",
+    )
+
+
+def _nbytes(data: object) -> int:
     nbytes: Any = data.numel() * data.element_size() if isinstance(data, Tensor) else data
     if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
         raise ArgumentError(
-            "not a size", argument="data", expected="bytes, or a tensor", got=repr(data)
+            "not a size", argument="data", expected='bytes, a tensor, or "last"', got=repr(data)
         )
     return nbytes
-
-
-def _explanation(
-    collective: str,
-    nbytes: int,
-    world_size: int,
-    order: OperandOrder,
-    table: Table,
-    notes: tuple[str, ...],
-) -> Explanation:
-    contract(collective)  # raises if there is no such collective
-    return Explanation(choose(collective, nbytes, world_size, table, order), notes)
 
 
 def explain_without_ranks(
@@ -184,7 +236,8 @@ def explain_without_ranks(
         A variable of the environment says what cannot be used.
     """
     table, notes = _expected_table(transport, world_size, hosts, device)
-    return _explanation(collective, _nbytes(nbytes), world_size, OperandOrder.ANY, table, notes)
+    contract(collective)  # raises if there is no such collective
+    return Explanation(choose(collective, _nbytes(nbytes), world_size, table), notes)
 
 
 def _expected_table(

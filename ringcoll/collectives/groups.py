@@ -26,6 +26,7 @@ __all__ = [
     "communicator",
     "group_rank",
     "known",
+    "members_of",
     "time_limit_s",
     "use",
 ]
@@ -295,11 +296,12 @@ def use(
 
 def abort(group: Any) -> None:
     """Make all operations on a group fail, here and at the peers that take part in them."""
-    for member in _all_of(group):
+    for member in members_of(group):
         member.abort()
 
 
-def _all_of(group: Any) -> list[Communicator]:
+def members_of(group: Any) -> list[Communicator]:
+    """The communicators that a group has so far."""
     return group.members if isinstance(group, OwnGroup) else [*_members(group).values()]
 
 
@@ -331,7 +333,7 @@ def bytes_sent(group: Any = None) -> int:
     >>> ringcoll.run_threads(rank_main, 3)  # 2 (k - 1) / k of 1200 bytes
     [1600, 1600, 1600]
     """
-    return sum(member.nbytes_sent for member in _all_of(as_group(group)))
+    return sum(member.nbytes_sent for member in members_of(as_group(group)))
 
 
 def close(group: Any = None, *, drain_s: float = 0.0) -> None:

@@ -248,12 +248,13 @@ class Words:
 
     ``lengths`` are the elements of each block, if only its two ends know its length: blocks are numbered
     source * world_size + destination. It is ``None`` if the description has all lengths; the description is
-    ``None`` until the operation is resolved.
+    ``None`` until the operation is resolved. ``request`` is that of an operation, for who asks why it ran so.
     """
 
     name: str
     description: str | None
     lengths: dict[int, int] | None = None
+    request: Request | None = None
 
 
 class Operation:
@@ -293,7 +294,7 @@ class Operation:
         self._prepared, self._keeps = prepared, stage.is_direct and not self.has_streams
         rules = contract(request.collective)
         lengths = None if rules.common_lengths else dict(request.lengths)
-        self.words = Words(request.collective, None, lengths)
+        self.words = Words(request.collective, None, lengths, request)
         self.plan: Plan | None = None
         self.signature = 0
         self.nbytes_sent = 0  # in one run

@@ -191,7 +191,7 @@ def test_a_group_reads_the_file_of_its_options_at_each_call(tmp_path: Path) -> N
             algorithms["all_reduce"] = "direct"  # the options have a mapping of their own
             group = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20), options)
         group.allreduce([torch.ones(3)]).wait()
-        (member,) = groups._all_of(group)
+        (member,) = groups.members_of(group)
         found.append(str([*member.operations.values()][-1].description))
     ringcoll.close(group)
     assert ["algorithm ring " in found[0], "algorithm direct " in found[1]] == [True, True]
