@@ -35,6 +35,29 @@ def test_workers_may_leave_early(staleness: int | None):
     run_threads(rank_main, 4)
 
 
+def test_a_loop_over_a_generator_that_is_left_is_a_workers_end():
+
+    def batches(module, group):
+        with ServerWorker(module, group, timeout_s=5.0) as worker:
+            while True:
+                out_of_step.backward(module, 1, 0)
+                worker.step()
+                yield
+
+    def rank_main(group):
+        module = initial(group.rank())
+        if group.rank() == 0:
+            server = ParameterServer(module, out_of_step.sgd(module), group, timeout_s=5.0)
+            server.serve()
+            return server.num_updates
+        loop = batches(module, group)
+        next(loop)
+        loop.close()
+        return 1
+
+    assert run_threads(rank_main, 2) == [1, 1]
+
+
 class Progress:
     """What the workers note of each other: the gradients that each has sent."""
 

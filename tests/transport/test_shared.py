@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections import deque
 
 import pytest
 
@@ -13,6 +14,7 @@ from ringcoll.launch.processes import RankError, Ranks
 from ringcoll.system import shared_memory
 from ringcoll.system.shared_memory import SharedMemory, identity, read_process
 from ringcoll.transport import catalogue, shared
+from ringcoll.transport.shared_channel import PeerChannel, RingReceive
 from ringcoll.transport.shared_layout import SharedLayout
 from tests.programs import shared_memory as program
 
@@ -152,3 +154,49 @@ def test_a_futex_sleeps_until_its_limit_and_not_if_the_word_has_changed():
     begin = time.monotonic()
     shared_memory.futex_wait(memory.address, 0, 0.1)
     assert time.monotonic() - begin > 0.05
+
+
+def early(
+    content: bytes, filled: int, **state: object
+) -> tuple[PeerChannel, RingReceive, bytearray]:
+    """A channel to which a message has come early, the receive that then asks for it, and its memory."""
+    channel = object.__new__(PeerChannel)
+    message, receive = object.__new__(RingReceive), object.__new__(RingReceive)
+    memory = bytearray(b"-" * len(content))
+    for item, into in ((message, bytearray(content)), (receive, memory)):
+        item.into, item.nbytes, item.tag, item.lent = memoryview(into), len(content), 7, False
+        item.filled, item.number, item.done, item.memory, item.address = 0, 0, False, None, 0
+    message.filled = filled
+    for name, value in state.items():
+        setattr(message, name, value)
+    channel.early, channel.posted, channel.unread = {7: deque([message])}, deque(), deque()
+    channel._partial = message
+    return channel, receive, memory
+
+
+def test_what_came_early_of_a_message_in_pieces_is_not_lost():
+    channel, receive, memory = early(b"abcdef????", 6)
+    other = object.__new__(RingReceive)
+    channel.posted.append(other)
+    channel.post(receive)
+    assert bytes(memory) == b"abcdef----"
+    assert (receive.filled, receive.done) == (6, False)
+    assert channel._partial is receive, "the next piece goes on in it"
+    assert list(channel.posted) == [receive, other], "before receives of later messages"
+    assert not channel.early
+
+
+def test_a_whole_message_that_came_early_is_there_at_once():
+    channel, receive, memory = early(b"abcdef", 6, done=True)
+    channel.post(receive)
+    assert (bytes(memory), receive.done, list(channel.posted)) == (b"abcdef", True, [])
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_a_message_that_came_early_as_a_place_is_read_there(lent: bool):
+    channel, receive, memory = early(b"abcdef", 0, number=5, address=4096)
+    receive.lent = lent
+    channel.post(receive)
+    assert (receive.number, receive.address, receive.done) == (5, 4096, lent)
+    assert list(channel.unread) == ([] if lent else [receive])
+    assert bytes(memory) == b"------"
