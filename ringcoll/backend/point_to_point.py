@@ -23,7 +23,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.collectives.own_groups import messages_in_flight
-from ringcoll.errors import FORKED, ArgumentError, GroupBrokenError, PeerLostError, TransportError
+from ringcoll.errors import (
+    FORKED,
+    ArgumentError,
+    CollectiveTimeoutError,
+    GroupBrokenError,
+    PeerLostError,
+    TransportError,
+)
 from ringcoll.system.signals import hears_signals
 from ringcoll.system.stores import MESSAGES, begun
 from ringcoll.system.tensor_memory import with_memory
@@ -110,7 +117,7 @@ class PointToPoint:
         try:
             work = nccl.as_one(self._of_cuda(device), [lambda: messages.extend(start())])
         except RuntimeError as error:
-            raise PeerLostError(f"{failure}: {error}") from error
+            raise PeerLostError(f"{failure}: {error}") from None
         is_empty = all(message.is_empty for message in messages)
         if work is None and not is_empty:
             raise TransportError(
@@ -201,7 +208,11 @@ class PointToPointWork(dist.Work):
                 else:
                     self._aside.result()
             except RuntimeError as error:
-                raise PeerLostError(f"{self._failure}: {error}", peer=self._peer) from error
+                # Of who is late nobody knows that it is lost. gloo and NCCL have no class for it.
+                is_late = "imed out" in str(error) or "imeout" in str(error)
+                kind = CollectiveTimeoutError if is_late else PeerLostError
+                text = self._failure.replace(" lost ", " timed out waiting for ", is_late)
+                raise kind(f"{text}: {error}", peer=self._peer) from None
             self._waited, self.tensor = True, None
         return True
 

@@ -317,7 +317,11 @@ def meet_telling(
     for peer, text in enumerate(read_all(store, keys)):
         other, where, about = [*text.split("\n", 2), "", ""][:3]
         if other != own:
-            raise TransportError(f"rank {rank} came with {own}, rank {peer} with {other}")
+            raise TransportError(
+                f"rank {rank} came with {own}, rank {peer} with {other}; all ranks need the same: "
+                "`ringcoll doctor` says, where a rank runs, what it lacks, and RINGCOLL_TRANSPORT=gloo "
+                "(RINGCOLL_CUDA_TRANSPORT for CUDA tensors), on all ranks, needs nothing"
+            )
         places.append(where)
         abouts.append(about)
     return hosts_of(places), abouts

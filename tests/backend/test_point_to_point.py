@@ -14,7 +14,11 @@ from torch.distributed import distributed_c10d as c10d
 import ringcoll
 from ringcoll.backend import process_group as backend
 from ringcoll.backend.point_to_point import PointToPointWork
-from ringcoll.errors import ArgumentError, TransportError
+from ringcoll.errors import (
+    ArgumentError,
+    CollectiveTimeoutError,
+    TransportError,
+)
 from ringcoll.system import streams
 from tests.fakes import fake_nccl
 from tests.fakes.fake_nccl import FakeGroup, World
@@ -202,6 +206,16 @@ def test_waits_order_each_stream(device: torch.device, waits: int, completed: bo
     assert message.wait()
     assert asked.waits == waits
     assert (message.is_completed(), message.is_success()) == (completed, completed)
+
+
+def test_a_message_that_does_not_come_is_late_and_nobody_is_lost():
+    group = backend.ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=0.3))
+    with pytest.raises(CollectiveTimeoutError) as caught:
+        group.recv_anysource([torch.empty(3)], 7).wait()
+    text = "rank 0 timed out waiting for a rank, while it received from any with tag 7: "
+    assert str(caught.value).startswith(text)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
 
 
 def on_threads(main: Callable[[backend.ProcessGroup], Any]) -> list[Any]:

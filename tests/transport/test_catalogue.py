@@ -206,6 +206,8 @@ def test_ranks_with_different_transports_are_told(monkeypatch: pytest.MonkeyPatc
         names = ["transport nccl", "transport gloo"]
         assert f"rank {rank} came with {names[not rank]}" in str(error)
         assert names[rank] in str(error)
+        assert "RINGCOLL_TRANSPORT=gloo" in str(error)
+        assert "ringcoll doctor" in str(error)
     assert made[1].calls == []  # nobody has connected
 
 
