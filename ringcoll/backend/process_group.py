@@ -47,7 +47,7 @@ from ringcoll.schedule.ir import Schedule
 from ringcoll.system import streams
 from ringcoll.system.ending import check_goes_on
 from ringcoll.system.limits import seconds_of
-from ringcoll.system.schedule_files import as_algorithm
+from ringcoll.system.schedule_files import as_algorithm, is_rules, rules_in
 from ringcoll.system.stores import answered, common
 from ringcoll.system.untraced import untraced
 from ringcoll.transport import catalogue
@@ -73,9 +73,9 @@ class Options(_BackendOptions):  # type: ignore[misc]
     ----------
     algorithm
         Name of an algorithm, for the collectives that have an algorithm of that name; a
-        `Schedule`, or the path of a file that holds one, for its collective; or a mapping from
-        collective (``"all_reduce"``) to one of these. See `ringcoll.algorithms` and
-        `ringcoll.system.schedule_files`.
+        `Schedule`, or the path of a file that holds one, for its collective; ``FILE.py:NAME``; rules by
+        collective and size (``"all_reduce:0-64K:tree;ring"``, docs/choice.md); or a mapping from
+        collective (``"all_reduce"``) to one of these. See `ringcoll.system.schedule_files`.
     segment_bytes, wire_dtype
         As for the functions of `ringcoll.collectives.functions`; the wire dtype is used for sums
         of floating-point tensors only.
@@ -134,6 +134,9 @@ class Options(_BackendOptions):  # type: ignore[misc]
         else:
             asked, fitting = self.algorithm.get(collective, "auto"), required
         named = as_algorithm(asked)
+        if isinstance(named, str) and is_rules(named):
+            rules_in(named)  # raises if there is anything wrong with them
+            return named
         fits = fitting(collective, named, world_size)
         return asked if fits is named else fits  # a file is read anew at each call
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ringcoll.collectives.groups import as_group, communicator, group_rank
 from ringcoll.cost.choice import segment_bytes_of
+from ringcoll.cost.rules import AUTO, Rule
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import (
     MOVED,
@@ -35,7 +36,7 @@ from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system import settings
 from ringcoll.system.limits import seconds_of, whole
-from ringcoll.system.schedule_files import as_algorithm
+from ringcoll.system.schedule_files import as_algorithm, has_files, is_rules, rules_in
 
 __all__ = ["AlgorithmChoice", "Arguments", "Timeout", "check_dtype", "seconds", "side_by_side"]
 
@@ -141,10 +142,14 @@ class Arguments:
             raise self._refuse("must be positive", "segment_bytes", "an int > 0", segment_bytes)
         if not isinstance(algorithm, str | Schedule):
             raise self._refuse(
-                "not an algorithm", "algorithm", "a name, a file or a Schedule", algorithm
+                "not an algorithm", "algorithm", "a name, a file, rules or a Schedule", algorithm
             )
-        self.algorithm = as_algorithm(algorithm)
-        self._file = "" if self.algorithm is algorithm else str(algorithm)
+        self.algorithm = asked = as_algorithm(algorithm)
+        self._file = "" if asked is algorithm else str(algorithm)
+        self._rules: tuple[Rule, ...] = ()
+        if isinstance(asked, str) and is_rules(asked):
+            self._file = asked if has_files(asked) else ""
+            self._rules, self.algorithm = rules_in(asked), AUTO
         # This ties the group to the tensors' device, so it comes after the checks.
         self.member: Communicator = communicator(group, self.device)
 
@@ -358,6 +363,7 @@ class Arguments:
             wire_dtype=self.dtype if reduction is None else reduction.wire_dtype,
             operator="" if reduction is None else reduction.name,
             operator_code="" if reduction is None else reduction.code,
+            rules=self._rules,
             order=OperandOrder.ANY if reduction is None else reduction.order,
             segment_bytes=self.segment_bytes
             or segment_bytes_of(self.collective, self.algorithm, self.device.type),

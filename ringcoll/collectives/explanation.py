@@ -15,14 +15,14 @@ from ringcoll.collectives.functions import ReduceOptions
 from ringcoll.collectives.groups import as_group, communicator, members_of
 from ringcoll.cost.choice import Choice, choose, segment_bytes_of
 from ringcoll.cost.predict import Prediction
-from ringcoll.cost.table import Table, built_in
+from ringcoll.cost.table import Table, built_in, under_rules
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import as_operator, reproduced, resolve
 from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.schedule.ir import Schedule
 from ringcoll.system import settings, tuning
 from ringcoll.system.machine import cores
-from ringcoll.system.schedule_files import as_algorithm
+from ringcoll.system.schedule_files import as_algorithm, is_rules, rules_in
 from ringcoll.transport.catalogue import costs_of, names
 
 __all__ = ["Explanation", "explain", "explain_without_ranks"]
@@ -159,8 +159,11 @@ def explain(
     notes: tuple[str, ...] = ()
     if table is None:
         table, notes = _expected_table(member.transport.name, world_size, 1, device.type)
+    algorithm = as_algorithm(asked.get("algorithm", "auto"))
+    if isinstance(algorithm, str) and is_rules(algorithm):
+        table, algorithm = under_rules(table, rules_in(algorithm)), "auto"
     choice = choose(collective, nbytes, world_size, table, order)
-    algorithm = required(collective, as_algorithm(asked.get("algorithm", "auto")), world_size)
+    algorithm = required(collective, algorithm, world_size)
     segment_bytes = asked.get("segment_bytes")
     if algorithm != "auto":
         whose = "" if "algorithm" in options else " by the options of the group"
@@ -188,9 +191,8 @@ def _last(collective: str, group: Any) -> Explanation:
             request = words.request
             if words.name != collective or request is None or member.table is None:
                 continue
-            choice = choose(
-                collective, request.nbytes, member.world_size, member.table, request.order
-            )
+            table = under_rules(member.table, request.rules)
+            choice = choose(collective, request.nbytes, member.world_size, table, request.order)
             if request.algorithm != "auto":
                 asked = request.algorithm, request.segment_bytes
                 choice = _asked_for(choice, *asked, "it was asked for")

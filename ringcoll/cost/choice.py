@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from ringcoll.algorithms import algorithms, find, named, registry
 from ringcoll.cost.predict import Prediction, fastest, predict, predictions
-from ringcoll.cost.rules import AUTO, FORCED, Rule
+from ringcoll.cost.rules import AUTO, Rule
 from ringcoll.cost.table import BUILT_IN, Table
 from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.schedule.ir import Schedule
@@ -184,7 +184,7 @@ def _pick(
         able = algorithms(collective, world_size)
         first = next(entry for entry in able if not entry.equal_blocks)
         return first.name, None, "no rank knows all lengths, which other algorithms need"
-    for rules, source in ((table.forced, FORCED), (table.tuned, table.origin)):
+    for rules, source in ((table.forced, table.forced_by), (table.tuned, table.origin)):
         for rule in rules:
             if not rule.matches(collective, nbytes, world_size, table.hosts):
                 continue

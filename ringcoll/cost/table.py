@@ -8,16 +8,25 @@ come from measurements of the algorithms.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ringcoll.algorithms import algorithms
 from ringcoll.cost.links import LinkCosts
 from ringcoll.cost.predict import Parameters
-from ringcoll.cost.rules import Range, Rule, in_text, parse_rules
+from ringcoll.cost.rules import FORCED, Range, Rule, in_text, parse_rules
 from ringcoll.errors import ArgumentError, RingcollError, TuningFileError
 
-__all__ = ["BUILT_IN", "MEASURED", "Table", "across_hosts", "built_in", "crowded_parameters"]
+__all__ = [
+    "BUILT_IN",
+    "MEASURED",
+    "Table",
+    "across_hosts",
+    "built_in",
+    "crowded_parameters",
+    "under_rules",
+]
 
 BUILT_IN = "built-in"
 """The source of tables for which nothing was measured."""
@@ -37,8 +46,8 @@ class Table:
         Costs of messages, bytes and reductions.
     tuned
         Rules that were measured, or are built in.
-    forced
-        Rules that come before all others.
+    forced, forced_by
+        Rules that come before all others, and where they stand.
     source
         Where parameters and ``tuned`` come from, for people: `BUILT_IN`, "measured", or
         the name of a file.
@@ -58,6 +67,7 @@ class Table:
     source: str = BUILT_IN
     device: str = "cpu"
     announces: bool = True
+    forced_by: str = FORCED
 
     @property
     def origin(self) -> str:
@@ -106,6 +116,12 @@ class Table:
             )
         except (KeyError, TypeError, AttributeError, RingcollError) as error:
             raise TuningFileError(f"not a table of costs and rules: {error!r}") from error
+
+
+@lru_cache(maxsize=256)
+def under_rules(table: Table, rules: tuple[Rule, ...]) -> Table:
+    """The table with the rules of a call before its own; the same table for the same rules."""
+    return replace(table, forced=rules, forced_by="of the call") if rules else table
 
 
 def _text(value: Any) -> str:

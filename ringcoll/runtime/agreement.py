@@ -49,6 +49,7 @@ from ringcoll.errors import (
     CollectiveTimeoutError,
     RingcollError,
     RulesError,
+    ScheduleError,
     TransportError,
     TuningFileError,
 )
@@ -370,7 +371,10 @@ def agree(
         forced = settings.forced_text()
         rules = settings.forced_rules(forced)
     except RingcollError as error:
-        notes.tell("decision", {"error": str(error), "rules": isinstance(error, RulesError)})
+        notes.tell(
+            "decision",
+            {"error": str(error), "rules": isinstance(error, RulesError | ScheduleError)},
+        )
         raise
     if table is None and not (measurable and world_size > 1):
         link = costs_of(transport.name)
@@ -427,7 +431,9 @@ def _follow(transport: Transport, notes: _Notes, device: torch.device) -> Table:
         case _:
             raise not_of_a_rank("decision", decision)
     own = settings.forced_text()
-    if own != forced:
+    if own == forced:
+        settings.forced_rules(own)  # which registers what is in its files
+    else:
         _log.warning(
             "rank %d: %s is %r here and %r on rank 0, which counts for all",
             notes.rank,

@@ -30,7 +30,8 @@ from torch import Tensor
 from ringcoll.algorithms import find
 from ringcoll.algorithms.proved import passes_on_blocks, proved_schedule
 from ringcoll.cost.choice import Choice, choose, segment_count
-from ringcoll.cost.table import Table
+from ringcoll.cost.rules import Rule
+from ringcoll.cost.table import Table, under_rules
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
 from ringcoll.reduction.operators import SERIAL_NUMEL
 from ringcoll.runtime.executor import Instruction, bind
@@ -69,7 +70,8 @@ class Request(NamedTuple):
 
     ``lengths`` are (block, numel) of every block that this rank knows; ``packed`` are the numels of
     the tensors that are laid end to end, if the vector is made of several; ``order`` is the order of
-    operands that the operator needs; ``operator_code`` says what a user's operator computes.
+    operands that the operator needs; ``operator_code`` says what a user's operator computes; ``rules`` are those
+    of the call, for the algorithm ``"auto"``.
     """
 
     collective: str
@@ -90,6 +92,7 @@ class Request(NamedTuple):
     in_place: bool
     posts_early: bool
     operator_code: str = ""
+    rules: tuple[Rule, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -126,6 +129,7 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     collective, world_size = request.collective, request.world_size
     if request.algorithm == "auto":
         assert table is not None
+        table = under_rules(table, request.rules)
         about = collective, request.nbytes, world_size, table, request.order
         choice = choose(*about, explained=False)
         log_once(choice)

@@ -1,27 +1,46 @@
-"""Files that hold a schedule: MSCCL's XML, MSCCL++'s JSON, or the library's own text.
+"""What a user may name in place of a registered algorithm: files, modules, and rules with them.
 
-A name that ends in ``.xml``, ``.json`` or ``.txt`` is such a file wherever an algorithm is named. Each
-rank reads the file for itself; the ranks compare what they have read before they run it.
+- ``FILE.xml``, ``FILE.json`` and ``FILE.txt`` hold a schedule: MSCCL's XML, MSCCL++'s JSON, or the library's own
+  text. Each rank reads the file for itself; the ranks compare what they have read before they run it.
+- ``FILE.py:NAME`` and ``MODULE:NAME`` are registered by what they name: see `ringcoll.system.user_modules`.
+- Rules (`ringcoll.cost.rules`) choose by collective and size; their algorithms may be files as well.
 """
 
 from __future__ import annotations
 
+import re
+import threading
 import time
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from ringcoll.algorithms import Algorithm
+from ringcoll.algorithms import Algorithm, named, register, unregister
+from ringcoll.cost.rules import Rule, parse_rules
 from ringcoll.errors import ScheduleError
 from ringcoll.formats import schedule_in
 from ringcoll.schedule.ir import Program, Schedule
 from ringcoll.system.files import read_file
+from ringcoll.system.user_modules import algorithms_named, is_reference
 
-__all__ = ["algorithm_in", "as_algorithm", "is_schedule_file", "read_schedule"]
+__all__ = [
+    "algorithm_in",
+    "as_algorithm",
+    "has_files",
+    "is_rules",
+    "is_schedule_file",
+    "read_schedule",
+    "rules_in",
+]
 
 _MOST_KEPT = 64
 _TICK_NS = 2_000_000_000  # of the file systems with the coarsest times
 _read: dict[tuple[int, ...], Schedule] = {}  # by device, inode, size and times
 _SUFFIXES = (".xml", ".json", ".txt")
+_MODULE = re.compile(r"[^:;@\s]+\.py:[\w=+]+")
+_FILE = re.compile(rf"[^:;@\s]+({'|'.join(map(re.escape, _SUFFIXES))})", re.IGNORECASE)
+_registering = threading.Lock()
+_of_files: dict[tuple[str, str], Schedule] = {}  # schedules of files that rules have named
 
 
 def is_schedule_file(text: str) -> bool:
@@ -71,16 +90,63 @@ def _schedule_in(text: str) -> Schedule:
 
 
 def as_algorithm(algorithm: str | Schedule) -> str | Schedule:
-    """The schedule in a file, if the name of an algorithm is that of a file.
+    """The schedule in a file, or the name of what a module registers; other names and rules as they are.
 
     Raises
     ------
-    ScheduleError
-        See `read_schedule`.
+    ScheduleError, UnknownAlgorithmError
+        See `read_schedule` and `ringcoll.system.user_modules.algorithms_named`.
     """
-    if isinstance(algorithm, str) and is_schedule_file(algorithm):
+    if isinstance(algorithm, Schedule) or is_rules(algorithm):
+        return algorithm
+    if is_schedule_file(algorithm):
         return read_schedule(algorithm)
-    return algorithm
+    return algorithms_named(algorithm)[1][0].name if is_reference(algorithm) else algorithm
+
+
+def is_rules(text: str) -> bool:
+    """Whether a text has rules, and does not name an algorithm, a file or a module.
+
+    >>> [is_rules(text) for text in ("ring", "star.py:star", "*:0-4K:star.py:star", "tree;ring")]
+    [False, False, True, True]
+    """
+    return ";" in text or _MODULE.sub("", text).count(":") > 1
+
+
+def has_files(rules: str) -> bool:
+    """Whether rules name files that hold a schedule."""
+    return _FILE.search(rules) is not None
+
+
+def rules_in(text: str) -> tuple[Rule, ...]:
+    """Read rules, register what their files hold, and put the names in the files' places.
+
+    Raises
+    ------
+    RulesError, ScheduleError, UnknownAlgorithmError
+        See `ringcoll.cost.rules.parse_rules`, and `as_algorithm`.
+    """
+    known = text if is_rules(text) or not is_reference(text) else str(as_algorithm(text))
+    known = _MODULE.sub(lambda found: str(as_algorithm(found[0])), known)
+    return parse_rules(_FILE.sub(lambda found: _registered(found[0]), known))
+
+
+def _registered(path: str) -> str:
+    """The name under which the schedule in a file is registered, made of the file's name."""
+    schedule, entry = read_schedule(path), algorithm_in(path)
+    name = re.sub(r"\W", "_", f"file_{Path(path).stem}")
+    key = entry.collective, name
+    with _registering:  # ranks may be threads
+        is_there = bool(named(name, entry.collective))
+        if not is_there or _of_files.get(key) is not schedule:
+            if is_there:
+                unregister(*key)
+            facts: Any = {
+                "chunks": entry.chunks, "slots": entry.slots, "restriction": entry.restriction
+            }  # fmt: skip
+            register(*key, cost=None, **facts)(entry.program)
+            _of_files[key] = schedule
+    return name
 
 
 def algorithm_in(path: str) -> Algorithm:

@@ -24,7 +24,7 @@ import math
 import os
 from pathlib import Path
 
-from ringcoll.cost.rules import FORCED, Rule, parse_rules
+from ringcoll.cost.rules import FORCED, Rule
 from ringcoll.errors import ArgumentError, RulesError, TuningFileError
 
 __all__ = [
@@ -104,15 +104,19 @@ def forced_text() -> str:
 
 
 def forced_rules(text: str) -> tuple[Rule, ...]:
-    """Read the text of ``RINGCOLL_ALGORITHM``.
+    """Read the text of ``RINGCOLL_ALGORITHM``, and the files that it names.
 
     Raises
     ------
     RulesError
         The text cannot be read; the message names the variable.
+    ScheduleError, UnknownAlgorithmError
+        See `ringcoll.system.schedule_files.rules_in`.
     """
+    from ringcoll.system.schedule_files import rules_in
+
     try:
-        return parse_rules(text)
+        return rules_in(text)
     except RulesError as error:
         raise RulesError(
             error.message, text=error.text, start=error.start, length=error.length, source=FORCED

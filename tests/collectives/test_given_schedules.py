@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     refused(from_msccl(foreign("all_reduce", "ring")), ArgumentError, "world_size 2.*world_size 3")
     refused(from_msccl(foreign("all_gather", "ring", 2)), ArgumentError, "collective all_reduce")
     refused(str(tmp_path / "missing.xml"), ScheduleError, "cannot be read")
-    refused(3, ArgumentError, "a name, a file or a Schedule")
+    refused(3, ArgumentError, "a name, a file, rules or a Schedule")
     wrong = foreign("all_reduce", "ring", 2).replace('type="rrc"', 'type="r"')
     refused(from_msccl(wrong), VerificationError, "ends wrong")
     (tmp_path / "bad.xml").write_text("<algo/>", encoding="utf-8")
