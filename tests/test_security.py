@@ -401,7 +401,7 @@ def test_a_store_asks_nobody_who_they_are() -> None:
 # --- what ranks tell each other through the store ---------------------------------------
 
 TOLD = {
-    r"process/\d": r'\[\d+, "\d+", "[-0-9a-f]{36} net:\[\d+\] ipc:\[\d+\] pid:\[\d+\] shm:.*", null\]',
+    r"process/\d": r'\[\d+, "\d+ time:\[\d+\]", "[-0-9a-f]{36} net:\[\d+\] ipc:\[\d+\] pid:\[\d+\] shm:.*", null\]',
     r"cpu/0/transport/here/\d": r"transport \w+ of ringcoll [\w.]+\n[-0-9a-f]{36} net:.*\n"
     r'(\{"pid": \d+, "descriptor": \d+, "device": \d+, "inode": \d+, '
     r'"nbytes": \d+, "secret": \d+, "address": \d+\})?',

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import IO
 
 import click
@@ -30,7 +31,7 @@ _GRACE_S = 5.0  # between asking a rank to end and killing it
 @command(examples=_EXAMPLES, context_settings={"allow_interspersed_args": False})
 @world_size_option
 @click.option("--resilient", is_flag=True, help="Let the other ranks go on when one fails.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", type=click.Path(dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...]) -> None:
     """Run a script of Python on ranks that are processes of this host.
@@ -41,6 +42,8 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
     they can with ringcoll.resilient, and the exit status is 0 if any of them comes to its end. Options of
     the script stand behind it.
     """
+    if not Path(script).is_file():
+        raise click.BadParameter(f"File {script!r} does not exist.", param_hint="'SCRIPT'")
     store = served()
     shared = os.environ | {
         "WORLD_SIZE": f"{world_size}",
