@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from numbers import Integral
 from operator import index
 from typing import Any
@@ -104,6 +105,16 @@ def check_dtype(dtype: torch.dtype, rank: int) -> None:
         )
 
 
+@cache
+def _negates(dtype: torch.dtype) -> bool:
+    """Whether torch can copy a negative view of a dtype."""
+    try:
+        torch.zeros(1, dtype=dtype, device="cpu").neg()
+    except RuntimeError:
+        return False
+    return True
+
+
 class Arguments:
     """The arguments of one call, checked; `operation` compiles them.
 
@@ -172,6 +183,10 @@ class Arguments:
         first = tensors[0]
         check_dtype(first.dtype, self.rank)
         for tensor in tensors:
+            if tensor.is_neg() and not _negates(tensor.dtype):
+                raise self._refuse(
+                    "torch cannot negate this dtype", "tensor", "no negative view", tensor.dtype
+                )
             if tensor is first:
                 continue
             if tensor.dtype is not first.dtype:

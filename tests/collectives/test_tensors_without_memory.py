@@ -250,3 +250,16 @@ def test_dtypes_that_torch_cannot_copy_are_refused(deterministic: bool) -> None:
         run_threads(main, K)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_negative_views_that_torch_cannot_copy_are_refused() -> None:
+    def main(group: LocalGroup) -> None:
+        for dtype in (torch.uint16, torch.uint32, torch.uint64, torch.bool):
+            for function in (FUNCTIONS["broadcast"], FUNCTIONS["all_reduce"]):
+                with pytest.raises(ArgumentError, match="cannot negate"):
+                    function(group, torch._neg_view(torch.zeros(4, dtype=dtype)))
+        value = torch._neg_view(torch.full((3,), -1 - group.rank()))
+        ringcoll.all_reduce(value, group=group)
+        assert value.tolist() == [3] * 3
+
+    run_threads(main, K)
