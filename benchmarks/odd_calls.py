@@ -20,6 +20,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from argparse import Namespace
@@ -48,7 +49,8 @@ from tests.fakes.without_memory import WITHOUT, Wrapper, pending
 
 OUTCOMES = ("right", "refused", "wrong", "broken", "crash")
 RANKS = {"threads": 3, "processes": 2}
-LIMIT_S = 8.0
+LIMIT_S = 40.0
+PERIOD = 5  # after so many elements values come again
 _DTYPES = sorted(
     {dtype for name in dir(torch) if isinstance(dtype := getattr(torch, name), torch.dtype)},
     key=str,
@@ -153,9 +155,11 @@ def contents(tensor: Any) -> Tensor | None:
         return None
 
 
-def data(rank: int, numel: int, dtype: torch.dtype, salt: int) -> Tensor:
-    """The contribution of a rank: small numbers, different by rank and index."""
-    numbers = torch.tensor([(7 * i + 3 * rank + salt) % 5 + 1 for i in range(numel)])
+def data(rank: int, numel: int, dtype: torch.dtype, salt: int, *, constant: bool = False) -> Tensor:
+    """The contribution of a rank: small numbers, different by rank and, unless ``constant``, by index."""
+    numbers = (7 * torch.arange(numel) + 3 * rank + salt) % PERIOD + 1
+    if constant:
+        numbers = numbers[:1].repeat(numel)
     if dtype is torch.bool:
         return numbers % 3 == 0
     if dtype.is_complex:
@@ -169,9 +173,10 @@ def data(rank: int, numel: int, dtype: torch.dtype, salt: int) -> Tensor:
 
 def reduced(op: str, parts: list[Tensor], factor: float) -> Tensor:
     """What an operator gives, in exact arithmetic, rounded once."""
-    dtype, k = parts[0].dtype, len(parts)
+    dtype, k, numel = parts[0].dtype, len(parts), len(parts[0])
+    firsts = [part[:PERIOD] for part in parts]
     columns = list(zip(*(part.to(torch.complex128 if dtype.is_complex else torch.float64).tolist()
-                         for part in parts), strict=True))  # fmt: skip
+                         for part in firsts), strict=True))  # fmt: skip
     whole = not (dtype.is_floating_point or dtype.is_complex)
     values: list[Any] = []
     for column in columns:
@@ -187,9 +192,11 @@ def reduced(op: str, parts: list[Tensor], factor: float) -> Tensor:
         if op == "avg":
             value = int(Fraction(value, k)) if whole else value / k
         values.append(value * factor if op == "premul_sum" else value)
+    values = [values[index % PERIOD] for index in range(numel)]
     if dtype is torch.bool:
         values = [bool(value) for value in values]
-    return torch.tensor(values, dtype=torch.complex128 if dtype.is_complex else None).to(dtype)
+    wide = torch.complex128 if dtype.is_complex else None if whole else torch.float64
+    return torch.tensor(values, dtype=wide).to(dtype)
 
 
 def _real(number: complex) -> float:
@@ -268,6 +275,8 @@ def draw(world: World, rng: random.Random) -> Draw:
     through_dist = world.on_backend and rng.random() < 0.5
     names = FUNCTIONS + (ON_BACKEND if through_dist else ())
     one.name = name = rng.choice(names)
+    if through_dist and name.endswith("coalesced") and name != "all_reduce_coalesced":
+        raise NotMadeError
     dtype = rng.choice(_USUAL if rng.random() < 0.6 else _DTYPES)
     kind = rng.choice(["plain", *KINDS])
     odd_output = rng.random() < 0.5
@@ -299,7 +308,7 @@ def draw(world: World, rng: random.Random) -> Draw:
         if rng.random() < 0.25:
             options["algorithm"] = rng.choice(["ring", "tree", "direct", "pairwise", *GARBAGE])
         if rng.random() < 0.15 and "all_to_all" not in name:
-            options["segment_bytes"] = rng.choice([64, 1 << 20, *GARBAGE])
+            options["segment_bytes"] = rng.choice([64 * numel, 1 << 20, *GARBAGE[:-1]])
         if rng.random() < 0.15 and reduces:
             options["wire_dtype"] = rng.choice([torch.bfloat16, torch.float32, *_DTYPES, *GARBAGE])
         if rng.random() < 0.15 and reduces:
@@ -334,7 +343,7 @@ def draw(world: World, rng: random.Random) -> Draw:
         return prepared if is_plan else public  # type: ignore[no-any-return]
 
     def own(r: int, n: int) -> Tensor:
-        return data(r, n, dtype, salt)
+        return data(r, n, dtype, salt, constant=kind == "expanded")
 
     def made(values: Tensor, *, odd: bool) -> Any:
         if not odd:
@@ -378,6 +387,8 @@ def draw(world: World, rng: random.Random) -> Draw:
         wanted = total() if values is None else values
         if name == "reduce" and not here:
             wanted = own(rank, numel)
+        if name == "reduce" and kind == "expanded":  # only the root refuses it
+            raise NotMadeError
         arguments = [in_place(wanted, own(rank, numel))]
         options |= {"broadcast": {"src": root}, "reduce": {"dst": root}}.get(name, {})
     elif name == "all_reduce, out":
@@ -403,12 +414,8 @@ def draw(world: World, rng: random.Random) -> Draw:
     elif name == "all_gather_single":
         arguments = [target(everything), source()]
     elif name == "all_gather_single_coalesced":
-        if through_dist:
-            raise NotMadeError
         arguments = [[target(everything)], [source()]]
     elif name == "all_gather_coalesced":
-        if through_dist:
-            raise NotMadeError
         arguments = [[[target(own(r, numel), odd=False)] for r in range(k)], [source(odd=True)]]
     elif name == "scatter":
         wanted = own(rank, numel)
@@ -422,8 +429,6 @@ def draw(world: World, rng: random.Random) -> Draw:
         wanted = total(k * numel)[rank * numel : (rank + 1) * numel]
         arguments = [target(wanted), source(k * numel)]
         if name.endswith("coalesced"):
-            if through_dist:
-                raise NotMadeError
             arguments = [[each] for each in arguments]
     elif name == "all_to_all":
         arguments = [
@@ -498,18 +503,20 @@ def draw(world: World, rng: random.Random) -> Draw:
 
 def outcome(world: World, seed: int, number: int) -> tuple[str, str]:
     """Make a call; the outcome on this rank, and words about it."""
-    rng = random.Random(f"{seed} {number}")
     try:
-        one = draw(world, rng)
-    except (
-        NotMadeError,
-        RuntimeError,
-        NotImplementedError,
-        TypeError,
-        ValueError,
-        SystemError,
-    ) as error:
-        return "not made", repr(error)[:80]
+        return _outcome(world, seed, number)
+    except Exception as error:  # noqa: BLE001  # of this script
+        return "wrong", f"the script: {error!r:.300}"
+
+
+def _outcome(world: World, seed: int, number: int) -> tuple[str, str]:
+    one = None
+    for attempt in range(20):
+        with contextlib.suppress(NotMadeError, RuntimeError, TypeError, ValueError, SystemError):
+            one = draw(world, random.Random(f"{seed} {number} {attempt}"))
+            break
+    if one is None:
+        return "wrong", "the script: nothing could be drawn"
     versions = []
     for tensor, _ in (*one.outputs, *one.inputs):
         with contextlib.suppress(AttributeError, RuntimeError, ValueError):  # it has no version
@@ -534,7 +541,7 @@ def outcome(world: World, seed: int, number: int) -> tuple[str, str]:
             return "wrong", f"{one}: {found!s:.100} is not {wanted!s:.100}"
     for tensor, before in one.inputs:
         found = contents(tensor)
-        if found is None or not torch.equal(found, before):
+        if found is None or not same(found, before):
             return "wrong", f"{one}: an input has changed"
     if any(tensor._version != before for tensor, before in versions):
         return "wrong", f"{one}: the version of a tensor has moved"
@@ -567,10 +574,7 @@ def on_threads(seed: int, first: int, last: int) -> None:
     def main(group: ringcoll.LocalGroup) -> None:
         world = World(group, group.rank(), k, on_backend=False)
         for number in range(first, last):
-            try:
-                told = outcome(world, seed, number)
-            except Exception as error:  # noqa: BLE001  # of this script
-                told = "wrong", f"the script: {error!r:.300}"
+            told = outcome(world, seed, number)
             tell(number, group.rank(), *told)
             if told[0] == "broken":
                 stops.append(number)
@@ -597,21 +601,21 @@ def lines_of(kind: str, arguments: Namespace, first: int, last: int) -> Iterator
     """Run ranks; what they tell, and ``[number, rank, "crash", ...]`` of a rank that has ended badly."""
     words = ["--seed", str(arguments.seed), "--span", f"{first},{last}", "--as", kind]
     store = served(LOOPBACK)
-    ranks = range(RANKS[kind] if kind == "processes" else 1)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, *words, "--rank", f"{rank},{store.port}"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )
-        for rank in ranks
-    ]  # fmt: skip
-    for rank, process in enumerate(processes):
-        said, _ = process.communicate()
-        told = [json.loads(line) for line in said.splitlines() if line.startswith("[")]
-        yield from told
-        if process.returncode < 0:
-            done = min([*map(len, _by_rank(told))], default=0)
-            yield [first + done, rank, "crash", f"signal {-process.returncode}"]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for rank in range(RANKS[kind] if kind == "processes" else 1):
+            said = stack.enter_context(tempfile.TemporaryFile("w+"))
+            command = [sys.executable, __file__, *words, "--rank", f"{rank},{store.port}"]
+            process = subprocess.Popen(command, stdout=said, stderr=subprocess.DEVNULL)
+            processes.append((process, said))
+        for rank, (process, said) in enumerate(processes):
+            process.wait()
+            said.seek(0)
+            told = [json.loads(line) for line in said if line.startswith("[")]
+            yield from told
+            if process.returncode < 0:
+                done = min(map(len, _by_rank(told)), default=0)
+                yield [first + done, rank, "crash", f"signal {-process.returncode}"]
 
 
 def _by_rank(told: list[list[Any]]) -> list[list[Any]]:
@@ -627,12 +631,14 @@ def run(kind: str, arguments: Namespace) -> dict[int, tuple[str, str]]:
         for number, _, what, about in lines_of(kind, arguments, first, arguments.calls):
             told.setdefault(number, []).append((what, about))
         for number, each in sorted(told.items()):
-            worst = max(each, key=lambda one: ("not made", *OUTCOMES).index(one[0]))
+            worst = max(each, key=lambda one: OUTCOMES.index(one[0]))
             names = {what for what, _ in each}
             is_whole = len(each) == RANKS[kind] or "crash" in names
             if names == {"right", "refused"}:
                 worst = "broken", f"only some ranks refuse it: {worst[1]}"
             found[number] = worst if is_whole else ("broken", f"a rank says nothing: {worst[1]}")
+            if found[number][0] in {"wrong", "broken", "crash", *arguments.show.split(",")}:
+                print(f"{kind} {number}: {': '.join(found[number])}", file=sys.stderr, flush=True)
         first = max(told, default=first) + 1
     return found
 
@@ -661,14 +667,10 @@ def main() -> None:
     for kind in RANKS if arguments.ranks == "both" else (arguments.ranks,):
         found = run(kind, arguments)
         counts = Counter(what for what, _ in found.values())
-        rows.append([kind, RANKS[kind], *(counts[what] for what in (*OUTCOMES, "not made"))])
-        shown = {"wrong", "broken", "crash", *arguments.show.split(",")}
-        for number, (what, words) in sorted(found.items()):
-            if what in shown:
-                print(f"{kind} {number}: {what}: {words}", file=sys.stderr)
+        rows.append([kind, RANKS[kind], *(counts[what] for what in OUTCOMES)])
         bad += sum(counts[what] for what in ("wrong", "broken", "crash"))
-    columns = {"ranks": "text", "k": "count", **dict.fromkeys((*OUTCOMES, "not made"), "count")}
-    table = Table(columns, rows, "Calls by what they ended in; some draws cannot be made.")
+    columns = {"ranks": "text", "k": "count", **dict.fromkeys(OUTCOMES, "count")}
+    table = Table(columns, rows, "Calls by what they ended in.")
     table.show()
     write(arguments.json, __doc__, facts, [table])
     if bad:

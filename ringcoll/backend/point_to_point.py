@@ -77,20 +77,9 @@ class PointToPoint:
         Raises
         ------
         ArgumentError
-            The tensor has no memory, or is a conjugate or negative view to receive into.
+            See `memory_of`.
         """
-        (tensor,) = tensors
-        tensor = with_memory(tensor, self._rank)
-        if tensor.is_conj() or tensor.is_neg():  # gloo and NCCL send the memory as it is
-            if method != "send":
-                raise ArgumentError(
-                    "cannot be received into",
-                    rank=self._rank,
-                    argument="tensor",
-                    expected="a tensor whose memory holds its elements",
-                    got="a conjugate or negative view",
-                )
-            tensor = tensor.resolve_conj().resolve_neg()
+        tensor = self.memory_of(*tensors, is_receive=method != "send")
         arguments = (tag,) if peer is None else (peer, tag)
         work = getattr(self.of(tensor), method)([tensor], *arguments)
         loss = {
@@ -102,14 +91,38 @@ class PointToPoint:
         device, is_empty = tensor.device, not tensor.numel()
         return PointToPointWork(work, failure, peer, device, tensor, is_empty=is_empty)
 
-    def batched(
-        self, start: Callable[[], list[dist.Work]], device: torch.device
-    ) -> list[dist.Work]:
-        """Start several messages, of tensors on one device.
+    def memory_of(self, tensor: Tensor, *, is_receive: bool) -> Tensor:
+        """The tensor whose memory is sent or received into; gloo and NCCL take memory as it is.
 
-        Over NCCL all messages are one operation: message by message, they would wait for each
-        other.
+        Raises
+        ------
+        ArgumentError
+            The tensor has no memory, is not contiguous, or is a conjugate or negative view to
+            receive into.
         """
+        tensor = with_memory(tensor, self._rank)
+        is_view = tensor.is_conj() or tensor.is_neg()
+        if not tensor.is_contiguous() or (is_receive and is_view):
+            raise ArgumentError(
+                "the memory cannot be a message's",
+                rank=self._rank,
+                argument="tensor",
+                expected="a contiguous tensor, no conjugate or negative view to receive into",
+                got="a conjugate or negative view" if is_view else f"strides {tensor.stride()}",
+            )
+        return tensor.resolve_conj().resolve_neg() if is_view else tensor
+
+    def batched(
+        self, start: Callable[[], list[dist.Work]], messages_of: Sequence[tuple[Tensor, bool]]
+    ) -> list[dist.Work]:
+        """Start several messages, of tensors on one device; of each, whether it is a receive.
+
+        Nothing is started if a message cannot be. Over NCCL all messages are one operation: message
+        by message, they would wait for each other.
+        """
+        for tensor, is_receive in messages_of:
+            self.memory_of(tensor, is_receive=is_receive)
+        device = messages_of[0][0].device
         if device.type != "cuda" or not self.has_nccl:
             return start()
         failure = f"rank {self._rank} lost a rank, in a batch of sends and receives"

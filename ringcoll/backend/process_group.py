@@ -403,12 +403,13 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return work
 
     def batched(
-        self, start: Callable[[], list[dist.Work]], device: torch.device
+        self, start: Callable[[], list[dist.Work]], messages: Sequence[tuple[Tensor, bool]]
     ) -> list[dist.Work]:
-        """Start the sends and receives of ``torch.distributed.batch_isend_irecv``."""
+        """Start the messages of ``torch.distributed.batch_isend_irecv``: of each, whether it is a receive."""
+        device = messages[0][0].device
         other = self._others.get(device.type)
         if other is None:
-            return self._messages.batched(start, device)
+            return self._messages.batched(start, messages)
         if not other.supports_coalescing:
             return start()
         self._start_coalescing(device)

@@ -118,7 +118,7 @@ def _mend_monitored_barrier(group_class: type) -> None:
 def _mend_batches(group_class: type) -> None:
     """Let ``torch.distributed.batch_isend_irecv`` call the group's ``batched``.
 
-    torch starts the messages one by one, except on groups of its own class.
+    torch starts the messages one by one, except on groups of its own class, and checks none before.
     """
     native = dist.batch_isend_irecv
 
@@ -129,7 +129,8 @@ def _mend_batches(group_class: type) -> None:
         dist.distributed_c10d._check_p2p_op_list(p2p_op_list)
         group: Any = p2p_op_list[0].group
         if isinstance(group, group_class):
-            return group.batched(start, p2p_op_list[0].tensor.device)  # type: ignore[no-any-return,attr-defined]
+            messages = [(each.tensor, each.op is dist.irecv) for each in p2p_op_list]
+            return group.batched(start, messages)  # type: ignore[no-any-return,attr-defined]
         return start()
 
     _replace(batch_isend_irecv)

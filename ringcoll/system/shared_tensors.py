@@ -215,6 +215,8 @@ def empty_shared(*size: Any, dtype: torch.dtype | None = None) -> Tensor:
 
     Raises
     ------
+    ArgumentError
+        The dtype is a quantized one.
     SharingError
         The machine cannot share so much memory; nothing is allocated.
 
@@ -225,6 +227,10 @@ def empty_shared(*size: Any, dtype: torch.dtype | None = None) -> Tensor:
     torch.Size([2, 3])
     """
     shape = torch.empty(*size, dtype=dtype, device="meta")  # torch checks the arguments
+    if shape.is_quantized:  # torch reads a quantizer that such a view of memory does not have
+        raise ArgumentError(
+            "cannot be shared", argument="dtype", expected="no quantized", got=dtype
+        )
     if not shape.nbytes:
         return torch.empty(shape.shape, dtype=shape.dtype, device="cpu")
     try:

@@ -39,6 +39,14 @@ class TestEmptyShared:
         with torch.device("meta"):
             assert ringcoll.empty_shared(3, dtype=dtype).device.type == "cpu"
 
+    @pytest.mark.filterwarnings("ignore")  # quantized tensors are deprecated
+    @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32, torch.quint4x2])
+    def test_quantized_dtypes_are_refused(self, dtype: torch.dtype):
+        before = regions_now()
+        with pytest.raises(ArgumentError, match="no quantized"):
+            ringcoll.empty_shared(3, dtype=dtype)
+        assert regions_now() is before
+
     @pytest.mark.parametrize("size", [(0,), (2, 0, 3)])
     def test_nothing_needs_no_memory(self, size: tuple[int, ...]):
         before = regions_now()
