@@ -77,7 +77,7 @@ def mismatch(got: Tensor, answer: Expected, what: str = "result") -> str:
 
 def _different_bits(got: Tensor, want: Tensor) -> Tensor:
     if not got.numel():
-        return torch.zeros(0, dtype=torch.bool)
+        return torch.zeros(0, dtype=torch.bool, device="cpu")
     if got.is_complex():
         part = _PART[got.dtype]
         return _different_bits(got.view(part), want.view(part)).view(-1, 2).any(1)

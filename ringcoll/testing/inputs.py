@@ -34,7 +34,7 @@ def _generator(*numbers: int) -> torch.Generator:
 
 def _pattern(numel: int, rank: int, block: int, seed: int) -> Tensor:
     """Integers from -20 to 20; neighbours differ, and so do ranks and blocks."""
-    index = torch.arange(numel, dtype=torch.int64)
+    index = torch.arange(numel, dtype=torch.int64, device="cpu")
     return (7 * index + 13 * rank + 5 * block + seed) % (2 * LARGEST + 1) - LARGEST
 
 
@@ -46,14 +46,18 @@ def _real(numel: int, rank: int, block: int, seed: int, kind: str, op: str) -> T
         sign = 1.0 - 2.0 * (pattern % 2)
         if kind == "exact":
             return sign * 2.0 ** (pattern % 3 - 1)
-        return sign * (0.75 + torch.rand(numel, dtype=torch.float64, generator=random))
+        return sign * (
+            0.75 + torch.rand(numel, dtype=torch.float64, generator=random, device="cpu")
+        )
     if kind == "exact":
         return pattern.double()
-    found = torch.randn(numel, dtype=torch.float64, generator=random) * 8
+    found = torch.randn(numel, dtype=torch.float64, generator=random, device="cpu") * 8
     if kind == "special" and numel:
-        strange = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 5e-8, 1.0, -1.0])
-        where = torch.randint(0, 3, (numel,), generator=random) == 0
-        which = torch.randint(0, len(strange), (numel,), generator=random)
+        strange = torch.tensor(
+            [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 5e-8, 1.0, -1.0], device="cpu"
+        )
+        where = torch.randint(0, 3, (numel,), generator=random, device="cpu") == 0
+        which = torch.randint(0, len(strange), (numel,), generator=random, device="cpu")
         found = torch.where(where, strange[which].double(), found)
     return found
 
@@ -73,7 +77,7 @@ def values(
         random = _generator(seed, rank, block)
         # Mostly true for "and", mostly false for "or", so that both results occur.
         share = 0.9 if op in ("product", "min", "band") else 0.1
-        return torch.rand(numel, generator=random) < share
+        return torch.rand(numel, generator=random, device="cpu") < share
     if dtype.is_complex:
         parts = [
             _real(numel, rank, block, seed + shift, kind, op).to(
@@ -91,5 +95,6 @@ def values(
         (numel * dtype.itemsize,),
         dtype=torch.uint8,
         generator=_generator(seed, rank, block),
+        device="cpu",
     )
-    return raw.view(dtype) if numel else torch.empty(0, dtype=dtype)
+    return raw.view(dtype) if numel else torch.empty(0, dtype=dtype, device="cpu")

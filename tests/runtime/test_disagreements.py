@@ -178,5 +178,7 @@ def test_memory_that_torch_cannot_allocate_is_an_error_of_the_library(
         raise RuntimeError(f"DefaultCPUAllocator: {communicator._NO_MEMORY}: you tried too much")
 
     half = torch.bfloat16
-    with pytest.raises(TransportError, match=r"rank 1 failed with .* in all_reduce"):
+    with pytest.raises(
+        TransportError, match=r"rank 1 failed with .*, in call 1 of the group \(all_reduce"
+    ):
         ringcoll.run_threads(main, 2, timeout_s=20)

@@ -21,7 +21,7 @@ LIMIT_S = 2.5  # longer than the last messages of a process that has ended are w
     [
         (None, False, PeerLostError, "process has ended"),
         (None, True, PeerLostError, "process has ended"),
-        ("0", True, PeerLostError, "which has closed the group"),
+        ("0", True, PeerLostError, "has closed the group"),
         ("1", False, PeerLostError, "process has ended"),
         ("1", True, CollectiveTimeoutError, "timed out"),  # a network may be slow
     ],

@@ -186,7 +186,7 @@ def test_calls_that_have_both_run_before_are_compared_when_their_stream_does_not
     "last,kind,why",
     [
         (None, PeerLostError, "process has ended"),
-        ("0", PeerLostError, "which has closed the group"),
+        ("0", PeerLostError, "has closed the group"),
         ("1", CollectiveTimeoutError, "timed out"),
     ],
     ids=["killed", "closed before", "closed after"],
