@@ -436,19 +436,19 @@ class Communicator:
 
     def _meet(self, timeout_s: float) -> None:
         """Meet the other ranks, and agree on costs and rules."""
-        deadline = time.monotonic() + timeout_s
         self.monitor.meets = True
         # Where the store is in this process it always answers, and a thread has its own current GPU.
         if self.device is not None or self.transport.shares_process:
-            self._meet_all(deadline)
+            self._meet_all(timeout_s)
         else:
-            answered(self.store, timeout_s, partial(self._meet_all, deadline))
+            answered(self.store, timeout_s, partial(self._meet_all, timeout_s))
         self.monitor.meets = False
 
-    def _meet_all(self, deadline: float) -> None:
+    def _meet_all(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
         transport, lives = self.transport, self.monitor.lives
         lives.look()  # so that processes are known, also when the store is gone
-        transport.connect(_left_s(deadline))
+        transport.connect(timeout_s)
         # Whatever broke the group meanwhile met no connections to break.
         if self.monitor.error is not None:
             raise _without_frames(self.monitor.error)
@@ -648,7 +648,7 @@ def in_use(storages: Container[int]) -> bool:
 
 
 def _left_s(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)
+    return max(round(deadline - time.monotonic(), 3), 0.001)
 
 
 def _without_frames(error: BaseException) -> BaseException:
