@@ -34,6 +34,7 @@ from ringcoll.errors import (
 from ringcoll.system.signals import hears_signals
 from ringcoll.system.stores import MESSAGES, begun
 from ringcoll.system.tensor_memory import with_memory
+from ringcoll.system.untraced import untraced
 from ringcoll.transport import nccl
 
 __all__ = ["PointToPoint", "PointToPointWork"]
@@ -210,6 +211,7 @@ class PointToPointWork(dist.Work):
         self._waited = False
         self._aside: Future[None] | None = None  # the wait, where another thread waits
 
+    @untraced
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the message; a second wait does no harm, as on gloo's own works."""
         if self._on_stream or not self._waited:

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 RUNS = {
     "backend": "--seconds 0.5",
     "memory": "-k 2 --nbytes 1M",
-    "odd_calls": "--calls 60",
+    "odd_calls": "--calls 12",
     "overlap": "--layers 4 --width 32 --seconds 0.5",
     "peers": "-k 2 --sizes 4,64K --algorithms persistent,shared_tensors --peers gloo --cycles 1 --seconds 0.5",
     "reproducible": "-k 2 --seconds 0.2",
