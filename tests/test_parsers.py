@@ -378,7 +378,7 @@ def test_variables(text: str) -> None:
             assert isinstance(name, ArgumentError) or name in ("auto", *catalogue.names(kind))
         engine = outcome(ArgumentError, settings.reduction)
         assert isinstance(engine, ArgumentError) or engine in ("auto", "cupy", "torch")
-        rules = outcome(RulesError, settings.forced_rules, settings.forced_text())
+        rules = outcome(RingcollError, settings.forced_rules, settings.forced_text())
         assert not isinstance(rules, RulesError) or rules.source == FORCED
         path = outcome(TuningFileError, settings.tuning_file)
         if not isinstance(path, TuningFileError):

@@ -387,7 +387,7 @@ def test_every_change_has_a_revision_of_its_own(star: str) -> None:
 
 @pytest.mark.parametrize("world_size", [0, -3])
 def test_a_world_without_ranks(world_size: int) -> None:
-    with pytest.raises(UnsupportedWorldSizeError, match=f"at least 1, got {world_size}"):
+    with pytest.raises(UnsupportedWorldSizeError, match=f"at least 1, .*got {world_size}"):
         schedule_of("all_reduce", "ring", world_size)
 
 
@@ -488,7 +488,7 @@ def test_a_parameter_of_a_user() -> None:
         assert len(first) == 5
         names = [entry.name for entry in algorithms("all_gather", variants=True)]
         assert names[-2:] == ["rotated", "rotated=2"]
-        with pytest.raises(UnknownAlgorithmError, match=r"such as rotated=7, got 'rotated=x'"):
+        with pytest.raises(UnknownAlgorithmError, match=r"such as rotated=7, .*got 'rotated=x'"):
             find("all_gather", "rotated=x")
     finally:
         unregister("all_gather", "rotated")
