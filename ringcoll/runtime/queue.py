@@ -28,6 +28,8 @@ __all__ = ["Queue"]
 
 Item = TypeVar("Item")
 
+_MOMENT_S = 0.2  # for a thread that has completed a work, and is about to give the turn back
+
 
 class Queue(Generic[Item]):
     """Operations that wait for their turn.
@@ -92,7 +94,7 @@ class Queue(Generic[Item]):
         # A thread of the user's may run an operation: Python's end must not meet it in C++.
         if own not in self.threads:
             left_s = deadline - time.monotonic() if running_s is None else running_s
-            if not self.serving.acquire(timeout=max(0.0, left_s)):
+            if not self.serving.acquire(timeout=max(_MOMENT_S, left_s)):
                 return False
             self.serving.release()
         return self.num_put == self.num_done

@@ -129,7 +129,7 @@ def test_bad_arguments():
         module = nn.Linear(2, 1)
         with pytest.raises(ArgumentError, match=r"'graph': not a graph \(expected ring or expo"):
             Gossip(module, group, "star")
-        with pytest.raises(ArgumentError, match=r"'timeout_s'.*expected > 0 s, finite, got 0"):
+        with pytest.raises(ArgumentError, match=r"'timeout_s'.*expected > 0 s, got 0"):
             Gossip(module, group, timeout_s=0)
         with pytest.raises(ArgumentError, match="'module': no parameter needs a gradient"):
             Gossip(nn.ReLU(), group)
