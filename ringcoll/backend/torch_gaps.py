@@ -125,15 +125,23 @@ def _mend_batches(group_class: type) -> None:
     @untraced
     @functools.wraps(native)
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
-        start = functools.partial(native, p2p_op_list)
         dist.distributed_c10d._check_p2p_op_list(p2p_op_list)
         group: Any = p2p_op_list[0].group
         if isinstance(group, group_class):
             messages = [(each.tensor, each.op is dist.irecv) for each in p2p_op_list]
+            start = functools.partial(native, [*map(_resolved, p2p_op_list)])
             return group.batched(start, messages)  # type: ignore[no-any-return,attr-defined]
-        return start()
+        return native(p2p_op_list)
 
     _replace(batch_isend_irecv)
+
+
+def _resolved(message: dist.P2POp) -> dist.P2POp:
+    """The same message; of a conjugate view, which torch would refuse after others were started, its values."""
+    if message.op is not dist.isend or not message.tensor.is_conj():
+        return message
+    tensor, group, peer = message.tensor.resolve_conj(), message.group, message.group_peer
+    return dist.P2POp(message.op, tensor, group=group, tag=message.tag, group_peer=peer)
 
 
 def _replace(function: Callable[..., Any]) -> None:

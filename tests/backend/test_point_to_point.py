@@ -164,6 +164,27 @@ def test_no_message_of_a_batch_is_started_if_one_cannot_be():
     assert together(2, main) == [[2.0] * 4, [1.0] * 4]
 
 
+def test_a_batch_sends_the_values_of_a_conjugate_view(monkeypatch: pytest.MonkeyPatch):
+    """torch refuses the view, when the receive before it has been started."""
+    store = dist.HashStore()
+    make = lambda rank: backend.ProcessGroup(store, rank, 2, timedelta(seconds=20))  # noqa: E731
+    groups = together(2, make)
+    for group in groups:
+        monkeypatch.setitem(c10d._world.pg_group_ranks, group, {0: 0, 1: 1})
+
+    def main(rank: int) -> Any:
+        arrived = torch.zeros(2, dtype=torch.complex64)
+        sent = torch.tensor([1 + 2j, 3 - 1j * rank]).conj()
+        both = [(dist.irecv, arrived), (dist.isend, sent)]
+        group, peer = groups[rank], 1 - rank
+        messages = [dist.P2POp(op, each, group=group, group_peer=peer) for op, each in both]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        return arrived.tolist()
+
+    assert together(2, main) == [[1 - 2j, 3 + 1j], [1 - 2j, 3 + 0j]]
+
+
 @pytest.mark.parametrize("numel", [0, 3])
 def test_a_batch_without_a_work(
     channels: dict[int, Channel], monkeypatch: pytest.MonkeyPatch, numel: int
