@@ -10,7 +10,7 @@ TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)
 # The demo: sizes and repetitions chosen to take about a minute and a half on 2 cores.
 DEMO_FLAGS ?=
 TRAIN_FLAGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 PEERS_FLAGS ?= --json benchmarks/records/peers-shared.json
 DEEPSPEED_FLAGS ?= --json benchmarks/records/deepspeed.json
 GPU_FLAGS ?=
@@ -31,6 +31,7 @@ demo: $(VENV)/.installed-demo ## Ring, tree and native side by side: all-reduce,
 
 # A module's tests stay together, as they share processes; tests/conftest.py puts modules in order.
 test: lint ## Lint, type check, then all tests, doctests and notebooks
+	@$(BIN)/python -m compileall -q ringcoll tests benchmarks # as an installation does: tests start many programs
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # With the Pythons that are on PATH; a CUDA build of torch takes 6 GB, one at a time.

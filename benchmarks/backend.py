@@ -27,7 +27,6 @@ from ringcoll.bench import Meeting, alternate, summarize
 from ringcoll.launch.processes import Ranks
 
 WIDTH, LAYERS, BATCH = 1280, 4, 64  # 4 x 1280 x 1281 parameters of 4 bytes: 25.0 MiB
-PENDING = 10_000
 
 
 def small(seconds: float) -> tuple[list[str], list[tuple[float, ...]], int]:
@@ -101,11 +100,11 @@ def resident_nbytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def pending() -> list[tuple[str, float, int]]:
+def pending(number: int) -> list[tuple[str, float, int]]:
     """Issue many operations at once: seconds, and growth of the process in bytes."""
     rows = []
     for name, group in (("gloo", dist.new_group(backend="gloo")), ("ringcoll", None)):
-        tensors = [torch.full((100,), float(index)) for index in range(PENDING)]
+        tensors = [torch.full((100,), float(index)) for index in range(number)]
         dist.barrier(group)
         before, begin = resident_nbytes(), time.perf_counter()
         works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
@@ -123,11 +122,14 @@ def pending() -> list[tuple[str, float, int]]:
 def main() -> None:
     """Run, print, write."""
     arguments = parser(__doc__)
+    arguments.add_argument("-k", "--ranks", type=int, nargs="+", default=[1, 2, 4])
     arguments.add_argument("--seconds", type=float, default=20.0, help="for each part")
+    arguments.add_argument("--pending", type=int, default=10_000, help="operations issued at once")
     options = arguments.parse_args()
-    facts = environment(4)
+    facts = environment(max(options.ranks))
     introduce(facts)
     rows: list[tuple[object, ...]] = []
+    pending_rows: list[tuple[object, ...]] = []
 
     def add(what: str, measured: tuple[list[str], list[tuple[float, ...]], int]) -> None:
         names, times, turn = measured
@@ -138,7 +140,7 @@ def main() -> None:
             operations = summary.samples * turn
             rows.append((what, name, summary.p50_s, summary.spread, ratio, operations))
 
-    for world_size in (1, 2, 4):
+    for world_size in options.ranks:
         with Ranks(world_size, backend="ringcoll", timeout_s=600.0) as ranks:
             plural = "s"[: world_size - 1]
             add(f"32 B, {world_size} rank{plural}", ranks.run(small, options.seconds / 2)[0])
@@ -146,7 +148,7 @@ def main() -> None:
                 where = f"DDP step, 25 MiB, {world_size} ranks"
                 add(where, ranks.run(ddp_step, options.seconds)[0])
             if world_size == 2:
-                pending_rows = ranks.run(pending)[0]
+                pending_rows += ranks.run(pending, options.pending)[0]
     tables = [
         Table(
             {
@@ -162,7 +164,7 @@ def main() -> None:
         Table(
             {"contender": "text", "time": "seconds", "growth of the process": "bytes"},
             pending_rows,
-            f"{PENDING} operations issued at once on 2 ranks, then waited for.",
+            f"{options.pending} operations issued at once on 2 ranks, then waited for.",
         ),
     ]
     for table in tables:

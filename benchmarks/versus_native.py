@@ -9,6 +9,7 @@ speed: native's time over theirs.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 
@@ -18,6 +19,7 @@ from ringcoll.algorithms import algorithms
 from ringcoll.bench import BenchRequest, Result
 from ringcoll.bench import on_rank as measure_on_rank
 from ringcoll.bench.findings import speed_against
+from ringcoll.bench.units import parse_size
 from ringcoll.launch.processes import Ranks
 from ringcoll.schedule.contracts import contract
 from ringcoll.system.settings import TRANSPORT_VARIABLES
@@ -61,10 +63,12 @@ def row(auto: Result, native: Result, best: Result) -> tuple[Any, ...]:
     )
 
 
-def measure(collective: str, world_size: int, seconds: float) -> list[tuple[Any, ...]]:
-    """Measure all sizes of a collective on so many ranks."""
+def measure(
+    collective: str, world_size: int, sizes: Sequence[int], seconds: float
+) -> list[tuple[Any, ...]]:
+    """Measure some sizes of a collective on so many ranks."""
     names = [entry.name for entry in algorithms(collective, world_size)]
-    sizes = [nbytes for nbytes in SIZES if nbytes >= 4 * world_size]
+    sizes = [nbytes for nbytes in sizes if nbytes >= 4 * world_size]
     request = BenchRequest(
         collective,
         ("auto", "native"),
@@ -88,17 +92,19 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("-k", "--ranks", default="2,4")
     arguments.add_argument("--collectives", default="all_reduce", help=f"of {COLLECTIVES}")
+    arguments.add_argument("--sizes", help="4 B to 64 MiB by default")
     arguments.add_argument("--transport", default="gloo", choices=("gloo", "ucx"))
     arguments.add_argument("--seconds", type=float, default=10.0, help="for each size")
     options = arguments.parse_args()
     os.environ[TRANSPORT_VARIABLES["cpu"]] = options.transport
+    sizes = [parse_size(text) for text in options.sizes.split(",")] if options.sizes else SIZES
     worlds = [int(number) for number in options.ranks.split(",")]
     facts = environment(max(worlds), options.transport)
     introduce(facts)
     tables = []
     for collective in options.collectives.split(","):
         for world_size in worlds:
-            rows = measure(collective, world_size, options.seconds)
+            rows = measure(collective, world_size, sizes, options.seconds)
             speeds, ratios = [row[-4] for row in rows], [row[-3] for row in rows]
             near = sum(ratio <= 1.1 for ratio in ratios)
             caption = (

@@ -17,6 +17,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -363,6 +364,7 @@ class Communicator:
         monitor, tracer = self.monitor, self.tracer
         self._running = tensors
         monitor.current = current = number, operation
+        monitor.thread = get_ident()
         before, monitor.last = monitor.last, current
         if operation is not before[1] or number != before[0] + 1:
             monitor.begin_run(before)

@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -124,6 +123,7 @@ class Monitor:
         self.failed: Running | None = None  # what has broken the group
         self.meets = False  # whether it waits in the store, for all ranks
         # Calls that are not run where they are made: numbers from, to; file, line.
+        self.thread = 0  # that runs ``current``
         self.sites: deque[tuple[int, int, str, int]] = deque(maxlen=_REMEMBERED)
         # Monitored barriers so far; and the one that it is in: number of calls before it, and its site.
         self.num_barriers = 0
@@ -188,13 +188,12 @@ class Monitor:
         current, barrier = self.current, self.barrier
         if current is None:
             return barrier[1] if barrier is not None and barrier[0] == number else ""
-        for frame in sys._current_frames().values() if current[0] == number else ():
-            caller: FrameType | None = frame
-            while caller is not None:
-                if caller.f_code.co_name == "_perform" and caller.f_locals.get("monitor") is self:
-                    return in_words(*user_line(caller))
-                caller = caller.f_back
-        return ""
+        if current[0] != number:
+            return ""
+        caller = sys._current_frames().get(self.thread)
+        while caller is not None and caller.f_code.co_name != "_perform":
+            caller = caller.f_back
+        return in_words(*user_line(caller))
 
     def _place(self, number: int) -> str:
         """Where a call was made, in words with a space before them, as far as that is known."""

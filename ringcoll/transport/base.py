@@ -34,6 +34,7 @@ from ringcoll._version import __version__
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.system.machine import hosts_of, place
 from ringcoll.system.stores import appears, as_fields, as_json, read_all
+from ringcoll.transport import catalogue
 
 __all__ = [
     "Handle",
@@ -317,9 +318,11 @@ def meet_telling(
     for peer, text in enumerate(read_all(store, keys)):
         other, where, about = [*text.split("\n", 2), "", ""][:3]
         if other != own:
+            lacking = catalogue.lacking(other.split()[1]) if other.startswith("transport ") else ""
             raise TransportError(
-                f"rank {rank} came with {own}, rank {peer} with {other}; all ranks need the same: "
-                "`ringcoll doctor` says, where a rank runs, what it lacks, and RINGCOLL_TRANSPORT=gloo "
+                f"rank {rank} came with {own}, rank {peer} with {other}; all ranks need the same. "
+                + (f"Rank {rank} cannot: {lacking}. " if lacking else "")
+                + "`ringcoll doctor` says, where a rank runs, what it lacks, and RINGCOLL_TRANSPORT=gloo "
                 "(RINGCOLL_CUDA_TRANSPORT for CUDA tensors), on all ranks, needs nothing"
             )
         places.append(where)

@@ -22,7 +22,18 @@ from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
 
-__all__ = ["Entry", "add", "beside", "costs_of", "entries", "entry", "named", "names", "resolved"]
+__all__ = [
+    "Entry",
+    "add",
+    "beside",
+    "costs_of",
+    "entries",
+    "entry",
+    "lacking",
+    "named",
+    "names",
+    "resolved",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +200,16 @@ def entry(name: str) -> Entry:
             "no such transport", argument="transport", expected=_listed(_ENTRIES), got=name
         )
     return _ENTRIES[name]
+
+
+def lacking(name: str) -> str:
+    """Why a transport cannot be used here; empty if it can, or if there is none of that name."""
+    try:
+        if name in _ENTRIES:
+            _ENTRIES[name].check()
+    except RingcollError as error:
+        return str(error)
+    return ""
 
 
 def costs_of(name: str) -> LinkCosts:

@@ -13,16 +13,16 @@ from benchmarks import results
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 RUNS = {
-    "backend": "--seconds 0.5",
+    "backend": "-k 2 --seconds 0.2 --pending 200",
     "memory": "-k 2 --nbytes 1M",
     "odd_calls": "--calls 12",
-    "overlap": "--layers 4 --width 32 --seconds 0.5",
+    "overlap": "--layers 4 --width 32 --seconds 0.2",
     "peers": "-k 2 --sizes 4,64K --algorithms persistent,shared_tensors --peers gloo --cycles 1 --seconds 0.5",
     "reproducible": "-k 2 --seconds 0.2",
-    "sharded": "--layers 2 --width 32 --bucket-bytes 4K --seconds 1",
-    "tensor": "--layers 2 --width 32 --seconds 0.5",
+    "sharded": "--layers 2 --width 32 --bucket-bytes 4K --seconds 0.3",
+    "tensor": "--layers 2 --width 32 --seconds 0.2",
     "verify_messages": "--seconds 0.2",
-    "versus_native": "-k 2 --seconds 0.2",
+    "versus_native": "-k 2 --sizes 64,64K --seconds 0.1",
 }
 
 

@@ -392,8 +392,10 @@ def leaves(store: dist.Store, rank: int, world_size: int) -> Any:
     ringcoll.all_reduce(x, group=group)
     first = x.clone(), group.size()
 
+    me = [rank]  # what is in a list does not make the function another one
+
     def adds(left: Tensor, right: Tensor) -> Tensor:
-        if rank == 0:
+        if me == [0]:
             raise LookupError("nothing here")
         return left + right
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
@@ -17,6 +18,7 @@ import ringcoll
 from ringcoll.errors import ArgumentError, MissingExtraError, VerificationError
 from ringcoll.schedule import Schedule, Send, verify
 from ringcoll.schedule.contracts import contract
+from ringcoll.schedule.ir import Buffer, RecvReduce
 from ringcoll.search import METHODS, SEARCHED, fastest_times, registered_times, synthesize
 from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
 from ringcoll.search.build import schedule_of_moves
@@ -24,7 +26,7 @@ from ringcoll.search.demand import demand_of
 from ringcoll.search.flow import maximum_flow
 from ringcoll.search.front import _Search
 from ringcoll.search.greedy import greedy_moves, speeds_of_steps
-from ringcoll.search.hops import hops_of
+from ringcoll.search.hops import HopGraph, Limit, hops_of
 from ringcoll.search.sccl import Answer, solve
 from ringcoll.simulation import (
     Link,
@@ -243,6 +245,72 @@ def test_what_was_found_runs(method: str, segment_bytes: int | None) -> None:
         return [float(value) for value in tensor]
 
     assert ringcoll.run_threads(main, 4) == [[1111.0 * number for number in range(11)]] * 4
+
+
+@st.composite
+def hop_graphs(draw: st.DrawFn) -> HopGraph:
+    """Hops of speeds that are no integers, some of which share a limit."""
+    graph = hops_of(draw(graphs()))
+    every = range(len(graph.hops))
+    shared = draw(st.lists(st.sampled_from(every), min_size=2, unique=True)) if every[1:] else []
+    speed = draw(st.sampled_from([Fraction(1), Fraction(3, 2), Fraction(7, 3)]))
+    limits = [*graph.limits, Limit(speed, tuple(shared))] if shared else graph.limits
+    return replace(graph, limits=tuple(limits))
+
+
+@effort(60)
+@given(hop_graphs(), st.integers(1, 3), st.integers(0, 99))
+def test_greedy_rounds_fill_what_the_limits_leave(graph: HopGraph, chunks: int, seed: int) -> None:
+    """After n rounds a limit has carried at most n times its speed, and no hop with room was idle."""
+    demand = demand_of("all_gather", graph.world_size, chunks)
+    held = [
+        {c for c, owner in enumerate(demand.owners) if owner == r}
+        for r in range(len(graph.targets))
+    ]
+    carried = [0] * len(graph.limits)
+    for number, step in enumerate(greedy_moves(graph, demand, seed=seed)):
+        left = [int(each.speed * (number + 1)) - int(each.speed * number) for each in graph.limits]
+        arriving = [set(chunks) for chunks in held]
+        for chunk, source, target in step:
+            assert chunk in held[source]
+            assert chunk not in arriving[target]
+            arriving[target].add(chunk)
+            for index, limit in enumerate(graph.limits):
+                if graph.hops.index((source, target)) in limit.hops:
+                    carried[index] += 1
+                    left[index] -= 1
+        for index, limit in enumerate(graph.limits):
+            assert carried[index] <= limit.speed * (number + 1)
+        for hop, (source, target) in enumerate(graph.hops):
+            has_room = all(
+                left[index] for index, limit in enumerate(graph.limits) if hop in limit.hops
+            )
+            assert not (has_room and held[source] - arriving[target])
+        held = arriving
+    assert held == [set(range(len(demand.owners)))] * graph.world_size
+
+
+@effort(40)
+@given(graphs(), st.integers(1, 3), st.integers(0, 99))
+def test_slots_are_as_many_as_chunks_that_pass_a_rank_at_once(
+    topology: Topology, chunks: int, seed: int
+) -> None:
+    """A slot is taken by the step of a chunk's first message to that of its last one, both included."""
+    front = synthesize("reduce_scatter", topology, method="greedy", most_chunks=chunks, seed=seed)
+    for point in front.points:
+        most = 0
+        for rank in range(topology.world_size):
+            uses: dict[int, list[int]] = {}
+            for number, step in enumerate(point.schedule.steps(rank)):
+                for operation in step:
+                    assert isinstance(operation, Send | RecvReduce)
+                    for ref in operation.refs if isinstance(operation, Send) else operation.into:
+                        if ref.buffer is Buffer.SCRATCH:
+                            uses.setdefault(ref.chunk, []).append(number)
+            spans = [(min(steps), max(steps)) for steps in uses.values()]
+            times = {begin for begin, _ in spans}
+            most = max([most, *(sum(a <= time <= b for a, b in spans) for time in times)])
+        assert point.schedule.num_slots == most
 
 
 # --- trees --------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from math import log2
@@ -461,6 +462,15 @@ def test_bad_calls_are_refused_before_work_begins(arguments, said, monkeypatch) 
     }
     with pytest.raises(ArgumentError, match=said):
         simulate(**call | arguments)
+
+
+def test_scratch_slots_need_memory_too() -> None:
+    """A slot is as long as a chunk: five slots of a quarter of the data."""
+    schedule = replace(schedule_of("all_reduce", "ring", 4), num_slots=5)
+    enough = crossbar(4, bandwidth=1, memory_nbytes=40 + 5 * 10)
+    assert simulate(schedule, 40, enough).seconds > 0
+    with pytest.raises(ArgumentError, match=r"at most 89 bytes together.*got 90"):
+        simulate(schedule, 40, replace(enough, memory_nbytes=89))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from ringcoll.backend import process_group as backend
 from ringcoll.collectives import groups
 from ringcoll.errors import ArgumentError, MissingExtraError, TransportError
 from ringcoll.system import streams
-from ringcoll.transport import catalogue, nccl, staged, ucx
+from ringcoll.transport import base, catalogue, nccl, staged, ucx
 from ringcoll.transport.base import Transport
 from ringcoll.transport.gloo import GlooTransport
 from ringcoll.transport.local import Hub, LocalTransport
@@ -209,6 +210,27 @@ def test_ranks_with_different_transports_are_told(monkeypatch: pytest.MonkeyPatc
         assert "RINGCOLL_TRANSPORT=gloo" in str(error)
         assert "ringcoll doctor" in str(error)
     assert made[1].calls == []  # nobody has connected
+
+
+def test_a_rank_that_lacks_what_others_have_says_why(monkeypatch: pytest.MonkeyPatch):
+    store = dist.HashStore()
+    monkeypatch.setattr("ringcoll.transport.ucx.check", lambda: refuse("no UCX is installed"))
+
+    def main(rank: int) -> None:
+        transport: Any = SimpleNamespace(
+            rank=rank, world_size=2, name=["gloo", "ucx"][rank], verifies=False
+        )
+        base.meet_telling(store, transport, 10, lambda: False, "")
+
+    lacks, has = map(str, together(2, main))
+    assert "rank 0 came with transport gloo" in lacks
+    assert "Rank 0 cannot: no UCX is installed. `ringcoll doctor`" in lacks
+    assert "rank 1 came with transport ucx" in has
+    assert "cannot" not in has
+
+
+def refuse(text: str) -> NoReturn:
+    raise ArgumentError(text)
 
 
 # --- without a GPU ------------------------------------------------------------------------------
