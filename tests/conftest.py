@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -75,6 +76,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
         number = Counter(item.path for item in items)
         items.sort(key=lambda item: (-dear[item.path], -number[item.path], item.path))
+
+
+# Longer than any test may take. Python that hangs in C hears no signal, and pytest-timeout is deaf with it.
+_HANGS_S = 400
+
+
+def pytest_runtest_logstart() -> None:
+    """End a worker that hangs, so that the others report it."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        faulthandler.dump_traceback_later(_HANGS_S, exit=True)
 
 
 @pytest.hookimpl(tryfirst=True)

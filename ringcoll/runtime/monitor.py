@@ -44,7 +44,7 @@ from ringcoll.runtime.operation import Operation, Turn, Words
 from ringcoll.runtime.plan import Wait
 from ringcoll.system.ending import started
 from ringcoll.system.settings import hang_notice_s
-from ringcoll.system.sites import in_words, user_line
+from ringcoll.system.sites import in_words, line_of_thread, user_line
 from ringcoll.system.stores import unreachable, within
 from ringcoll.system.streams import Lane, beside
 
@@ -124,6 +124,10 @@ class Monitor:
         self.meets = False  # whether it waits in the store, for all ranks
         # Calls that are not run where they are made: numbers from, to; file, line.
         self.thread = 0  # that runs ``current``
+        self._site: tuple[object, str] = (
+            None,
+            "",
+        )  # the last call that was looked for, and its place
         self.sites: deque[tuple[int, int, str, int]] = deque(maxlen=_REMEMBERED)
         # Monitored barriers so far; and the one that it is in: number of calls before it, and its site.
         self.num_barriers = 0
@@ -177,8 +181,8 @@ class Monitor:
     def site(self, number: int) -> str:
         """File and line of a call; empty if they are not known.
 
-        To note them for each call would take time. So for a call that runs where it was made the frames
-        of its thread are looked through, when something is wrong.
+        To note them for each call would take time. So for a call that runs where it was made its thread is
+        looked at, when something is wrong.
         """
         for first, end, file, line in reversed(tuple(self.sites)):
             if first <= number < end:
@@ -190,10 +194,13 @@ class Monitor:
             return barrier[1] if barrier is not None and barrier[0] == number else ""
         if current[0] != number:
             return ""
-        caller = sys._current_frames().get(self.thread)
-        while caller is not None and caller.f_code.co_name != "_perform":
-            caller = caller.f_back
-        return in_words(*user_line(caller))
+        if self._site[0] is not current:
+            is_own = self.thread == threading.get_ident()
+            where = user_line(sys._getframe()) if is_own else line_of_thread(self.thread)
+            if self.current is not current:  # the thread has gone on meanwhile
+                return ""
+            self._site = current, in_words(*where)
+        return self._site[1]
 
     def _place(self, number: int) -> str:
         """Where a call was made, in words with a space before them, as far as that is known."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import re
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import FrameType
 
 import torch
 
-__all__ = ["in_words", "user_frame", "user_line"]
+__all__ = ["in_words", "line_of_thread", "user_frame", "user_line"]
 
 _LIBRARY = tuple(
     f"{Path(str(file)).parents[n]}{os.sep}" for file, n in ((__file__, 1), (torch.__file__, 0))
@@ -35,6 +38,26 @@ def user_line(frame: FrameType | None) -> tuple[str, int]:
     """File and line of the user's code at or above a frame; ``("", 0)`` if there is none."""
     frame = user_frame(frame)
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def line_of_thread(ident: int) -> tuple[str, int]:
+    """File and line of the user's code that another thread is in, as for `user_line`.
+
+    To go through the frames of a thread that runs, by ``sys._current_frames``, has ended processes with a
+    segmentation fault (Python 3.11). faulthandler reads them while no other thread runs.
+    """
+    try:
+        with TemporaryFile() as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            text = file.read().decode(errors="replace")
+    except OSError:  # a full disk, or no descriptor left
+        return "", 0
+    _, _, threads = text.partition(f"hread 0x{ident:016x} ")
+    frames = re.findall(
+        r'^  File "(.*)", line (\d+) in ', threads.partition("\n\n")[0], re.MULTILINE
+    )
+    return next(((file, int(line)) for file, line in frames if _is_users(file)), ("", 0))
 
 
 def in_words(file: str, line: int) -> str:
