@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -205,7 +206,7 @@ class PointToPointWork(dist.Work):
     ) -> None:
         super().__init__()
         self.is_empty, self.tensor = is_empty, tensor
-        messages_in_flight.add(self)
+        messages_in_flight[self] = None
         self._work, self._failure, self._peer = work, failure, peer
         self._on_stream = device.type == "cuda"  # a wait orders the stream that is current
         self._waited = False
@@ -215,9 +216,10 @@ class PointToPointWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the message; a second wait does no harm, as on gloo's own works."""
         if self._on_stream or not self._waited:
-            try:
-                if self._aside is None and hears_signals() and not self._on_stream:
+            if self._aside is None and hears_signals() and not self._on_stream:
+                with suppress(RuntimeError):  # the system has no thread left
                     self._aside = begun(partial(self._wait, timeout), MESSAGES)
+            try:
                 if self._aside is None:
                     self._wait(timeout)
                 else:

@@ -32,7 +32,7 @@ from ringcoll.runtime.communicator import Call
 from ringcoll.runtime.operation import Operation
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.ir import Schedule
-from ringcoll.system.schedule_files import as_algorithm
+from ringcoll.system.schedule_files import as_algorithm, rules_in
 from ringcoll.system.tensor_memory import extent, has_memory, with_memory
 
 __all__ = ["Collective", "Deferred", "collective", "operator", "start", "together"]
@@ -150,7 +150,10 @@ def start(
         if member is not None and (deferred is None or not deferred.prepared):
             operation = member.operations.get(key)
         if operation is not None and operation.file:
-            is_same = as_algorithm(operation.file) is operation.request.algorithm
+            if rules := operation.request.rules:
+                is_same = rules_in(operation.file) == rules
+            else:
+                is_same = as_algorithm(operation.file) is operation.request.algorithm
             operation = operation if is_same else None
         # Memory that an operation is bound to has been checked; what is freed has another address.
         is_bound = operation is not None and tuple(addresses) in operation.bindings

@@ -285,15 +285,7 @@ def reduce(
     tensors = (tensor,) if out is None else (tensor, out)
     if type(dst) is not int and type(group_dst) is not int:
         dst, group_dst = whole(dst), whole(group_dst)
-    options = (
-        operator(op),
-        algorithm,
-        segment_bytes,
-        wire_dtype,
-        reproducible,
-        dst,
-        group_dst,
-    )
+    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible, dst, group_dst)
     return start(_reduce, group, tensors, options, async_op, timeout)
 
 

@@ -30,7 +30,7 @@ __all__ = ["ANY_GPU", "MessageWork", "OwnGroup", "StoreGroup", "member_at", "mes
 ANY_GPU = torch.device("cuda")
 """The current GPU of a process, whichever that is."""
 
-messages_in_flight: weakref.WeakSet[Any] = weakref.WeakSet()
+messages_in_flight: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 """Works of sends and receives: of each, ``tensor`` is in use, and ``None`` when it was waited for."""
 
 
@@ -114,7 +114,7 @@ class OwnGroup:
         receives, sends = (messages, []) if is_receive else ([], messages)
         (handle,) = member.transport.post(receives, sends)
         work = MessageWork(member, handle, tensor)
-        messages_in_flight.add(work)
+        messages_in_flight[work] = None
         return work
 
     def close(self, drain_s: float = 0.0) -> None:

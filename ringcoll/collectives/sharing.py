@@ -63,13 +63,14 @@ def share(what: What) -> What:
     """
     storages = movable(what)
     places = {storage._cdata for storage in storages}
-    for work in tuple(messages_in_flight):
-        if work.tensor is not None and work.tensor.untyped_storage()._cdata in places:
+    for ref in messages_in_flight.keyrefs():
+        tensor = getattr(ref(), "tensor", None)
+        if tensor is not None and tensor.untyped_storage()._cdata in places:
             raise ArgumentError(
                 "a send or a receive is under way on the memory",
                 argument="what",
                 expected="memory whose messages have been waited for",
-                got=f"a tensor of shape {tuple(work.tensor.shape)} in a message",
+                got=f"a tensor of shape {tuple(tensor.shape)} in a message",
             )
     while places and in_use(places):
         time.sleep(_WHILE_S)

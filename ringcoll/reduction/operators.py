@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isnan, nan
+from numbers import Real
 from typing import Any
 
 import torch
@@ -105,7 +106,9 @@ class Operator:
     def has_real_factor(self) -> bool:
         """Whether inputs are scaled by a real number, which scales both parts of a complex number."""
         factor = self.factor
-        is_complex = factor.is_complex() if isinstance(factor, Tensor) else type(factor) is complex
+        is_complex = (
+            factor.is_complex() if isinstance(factor, Tensor) else not isinstance(factor, Real)
+        )
         return factor is not None and not is_complex
 
     @property

@@ -167,7 +167,6 @@ class Communicator:
         self.rank, self.world_size = transport.rank, transport.world_size
         self.operations: dict[Any, Operation] = {}
         self._remembering = threading.Lock()
-        self._nbytes_remembered = 0
         self.memory = Workspace(self._forget_memory)
         processes = Lives(lives or store, self.rank, self.world_size)
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
@@ -199,12 +198,12 @@ class Communicator:
     def remember(self, key: Any, operation: Operation) -> None:
         """Keep an operation for calls of the same key."""
         with self._remembering:
-            before = self.operations.pop(key, None)
-            self._nbytes_remembered += operation.nbytes - (before.nbytes if before else 0)
+            self.operations.pop(key, None)
             self.operations[key] = operation
-            while self._nbytes_remembered > _MOST_REMEMBERED and len(self.operations) > 1:
-                oldest = self.operations.pop(next(iter(self.operations)))
-                self._nbytes_remembered -= oldest.nbytes
+            # Of an operation that has not run yet the plan comes later.
+            nbytes = sum(known.nbytes for known in self.operations.values())
+            while nbytes > _MOST_REMEMBERED and len(self.operations) > 1:
+                nbytes -= self.operations.pop(next(iter(self.operations))).nbytes
 
     def run(
         self,
@@ -234,9 +233,7 @@ class Communicator:
         """
         queue = self._queue
         lane = work = None
-        if (
-            _profiler._is_profiler_enabled
-        ):  # torch's profiler draws the call until this function is left
+        if _profiler._is_profiler_enabled:  # it draws the call until this function is left
             drawn = _draw(f"ringcoll:{operation.name}", *tensors)  # noqa: F841
         with queue.turn:
             if self._closed or self.broken is not None:
@@ -347,10 +344,11 @@ class Communicator:
                     self._lane = None
             return
         self._following = following
-        self._perform(number, operation, tensors, timeout_s)
-        if following:
+        try:
+            self._perform(number, operation, tensors, timeout_s)
             for index, (operation, tensors) in enumerate(following, 1):  # noqa: PLR1704
                 self._perform(number + index, operation, tensors, timeout_s)
+        finally:
             self._following = ()
 
     def _perform(
@@ -646,7 +644,11 @@ class Communicator:
 
 def in_use(storages: Container[int]) -> bool:
     """Whether an operation of any group of this process works on one of some storages."""
-    return any(member.uses(storages) for member in tuple(_open_communicators))
+    return any(
+        member.uses(storages)
+        for ref in _open_communicators.keyrefs()
+        if (member := ref()) is not None
+    )
 
 
 def _left_s(deadline: float) -> float:

@@ -72,7 +72,7 @@ class CallComparison:
                 raise CollectiveTimeoutError(
                     f"rank {rank} waited {timeout_s:g} s for rank {peer}", peer=peer
                 )
-            other, _, where = read_text(self._store, key).partition("\n")
+            other, _, where = read_text(self._store, key).rpartition("\n")
             if other != description:
                 raise monitor.mismatch(description, peer, other, where)
         # All ranks have come to this comparison, so nobody reads the previous one any more.

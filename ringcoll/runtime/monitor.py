@@ -570,8 +570,8 @@ class Monitor:
         waits = None
         if running and (running.wait or self.meets):  # for itself, where it waits for all
             waits = running.number, self.rank if running.wait is None else running.wait.peer
-        self._says_it_waits = waits is not None
         barrier = None if self.barrier is None else (self.num_barriers, *self.barrier)
+        self._says_it_waits = waits is not None or barrier is not None
         self.notices.tell_state(calls, waits, barrier)
 
     def _disagreement(self) -> dict[str, Any] | None:
@@ -593,7 +593,9 @@ class Monitor:
                 own = self._called(number)
                 if own is not None:
                     call = own.description or own.name
-                    return self._differ(number, call, peer, _BARRIER.name, f" at {site}")
+                    return self._differ(
+                        number, call, peer, _BARRIER.name, f" at {site}" * bool(site)
+                    )
         return None
 
     def _differ(self, number: int, call: str, peer: int, other: str, place: str) -> dict[str, Any]:

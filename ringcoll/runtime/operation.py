@@ -60,7 +60,8 @@ _log = logging.getLogger("ringcoll")
 
 _SHORT_NBYTES = 32 << 10  # to copy so much takes as long as to bind an instruction or two
 _MOST_BINDINGS = 128  # addresses that an operation remembers
-_OBJECTS_NBYTES, _PEER_NBYTES = 5 << 10, 1 << 10  # by tracemalloc, on 1 to 8 ranks
+# By tracemalloc, on 1 to 8 ranks.
+_OBJECTS_NBYTES, _PEER_NBYTES, _INSTRUCTION_NBYTES = 5 << 10, 1 << 10, 288
 _TIMES = 3  # that tensors are at a place before their binding is kept
 _UNUSED = 2  # a binding is, if all might have been used so often since its last use
 
@@ -318,6 +319,8 @@ class Operation:
     def nbytes(self) -> int:
         """Bytes that it keeps: its objects, as measured (`_OBJECTS_NBYTES`), and the memory of short tensors."""
         objects = _OBJECTS_NBYTES + _PEER_NBYTES * self.request.world_size
+        if self.plan is not None:
+            objects += _INSTRUCTION_NBYTES * len(self.plan.instructions)
         return objects + (self.stage.nbytes if self.is_short else 0)
 
     def check(self) -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 import threading
 import time
+import zlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ringcoll.algorithms import Algorithm, named, register, unregister
+from ringcoll.algorithms import Algorithm, named, register
 from ringcoll.cost.rules import Rule, parse_rules
 from ringcoll.errors import ScheduleError
 from ringcoll.formats import schedule_in
@@ -40,7 +41,6 @@ _SUFFIXES = (".xml", ".json", ".txt")
 _MODULE = re.compile(r"[^:;@\s]+\.py:[\w=+]+")
 _FILE = re.compile(rf"[^:;@\s]+({'|'.join(map(re.escape, _SUFFIXES))})", re.IGNORECASE)
 _registering = threading.Lock()
-_of_files: dict[tuple[str, str], Schedule] = {}  # schedules of files that rules have named
 
 
 def is_schedule_file(text: str) -> bool:
@@ -132,21 +132,23 @@ def rules_in(text: str) -> tuple[Rule, ...]:
 
 
 def _registered(path: str) -> str:
-    """The name under which the schedule in a file is registered, made of the file's name."""
-    schedule, entry = read_schedule(path), algorithm_in(path)
-    name = re.sub(r"\W", "_", f"file_{Path(path).stem}")
-    key = entry.collective, name
+    """The name under which the schedule in a file is registered, made of the file's name and what it holds."""
+    schedule = read_schedule(path)
+    entry = _entry(path, schedule)
+    name = re.sub(r"\W", "_", f"file_{Path(path).stem}_{_content(schedule):08x}")
     with _registering:  # ranks may be threads
-        is_there = bool(named(name, entry.collective))
-        if not is_there or _of_files.get(key) is not schedule:
-            if is_there:
-                unregister(*key)
+        if not named(name, entry.collective):
             facts: Any = {
                 "chunks": entry.chunks, "slots": entry.slots, "restriction": entry.restriction
             }  # fmt: skip
-            register(*key, cost=None, **facts)(entry.program)
-            _of_files[key] = schedule
+            register(entry.collective, name, cost=None, **facts)(entry.program)
     return name
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _content(schedule: Schedule) -> int:
+    """A number for the text of a schedule."""
+    return zlib.crc32(schedule.to_text().encode())
 
 
 def algorithm_in(path: str) -> Algorithm:
@@ -157,8 +159,10 @@ def algorithm_in(path: str) -> Algorithm:
     ScheduleError
         See `read_schedule`.
     """
-    schedule = read_schedule(path)
+    return _entry(path, read_schedule(path))
 
+
+def _entry(path: str, schedule: Schedule) -> Algorithm:
     def program(rank: int, world_size: int, root: int = 0) -> Program:
         if root != schedule.root:
             raise ScheduleError(f"{path} is for root {schedule.root}, not for root {root}")

@@ -8,7 +8,6 @@ import re
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import FrameType
 
 import torch
@@ -46,13 +45,17 @@ def line_of_thread(ident: int) -> tuple[str, int]:
     To go through the frames of a thread that runs, by ``sys._current_frames``, has ended processes with a
     segmentation fault (Python 3.11). faulthandler reads them while no other thread runs.
     """
-    try:
-        with TemporaryFile() as file:
-            faulthandler.dump_traceback(file)
-            file.seek(0)
-            text = file.read().decode(errors="replace")
-    except OSError:  # a full disk, or no descriptor left
+    if not hasattr(os, "memfd_create"):  # not Linux
         return "", 0
+    try:
+        memory = os.memfd_create("ringcoll")
+    except OSError:  # no descriptor is left
+        return "", 0
+    try:
+        faulthandler.dump_traceback(memory)
+        text = os.pread(memory, os.fstat(memory).st_size, 0).decode(errors="replace")
+    finally:
+        os.close(memory)
     _, _, threads = text.partition(f"hread 0x{ident:016x} ")
     frames = re.findall(
         r'^  File "(.*)", line (\d+) in ', threads.partition("\n\n")[0], re.MULTILINE

@@ -292,13 +292,13 @@ def begun(function: Callable[[], Answer], among: set[Future[Any]] | None = None)
     Its thread stays behind if it does not return; ``among`` holds its answer meanwhile.
     """
     answer: Future[Answer] = Future()
-    if among is not None:
-        among.add(answer)
-        answer.add_done_callback(among.discard)
     try:
         started(_ask, "ringcoll-asks", function, answer)
     except GroupBrokenError:  # the program ends
         _ask(function, answer)
+    if among is not None:
+        among.add(answer)
+        answer.add_done_callback(among.discard)
     return answer
 
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import ringcoll
@@ -48,6 +49,23 @@ def test_a_monitored_barrier_names_who_is_missing(wait_all_ranks: bool):
     named = "Ranks 1, 3" if wait_all_ranks else "Rank 1"
     assert texts[0].startswith(f"{named} failed to pass monitoredBarrier in 300 ms")
     assert named in texts[2]
+
+
+def test_a_rank_that_is_late_after_a_barrier_has_failed_makes_no_other_call():
+    """It still computes, when others wait for it in the next call."""
+
+    def main(group: LocalGroup) -> float:
+        tensor = torch.ones(3)
+        if group.rank() == 0:
+            with pytest.raises(CollectiveTimeoutError):
+                ringcoll.monitored_barrier(group, timeout=1)
+            time.sleep(2)
+        else:
+            time.sleep(1.2)
+        ringcoll.all_reduce(tensor, group=group)
+        return tensor[0].item()
+
+    assert run_threads(main, 2) == [2.0, 2.0]
 
 
 def test_a_monitored_barrier_without_rank_0():

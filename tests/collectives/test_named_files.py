@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -63,6 +64,27 @@ def sums(algorithm: str, *lengths: int) -> list[tuple[list[float], str]]:
 
 
 EXPECTED = [300.0, 303.0]
+OF_THE_FILE = f"file_tree_of_three_{crc32(schedule_of('all_reduce', 'binomial_tree', 3).to_text().encode()):08x}"
+
+
+def test_files_of_one_name_are_not_mixed_up(tmp_path: Path) -> None:
+    files = []
+    for algorithm in ("ring", "direct"):
+        (tmp_path / algorithm).mkdir()
+        files.append(tmp_path / algorithm / "mine.txt")
+        files[-1].write_text(schedule_of("all_reduce", algorithm, 3).to_text())
+    rules = f"all_reduce:0-1K:{files[0]};{files[1]}"
+
+    def main(group: Any) -> list[int]:
+        sent = []
+        for numel in (6, 600, 6, 600):
+            before = ringcoll.bytes_sent(group)
+            ringcoll.all_reduce(torch.ones(numel), group=group, algorithm=rules)
+            sent.append(ringcoll.bytes_sent(group) - before)
+        return sent
+
+    # A ring sends 2 (k - 1) / k of the bytes, the direct algorithm k - 1 times them.
+    assert ringcoll.run_threads(main, 3) == [[32, 4800, 32, 4800]] * 3
 
 
 def test_a_call_takes_what_commands_take(module: str, tree_file: str) -> None:
@@ -72,7 +94,7 @@ def test_a_call_takes_what_commands_take(module: str, tree_file: str) -> None:
 
 def test_a_call_takes_rules_by_size(module: str, tree_file: str) -> None:
     rules = f"all_reduce:0-1K:{module};all_reduce:1K-16K:{tree_file};ring"
-    names = [module.rpartition(":")[2], "file_tree_of_three", "ring"]
+    names = [module.rpartition(":")[2], OF_THE_FILE, "ring"]
     assert sums(rules, 4, 1000, 10_000, 4) == [(EXPECTED, name) for name in [*names, names[0]]]
 
 
@@ -105,7 +127,7 @@ def test_the_environment_takes_files(
     name = module.rpartition(":")[2]
     for text, ran in (
         (module, name),
-        (tree_file, "file_tree_of_three"),
+        (tree_file, OF_THE_FILE),
         (f"all_reduce:*:{module}", name),
     ):
         monkeypatch.setenv("RINGCOLL_ALGORITHM", text)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, run_threads
-from ringcoll.errors import ArgumentError
+from ringcoll.collectives.own_groups import messages_in_flight
+from ringcoll.errors import ArgumentError, RingcollError
 
 NUMEL = 20_000
 Start = Callable[[LocalGroup, Tensor, UserOp], ringcoll.Work | None]
@@ -76,3 +77,40 @@ def test_memory_of_a_message_does_not_move_before_the_message_was_waited_for() -
         assert arrived.unique().tolist() == [peer + 1.0]
 
     run_threads(main, 2)
+
+
+def test_memory_moves_after_a_call_of_several_parts_has_failed() -> None:
+    def main(group: Any) -> None:
+        tensors = [torch.ones(20_000), torch.ones(20_000)]
+        if group.rank() == 0:
+            with pytest.raises(RingcollError):
+                ringcoll.all_reduce_coalesced(tensors, group=group, timeout=0.5)
+            for tensor in tensors:
+                ringcoll.share(tensor)
+                assert tensor.is_shared()
+
+    ringcoll.run_threads(main, 2)
+
+
+def test_memory_moves_while_others_send() -> None:
+    """Who looks through the messages under way does not see them change."""
+
+    class Sent:
+        tensor: torch.Tensor | None = None
+
+    is_over = threading.Event()
+
+    def sends() -> None:
+        while not is_over.is_set():
+            works = [Sent() for _ in range(30)]
+            for work in works:
+                messages_in_flight[work] = None
+
+    thread = threading.Thread(target=sends)
+    thread.start()
+    try:
+        for _ in range(100):
+            ringcoll.share(torch.ones(1))
+    finally:
+        is_over.set()
+        thread.join()

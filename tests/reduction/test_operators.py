@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -310,6 +311,8 @@ def test_what_is_not_defined_is_refused(op: Any, dtype: torch.dtype) -> None:
         (0.5, torch.complex64, True),
         (1j, torch.complex64, True),
         (1j, torch.float32, False),
+        (np.complex128(1j), torch.float32, False),
+        (np.complex64(1j), torch.float32, False),
         ("2", torch.float32, False),
         (None, torch.float32, False),
         (torch.ones(1), torch.complex64, True),
