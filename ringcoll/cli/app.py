@@ -167,6 +167,8 @@ class _Commands(click.Group):
                 sys.stdout.flush()  # what does not fit on a disk is said here, and not at the end
         except RingcollError as error:
             raise _CannotDoError(str(error)) from error
+        except TimeoutError as error:  # of ranks
+            raise _CannotDoError(str(error)) from error
         except OSError as error:  # of a file, or of the output
             _give_up_output()
             raise _CannotDoError(

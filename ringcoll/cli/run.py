@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -55,6 +57,8 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
         "TORCHELASTIC_RESTART_COUNT": "0",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
+    lost = threading.Event()  # the command's own output
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ranks: list[subprocess.Popen[str]] = []
     readers: list[threading.Thread] = []
     try:
@@ -70,25 +74,35 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
             ranks.append(process)
             for source, to in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert source is not None
-                reader = threading.Thread(target=_pass_on, args=(rank, source, to), daemon=True)
+                reader = threading.Thread(
+                    target=_pass_on, args=(rank, source, to, lost), daemon=True
+                )
                 reader.start()
                 readers.append(reader)
-        status = _status(ranks, resilient)
+        status = _status(ranks, resilient, lost)
     finally:
         _end(ranks)
+        signal.signal(signal.SIGTERM, before)
     for reader in readers:
         reader.join(_GRACE_S)  # a process that a rank has left behind may hold its output open
     sys.exit(status)
 
 
-def _pass_on(rank: int, source: IO[str], to: IO[str]) -> None:
+def _pass_on(rank: int, source: IO[str], to: IO[str], lost: threading.Event) -> None:
+    """Pass on what a rank prints; a rank whose output nobody reads would wait for ever."""
     for line in source:
-        to.write(f"[rank {rank}] {line}" if line.endswith("\n") else f"[rank {rank}] {line}\n")
-        to.flush()
+        with suppress(ValueError):  # the encoding lacks a character
+            try:
+                to.write(
+                    f"[rank {rank}] {line}" if line.endswith("\n") else f"[rank {rank}] {line}\n"
+                )
+                to.flush()
+            except OSError:
+                lost.set()
 
 
-def _status(ranks: list[subprocess.Popen[str]], resilient: bool) -> int:
-    """Wait for the ranks; the exit status of all of them."""
+def _status(ranks: list[subprocess.Popen[str]], resilient: bool, lost: threading.Event) -> int:
+    """Wait for the ranks; the exit status of all of them, or 2 if what they print cannot be written."""
     failed: list[int] = []
     left = {*range(len(ranks))}
     while left:
@@ -101,6 +115,8 @@ def _status(ranks: list[subprocess.Popen[str]], resilient: bool) -> int:
                 failed.append(128 - code if code < 0 else code)
         if failed and not resilient:
             return failed[0]
+        if lost.is_set():
+            return 2
         time.sleep(_LOOK_S)
     return 0 if len(failed) < len(ranks) else failed[0]
 

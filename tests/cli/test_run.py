@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,29 @@ def test_a_resilient_group_goes_on_without_the_first_rank(tmp_path: Path) -> Non
     for rank in (1, 2):
         for step, total in enumerate((7, 6, 6)):
             assert f"[rank {rank}] step {step} sum {total}\n" in done.stdout
+
+
+def begun(path: Path, code: str) -> subprocess.Popen[str]:
+    """A run of one rank, whose output comes through a pipe."""
+    path.write_text(code)
+    words = [sys.executable, "-m", "ringcoll.cli", "run", "-k", "1", str(path)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_who_ends_the_command_ends_the_ranks(tmp_path: Path) -> None:
+    code = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(90)"
+    with begun(tmp_path / "sleeps.py", code) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline().rpartition(" ")[2])
+        process.terminate()
+        assert process.wait(60) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_nobody_waits_where_the_output_has_no_reader(tmp_path: Path) -> None:
+    with begun(tmp_path / "talks.py", "while True: print('word ' * 100)") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(60) == 2
