@@ -88,6 +88,12 @@ def pytest_runtest_logstart() -> None:
         faulthandler.dump_traceback_later(_HANGS_S, exit=True)
 
 
+def pytest_runtest_logfinish() -> None:
+    """Let a worker that waits for the others live."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        faulthandler.cancel_dump_traceback_later()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what there are too few GPUs for; CUDA is asked now, not when tests are collected."""

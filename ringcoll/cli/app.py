@@ -165,9 +165,7 @@ class _Commands(click.Group):
             result = super().invoke(ctx)
             if sys.stdout is not None:
                 sys.stdout.flush()  # what does not fit on a disk is said here, and not at the end
-        except RingcollError as error:
-            raise _CannotDoError(str(error)) from error
-        except TimeoutError as error:  # of ranks
+        except (RingcollError, TimeoutError) as error:  # or ranks were not done in time
             raise _CannotDoError(str(error)) from error
         except OSError as error:  # of a file, or of the output
             _give_up_output()

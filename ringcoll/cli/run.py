@@ -8,9 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 import click
 
@@ -57,7 +56,7 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
         "TORCHELASTIC_RESTART_COUNT": "0",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
-    lost = threading.Event()  # the command's own output
+    lost: list[OSError] = []  # why what the ranks print cannot be written
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ranks: list[subprocess.Popen[str]] = []
     readers: list[threading.Thread] = []
@@ -88,21 +87,19 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
     sys.exit(status)
 
 
-def _pass_on(rank: int, source: IO[str], to: IO[str], lost: threading.Event) -> None:
-    """Pass on what a rank prints; a rank whose output nobody reads would wait for ever."""
+def _pass_on(rank: int, source: IO[str], to: TextIO, lost: list[OSError]) -> None:
+    """Pass on what a rank prints, or drop it: a rank whose output nobody takes would wait for ever."""
     for line in source:
-        with suppress(ValueError):  # the encoding lacks a character
-            try:
-                to.write(
-                    f"[rank {rank}] {line}" if line.endswith("\n") else f"[rank {rank}] {line}\n"
-                )
-                to.flush()
-            except OSError:
-                lost.set()
+        text = f"[rank {rank}] {line}".removesuffix("\n") + "\n"
+        try:
+            to.write(text.encode(to.encoding, "replace").decode(to.encoding))
+            to.flush()
+        except OSError as error:
+            lost.append(error)
 
 
-def _status(ranks: list[subprocess.Popen[str]], resilient: bool, lost: threading.Event) -> int:
-    """Wait for the ranks; the exit status of all of them, or 2 if what they print cannot be written."""
+def _status(ranks: list[subprocess.Popen[str]], resilient: bool, lost: list[OSError]) -> int:
+    """Wait for the ranks; the exit status of all of them. Raises what their output is lost for."""
     failed: list[int] = []
     left = {*range(len(ranks))}
     while left:
@@ -115,8 +112,8 @@ def _status(ranks: list[subprocess.Popen[str]], resilient: bool, lost: threading
                 failed.append(128 - code if code < 0 else code)
         if failed and not resilient:
             return failed[0]
-        if lost.is_set():
-            return 2
+        if lost:
+            raise lost[0]
         time.sleep(_LOOK_S)
     return 0 if len(failed) < len(ranks) else failed[0]
 

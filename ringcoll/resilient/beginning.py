@@ -55,6 +55,8 @@ def start(
         The group is no process group of torch.
     CollectiveTimeoutError
         Some rank did not come.
+    PeerLostError
+        A rank has died before the group was formed.
 
     Examples
     --------

@@ -122,12 +122,12 @@ class Monitor:
         self._awaited: tuple[int, Wait | None] = (-1, None)  # number of the first, and its message
         self.failed: Running | None = None  # what has broken the group
         self.meets = False  # whether it waits in the store, for all ranks
-        # Calls that are not run where they are made: numbers from, to; file, line.
         self.thread = 0  # that runs ``current``
         self._site: tuple[object, str] = (
             None,
             "",
-        )  # the last call that was looked for, and its place
+        )  # the call that was looked for last, and its place
+        # Calls that are not run where they are made: numbers from, to; file, line.
         self.sites: deque[tuple[int, int, str, int]] = deque(maxlen=_REMEMBERED)
         # Monitored barriers so far; and the one that it is in: number of calls before it, and its site.
         self.num_barriers = 0
@@ -590,12 +590,10 @@ class Monitor:
             # A rank that is in a barrier has not made the call that this rank has made before that barrier.
             if state and state["barrier"] and state["barrier"][0] > self.num_barriers:
                 _, number, site = state["barrier"]
-                own = self._called(number)
+                own, place = self._called(number), f" at {site}" * bool(site)
                 if own is not None:
                     call = own.description or own.name
-                    return self._differ(
-                        number, call, peer, _BARRIER.name, f" at {site}" * bool(site)
-                    )
+                    return self._differ(number, call, peer, _BARRIER.name, place)
         return None
 
     def _differ(self, number: int, call: str, peer: int, other: str, place: str) -> dict[str, Any]:

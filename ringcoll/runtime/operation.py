@@ -60,7 +60,7 @@ _log = logging.getLogger("ringcoll")
 
 _SHORT_NBYTES = 32 << 10  # to copy so much takes as long as to bind an instruction or two
 _MOST_BINDINGS = 128  # addresses that an operation remembers
-# By tracemalloc, on 1 to 8 ranks.
+# By tracemalloc, on 1 to 8 ranks; of an instruction, in rings of 512 segments on 2 ranks.
 _OBJECTS_NBYTES, _PEER_NBYTES, _INSTRUCTION_NBYTES = 5 << 10, 1 << 10, 288
 _TIMES = 3  # that tensors are at a place before their binding is kept
 _UNUSED = 2  # a binding is, if all might have been used so often since its last use
@@ -317,7 +317,7 @@ class Operation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it keeps: its objects, as measured (`_OBJECTS_NBYTES`), and the memory of short tensors."""
+        """Bytes that it keeps: its objects, its plan, as measured (`_OBJECTS_NBYTES`), and the memory of short tensors."""
         objects = _OBJECTS_NBYTES + _PEER_NBYTES * self.request.world_size
         if self.plan is not None:
             objects += _INSTRUCTION_NBYTES * len(self.plan.instructions)

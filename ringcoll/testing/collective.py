@@ -134,7 +134,7 @@ def given_collective(
     Raises
     ------
     ArgumentError
-        The collective is not one of these.
+        The collective, or an operator, is not one of these.
     MissingExtraError
         pytest or hypothesis is not installed.
     """
@@ -144,6 +144,11 @@ def given_collective(
             argument="collective",
             expected=", ".join(_ANSWERS),
             got=repr(collective),
+        )
+    dtypes, ops = tuple(dtypes), tuple(ops)
+    if unknown := [op for op in ops if op not in OPERATORS]:
+        raise ArgumentError(
+            "no such operator", argument="ops", expected=", ".join(OPERATORS), got=unknown
         )
     try:
         import pytest

@@ -318,7 +318,7 @@ def meet_telling(
     for peer, text in enumerate(read_all(store, keys)):
         other, where, about = [*text.split("\n", 2), "", ""][:3]
         if other != own:
-            lacking = catalogue.lacking(other.split()[1]) if other.startswith("transport ") else ""
+            lacking = catalogue.lacking("".join(other.split()[1:2]))
             raise TransportError(
                 f"rank {rank} came with {own}, rank {peer} with {other}; all ranks need the same. "
                 + (f"Rank {rank} cannot: {lacking}. " if lacking else "")

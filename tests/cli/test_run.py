@@ -95,3 +95,5 @@ def test_nobody_waits_where_the_output_has_no_reader(tmp_path: Path) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.wait(60) == 2
+        assert process.stderr is not None
+        assert process.stderr.read() == "Error: the output: Broken pipe\n"

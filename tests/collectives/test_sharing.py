@@ -106,10 +106,12 @@ def test_memory_moves_while_others_send() -> None:
             for work in works:
                 messages_in_flight[work] = None
 
+    many = [Sent() for _ in range(50_000)]  # so that the other thread comes in between
+    messages_in_flight.update(dict.fromkeys(many))
     thread = threading.Thread(target=sends)
     thread.start()
     try:
-        for _ in range(100):
+        for _ in range(5):
             ringcoll.share(torch.ones(1))
     finally:
         is_over.set()

@@ -298,6 +298,7 @@ def test_a_group_remembers_only_so_many_bytes_of_calls(monkeypatch: pytest.Monke
                 del operation
             remembered.append([each.request.lengths[0][1] for each in operations])
         del operations
+        assert sum(each.nbytes for each in member.operations.values()) <= runtime._MOST_REMEMBERED
         assert [number for number, _ in member.monitor.recent(9)] == [*range(8)]
         return remembered
 

@@ -62,6 +62,8 @@ def test_refused():
         ranks(2, timeout_s=0)
     with pytest.raises(ArgumentError, match="all_reduce, reduce_scatter"):
         given_collective("all_sum")
+    with pytest.raises(ArgumentError, match=r"no such operator.*expected sum, avg.*got \['prod'\]"):
+        given_collective(ops=("sum", "prod"))
 
 
 def exchanged(name, tensor, op=None):
