@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -109,6 +110,8 @@ def test_memory_moves_while_others_send() -> None:
     many = [Sent() for _ in range(50_000)]  # so that the other thread comes in between
     messages_in_flight.update(dict.fromkeys(many))
     thread = threading.Thread(target=sends)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
     thread.start()
     try:
         for _ in range(5):
@@ -116,3 +119,4 @@ def test_memory_moves_while_others_send() -> None:
     finally:
         is_over.set()
         thread.join()
+        sys.setswitchinterval(interval)
