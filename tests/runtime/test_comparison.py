@@ -161,7 +161,7 @@ def test_a_rank_that_has_come_and_left_is_heard() -> None:
     store = dist.HashStore()
     for peer in (1, 2):
         store.set(LEFT.format(peer), "0")
-        store.set(f"call/1/{peer}", "sum")
+        store.set(f"call/1/{peer}", "sum\n")
     end = CallsOfARank(store, 0)
     end.compare("sum")
     assert end.comparison.known == {"sum"}
@@ -174,12 +174,12 @@ def test_a_rank_that_comes_and_leaves_between_two_looks_is_heard() -> None:
         def check(self, keys: list[str]) -> bool:
             is_there: bool = super().check(keys)
             if keys == ["call/1/1"]:
-                self.set("call/1/1", "sum")
+                self.set("call/1/1", "sum\n")
                 self.set(LEFT.format(1), "0")
             return is_there
 
     store = Quick()
-    store.set("call/1/2", "sum")
+    store.set("call/1/2", "sum\n")
     end = CallsOfARank(store, 0)
     end.compare("sum")
     assert end.comparison.known == {"sum"}

@@ -156,7 +156,7 @@ def test_a_rank_may_leave_after_a_call_that_others_still_compare():
         x = torch.ones(1)
         comparison = groups[0].communicator._comparison
         if rank == ODD:
-            comparison._store.set(f"call/2/{rank}", "the same")
+            comparison._store.set(f"call/2/{rank}", "the same\n")
             groups[0].close()
             left.set()
         else:
