@@ -248,7 +248,7 @@ class Membership:
         except _UNREACHED as error:
             raise PeerLostError(f"no group can be reached at {address}: {error}") from error
         self._outside = {*known.members}
-        doors: dict[Member, _Door] = {}
+        doors = {(host, port): door}
         asked: Member | None = None
         look_s = 0.0
         while time.monotonic() < deadline:
@@ -265,13 +265,14 @@ class Membership:
             leader = next((member for member in known.members if member not in self._gone), None)
             if leader is None:
                 raise PeerLostError(f"no member of the group at {address} is left")
+            there = leader.host, leader.port
             try:
-                if leader not in doors:
-                    doors[leader] = _Door(leader.host, leader.port)
-                if doors[leader].has_left():
+                if there not in doors:
+                    doors[there] = _Door(*there)
+                if doors[there].has_left():
                     self._gone.add(leader)
                     continue
-                known = doors[leader].view()
+                known = doors[there].view()
                 self._outside |= {*known.members}
                 if known.members[0] == leader != asked:
                     deliver(json.dumps(["want", self.own]), [leader.mailbox], _REACH_S)
@@ -279,7 +280,8 @@ class Membership:
             except ConnectionRefusedError:  # its machine answers, and nobody listens at its door
                 self._gone.add(leader)
             except _UNREACHED:
-                doors.pop(leader, None)
+                if there in doors and not doors[there].is_connecting:
+                    del doors[there]
         self.leave()
         raise CollectiveTimeoutError(f"the group at {address} took nobody in within {limit_s:g} s")
 

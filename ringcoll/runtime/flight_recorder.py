@@ -21,7 +21,6 @@ import sys
 import threading
 import uuid
 import weakref
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -34,7 +33,7 @@ from ringcoll.schedule.ir import Recv, RecvReduce, Send
 from ringcoll.system.answers import Answering
 from ringcoll.system.files import json_text, replace_file
 from ringcoll.system.settings import DUMP, dump_folder
-from ringcoll.system.sites import user_frame
+from ringcoll.system.sites import stacks, users
 
 if TYPE_CHECKING:
     from ringcoll.runtime.communicator import Communicator
@@ -95,18 +94,21 @@ os.register_at_fork(after_in_child=_in_child)
 def record() -> dict[str, Any]:
     """What this process does, as JSON holds it: see `ringcoll.runtime.flight_report`."""
     members = [member for one in _watched if (member := one()) is not None]
-    frames = sys._current_frames()
-    main = threading.main_thread()
-    named = (
-        ("MainThread" if thread is main else thread.name, frames.get(thread.ident or 0))
+    frames, main = stacks(), threading.main_thread()
+    lines = {
+        "MainThread" if thread is main else thread.name: users(frames.get(thread.ident or 0, ()))
         for thread in threading.enumerate()
-    )
+    }
     return {
         "version": 1,
         "host": platform.node(),
         "pid": os.getpid(),
         "command": " ".join(sys.argv)[:_COMMAND],
-        "threads": {name: place for name, frame in named if (place := _place(frame))},
+        "threads": {
+            name: f"{line.file}:{line.number} in {line.function}"
+            for name, line in lines.items()
+            if line is not None
+        },
         "groups": [_group(member) for member in members],
     }
 
@@ -137,16 +139,6 @@ def dump_on_signal(number: signal.Signals) -> None:
     if dump_folder() is None:
         raise ArgumentError("not set", argument=DUMP, expected="a folder", got="")
     signal.signal(number, lambda *_: save())
-
-
-def _place(frame: FrameType | None) -> str:
-    """The innermost frame of the user's code."""
-    frame = user_frame(frame)
-    return (
-        ""
-        if frame is None
-        else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-    )
 
 
 def _group(member: Communicator) -> dict[str, Any]:

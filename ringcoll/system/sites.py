@@ -5,19 +5,32 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import torch
 
-__all__ = ["in_words", "line_of_thread", "user_frame", "user_line"]
+__all__ = ["Line", "in_words", "line_of_thread", "stacks", "user_line", "users"]
 
 _LIBRARY = tuple(
     f"{Path(str(file)).parents[n]}{os.sep}" for file, n in ((__file__, 1), (torch.__file__, 0))
 )
 _STANDARD = f"{Path(os.__file__).parent}{os.sep}"
+# As faulthandler writes them.
+_THREAD = re.compile(r"^(?:Current t|T)hread 0x(\w+) .*\n((?:  .*\n)*)", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+
+
+class Line(NamedTuple):
+    """A line of code that a thread is in, and the name of its function."""
+
+    file: str
+    number: int
+    function: str
 
 
 @lru_cache(maxsize=4096)
@@ -26,41 +39,45 @@ def _is_users(file: str) -> bool:
     return not (is_standard or file.startswith((*_LIBRARY, "<frozen")))
 
 
-def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's code, at or above a frame."""
-    while frame is not None and not _is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
 def user_line(frame: FrameType | None) -> tuple[str, int]:
     """File and line of the user's code at or above a frame; ``("", 0)`` if there is none."""
-    frame = user_frame(frame)
-    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
 
 
 def line_of_thread(ident: int) -> tuple[str, int]:
-    """File and line of the user's code that another thread is in, as for `user_line`.
+    """File and line of the user's code that another thread is in, as for `user_line`."""
+    frame = users(stacks().get(ident, ()))
+    return ("", 0) if frame is None else frame[:2]
+
+
+def stacks() -> dict[int, list[Line]]:
+    """The frames that each thread of this process is in, the innermost first, by the thread's identifier.
 
     To go through the frames of a thread that runs, by ``sys._current_frames``, has ended processes with a
     segmentation fault (Python 3.11). faulthandler reads them while no other thread runs.
     """
-    if not hasattr(os, "memfd_create"):  # not Linux
-        return "", 0
     try:
         memory = os.memfd_create("ringcoll")
-    except OSError:  # no descriptor is left
-        return "", 0
+    except (AttributeError, OSError):  # not Linux; no descriptor is left
+        return {}
     try:
         faulthandler.dump_traceback(memory)
         text = os.pread(memory, os.fstat(memory).st_size, 0).decode(errors="replace")
     finally:
         os.close(memory)
-    _, _, threads = text.partition(f"hread 0x{ident:016x} ")
-    frames = re.findall(
-        r'^  File "(.*)", line (\d+) in ', threads.partition("\n\n")[0], re.MULTILINE
-    )
-    return next(((file, int(line)) for file, line in frames if _is_users(file)), ("", 0))
+    return {
+        int(ident, 16): [Line(file, int(line), name) for file, line, name in _FRAME.findall(frames)]
+        for ident, frames in _THREAD.findall(text)
+    }
+
+
+def users(frames: Iterable[Line]) -> Line | None:
+    """The innermost frame of the user's code."""
+    return next((frame for frame in frames if _is_users(frame.file)), None)
 
 
 def in_words(file: str, line: int) -> str:

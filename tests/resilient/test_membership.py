@@ -166,3 +166,17 @@ def test_no_member_is_left_out_because_it_is_slow_to_reach(
         views = threads.map(lambda member: member.change(7, (), 20.0), slow_to_connect)
     members = tuple(member.own for member in slow_to_connect)
     assert [*views] == [View(2, 7, members)] * 3
+
+
+def test_who_joins_reaches_a_leader_that_is_slow_to_reach(
+    slow_to_connect: list[Membership],
+) -> None:
+    leader, follower, _ = slow_to_connect
+    newcomer = Membership("127.0.0.1")
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(newcomer.join, "127.0.0.1", follower.own.port, 10.0)
+        deadline = time.monotonic() + 10.0
+        while not (wanting := leader.newcomers()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        newcomer.leave()
+    assert wanting == [newcomer.own]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ringcoll.system.sites import in_words, line_of_thread, user_line
+from ringcoll.system.sites import in_words, line_of_thread, stacks, user_line, users
 
 
 def waits(begun: threading.Event, end: threading.Event) -> None:
@@ -36,3 +36,23 @@ def test_a_thread_without_a_line_of_the_user():
     thread.cancel()
     thread.join()
     assert user_line(None) == ("", 0)
+
+
+def test_stacks_are_those_of_all_threads():
+    begun, end = threading.Event(), threading.Event()
+    threads = [threading.Thread(target=waits, args=(begun, end)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    begun.wait(30)
+    found = stacks()
+    end.set()
+    for thread in threads:
+        thread.join()
+        assert thread.ident is not None
+        line = users(found[thread.ident])
+        assert line == (__file__, waits.__code__.co_firstlineno + 2, "waits")
+    own = found[threading.get_ident()]
+    assert [frame.function for frame in own[:2]] == [
+        "stacks",
+        "test_stacks_are_those_of_all_threads",
+    ]
