@@ -24,8 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate, pairwise
+from weakref import WeakValueDictionary
 
 from ringcoll.runtime.instructions import Combine, Instruction, Move, Post, Wait
 from ringcoll.runtime.loans import loans
@@ -527,7 +528,10 @@ class _Compiler:
         return result
 
 
-@lru_cache(maxsize=64)  # the groups of a program mostly begin with the same calls
+# The groups of a program mostly begin with the same calls. A plan is kept as long as a group keeps it.
+_known: WeakValueDictionary[tuple[object, ...], Plan] = WeakValueDictionary()
+
+
 def compile_plan(
     schedule: Schedule,
     rank: int,
@@ -553,4 +557,8 @@ def compile_plan(
     ScheduleError
         The schedule passes on blocks whose length this rank does not know.
     """
-    return _Compiler(schedule, rank, layout, segments, posts_early).compile()
+    key = schedule, rank, layout, segments, posts_early
+    plan = _known.get(key)
+    if plan is None:
+        plan = _known[key] = _Compiler(*key).compile()
+    return plan

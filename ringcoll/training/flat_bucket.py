@@ -138,7 +138,7 @@ class FlatBucket:
         self.wait_for_gather()
         self._show(self.unreadable)  # reading freed memory would end the process
         self.flat.untyped_storage().resize_(0)
-        self.is_whole = False
+        self.is_whole = self.is_in_backward = False
 
     def _show(self, tensors: Sequence[Tensor]) -> None:
         """Let the parameters be these tensors."""

@@ -123,7 +123,6 @@ class ShardedBuckets:
         for bucket in self._buckets:
             bucket.wait_for_gather()
             bucket.settle()
-            bucket.num_calls, bucket.is_in_backward = 0, False
             if self.stage == 3:
                 bucket.free()
 
@@ -150,7 +149,6 @@ class ShardedBuckets:
             bucket.missing.discard(index)
             if bucket.missing:
                 return
-            bucket.is_in_backward = False
             if self.stage == 3:
                 bucket.free()
             if self._syncing:

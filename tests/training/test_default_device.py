@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ringcoll
+from ringcoll.training import trainers
 from tests.programs import default_device
 
 PACKAGE = Path(ringcoll.__file__).parent
@@ -19,14 +20,10 @@ FACTORIES = {
     *("scalar_tensor", "sparse_coo_tensor", "sparse_csr_tensor", "tensor", "tril_indices"),
     "triu_indices",
 }
-TRAINERS = (
-    "bucketed",
-    "compressed:powersgd",
-    "sharded:2",
-    "gossip:ring",
-    "pipeline:1f1b",
-    "context",
-)
+TRAINERS = [
+    ":".join(filter(None, (name, options[-1] if options else "1x2x1")))
+    for name, (_, options) in trainers.TRAINERS.items()
+]
 
 
 def without_device(source: str) -> list[str]:

@@ -451,6 +451,21 @@ class TestOverlap:
         second = [[], [0, 1], [1, 2], [2, 3], [2, 3], [], []]
         assert run_threads(rank_main, 2) == [first + second] * 2
 
+    def test_stage_3_frees_what_was_gathered_after_its_backward(self):
+        """What backward is done with is in use no more."""
+        models = [perceptron() for _ in range(2)]
+
+        def rank_main(group):
+            mine = models[group.rank()]
+            optimizer = ShardedAdamW(mine, group, stage=3, bucket_bytes=150)
+            torch.autograd.backward(perceptron_loss(mine, 0, 0, 2))
+            optimizer.gather()
+            with torch.no_grad():
+                mine[0](mine[0].weight.new_zeros(1, mine[0].in_features))
+            return [i for i, b in enumerate(reversed(optimizer._buckets)) if b.is_whole]
+
+        assert run_threads(rank_main, 2) == [[0]] * 2
+
     def test_stage_3_shows_nothing_between_steps(self):
         models = [perceptron() for _ in range(2)]
 
