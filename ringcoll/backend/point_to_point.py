@@ -10,7 +10,9 @@ Nothing here waits in a loop: torch's works wait, in C++; see `ringcoll.system.s
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -32,7 +34,10 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
+from ringcoll.runtime.announcement import say
+from ringcoll.system.settings import hang_notice_s
 from ringcoll.system.signals import hears_signals
+from ringcoll.system.sites import in_words, user_line
 from ringcoll.system.stores import MESSAGES, begun
 from ringcoll.system.tensor_memory import with_memory
 from ringcoll.system.untraced import untraced
@@ -223,6 +228,7 @@ class PointToPointWork(dist.Work):
                 if self._aside is None:
                     self._wait(timeout)
                 else:
+                    self._say_it_waits(self._aside)
                     self._aside.result()
             except RuntimeError as error:
                 # Of who is late nobody knows that it is lost. gloo and NCCL have no class for it.
@@ -232,6 +238,16 @@ class PointToPointWork(dist.Work):
                 raise kind(f"{text}: {error}", peer=self._peer) from None
             self._waited, self.tensor = True, None
         return True
+
+    def _say_it_waits(self, aside: Future[None]) -> None:
+        """Say for which rank this rank waits, and where, if the wait is long."""
+        notice_s = hang_notice_s()
+        try:
+            aside.exception(None if math.isinf(notice_s) else notice_s)
+        except TimeoutError:
+            file, line = user_line(sys._getframe())
+            waits = self._failure.replace(" lost ", f" has waited {notice_s:g} s for ")
+            say(f"{waits} ({in_words(file, line)})")
 
     def _wait(self, timeout: timedelta) -> None:
         if self._work is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -266,6 +267,19 @@ def test_a_message_that_does_not_come_is_late_and_nobody_is_lost():
     assert str(caught.value).startswith(text)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+def test_a_rank_that_waits_for_a_message_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("RINGCOLL_HANG_NOTICE", "0.2")
+    group = backend.ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=0.7))
+    with pytest.raises(CollectiveTimeoutError):
+        group.recv_anysource([torch.empty(3)], 7).wait()
+    (said,) = [item.getMessage() for item in caplog.records]
+    start = "rank 0 has waited 0.2 s for a rank, while it received from any with tag 7 ("
+    assert said.startswith(start), said
+    assert re.search(r"test_point_to_point\.py:\d+\)$", said), said
 
 
 def on_threads(main: Callable[[backend.ProcessGroup], Any]) -> list[Any]:
