@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from ringcoll.bench import environment as machine
 from ringcoll.bench.units import as_size, time_in_words
-from ringcoll.system.stores import served
+from ringcoll.machine.stores import served
 from ringcoll.transport import catalogue
 
 __all__ = [

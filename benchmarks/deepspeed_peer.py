@@ -28,7 +28,7 @@ import ringcoll
 from ringcoll.bench import Meeting, alternate, summarize
 from ringcoll.bench.units import as_size, parse_size
 from ringcoll.launch.processes import Ranks
-from ringcoll.system.settings import TRANSPORT_VARIABLES
+from ringcoll.machine.settings import TRANSPORT_VARIABLES
 
 SIZES = "4,1K,64K,256K,1M,4M,16M,64M"
 CONTENDERS = ("persistent", "shared_tensors", "deepspeed")

@@ -47,8 +47,8 @@ from common import (
 
 import ringcoll
 from ringcoll.errors import RingcollError
-from ringcoll.system.settings import TRANSPORT_VARIABLES
-from ringcoll.system.stores import served
+from ringcoll.machine.settings import TRANSPORT_VARIABLES
+from ringcoll.machine.stores import served
 from tests.fakes.hosts import SWITCH, Hosts, Place
 
 TRANSPORTS = ("shared", "ucx", "gloo")

@@ -27,8 +27,8 @@ import ringcoll
 from ringcoll.algorithms import schedule_of
 from ringcoll.bench.units import as_size, parse_size
 from ringcoll.launch.processes import Ranks
-from ringcoll.runtime.plan import compile_plan
-from ringcoll.runtime.regions import Layout
+from ringcoll.operation.plan import compile_plan
+from ringcoll.operation.regions import Layout
 
 
 def status(name: str) -> int:

@@ -23,7 +23,7 @@ from ringcoll.bench.exact import Oracle, count_wrong
 from ringcoll.bench.units import parse_size
 from ringcoll.collectives.groups import communicator
 from ringcoll.launch.processes import Ranks
-from ringcoll.system.settings import TRANSPORT_VARIABLES
+from ringcoll.machine.settings import TRANSPORT_VARIABLES
 
 SIZES = (4, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 CONTENDERS = ("ringcoll", "by hand", "isend/irecv")

@@ -28,8 +28,8 @@ from ringcoll.bench.limits import LIMITS
 from ringcoll.bench.plot import check_matplotlib, draw, save
 from ringcoll.bench.units import parse_size
 from ringcoll.launch.processes import Ranks
+from ringcoll.machine.settings import TRANSPORT_VARIABLES
 from ringcoll.schedule.contracts import contract
-from ringcoll.system.settings import TRANSPORT_VARIABLES
 
 SIZES = "4,16,64,256,1K,4K,16K,64K,256K,1M,4M,16M,64M"
 _DRAWN = ("auto", "persistent", "shared_tensors", NATIVE, *peers.MPI_PEERS, "exchange")

@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ringcoll
 from ringcoll import resilient
 from ringcoll.launch.processes import Ranks
-from ringcoll.system.stores import served
+from ringcoll.machine.stores import served
 
 _LIMIT = timedelta(seconds=60)
 _STEPS_AFTER = 5

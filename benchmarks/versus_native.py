@@ -21,8 +21,8 @@ from ringcoll.bench import on_rank as measure_on_rank
 from ringcoll.bench.findings import speed_against
 from ringcoll.bench.units import parse_size
 from ringcoll.launch.processes import Ranks
+from ringcoll.machine.settings import TRANSPORT_VARIABLES
 from ringcoll.schedule.contracts import contract
-from ringcoll.system.settings import TRANSPORT_VARIABLES
 
 SIZES = tuple(4**power for power in range(1, 14))  # 4 B to 64 MiB
 COLLECTIVES = "all_reduce,reduce_scatter,all_gather,broadcast,all_to_all"

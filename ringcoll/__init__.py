@@ -65,11 +65,11 @@ _HOME = {
     **dict.fromkeys(("LocalGroup", "run_threads"), "ringcoll.launch.threads"),
     **dict.fromkeys(("Explanation", "explain"), "ringcoll.collectives.explanation"),
     **dict.fromkeys(("MpiGroup", "mpi_group"), "ringcoll.launch.mpi"),
-    "empty_shared": "ringcoll.system.shared_tensors",
+    "empty_shared": "ringcoll.transport.shared.tensors",
     "share": "ringcoll.collectives.sharing",
     "Faults": "ringcoll.transport.faulty",
     "Options": "ringcoll.backend.process_group",
-    "Work": "ringcoll.runtime.work",
+    "Work": "ringcoll.group.work",
     "simulate": "ringcoll.simulation",
     "trace": "ringcoll.tracing",
 }
@@ -102,14 +102,14 @@ if TYPE_CHECKING:
     )
     from ringcoll.collectives.groups import bytes_sent, close, use
     from ringcoll.collectives.sharing import share
+    from ringcoll.group.work import Work
     from ringcoll.launch.mpi import MpiGroup, mpi_group
     from ringcoll.launch.threads import LocalGroup, run_threads
     from ringcoll.reduction import UserOp, premul_sum
-    from ringcoll.runtime.work import Work
     from ringcoll.simulation import simulate
-    from ringcoll.system.shared_tensors import empty_shared
     from ringcoll.tracing import trace
     from ringcoll.transport.faulty import Faults
+    from ringcoll.transport.shared.tensors import empty_shared
 
 __all__ = [
     "Explanation",

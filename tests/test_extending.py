@@ -27,7 +27,7 @@ from ringcoll.algorithms import (
 from ringcoll.collectives.arguments import Arguments
 from ringcoll.collectives.calls import start
 from ringcoll.errors import ArgumentError
-from ringcoll.runtime.operation import Operation
+from ringcoll.operation.operation import Operation
 from ringcoll.schedule import CONTRACTS, Contract, Program, Step, inp, out, recv, send, verify
 from tests.fakes.added_transport import over_added_transport
 
@@ -213,7 +213,7 @@ def test_the_names_of_algorithms_are_seen() -> None:
     assert names_in('"""ring"""\ndef f():\n    "ring"') == set()
 
 
-@pytest.mark.parametrize("room", ["schedule", "cost", "system", "reduction", "transport"])
+@pytest.mark.parametrize("room", ["schedule", "cost", "machine", "reduction", "transport"])
 def test_no_other_room_knows_an_algorithm_by_name(room: str) -> None:
     files = list((PACKAGE / room).rglob("*.py"))
     assert files

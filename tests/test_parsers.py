@@ -46,29 +46,30 @@ from ringcoll.errors import (
     VerificationError,
 )
 from ringcoll.formats import from_msccl, from_mscclpp, schedule_in, to_msccl, to_mscclpp
+from ringcoll.group import agreement
+from ringcoll.machine import settings, tuning
+from ringcoll.machine.facts import is_address, is_loopback, place
+from ringcoll.machine.stores import as_fields, read_fields, read_json, read_text
+from ringcoll.machine.user_modules import algorithms_named
+from ringcoll.operation.instructions import Wait
+from ringcoll.operation.operation import Turn
 from ringcoll.resilient.succession import Record, View
-from ringcoll.runtime import agreement
-from ringcoll.runtime.flight_report import read_record, related, report
-from ringcoll.runtime.instructions import Wait
-from ringcoll.runtime.lives import Lives, Process
-from ringcoll.runtime.monitor import Monitor, Running
-from ringcoll.runtime.operation import Turn
 from ringcoll.schedule import Schedule, verify
-from ringcoll.system import settings, tuning
-from ringcoll.system.machine import is_address, is_loopback, place
-from ringcoll.system.stores import as_fields, read_fields, read_json, read_text
-from ringcoll.system.user_modules import algorithms_named
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
 from ringcoll.training.pipeline_check import check
 from ringcoll.training.pipeline_orders import one_f_one_b, zero_bubble
 from ringcoll.training.pipeline_schedule import Action, PipelineSchedule
 from ringcoll.training.trainers import find_trainer
-from ringcoll.transport import catalogue, gloo, shared
+from ringcoll.transport import catalogue, gloo
 from ringcoll.transport.base import meet
 from ringcoll.transport.catalogue import costs_of
 from ringcoll.transport.faulty import Faults
 from ringcoll.transport.local import Hub
-from ringcoll.transport.shared_layout import SharedLayout
+from ringcoll.transport.shared import transport as shared
+from ringcoll.transport.shared.layout import SharedLayout
+from ringcoll.watch.flight_report import read_record, related, report
+from ringcoll.watch.lives import Lives, Process
+from ringcoll.watch.monitor import Monitor, Running
 from tests.cases.effort import effort
 from tests.cases.malformed import documents, words
 

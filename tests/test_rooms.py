@@ -23,10 +23,12 @@ ROOMS = (
     "simulation",
     "search",
     "formats",
-    "system",
+    "machine",
     "reduction",
     "transport",
-    "runtime",
+    "operation",
+    "watch",
+    "group",
     "collectives",
     "backend",
     "training",
@@ -164,11 +166,11 @@ def test_imports_point_one_way(file: Path) -> None:
 @pytest.mark.parametrize(
     "room, source",
     [
-        ("transport", "from ringcoll.runtime.plan import Plan"),
+        ("transport", "from ringcoll.operation.plan import Plan"),
         ("schedule", "from ringcoll import algorithms"),
-        ("cost", "def f():\n    import ringcoll.system.settings"),
-        ("runtime", "if TYPE_CHECKING:\n    from ringcoll.tracing.recorder import Tracer"),
-        ("system", "from ringcoll import __version__"),
+        ("cost", "def f():\n    import ringcoll.machine.settings"),
+        ("group", "if TYPE_CHECKING:\n    from ringcoll.tracing.recorder import Tracer"),
+        ("machine", "from ringcoll import __version__"),
     ],
 )
 def test_and_the_test_finds_those_that_do_not(room: str, source: str) -> None:

@@ -36,20 +36,20 @@ from ringcoll.cost.table import built_in
 from ringcoll.errors import MissingExtraError
 from ringcoll.launch import mpiexec
 from ringcoll.launch.processes import Ranks, _context
+from ringcoll.machine import tuning
+from ringcoll.machine.files import replace_file
+from ringcoll.machine.lines import Lines
+from ringcoll.machine.stores import served
+from ringcoll.machine.tuning import Tuned
 from ringcoll.resilient.membership import Membership
 from ringcoll.resilient.state import packed, unpacked
-from ringcoll.runtime.announcement import announce
-from ringcoll.runtime.flight_recorder import save
-from ringcoll.runtime.lives import Lives
-from ringcoll.runtime.monitor import Monitor
-from ringcoll.system import tuning
-from ringcoll.system.files import replace_file
-from ringcoll.system.lines import Lines
-from ringcoll.system.shared_memory import SharedMemory, identity
-from ringcoll.system.stores import served
-from ringcoll.system.tuning import Tuned
 from ringcoll.transport import catalogue, gloo, ucx_library
 from ringcoll.transport.catalogue import costs_of
+from ringcoll.transport.shared.memory import SharedMemory, identity
+from ringcoll.watch.announcement import announce
+from ringcoll.watch.flight_recorder import save
+from ringcoll.watch.lives import Lives
+from ringcoll.watch.monitor import Monitor
 from tests.programs import listeners
 
 PACKAGE = Path(ringcoll.__file__).parent
@@ -74,33 +74,33 @@ ONLY = {
     "torch.save": {"resilient/state"},
     # modules whose name is made while the program runs
     "import_module(variable)": {
-        *("__init__", "cli/app", "transport/catalogue", "system/user_modules"),
+        *("__init__", "cli/app", "transport/catalogue", "machine/user_modules"),
         *("testing/__init__", "testing/pool"),
     },
-    "subprocess": {"cli/run", "launch/mpiexec", "system/versions"},
+    "subprocess": {"cli/run", "launch/mpiexec", "cli/versions"},
     "socket": {
-        *("system/stores", "launch/mpi", "transport/gloo", "resilient/membership"),
+        *("machine/stores", "launch/mpi", "transport/gloo", "resilient/membership"),
         "bench/environment",  # the host's name
-        *("system/answers", "system/lines", "system/mailbox"),
-        "system/machine",  # the way to another host, on which nothing is sent
+        *("watch/answers", "machine/lines", "machine/mailbox"),
+        "machine/facts",  # the way to another host, on which nothing is sent
     },
-    "*.create_server": {"system/stores", "system/lines", "system/mailbox"},
-    "*.TCPStore()": {"system/stores", "launch/processes", "launch/mpi", "resilient/membership"},
+    "*.create_server": {"machine/stores", "machine/lines", "machine/mailbox"},
+    "*.TCPStore()": {"machine/stores", "launch/processes", "launch/mpi", "resilient/membership"},
     "secrets": {"resilient/membership"},  # a name, and no password
     # files
-    "*.write_bytes": {"system/files"},
-    "*.touch": {"system/files"},
-    "*.mkdir": {"system/tuning"},
+    "*.write_bytes": {"machine/files"},
+    "*.touch": {"machine/files"},
+    "*.mkdir": {"machine/tuning"},
     "*.savefig": {"bench/plot"},
     "open(write)": {"cli/new"},
-    "tempfile": {"runtime/announcement"},
-    "os.O_WRONLY": {"system/peaks"},  # of /proc/self
-    "os.O_RDWR": {"system/shared_memory"},
+    "tempfile": {"watch/announcement"},
+    "os.O_WRONLY": {"machine/peaks"},  # of /proc/self
+    "os.O_RDWR": {"transport/shared/memory"},
     # what reads text that was written elsewhere
     "json.load*": {
-        *("system/tuning", "system/stores", "tracing/records"),  # tests/test_parsers.py tries them
+        *("machine/tuning", "machine/stores", "tracing/records"),  # tests/test_parsers.py tries them
         *("training/checks", "training/pipeline_agreement", "launch/mpi", "bench/peers"),
-        *("runtime/flight_report", "formats/tree", "resilient/membership"),
+        *("watch/flight_report", "formats/tree", "resilient/membership"),
     },
     "xml": {"formats/xml"},  # expat, without document types
     "zlib.decompress": {"tracing/records"},

@@ -41,9 +41,9 @@ from ringcoll.bench.units import as_size
 from ringcoll.collectives.groups import communicator
 from ringcoll.errors import RingcollError
 from ringcoll.launch.processes import Ranks
-from ringcoll.runtime.plan import Combine, Move, Plan, Post, compile_plan
-from ringcoll.runtime.regions import Layout
-from ringcoll.system.settings import TRANSPORT_VARIABLES
+from ringcoll.machine.settings import TRANSPORT_VARIABLES
+from ringcoll.operation.plan import Combine, Move, Plan, Post, compile_plan
+from ringcoll.operation.regions import Layout
 
 __all__ = ["NCCL", "SHARED", "moved_nbytes", "nccl", "shared", "shared_with_mps"]
 

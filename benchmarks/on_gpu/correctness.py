@@ -29,8 +29,8 @@ from benchmarks.on_gpu.rows import Row, Settings, missing
 from ringcoll.bench.contenders import DTYPES
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError
 from ringcoll.launch.processes import Ranks, rendezvous, report
+from ringcoll.machine.facts import cores
 from ringcoll.reduction import TORCH, Engine, Reduction, gpu, premul_sum, resolve
-from ringcoll.system.machine import cores
 
 __all__ = [
     "ALL",

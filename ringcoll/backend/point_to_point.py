@@ -5,7 +5,7 @@ use torch's own point-to-point, on inner groups: a gloo group for CPU tensors, a
 for CUDA tensors. The first message of a CUDA tensor makes the NCCL group, because ranks that
 share a GPU cannot have an NCCL group.
 
-Nothing here waits in a loop: torch's works wait, in C++; see `ringcoll.system.signals`.
+Nothing here waits in a loop: torch's works wait, in C++; see `ringcoll.machine.signals`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.runtime.announcement import say
-from ringcoll.system.settings import hang_notice_s
-from ringcoll.system.signals import hears_signals
-from ringcoll.system.sites import in_words, user_line
-from ringcoll.system.stores import MESSAGES, begun
-from ringcoll.system.tensor_memory import with_memory
-from ringcoll.system.untraced import untraced
+from ringcoll.machine.settings import hang_notice_s
+from ringcoll.machine.signals import hears_signals
+from ringcoll.machine.sites import in_words, user_line
+from ringcoll.machine.stores import MESSAGES, begun
+from ringcoll.machine.untraced import untraced
 from ringcoll.transport import nccl
+from ringcoll.transport.tensor_memory import with_memory
+from ringcoll.watch.announcement import say
 
 __all__ = ["PointToPoint", "PointToPointWork"]
 

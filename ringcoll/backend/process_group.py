@@ -39,18 +39,17 @@ from ringcoll.collectives import functions as api
 from ringcoll.collectives import groups
 from ringcoll.collectives.sharing import share_for
 from ringcoll.errors import ArgumentError
+from ringcoll.group.work import Work
+from ringcoll.machine.ending import check_goes_on
+from ringcoll.machine.limits import seconds_of
+from ringcoll.machine.schedule_files import as_algorithm, is_rules, rules_in
+from ringcoll.machine.stores import answered, common
+from ringcoll.machine.untraced import untraced
 from ringcoll.reduction import Reproducible, check_level
-from ringcoll.runtime.lives import Lives
-from ringcoll.runtime.work import Work
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.ir import Schedule
-from ringcoll.system import streams
-from ringcoll.system.ending import check_goes_on
-from ringcoll.system.limits import seconds_of
-from ringcoll.system.schedule_files import as_algorithm, is_rules, rules_in
-from ringcoll.system.stores import answered, common
-from ringcoll.system.untraced import untraced
-from ringcoll.transport import catalogue
+from ringcoll.transport import catalogue, streams
+from ringcoll.watch.lives import Lives
 
 __all__ = ["NAME", "Options", "ProcessGroup", "create"]
 
@@ -75,7 +74,7 @@ class Options(_BackendOptions):  # type: ignore[misc]
         Name of an algorithm, for the collectives that have an algorithm of that name; a
         `Schedule`, or the path of a file that holds one, for its collective; ``FILE.py:NAME``; rules by
         collective and size (``"all_reduce:0-64K:tree;ring"``, docs/choice.md); or a mapping from
-        collective (``"all_reduce"``) to one of these. See `ringcoll.system.schedule_files`.
+        collective (``"all_reduce"``) to one of these. See `ringcoll.machine.schedule_files`.
     segment_bytes, wire_dtype
         As for the functions of `ringcoll.collectives.functions`; the wire dtype is used for sums
         of floating-point tensors only.

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.runtime.work import Work
-from ringcoll.system.untraced import untraced
+from ringcoll.group.work import Work
+from ringcoll.machine.untraced import untraced
 
 __all__ = ["mend_torch"]
 

@@ -16,7 +16,7 @@
 `training_plot`   losses, time, schedules, memory of training; needs matplotlib
 `training`        trainers side by side, for ``ringcoll train``
 `traced`          a collective, or a trainer, under `ringcoll.trace`
-`tune`            costs and fastest algorithms, for `ringcoll.system.tuning`
+`tune`            costs and fastest algorithms, for `ringcoll.machine.tuning`
 `units`           how sizes and times are written and read
 ================  =============================================================
 

@@ -45,10 +45,10 @@ from ringcoll.bench.limits import LIMITS, limit_caller
 from ringcoll.bench.summary import Summary, algbw, busbw, summarize
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch.processes import report as to_parent
+from ringcoll.machine.facts import cores, place
+from ringcoll.machine.user_modules import UserModule
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule.contracts import contract
-from ringcoll.system.machine import cores, place
-from ringcoll.system.user_modules import UserModule
 
 __all__ = [
     "OVER_RANKS",

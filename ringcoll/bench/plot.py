@@ -16,7 +16,7 @@ from ringcoll.bench.findings import label
 from ringcoll.bench.measure import Result
 from ringcoll.bench.units import as_size
 from ringcoll.errors import MissingExtraError
-from ringcoll.system.files import replace_file
+from ringcoll.machine.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

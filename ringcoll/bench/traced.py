@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.bench.contenders import Buffers, Workload, caller
-from ringcoll.system.user_modules import UserModule
+from ringcoll.machine.user_modules import UserModule
 from ringcoll.tracing import Recording
 from ringcoll.training.data import batches
 from ringcoll.training.task import Task

@@ -27,7 +27,7 @@ from ringcoll.bench.measure import Meeting
 from ringcoll.bench.summary import Summary, summarize
 from ringcoll.collectives.functions import barrier
 from ringcoll.launch.processes import report
-from ringcoll.system.user_modules import UserModule
+from ringcoll.machine.user_modules import UserModule
 from ringcoll.training.checks import check_finite
 from ringcoll.training.data import batches
 from ringcoll.training.models import next_token_loss

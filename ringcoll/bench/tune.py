@@ -1,6 +1,6 @@
 """Measure a group's costs and its algorithms, and make a table of them.
 
-The costs are those of `ringcoll.runtime.agreement.measure`, taken several times: the median of
+The costs are those of `ringcoll.group.agreement.measure`, taken several times: the median of
 each. The algorithms run in rounds, as always (`ringcoll.bench.measure`), at sizes that grow
 by a factor; the fastest algorithm at a size gets the range up to the middle to the next size.
 A size at which the model's choice is as fast as the best, within the noise, is left to the
@@ -32,12 +32,12 @@ from ringcoll.cost.predict import Parameters, predictions
 from ringcoll.cost.rules import AUTO, Range, Rule
 from ringcoll.cost.table import Table
 from ringcoll.errors import ArgumentError
+from ringcoll.group.agreement import measure
 from ringcoll.launch.processes import report
-from ringcoll.runtime.agreement import measure
+from ringcoll.machine.facts import cores
+from ringcoll.machine.settings import without_tuning
+from ringcoll.machine.user_modules import UserModule
 from ringcoll.schedule.contracts import contract
-from ringcoll.system.machine import cores
-from ringcoll.system.settings import without_tuning
-from ringcoll.system.user_modules import UserModule
 
 __all__ = [
     "Finding",

@@ -26,6 +26,7 @@
 `report`          a proof in words and as data
 `output`          how results are printed
 `parameters`      arguments and options that several commands take
+`versions`        versions of the software beside the package
 ================  =====================================================
 
 A command's module is imported when the command is called, so that the list of commands

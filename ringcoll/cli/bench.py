@@ -20,9 +20,9 @@ from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_csv, print_json, progress
 from ringcoll.cli.parameters import collective_name, csv_option, json_option, new_file
+from ringcoll.machine.files import json_text, replace_file
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule.contracts import contract
-from ringcoll.system.files import json_text, replace_file
 from ringcoll.transport import catalogue
 
 __all__ = ["bench"]

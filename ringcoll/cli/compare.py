@@ -21,9 +21,9 @@ from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_csv, print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import FiniteRange, collective_name, csv_option, json_option
+from ringcoll.machine.settings import forced_transport
+from ringcoll.machine.user_modules import UserModule
 from ringcoll.schedule.contracts import contract
-from ringcoll.system.settings import forced_transport
-from ringcoll.system.user_modules import UserModule
 
 __all__ = ["compare"]
 

@@ -13,8 +13,8 @@ from ringcoll.cli.output import print_json, print_table, print_text
 from ringcoll.cli.parameters import json_option
 from ringcoll.collectives.explanation import explain_without_ranks
 from ringcoll.errors import RingcollError
-from ringcoll.system.machine import cores
-from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
+from ringcoll.machine.facts import cores
+from ringcoll.machine.settings import TRANSPORT_VARIABLES, forced_transport
 from ringcoll.transport import catalogue
 
 __all__ = ["doctor"]

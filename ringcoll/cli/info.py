@@ -15,7 +15,7 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import json_option
 from ringcoll.errors import RingcollError
-from ringcoll.system.machine import cores
+from ringcoll.machine.facts import cores
 
 __all__ = ["environment", "info"]
 
@@ -43,7 +43,7 @@ def environment() -> dict[str, object]:
     import torch
     import torch.distributed as dist
 
-    from ringcoll.system import versions
+    from ringcoll.cli import versions
 
     gpus = torch.cuda.device_count()
     backends = {
@@ -95,8 +95,8 @@ def _transport(kind: str) -> str:
 
 def _gpu_reduction() -> str:
     """The engine that reduces CUDA tensors, and the reason for it."""
+    from ringcoll.machine import settings
     from ringcoll.reduction import gpu
-    from ringcoll.system import settings
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the reason is in the answer

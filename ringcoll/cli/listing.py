@@ -12,9 +12,9 @@ from ringcoll.cli.output import amount, print_json, print_table, times
 from ringcoll.cli.parameters import collective_name, json_option, named_algorithms
 from ringcoll.cli.report import findings
 from ringcoll.errors import ScheduleError
+from ringcoll.machine.user_modules import is_reference
 from ringcoll.schedule.contracts import CONTRACTS
 from ringcoll.schedule.verifier import verify
-from ringcoll.system.user_modules import is_reference
 
 __all__ = ["list_algorithms"]
 

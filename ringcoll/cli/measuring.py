@@ -25,12 +25,12 @@ from ringcoll.bench.units import as_size, parse_size
 from ringcoll.cli.parameters import named_algorithms, new_file
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch.processes import Ranks, reports_to
+from ringcoll.machine.facts import free_bytes
+from ringcoll.machine.schedule_files import is_schedule_file
+from ringcoll.machine.settings import TRANSPORT_VARIABLES, forced_transport
+from ringcoll.machine.user_modules import UserModule, is_reference
 from ringcoll.reduction import OPERATORS, operator_named
 from ringcoll.schedule.contracts import LARGEST_WORLD
-from ringcoll.system.machine import free_bytes
-from ringcoll.system.schedule_files import is_schedule_file
-from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
-from ringcoll.system.user_modules import UserModule, is_reference
 from ringcoll.transport import catalogue
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ringcoll.system.files import json_text
+from ringcoll.machine.files import json_text
 
 __all__ = [
     "amount",

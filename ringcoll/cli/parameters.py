@@ -19,13 +19,13 @@ from ringcoll.errors import (
     TooLargeError,
     UnknownAlgorithmError,
 )
+from ringcoll.machine.schedule_files import algorithm_in, is_schedule_file, read_schedule
+from ringcoll.machine.user_modules import UserModule, algorithms_named, is_reference
 from ringcoll.schedule.contracts import CONTRACTS, LARGEST_WORLD, contract
 from ringcoll.schedule.counting import estimated, moved
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof
 from ringcoll.schedule.verifier import verify as prove
-from ringcoll.system.schedule_files import algorithm_in, is_schedule_file, read_schedule
-from ringcoll.system.user_modules import UserModule, algorithms_named, is_reference
 
 __all__ = [
     "FiniteRange",

@@ -25,13 +25,13 @@ from ringcoll.cli.parameters import (
 from ringcoll.cli.report import findings
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
 from ringcoll.formats import schedule_in
+from ringcoll.machine.files import read_file, read_text
+from ringcoll.machine.schedule_files import is_schedule_file, read_schedule
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.counting import check_work
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof
 from ringcoll.schedule.verifier import verify as prove
-from ringcoll.system.files import read_file, read_text
-from ringcoll.system.schedule_files import is_schedule_file, read_schedule
 
 __all__ = ["verify"]
 

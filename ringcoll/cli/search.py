@@ -13,12 +13,12 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import FiniteRange, collective_name, json_option, new_file, root_option
 from ringcoll.errors import ArgumentError
+from ringcoll.machine.files import read_file, replace_file
 from ringcoll.schedule.contracts import LARGEST_WORLD
 from ringcoll.schedule.verifier import verify
 from ringcoll.search import METHODS, SearchedFront, fastest_times, registered_times, synthesize
 from ringcoll.simulation import PRESETS, Topology, topology_from_text, topology_named
 from ringcoll.simulation.texts import FORMS, ranks_named
-from ringcoll.system.files import read_file, replace_file
 
 __all__ = ["search"]
 

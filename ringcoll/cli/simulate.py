@@ -23,10 +23,10 @@ from ringcoll.cli.parameters import (
     new_file,
     saying_what_would_do,
 )
+from ringcoll.machine.files import json_text, replace_file
 from ringcoll.schedule.contracts import LARGEST_WORLD, contract
 from ringcoll.simulation import PRESETS, Topology, simulate, topology_named
 from ringcoll.simulation.texts import FORMS
-from ringcoll.system.files import json_text, replace_file
 
 __all__ = ["simulate_command"]
 

@@ -20,9 +20,9 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text
 from ringcoll.cli.parameters import collective_name, json_option, new_file
 from ringcoll.errors import ArgumentError, ScheduleError
+from ringcoll.machine.user_modules import UserModule
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule.contracts import contract
-from ringcoll.system.user_modules import UserModule
 from ringcoll.training.trainer import Gradients
 from ringcoll.training.trainers import TRAINERS, find_trainer, trainer_names, usual_task
 

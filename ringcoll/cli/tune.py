@@ -24,12 +24,12 @@ from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import in_text
 from ringcoll.cost.table import MEASURED, Table
 from ringcoll.launch.processes import Ranks
+from ringcoll.machine import tuning
+from ringcoll.machine.schedule_files import is_schedule_file
+from ringcoll.machine.settings import tuning_file
+from ringcoll.machine.tuning import Tuned
+from ringcoll.machine.user_modules import UserModule
 from ringcoll.schedule.contracts import CONTRACTS, contract
-from ringcoll.system import tuning
-from ringcoll.system.schedule_files import is_schedule_file
-from ringcoll.system.settings import tuning_file
-from ringcoll.system.tuning import Tuned
-from ringcoll.system.user_modules import UserModule
 from ringcoll.transport import catalogue
 
 __all__ = ["tune"]

@@ -20,6 +20,12 @@ from ringcoll.collectives.groups import as_group, communicator, group_rank
 from ringcoll.cost.choice import segment_bytes_of
 from ringcoll.cost.rules import AUTO, Rule
 from ringcoll.errors import ArgumentError
+from ringcoll.group.communicator import Communicator
+from ringcoll.machine import settings
+from ringcoll.machine.limits import seconds_of, whole
+from ringcoll.machine.schedule_files import as_algorithm, has_files, is_rules, rules_in
+from ringcoll.operation.operation import Operation, Request, is_short, needs_equal_blocks
+from ringcoll.operation.stage import Stage, check_apart, is_plain, share_blocks
 from ringcoll.reduction import (
     MOVED,
     TORCH,
@@ -30,14 +36,8 @@ from ringcoll.reduction import (
     reproduced,
     resolve,
 )
-from ringcoll.runtime.communicator import Communicator
-from ringcoll.runtime.operation import Operation, Request, is_short, needs_equal_blocks
-from ringcoll.runtime.stage import Stage, check_apart, is_plain, share_blocks
 from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.schedule.ir import Schedule
-from ringcoll.system import settings
-from ringcoll.system.limits import seconds_of, whole
-from ringcoll.system.schedule_files import as_algorithm, has_files, is_rules, rules_in
 
 __all__ = ["AlgorithmChoice", "Arguments", "Timeout", "check_dtype", "seconds", "side_by_side"]
 

@@ -27,13 +27,13 @@ from ringcoll.collectives.arguments import Timeout, seconds
 from ringcoll.collectives.groups import as_group, communicator, known
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError
+from ringcoll.group.communicator import Call
+from ringcoll.group.work import Work
+from ringcoll.machine.schedule_files import as_algorithm, rules_in
+from ringcoll.operation.operation import Operation
 from ringcoll.reduction import Operator, as_operator
-from ringcoll.runtime.communicator import Call
-from ringcoll.runtime.operation import Operation
-from ringcoll.runtime.work import Work
 from ringcoll.schedule.ir import Schedule
-from ringcoll.system.schedule_files import as_algorithm, rules_in
-from ringcoll.system.tensor_memory import extent, has_memory, with_memory
+from ringcoll.transport.tensor_memory import extent, has_memory, with_memory
 
 __all__ = ["Collective", "Deferred", "collective", "operator", "start", "together"]
 

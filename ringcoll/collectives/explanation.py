@@ -17,12 +17,12 @@ from ringcoll.cost.choice import Choice, choose, segment_bytes_of
 from ringcoll.cost.predict import Prediction
 from ringcoll.cost.table import Table, built_in, under_rules
 from ringcoll.errors import ArgumentError
+from ringcoll.machine import settings, tuning
+from ringcoll.machine.facts import cores
+from ringcoll.machine.schedule_files import as_algorithm, is_rules, rules_in
 from ringcoll.reduction import as_operator, reproduced, resolve
 from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.schedule.ir import Schedule
-from ringcoll.system import settings, tuning
-from ringcoll.system.machine import cores
-from ringcoll.system.schedule_files import as_algorithm, is_rules, rules_in
 from ringcoll.transport.catalogue import costs_of, names
 
 __all__ = ["Explanation", "explain", "explain_without_ranks"]

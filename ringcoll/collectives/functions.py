@@ -4,7 +4,7 @@ Every function has torch's positional arguments, and beyond them keyword-only on
 
 ``algorithm``
     Name of a registered algorithm (`ringcoll.algorithms`), ``"auto"``, a `Schedule`, or the path
-    of a file that holds a schedule (`ringcoll.system.schedule_files`). A schedule is verified
+    of a file that holds a schedule (`ringcoll.machine.schedule_files`). A schedule is verified
     once, before it runs.
 ``segment_bytes``
     Bytes of the segments in which chunks are pipelined; by default only algorithms that
@@ -55,11 +55,11 @@ from ringcoll.collectives.arguments import (
 from ringcoll.collectives.calls import Deferred, collective, operator, start, together
 from ringcoll.collectives.groups import as_group, communicator
 from ringcoll.errors import ArgumentError
+from ringcoll.group.work import Work
+from ringcoll.machine.limits import whole
+from ringcoll.operation.operation import Operation
+from ringcoll.operation.stage import fusible
 from ringcoll.reduction import Reproducible
-from ringcoll.runtime.operation import Operation
-from ringcoll.runtime.stage import fusible
-from ringcoll.runtime.work import Work
-from ringcoll.system.limits import whole
 
 __all__ = [
     "all_gather",

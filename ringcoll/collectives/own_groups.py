@@ -14,16 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, TransportError
-from ringcoll.runtime.communicator import Call, Communicator
-from ringcoll.runtime.stage import is_plain
-from ringcoll.runtime.work import Work
-from ringcoll.system import streams
-from ringcoll.system.limits import seconds_of, whole
-from ringcoll.system.stores import answered, common
-from ringcoll.system.tensor_memory import with_memory
-from ringcoll.transport import catalogue
+from ringcoll.group.communicator import Call, Communicator
+from ringcoll.group.work import Work
+from ringcoll.machine.limits import seconds_of, whole
+from ringcoll.machine.stores import answered, common
+from ringcoll.operation.stage import is_plain
+from ringcoll.transport import catalogue, streams
 from ringcoll.transport.asked import as_asked
 from ringcoll.transport.base import Handle, Message
+from ringcoll.transport.tensor_memory import with_memory
 
 __all__ = ["ANY_GPU", "MessageWork", "OwnGroup", "StoreGroup", "member_at", "messages_in_flight"]
 

@@ -29,13 +29,13 @@ import torch.distributed as dist
 from ringcoll._version import __version__
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError, TransportError
-from ringcoll.runtime.communicator import Communicator
-from ringcoll.system.limits import seconds_of
-from ringcoll.system.stores import served
-from ringcoll.system.streams import current_device
+from ringcoll.group.communicator import Communicator
+from ringcoll.machine.limits import seconds_of
+from ringcoll.machine.stores import served
 from ringcoll.transport.asked import as_asked
 from ringcoll.transport.mpi import Channels, MpiTransport, channels, mpi, wait_for
 from ringcoll.transport.staged import StagedTransport
+from ringcoll.transport.streams import current_device
 
 __all__ = ["MpiGroup", "mpi_group"]
 

@@ -32,9 +32,9 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.system.limits import seconds_of
-from ringcoll.system.machine import cores, free_bytes
-from ringcoll.system.stores import served
+from ringcoll.machine.facts import cores, free_bytes
+from ringcoll.machine.limits import seconds_of
+from ringcoll.machine.stores import served
 
 __all__ = ["RankError", "Ranks", "rendezvous", "report", "reports_to"]
 

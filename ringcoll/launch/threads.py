@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import PeerLostError
-from ringcoll.runtime.communicator import Communicator
-from ringcoll.system.ending import check_goes_on, started
-from ringcoll.system.limits import seconds_of
+from ringcoll.group.communicator import Communicator
+from ringcoll.machine.ending import check_goes_on, started
+from ringcoll.machine.limits import seconds_of
 from ringcoll.transport.asked import as_asked
 from ringcoll.transport.faulty import Faults
 from ringcoll.transport.local import Hub

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from ringcoll.collectives.groups import as_group, time_limit_s
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError
+from ringcoll.machine.facts import own_address, place
+from ringcoll.machine.limits import seconds_of
+from ringcoll.machine.stores import private, store_host
 from ringcoll.resilient.group import ResilientGroup
 from ringcoll.resilient.membership import Member, Membership, View
-from ringcoll.runtime.lives import Lives
-from ringcoll.system.limits import seconds_of
-from ringcoll.system.machine import own_address, place
-from ringcoll.system.stores import private, store_host
 from ringcoll.transport.base import told_by
+from ringcoll.watch.lives import Lives
 
 __all__ = ["join", "start"]
 

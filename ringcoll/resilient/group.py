@@ -29,14 +29,14 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
+from ringcoll.group.communicator import Call, Communicator
+from ringcoll.group.queue import Queue
+from ringcoll.group.work import Work
+from ringcoll.machine.ending import at_end
+from ringcoll.machine.stores import begun
 from ringcoll.resilient.membership import Member, Membership, View
 from ringcoll.resilient.state import packed, unpacked
-from ringcoll.runtime.communicator import Call, Communicator
-from ringcoll.runtime.lives import tell
-from ringcoll.runtime.queue import Queue
-from ringcoll.runtime.work import Work
-from ringcoll.system.ending import at_end
-from ringcoll.system.stores import begun
+from ringcoll.watch.lives import tell
 
 __all__ = ["Change", "ResilientGroup"]
 

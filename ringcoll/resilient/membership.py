@@ -6,7 +6,7 @@ the kernel keeps the others' records while the member does something else, is st
 needed that may die with its process.
 
 On one host, a member has ended if its process has, which is certain; of another host's, lines tell it
-(`ringcoll.system.lines`). A member that leaves says so, and closes its mailbox.
+(`ringcoll.machine.lines`). A member that leaves says so, and closes its mailbox.
 
 A wait ends within the time limit. The leader waits for three quarters of the limit for a member that lives and does
 not come; the others wait for seven eighths of it for the leader; what is left is for the next one. Only time
@@ -32,6 +32,9 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
+from ringcoll.machine.facts import place
+from ringcoll.machine.mailbox import Inbox, deliver
+from ringcoll.machine.stores import Answer, begun, not_of_a_rank, read_json, served, within
 from ringcoll.resilient import succession
 from ringcoll.resilient.succession import (
     Member,
@@ -43,10 +46,7 @@ from ringcoll.resilient.succession import (
     listeners,
     step,
 )
-from ringcoll.runtime.lives import Process
-from ringcoll.system.machine import place
-from ringcoll.system.mailbox import Inbox, deliver
-from ringcoll.system.stores import Answer, begun, not_of_a_rank, read_json, served, within
+from ringcoll.watch.lives import Process
 
 __all__ = ["Member", "Membership", "View"]
 

@@ -41,9 +41,9 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ringcoll.errors import GroupBrokenError
-from ringcoll.runtime.lives import Process
-from ringcoll.system.lines import Address
-from ringcoll.system.stores import not_of_a_rank
+from ringcoll.machine.lines import Address
+from ringcoll.machine.stores import not_of_a_rank
+from ringcoll.watch.lives import Process
 
 __all__ = [
     "Member",

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group, communicator
 from ringcoll.errors import ArgumentError, RingcollError, TraceError
-from ringcoll.runtime.communicator import Communicator
-from ringcoll.system.files import json_text, replace_file
-from ringcoll.system.peaks import peaks_of
-from ringcoll.system.stores import appears, read_text
+from ringcoll.group.communicator import Communicator
+from ringcoll.machine.files import json_text, replace_file
+from ringcoll.machine.peaks import peaks_of
+from ringcoll.machine.stores import appears, read_text
 from ringcoll.tracing.clocks import Sighting
 from ringcoll.tracing.events import document
 from ringcoll.tracing.findings import findings

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ringcoll.runtime.communicator import Communicator
-from ringcoll.runtime.executor import Instruction, Posting, Reading
-from ringcoll.runtime.operation import Binding, Operation, Turn
-from ringcoll.runtime.plan import Combine, Move, Plan, Post, Wait
-from ringcoll.runtime.regions import Space
-from ringcoll.runtime.work import Work
+from ringcoll.group.communicator import Communicator
+from ringcoll.group.work import Work
+from ringcoll.operation.executor import Instruction, Posting, Reading
+from ringcoll.operation.operation import Binding, Operation, Turn
+from ringcoll.operation.plan import Combine, Move, Plan, Post, Wait
+from ringcoll.operation.regions import Space
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
 from ringcoll.training.phases import Awaited, PhaseLog
 from ringcoll.transport.base import Handle

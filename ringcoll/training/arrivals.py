@@ -15,7 +15,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from ringcoll.system.ending import started
+from ringcoll.machine.ending import started
 from ringcoll.training.messages import Messages
 from ringcoll.training.phases import waiting
 

@@ -51,8 +51,8 @@ from torch.utils.hooks import RemovableHandle
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, BackwardError
+from ringcoll.group.work import Work
 from ringcoll.reduction import Reproducible
-from ringcoll.runtime.work import Work
 from ringcoll.schedule.ir import Schedule
 from ringcoll.training.average import average_gradients, average_op
 from ringcoll.training.checks import check_dense

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
-from ringcoll.runtime.work import Work
-from ringcoll.system.shared_tensors import lasting_zeros
+from ringcoll.group.work import Work
 from ringcoll.training.gradient_buckets import move_gradient
+from ringcoll.transport.shared.tensors import lasting_zeros
 
 __all__ = ["FlatBucket"]
 

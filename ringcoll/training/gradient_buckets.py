@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ringcoll.runtime.work import Work
-from ringcoll.system.shared_tensors import lasting_zeros
+from ringcoll.group.work import Work
+from ringcoll.transport.shared.tensors import lasting_zeros
 
 __all__ = [
     "GradientBucket",

@@ -36,7 +36,7 @@ from torch import Tensor
 from ringcoll.collectives.groups import as_group, time_limit_s
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.system.limits import seconds_of
+from ringcoll.machine.limits import seconds_of
 from ringcoll.training.phases import waiting
 
 __all__ = ["Messages", "tie"]

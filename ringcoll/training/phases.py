@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcoll.system.peaks import Peaks
+from ringcoll.machine.peaks import Peaks
 
 __all__ = ["PhaseLog", "PhaseSpan", "ThreadWait", "phase", "waiting"]
 

@@ -40,7 +40,7 @@ from torch.autograd import Function
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError
-from ringcoll.runtime.work import Work
+from ringcoll.group.work import Work
 from ringcoll.training.models import Attention, Transformer
 
 __all__ = ["context_parallel", "places", "ring_attention"]

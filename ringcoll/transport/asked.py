@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringcoll.errors import ArgumentError
-from ringcoll.system import settings
+from ringcoll.machine import settings
 from ringcoll.transport.base import Transport
 from ringcoll.transport.faulty import Faults, FaultyTransport
 from ringcoll.transport.verified import VerifiedTransport

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from ringcoll._version import __version__
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.system.machine import hosts_of, place
-from ringcoll.system.stores import appears, as_fields, as_json, read_all
+from ringcoll.machine.facts import hosts_of, place
+from ringcoll.machine.stores import appears, as_fields, as_json, read_all
 from ringcoll.transport import catalogue
 
 __all__ = [
@@ -150,7 +150,7 @@ class Transport(Protocol):
         """Whether a message has come, or was taken, although nobody has waited on the host.
 
         It is asked only if `wait` orders the stream, and after `wait`; see `waits_on_host`. The thread
-        that asks is inside of `ringcoll.system.streams.beside`.
+        that asks is inside of `ringcoll.transport.streams.beside`.
         """
         return True
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.system.settings import TRANSPORT_VARIABLES, forced_transport
+from ringcoll.machine.settings import TRANSPORT_VARIABLES, forced_transport
 
 __all__ = [
     "Entry",
@@ -130,7 +130,7 @@ _ENTRIES = {
         ),
         Entry(
             name="shared",
-            module="ringcoll.transport.shared",
+            module="ringcoll.transport.shared.transport",
             sends=("cpu",),
             costs=LinkCosts(3e-6, 0.1e-9, 0.15e-9, 2e-6),
         ),

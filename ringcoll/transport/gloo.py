@@ -50,11 +50,11 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.system.ending import started
-from ringcoll.system.lines import sockets
-from ringcoll.system.machine import is_loopback
-from ringcoll.system.signals import hears_signals
-from ringcoll.system.stores import not_of_a_rank, private, read_json
+from ringcoll.machine.ending import started
+from ringcoll.machine.facts import is_loopback
+from ringcoll.machine.lines import sockets
+from ringcoll.machine.signals import hears_signals
+from ringcoll.machine.stores import not_of_a_rank, private, read_json
 from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
 from ringcoll.transport.staged import staged_if_needed
 

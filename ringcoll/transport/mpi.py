@@ -45,9 +45,9 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.system.ending import at_end
-from ringcoll.system.machine import cores
-from ringcoll.system.stores import read_fields
+from ringcoll.machine.ending import at_end
+from ringcoll.machine.facts import cores
+from ringcoll.machine.stores import read_fields
 from ringcoll.transport.base import Handle, Message, Transport, meet
 from ringcoll.transport.staged import staged_if_needed
 
@@ -454,5 +454,5 @@ def _watch_for_the_end() -> None:
         global _ending  # noqa: PLW0603  # the process has one end
         _ending = True
 
-    # The last function that is registered, after that of `ringcoll.runtime.communicator`, runs first.
+    # The last function that is registered, after that of `ringcoll.group.communicator`, runs first.
     at_end(note)

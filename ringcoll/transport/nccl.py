@@ -55,11 +55,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.system.ending import started
-from ringcoll.system.settings import ranks_may_share_gpus
-from ringcoll.system.stores import begun, read_text
-from ringcoll.system.streams import beside, gpu, nccl_version
+from ringcoll.machine.ending import started
+from ringcoll.machine.settings import ranks_may_share_gpus
+from ringcoll.machine.stores import begun, read_text
 from ringcoll.transport.base import Handle, Message, Transport, meet
+from ringcoll.transport.streams import beside, gpu, nccl_version
 
 __all__ = ["Ending", "NcclTransport", "as_one", "check", "grouped", "make", "private_group"]
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from ringcoll.backend import process_group as backend
 from ringcoll.collectives.groups import communicator
 from ringcoll.errors import RingcollError
-from ringcoll.runtime.announcement import announce
-from ringcoll.system.stores import served
+from ringcoll.machine.stores import served
+from ringcoll.watch.announcement import announce
 from tests.programs.started import run_program, started
 from tests.programs.threads import together
 

@@ -20,7 +20,7 @@ from ringcoll.errors import (
     CollectiveTimeoutError,
     TransportError,
 )
-from ringcoll.system import streams
+from ringcoll.transport import streams
 from tests.fakes import fake_nccl
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.second_device import FIRST, Elsewhere

@@ -82,8 +82,8 @@ def test_the_name_alone_is_enough_where_the_package_is_installed(tmp_path: Path)
     assert (done.returncode, done.stderr) == (0, "")
     imported, module = done.stdout.splitlines()
     assert "ringcoll.backend.registration" in imported
-    for large in ("process_group", "ringcoll.collectives", "ringcoll.runtime"):
+    for large in ("process_group", "ringcoll.collectives", "ringcoll.group"):
         assert large not in imported
-    system = re.findall(r"ringcoll\.system[\w.]*", imported)
-    assert system == ["ringcoll.system", "ringcoll.system.limits"]
+    machine = re.findall(r"ringcoll\.machine[\w.]*", imported)
+    assert machine == ["ringcoll.machine", "ringcoll.machine.limits"]
     assert module == "ringcoll.backend.process_group"

@@ -10,8 +10,8 @@ from ringcoll.algorithms import algorithms
 from ringcoll.bench import BenchRequest, Result, Workload, on_rank
 from ringcoll.bench.contenders import shape
 from ringcoll.bench.measure import _more_rounds
+from ringcoll.machine.user_modules import UserModule
 from ringcoll.schedule.contracts import CONTRACTS
-from ringcoll.system.user_modules import UserModule
 from tests.fakes import wrong_algorithm
 
 pytestmark = pytest.mark.processes

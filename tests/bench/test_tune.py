@@ -17,9 +17,9 @@ from ringcoll.collectives import groups
 from ringcoll.cost.choice import choose
 from ringcoll.cost.predict import predictions
 from ringcoll.cost.table import crowded_parameters
+from ringcoll.group.agreement import agree
 from ringcoll.launch.processes import Ranks, rendezvous
-from ringcoll.runtime.agreement import agree
-from ringcoll.system.tuning import read
+from ringcoll.machine.tuning import read
 from ringcoll.transport.catalogue import costs_of, resolved
 
 pytestmark = pytest.mark.processes

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
-from ringcoll.runtime.executor import Instruction, Posting, Reading
-from ringcoll.runtime.plan import Wait
+from ringcoll.operation.executor import Instruction, Posting, Reading
+from ringcoll.operation.plan import Wait
 from ringcoll.transport.base import Handle, Message
 from ringcoll.transport.local import Half, Hub, LocalTransport
 

@@ -6,9 +6,9 @@ import pytest
 
 from ringcoll.cli import doctor
 from ringcoll.errors import MissingExtraError
-from ringcoll.system import shared_memory
-from ringcoll.system.machine import cores
+from ringcoll.machine.facts import cores
 from ringcoll.transport import catalogue, ucx
+from ringcoll.transport.shared import memory as shared_memory
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.system.answers import FOREIGN, answering
-from ringcoll.system.stores import served
+from ringcoll.machine.stores import served
+from ringcoll.watch.answers import FOREIGN, answering
 from tests.cli.conftest import Run
 from tests.programs.started import started
 

@@ -6,7 +6,7 @@ import pytest
 
 from ringcoll.cost.rules import parse_rules
 from ringcoll.cost.table import Table, crowded_parameters
-from ringcoll.system.tuning import Tuned, update
+from ringcoll.machine.tuning import Tuned, update
 from ringcoll.transport.catalogue import costs_of
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import torch
 
 from ringcoll import __version__
-from ringcoll.system import streams, versions
-from ringcoll.transport import catalogue
+from ringcoll.cli import versions
+from ringcoll.transport import catalogue, streams
 
 
 def test_json_says_what_is_running(run):

@@ -27,7 +27,8 @@ from ringcoll.algorithms import register, schedule_of, unregister
 from ringcoll.collectives.calls import Deferred, together
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError, ScheduleError, UnknownAlgorithmError
-from ringcoll.runtime import communicator, operation
+from ringcoll.group import communicator
+from ringcoll.operation import operation
 from ringcoll.schedule import Program, Step, inp, out, recv, reduce, send, tmp
 
 K = 2

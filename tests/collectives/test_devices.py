@@ -14,7 +14,7 @@ from ringcoll import LocalGroup
 from ringcoll.backend import process_group as backend
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError
-from ringcoll.system import streams
+from ringcoll.transport import streams
 from tests.fakes.second_device import Elsewhere
 
 

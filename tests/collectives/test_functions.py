@@ -28,8 +28,8 @@ from ringcoll.errors import (
     PeerLostError,
     RingcollError,
 )
-from ringcoll.runtime.communicator import Communicator
-from ringcoll.runtime.plan import Plan
+from ringcoll.group.communicator import Communicator
+from ringcoll.operation.plan import Plan
 from ringcoll.schedule.contracts import contract
 from ringcoll.testing import inputs as data
 from ringcoll.testing import mismatch

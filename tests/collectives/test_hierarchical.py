@@ -11,7 +11,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import on_hosts, schedule_of
-from ringcoll.runtime.communicator import Communicator
+from ringcoll.group.communicator import Communicator
 from ringcoll.transport.local import Hub
 
 LAYOUTS = [

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import CollectiveTimeoutError
-from ringcoll.runtime import monitored_barrier as runtime
+from ringcoll.watch import monitored_barrier as runtime
 
 
 def test_a_monitored_barrier_waits_for_everybody():

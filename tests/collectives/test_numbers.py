@@ -16,8 +16,8 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.runtime.work import Work
-from ringcoll.system.limits import FOREVER_S, seconds_of, whole
+from ringcoll.group.work import Work
+from ringcoll.machine.limits import FOREVER_S, seconds_of, whole
 from ringcoll.training.messages import Messages
 
 ONE: tuple[Any, ...] = (

@@ -21,7 +21,7 @@ from tests.programs import own_groups as program
 TRANSPORTS = ("shared", "ucx", "gloo")
 SERVER = """
 import sys
-from ringcoll.system.stores import served
+from ringcoll.machine.stores import served
 store = served()
 print(store.port, flush=True)
 sys.stdin.read()

@@ -319,7 +319,7 @@ def test_reducing_in_pieces_gives_the_same(numel: int, op: str):
 def test_ranks_that_share_cores_do_not_use_threads(
     threads: int, in_pieces: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ringcoll.runtime.communicator.cores", lambda: 2)
+    monkeypatch.setattr("ringcoll.group.communicator.cores", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     asked: list[str] = []
     original = Reduction.in_pieces

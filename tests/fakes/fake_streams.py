@@ -32,8 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 
 from ringcoll import LocalGroup
-from ringcoll.runtime.communicator import Communicator
-from ringcoll.system import streams
+from ringcoll.group.communicator import Communicator
+from ringcoll.transport import streams
 from ringcoll.transport.base import Handle
 from ringcoll.transport.local import Hub, LocalTransport
 from ringcoll.transport.nccl import NcclTransport
@@ -289,7 +289,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 class FakeCuda:
-    """What `ringcoll.system.streams` needs of ``torch.cuda``.
+    """What `ringcoll.transport.streams` needs of ``torch.cuda``.
 
     Attributes
     ----------

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Self
 import torch.distributed as dist
 
 from ringcoll.launch.processes import Ranks, _join_and_obey
-from ringcoll.system.stores import served
+from ringcoll.machine.stores import served
 
 __all__ = ["APART", "SWITCH", "HostRanks", "Hosts", "Place", "reason_why_not"]
 

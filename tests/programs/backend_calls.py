@@ -145,7 +145,7 @@ def alone() -> list[list[float]]:
 def chosen() -> Iterator[list[tuple[str, str, torch.dtype]]]:
     """Collect, for each call, the collective, its algorithm, and the dtype that travels."""
     found: list[tuple[str, str, torch.dtype]] = []
-    module: Any = ringcoll.runtime.operation
+    module: Any = ringcoll.operation.operation
     resolve = module.resolve
 
     def noting(request: Any, table: Any, hosts: Any) -> Any:

@@ -28,8 +28,10 @@ import ringcoll
 from ringcoll import UserOp
 from ringcoll.collectives.groups import abort, communicator
 from ringcoll.errors import RingcollError
-from ringcoll.runtime import agreement, monitor, operation
-from ringcoll.runtime.communicator import Communicator
+from ringcoll.group import agreement
+from ringcoll.group.communicator import Communicator
+from ringcoll.operation import operation
+from ringcoll.watch import monitor
 from tests.programs.disagreements import PROMPT_S, names_operation
 from tests.programs.mortal import Ended, die, run_mortals
 

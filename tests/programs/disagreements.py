@@ -34,10 +34,10 @@ from ringcoll import LocalGroup, UserOp, premul_sum
 from ringcoll.collectives.groups import communicator
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import RingcollError
-from ringcoll.runtime.communicator import Communicator
+from ringcoll.group.communicator import Communicator
 from ringcoll.schedule.contracts import CONTRACTS
 from ringcoll.schedule.ir import Schedule, Step, inp, out, recv, reduce, send, tmp
-from ringcoll.system import streams
+from ringcoll.transport import streams
 from ringcoll.transport.local import Hub
 from tests.fakes.fake_nccl import World
 from tests.fakes.fake_streams import FakeCuda, in_place, over_nccl

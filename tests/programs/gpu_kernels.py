@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ringcoll.launch.processes import Ranks, rendezvous
+from ringcoll.machine.facts import cores
 from ringcoll.reduction.gpu import CupyEngine, engine
 from ringcoll.reduction.kernels import Kernel, launch_of
-from ringcoll.system.machine import cores
 from tests.cases.engine_cases import listing
 from tests.cases.kernel_table import KERNELS, runs
 

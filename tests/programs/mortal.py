@@ -23,9 +23,9 @@ from torch import Tensor, nn
 import ringcoll
 from ringcoll import resilient
 from ringcoll.errors import PeerLostError, RingcollError
+from ringcoll.group.communicator import Communicator
+from ringcoll.machine.stores import served
 from ringcoll.resilient.membership import Member, Membership
-from ringcoll.runtime.communicator import Communicator
-from ringcoll.system.stores import served
 from ringcoll.training.data_parallel import BucketedDataParallel
 from tests.fakes.hosts import SWITCH, Hosts, Place
 

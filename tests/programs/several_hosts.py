@@ -18,8 +18,8 @@ from ringcoll.collectives.groups import close, communicator
 from ringcoll.collectives.sharing import share_for
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError, TransportError
 from ringcoll.launch.processes import rendezvous, report
+from ringcoll.machine.facts import place
 from ringcoll.schedule.ir import Schedule
-from ringcoll.system.machine import place
 from ringcoll.transport import catalogue, ucx
 from ringcoll.transport.base import Message
 from tests.programs.transports import TRANSPORTS

@@ -19,13 +19,14 @@ import ringcoll
 from ringcoll.collectives.own_groups import StoreGroup
 from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.launch.processes import report
-from ringcoll.system import shared_memory
-from ringcoll.system.shared_memory import SharedMemory
-from ringcoll.transport import shared, shared_channel
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Message
-from ringcoll.transport.shared import SharedTransport
-from ringcoll.transport.shared_layout import SHORT
+from ringcoll.transport.shared import channel as shared_channel
+from ringcoll.transport.shared import memory as shared_memory
+from ringcoll.transport.shared import transport as shared
+from ringcoll.transport.shared.layout import SHORT
+from ringcoll.transport.shared.memory import SharedMemory
+from ringcoll.transport.shared.transport import SharedTransport
 from tests.programs.transports import LIMIT_S, transport_of_all
 
 # Around the ends of the ways in which messages travel.

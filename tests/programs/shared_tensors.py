@@ -16,12 +16,12 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll.errors import GroupBrokenError, PeerLostError, TransportError
 from ringcoll.launch.processes import report
-from ringcoll.system import shared_tensors
-from ringcoll.system.shared_memory import SharedMemory
-from ringcoll.system.shared_tensors import region_of
 from ringcoll.training.ddp_hook import HookOptions, all_reduce_hook
 from ringcoll.transport.base import Message
-from ringcoll.transport.shared_layout import SHORT
+from ringcoll.transport.shared import tensors as shared_tensors
+from ringcoll.transport.shared.layout import SHORT
+from ringcoll.transport.shared.memory import SharedMemory
+from ringcoll.transport.shared.tensors import region_of
 from tests.programs.transports import LIMIT_S, transport_of_all
 
 _MOST = SHORT // 4 * 3  # elements; two thirds of all messages are long

@@ -32,10 +32,10 @@ from ringcoll.errors import (
 from ringcoll.launch.processes import report
 from ringcoll.testing import bits
 from ringcoll.testing.inputs import COMPLEX, FLOATS, INTEGERS, values
-from ringcoll.transport import shared
 from ringcoll.transport.base import Message, Transport
 from ringcoll.transport.gloo import GlooTransport
-from ringcoll.transport.shared import SharedTransport
+from ringcoll.transport.shared import transport as shared
+from ringcoll.transport.shared.transport import SharedTransport
 from ringcoll.transport.staged import StagedTransport
 from ringcoll.transport.ucx import UcxTransport
 from ringcoll.transport.verified import VerifiedTransport

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ringcoll.errors import GroupBrokenError
 from ringcoll.resilient import succession
 from ringcoll.resilient.succession import Member, Patience, Record, View
-from ringcoll.runtime.lives import Process
+from ringcoll.watch.lives import Process
 
 
 class Doing(Enum):

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.runtime.communicator import Communicator
+from ringcoll.group.communicator import Communicator
 from ringcoll.tracing import Recording
 from ringcoll.tracing.findings import findings
 from ringcoll.tracing.phase_times import PhaseTimes, phase_times, summarize_phases

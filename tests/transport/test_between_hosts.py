@@ -13,8 +13,8 @@ import pytest
 
 from ringcoll.algorithms import schedule_of
 from ringcoll.launch.processes import RankError
+from ringcoll.machine.facts import hosts_of, place
 from ringcoll.schedule.contracts import CONTRACTS, contract
-from ringcoll.system.machine import hosts_of, place
 from tests.cases.calls import Case
 from tests.fakes.hosts import APART, HostRanks, Hosts, reason_why_not
 from tests.programs import several_hosts

@@ -18,8 +18,7 @@ import ringcoll
 from ringcoll.backend import process_group as backend
 from ringcoll.collectives import groups
 from ringcoll.errors import ArgumentError, MissingExtraError, TransportError
-from ringcoll.system import streams
-from ringcoll.transport import base, catalogue, nccl, staged, ucx
+from ringcoll.transport import base, catalogue, nccl, staged, streams, ucx
 from ringcoll.transport.base import Transport
 from ringcoll.transport.gloo import GlooTransport
 from ringcoll.transport.local import Hub, LocalTransport

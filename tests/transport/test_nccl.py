@@ -31,11 +31,11 @@ import ringcoll
 from ringcoll import LocalGroup
 from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.errors import MismatchError, PeerLostError, TransportError
-from ringcoll.runtime import communicator
-from ringcoll.runtime.communicator import Communicator
+from ringcoll.group import communicator
+from ringcoll.group.communicator import Communicator
+from ringcoll.machine import settings
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Recv, RecvReduce, Send
-from ringcoll.system import settings
 from ringcoll.transport import nccl
 from ringcoll.transport.base import Message
 from ringcoll.transport.nccl import NcclTransport, grouped
@@ -399,7 +399,7 @@ def test_nobody_waits_for_ever_for_the_end(
 EXITS = """
 import torch, torch.distributed as dist
 from ringcoll import LocalGroup, all_reduce
-from ringcoll.runtime.communicator import Communicator
+from ringcoll.group.communicator import Communicator
 from ringcoll.transport import nccl
 from tests.transport.test_nccl import Stuck
 from tests.fakes.fake_nccl import World

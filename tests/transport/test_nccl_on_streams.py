@@ -27,11 +27,11 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.runtime import operation
-from ringcoll.runtime.monitor import Monitor
+from ringcoll.operation import operation
 from ringcoll.transport import nccl
 from ringcoll.transport.base import Message
 from ringcoll.transport.nccl import NcclTransport
+from ringcoll.watch.monitor import Monitor
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.fake_streams import FakeCuda, StreamedGroup, in_place, run
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
 from ringcoll.transport.base import told_by
 from ringcoll.transport.pairs import PairsTransport
-from ringcoll.transport.shared import SharedTransport
+from ringcoll.transport.shared.transport import SharedTransport
 
 
 class Near(SharedTransport):

@@ -11,11 +11,12 @@ import pytest
 
 from ringcoll.errors import ArgumentError
 from ringcoll.launch.processes import RankError, Ranks
-from ringcoll.system import shared_memory
-from ringcoll.system.shared_memory import SharedMemory, identity, read_process
-from ringcoll.transport import catalogue, shared
-from ringcoll.transport.shared_channel import PeerChannel, RingReceive
-from ringcoll.transport.shared_layout import SharedLayout
+from ringcoll.transport import catalogue
+from ringcoll.transport.shared import memory as shared_memory
+from ringcoll.transport.shared import transport as shared
+from ringcoll.transport.shared.channel import PeerChannel, RingReceive
+from ringcoll.transport.shared.layout import SharedLayout
+from ringcoll.transport.shared.memory import SharedMemory, identity, read_process
 from tests.programs import shared_memory as program
 
 

@@ -27,7 +27,7 @@ import ringcoll
 from ringcoll import LocalGroup
 from ringcoll.algorithms import algorithms
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.runtime.communicator import Communicator
+from ringcoll.group.communicator import Communicator
 from ringcoll.schedule.contracts import contract
 from ringcoll.testing import bits
 from ringcoll.testing.inputs import FLOATS, INTEGERS, values

@@ -1,0 +1,450 @@
+"""The costs of messages in a group, measured once, and a single table of them for all ranks.
+
+Problem: the best algorithm depends on a few numbers that differ between machines, and on
+how many ranks share a core. They can be measured in some ten milliseconds, but every rank
+would get other numbers, and ranks that choose differently do not match. So rank 0 decides, and
+publishes the decision in the group's store:
+
+1. Rank 0 publishes the table, if it is known (from a file of ``ringcoll tune``, or because this user
+   has measured on this machine for as many ranks in the last hours), says that all ranks measure now, or
+   what is wrong.
+2. If all ranks measure, rank 0 publishes the table of *its* measurements.
+
+The measurement uses the messages of `ringcoll.transport.base.Transport` only. Rank 0 and the
+last rank send a short and a long message back and forth (alpha, beta), and several short
+messages in one step (overhead), while the others wait. Then every rank sends to another, all at
+once (crowded alpha, beta): long messages to the next rank; short ones to those 1, 2, 4, ...
+further, so that nobody is done before everybody has begun. (Where ranks share cores, those that send
+to the next one only run many rounds ahead while they have the core, and most rounds seem to take
+as long as if nobody shared it.) Every rank adds two vectors (gamma). The definition of alpha
+and beta by ping-pong is R. Hockney's. The messages are bound once, as those of a plan are, so
+that their costs are those of an operation. On a busy machine an exchange now and then takes milliseconds longer.
+So the fastest exchange of two ranks counts, but the median exchange of all ranks: there, the
+fastest is an exchange whose message had come before the rank asked for it.
+
+For CUDA tensors all of it is done with CUDA tensors, and every step waits for the stream, as a rank does that
+reduces what has come. No message is read by the host then, which would take longer than the
+message. By itself a group measures over transports with tags only; NCCL is measured by ``ringcoll tune``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.cost.predict import Parameters
+from ringcoll.cost.rules import FORCED
+from ringcoll.cost.table import MEASURED, Table, across_hosts, built_in
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    RingcollError,
+    RulesError,
+    ScheduleError,
+    TransportError,
+    TuningFileError,
+)
+from ringcoll.machine import settings, tuning
+from ringcoll.machine.facts import cores
+from ringcoll.machine.stores import appears, as_json, not_of_a_rank, read_json
+from ringcoll.transport.base import Handle, Message, Transport, settle
+from ringcoll.transport.catalogue import costs_of, names
+
+__all__ = ["agree", "measure"]
+
+_log = logging.getLogger("ringcoll")
+
+_TAG, _TOKEN_TAG = 0x7E57C057, 0x7E57C058  # of 31 bits; nothing else is under way meanwhile
+_SHORT, _LONG = 8, 1 << 20  # bytes
+_LONG_ON_GPU = 1 << 24  # a GPU sends 1 MiB in less time than a message takes
+_BUDGET_S = 0.012  # for each quantity; as long as a single round, if that takes longer
+_MOST, _FEW = 50, 3  # rounds with short messages, and with long messages
+_AT_ONCE = 4  # messages in one step
+_ADDED = 1 << 18  # bytes; what is added stays in a core's cache, as a chunk would
+_ADDED_ON_GPU = 1 << 25  # bytes; it takes longer than the launch
+_ADDITIONS = 20
+_CPU = torch.device("cpu")
+
+
+class _Exchange:
+    """Messages of one rank during the measurement."""
+
+    def __init__(self, transport: Transport, timeout_s: float, device: torch.device = _CPU) -> None:
+        self.transport, self.timeout_s, self.device = transport, timeout_s, device
+        self.on_gpu = _is_gpu(device)
+        self.long = _LONG_ON_GPU if self.on_gpu else _LONG
+        self.rank, self.world_size = transport.rank, transport.world_size
+        self._deadline = time.monotonic() + timeout_s
+        self._out = torch.zeros(self.long, dtype=torch.uint8, device=device)
+        self._in = torch.zeros(self.long, dtype=torch.uint8, device=device)
+
+    def ready(self, receives: list[Message], sends: list[Message]) -> Callable[[], None]:
+        """Make a step ready, as a plan does: the function posts its messages, and waits."""
+        start, wait = self.transport.bind(receives, sends), self.transport.wait
+
+        def step() -> None:
+            for handle in start(0):
+                left = self._deadline - time.monotonic()
+                if left <= 0:
+                    raise CollectiveTimeoutError(
+                        f"rank {self.rank} could not measure within {self.timeout_s:g} s"
+                    )
+                wait(handle, left)
+            if self.on_gpu:
+                settle([self.device])
+
+        return step
+
+    def sending(self, peer: int, nbytes: int, number: int = 1) -> Callable[[], None]:
+        """A step that sends messages of so many bytes."""
+        return self.ready([], _messages(peer, self._out, nbytes, number))
+
+    def receiving(self, peer: int, nbytes: int, number: int = 1) -> Callable[[], None]:
+        """A step that receives messages of so many bytes."""
+        return self.ready(_messages(peer, self._in, nbytes, number), [])
+
+    def shifting(self, distance: int, nbytes: int) -> Callable[[], None]:
+        """A step that sends to the rank so far ahead, and receives from the one so far behind."""
+        ahead, behind = ((self.rank + by) % self.world_size for by in (distance, -distance))
+        receives = _messages(behind, self._in, nbytes)
+        return self.ready(receives, _messages(ahead, self._out, nbytes))
+
+    def tell(self, peers: Iterable[int], word: int) -> None:
+        """Send a number below 256."""
+        self._out[0] = word
+        for peer in peers:
+            self.sending(peer, _SHORT)()
+
+    def hear(self) -> int:
+        """Receive the number that rank 0 tells."""
+        self.receiving(0, _SHORT)()
+        return int(self._in[0])
+
+
+def _messages(peer: int, memory: Tensor, nbytes: int, number: int = 1) -> list[Message]:
+    return [Message(peer, memory[i * nbytes : (i + 1) * nbytes], _TAG) for i in range(number)]
+
+
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _timed(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def _times(exchange: _Exchange, peers: Iterable[int], function: Callable[[], object],
+           most: int) -> list[float]:  # fmt: skip
+    """Seconds of an exchange, again and again; rank 0 tells its peers how often."""
+    function()  # sets the path up
+    expected_s = _timed(function)
+    if exchange.rank:
+        rounds = exchange.hear()
+    else:
+        rounds = min(most, max(1, most // 5, int(_BUDGET_S / max(expected_s, 1e-6))))
+        exchange.tell(peers, rounds)
+    return [_timed(function) for _ in range(rounds)]
+
+
+def _message_s(exchange: _Exchange, nbytes: int, most: int, number: int = 1) -> float:
+    """Seconds of a message, or of several in one step, between two ranks: half a round trip."""
+    last = exchange.world_size - 1  # with several hosts, on another host than rank 0
+    if exchange.rank not in (0, last):
+        return 0.0
+    peer = last - exchange.rank
+    give = exchange.sending(peer, nbytes, number)
+    take = exchange.receiving(peer, nbytes, number)
+    first, then = (take, give) if exchange.rank else (give, take)
+
+    def there_and_back() -> None:
+        first()
+        then()
+
+    return min(_times(exchange, [last], there_and_back, most)) / 2
+
+
+def _crowded_s(exchange: _Exchange, distances: Iterable[int], nbytes: int, most: int) -> float:
+    """Seconds of a message while all ranks send one, then one to a rank at another distance."""
+    steps = [exchange.shifting(distance, nbytes) for distance in distances]
+
+    def all_at_once() -> None:
+        for step in steps:
+            step()
+
+    return median(_times(exchange, range(1, exchange.world_size), all_at_once, most)) / len(steps)
+
+
+def _additions(device: torch.device, nbytes: int) -> list[float]:
+    """Seconds of additions of so many bytes to as many."""
+    left, right = (torch.ones(nbytes // 4, device=device) for _ in range(2))
+
+    def add() -> None:
+        left.add_(right)
+        if _is_gpu(device):
+            settle([device])
+
+    return [_timed(add) for _ in range(_ADDITIONS)]
+
+
+def _adding(device: torch.device, crowd: float) -> tuple[float, float]:
+    """Seconds to add a byte to another byte: undisturbed, and while all ranks add."""
+    if not _is_gpu(device):
+        gamma_s = min(_additions(device, _ADDED)) / _ADDED
+        return gamma_s, crowd * gamma_s
+    launch_s, times = min(_additions(device, _ADDED)), _additions(device, _ADDED_ON_GPU)
+    more = _ADDED_ON_GPU - _ADDED
+    # All ranks add now, so the fastest addition is one that no other rank of the GPU has disturbed.
+    gamma_s, crowded_s = (max(0.0, time - launch_s) / more for time in (min(times), median(times)))
+    return gamma_s, crowded_s
+
+
+def measure(
+    transport: Transport,
+    timeout_s: float,
+    *,
+    hosts: int = 1,
+    cores: int | None = None,
+    device: torch.device = _CPU,
+) -> Parameters:
+    """Measure what messages, bytes and additions cost; all ranks take part.
+
+    Parameters
+    ----------
+    transport
+        Connected transport without messages under way; for CPU tensors, with tags.
+    timeout_s
+        Time limit in seconds.
+    hosts, cores
+        Number of hosts, and number of the cores that the ranks of a host share.
+    device
+        Device of the tensors that are sent and added.
+
+    Returns
+    -------
+    costs
+        Costs as this rank has measured them. Only rank 0's costs count: rank 0 alone knows
+        how long a message takes between two ranks.
+
+    Raises
+    ------
+    CollectiveTimeoutError, PeerLostError
+        A rank did not take part.
+    """
+    exchange = _Exchange(transport, timeout_s, device)
+    crowd = max(1.0, -(-exchange.world_size // hosts) / cores) if cores else 1.0
+    gamma_s, crowded_gamma_s = _adding(device, crowd)
+    nbytes = exchange.long
+    short_s, long_s = _message_s(exchange, _SHORT, _MOST), _message_s(exchange, nbytes, _FEW)
+    several_s = _message_s(exchange, _SHORT, _MOST, _AT_ONCE)
+    distances = [1 << power for power in range((exchange.world_size - 1).bit_length())]
+    crowded_s = _crowded_s(exchange, distances, _SHORT, _MOST)
+    crowded_long_s = _crowded_s(exchange, [1], nbytes, _FEW)
+    # A message reads and writes each byte, as an addition does. A crowd makes nothing faster.
+    beta_s = max(gamma_s, (long_s - short_s) / nbytes)
+    return Parameters(
+        alpha_s=short_s,
+        beta_s_per_byte=beta_s,
+        gamma_s_per_byte=gamma_s,
+        # A further message costs no more than a single message.
+        overhead_s=min(short_s, max(0.0, several_s - short_s) / (_AT_ONCE - 1)),
+        crowded_alpha_s=max(short_s, crowded_s),
+        crowded_beta_s_per_byte=max(beta_s, (crowded_long_s - crowded_s) / nbytes),
+        crowded_gamma_s_per_byte=crowded_gamma_s,
+    )
+
+
+# What this process measured as rank 0.
+_measured: dict[tuple[str, int, int, str], Table] = {}
+
+
+class _Notes:
+    """Notes between the ranks of a group: the text goes through the store.
+
+    A message says that a note is in the store, because a transport knows when a peer is lost.
+    On a transport without tags the ranks look into the store.
+    """
+
+    def __init__(self, transport: Transport, store: dist.Store, timeout_s: float) -> None:
+        self.transport, self.store, self.timeout_s = transport, store, timeout_s
+        self.rank, self.world_size = transport.rank, transport.world_size
+        self._deadline = time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the time limit."""
+        return max(self._deadline - time.monotonic(), 0.001)
+
+    def tell(self, key: str, value: Any) -> None:
+        """Write a note of rank 0 for all other ranks."""
+        self.store.set(key, json.dumps(value))
+        if not self.transport.ordered:
+            token = torch.zeros(1, dtype=torch.uint8, device="cpu")
+            peers = range(1, self.world_size)
+            sends = [Message(peer, token, _TOKEN_TAG) for peer in peers]
+            for handle, peer in zip(self.transport.post([], sends), peers, strict=True):
+                self._wait(handle, peer)
+
+    def hear(self, key: str) -> Any:
+        """Wait for a note of rank 0, and read it."""
+        if not self.transport.ordered:
+            token = torch.zeros(1, dtype=torch.uint8, device="cpu")
+            (handle,) = self.transport.post([Message(0, token, _TOKEN_TAG)], [])
+            self._wait(handle, 0)
+        elif not appears(self.store, [key], self._deadline):
+            raise self._late(0)
+        return read_json(self.store, key)
+
+    def _wait(self, handle: Handle, peer: int) -> None:
+        try:
+            self.transport.wait(handle, self.left_s)
+        except CollectiveTimeoutError as error:
+            raise self._late(peer) from error
+
+    def _late(self, peer: int) -> CollectiveTimeoutError:
+        return CollectiveTimeoutError(
+            f"rank {self.rank} waited {self.timeout_s:g} s for rank {peer} to agree on a choice "
+            "of algorithms",
+            peer=peer,
+        )
+
+
+def agree(
+    transport: Transport,
+    store: dist.Store,
+    timeout_s: float,
+    *,
+    measurable: bool | None = None,
+    device: torch.device | None = None,
+) -> Table:
+    """Agree on the table of costs and rules of a group; every rank has to call it.
+
+    Rank 0 takes the costs from the first of these that it has: the file of ``ringcoll tune``;
+    an earlier measurement for the same transport, numbers of ranks and hosts, and type of device, by this
+    process, or in the user's cache (`ringcoll.machine.tuning.remember`); a measurement now, by all
+    ranks. Rank 0's ``RINGCOLL_ALGORITHM`` counts for all ranks.
+
+    Parameters
+    ----------
+    transport
+        Connected transport without messages under way.
+    store
+        Store that all ranks of the group see, and that nobody else uses.
+    timeout_s
+        Time limit in seconds.
+    measurable
+        Whether the costs may be measured; by default on transports with tags and without checksums.
+    device
+        Device of the group's tensors; by default the CPU.
+
+    Raises
+    ------
+    CollectiveTimeoutError, PeerLostError
+        A rank did not come, or was lost.
+    RulesError, TuningFileError
+        Rank 0's variables name rules or a file that cannot be used. All ranks raise the error.
+    """
+    settings.log_as_asked()
+    rank, world_size = transport.rank, transport.world_size
+    device = _CPU if device is None else device
+    kind = device.type
+    if measurable is None:
+        is_plain = not (transport.ordered or transport.verifies)
+        measurable = is_plain and transport.name in names(kind)
+    notes = _Notes(transport, store, timeout_s)
+    if rank:
+        return _follow(transport, notes, device)
+    hosts = len(set(transport.hosts))
+    where = transport.name, world_size, hosts, kind
+    try:
+        table = _known_table(*where)
+        forced = settings.forced_text()
+        rules = settings.forced_rules(forced)
+    except RingcollError as error:
+        notes.tell(
+            "decision",
+            {"error": str(error), "rules": isinstance(error, RulesError | ScheduleError)},
+        )
+        raise
+    if table is None and not (measurable and world_size > 1):
+        link = costs_of(transport.name)
+        table = built_in(transport.name, link, world_size, hosts=hosts, cores=cores(), device=kind)
+    text = None if table is None else replace(table, forced=rules).dumps()
+    notes.tell("decision", {"hosts": hosts, "forced": forced, "table": text})
+    if text is None:
+        costs = measure(transport, notes.left_s, hosts=hosts, cores=cores(), device=device)
+        table = _measured[where] = _table_of(*where, costs)
+        tuning.remember(settings.measured_file(), table)
+        text = replace(table, forced=rules).dumps()
+        notes.tell("table", text)
+    return _table(text, announces=True)
+
+
+@lru_cache(maxsize=64)  # groups with equal tables have one, so that a choice is made once
+def _table(text: str, *, announces: bool) -> Table:
+    """The table in a text."""
+    return replace(Table.from_json(as_json("table", text)), announces=announces)
+
+
+def _known_table(transport: str, world_size: int, hosts: int, kind: str) -> Table | None:
+    """The table of ``ringcoll tune``, or of what this process or another one has measured."""
+    path, asked = settings.tuning_file()
+    where = transport, world_size, hosts
+    table = tuning.find_table(path, *where, asked=asked, device=kind)
+    if table is None:
+        table = _measured.get((*where, kind))
+    if table is None:
+        kept, is_recent = settings.measured_file(), tuning.is_recent
+        table = tuning.find_table(kept, *where, asked=False, device=kind, holds=is_recent)
+    return table
+
+
+def _table_of(transport: str, world_size: int, hosts: int, kind: str, costs: Parameters) -> Table:
+    return Table(
+        transport=transport,
+        world_size=world_size,
+        hosts=hosts,
+        parameters=costs,
+        tuned=across_hosts(world_size, hosts),
+        source=MEASURED,
+        device=kind,
+    )
+
+
+def _follow(transport: Transport, notes: _Notes, device: torch.device) -> Table:
+    """Follow the decision of rank 0."""
+    match decision := notes.hear("decision"):
+        case {"error": str(text), "rules": bool(is_of_rules)}:
+            raise (RulesError if is_of_rules else TuningFileError)(f"rank 0: {text}")
+        case {"hosts": int(hosts), "forced": str(forced), "table": str() | None as text}:
+            pass
+        case _:
+            raise not_of_a_rank("decision", decision)
+    own = settings.forced_text()
+    if own == forced:
+        settings.forced_rules(own)  # which registers what is in its files
+    else:
+        _log.warning(
+            "rank %d: %s is %r here and %r on rank 0, which counts for all",
+            notes.rank,
+            FORCED,
+            own,
+            forced,
+        )
+    if text is None:
+        measure(transport, notes.left_s, hosts=max(1, hosts), device=device)
+        text = notes.hear("table")
+    try:
+        return _table(text, announces=False)
+    except (TuningFileError, TypeError) as error:
+        raise TransportError(f"rank {notes.rank} cannot read rank 0's table: {error}") from error

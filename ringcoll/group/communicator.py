@@ -1,0 +1,698 @@
+"""One rank's end of a group: operations get their turn here, and are run.
+
+To run an operation is: meet (once a group), resolve (once an operation), bind to memory, drive,
+and copy the results out. On CUDA tensors an operation has a `Lane`: see `ringcoll.transport.streams`.
+If the stream orders messages, and the host waits for nothing, asynchronous operations need no thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Container, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.cost.table import Table
+from ringcoll.errors import FORKED, CaptureError, GroupBrokenError, RingcollError, TransportError
+from ringcoll.group.agreement import agree
+from ringcoll.group.queue import Queue
+from ringcoll.group.work import Work
+from ringcoll.group.workspace import Workspace
+from ringcoll.machine.ending import at_end, check_goes_on
+from ringcoll.machine.facts import cores
+from ringcoll.machine.sites import in_words, user_line
+from ringcoll.machine.stores import answered, gone
+from ringcoll.operation.executor import drive
+from ringcoll.operation.operation import Binding, Operation, Turn
+from ringcoll.transport.base import Handle, Transport
+from ringcoll.transport.streams import Lane, Streams, capturing
+from ringcoll.transport.tensor_memory import with_memory
+from ringcoll.watch import flight_recorder
+from ringcoll.watch.announcement import announce
+from ringcoll.watch.comparison import CallComparison
+from ringcoll.watch.lives import Lives
+from ringcoll.watch.monitor import Issued, Monitor
+from ringcoll.watch.monitored_barrier import monitored_barrier
+from ringcoll.watch.notices import STORE_S
+
+__all__ = ["Call", "Communicator", "Part", "in_use"]
+
+_EXIT_S = 10.0  # for operations that are pending when the process ends
+_NO_MEMORY = "can't allocate memory"  # in what torch says, which has no class of its own for it
+_JOIN_S = 5.0  # for threads that have nothing to wait for any more
+_MOST_REMEMBERED = 8 << 20  # bytes of the operations that a group keeps for calls of the same kind
+_profiler = torch.autograd.profiler
+_draw = torch.autograd._record_function_with_args_enter
+_SPREADS = 0x9E3779B1  # odd, so that histories that differ stay different
+
+# In the order of their making: to close a communicator of NCCL may take all its ranks.
+_open_communicators: weakref.WeakKeyDictionary[Communicator, None] = weakref.WeakKeyDictionary()
+
+Part = tuple[Operation | Turn, Sequence[Tensor]]
+"""An operation and the tensors that it is run with."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A call that is checked and ready; whoever calls it runs it, any number of times.
+
+    Parameters
+    ----------
+    member
+        The rank's end of the group.
+    operation, tensors
+        First part of the call.
+    timeout_s
+        Time limit in seconds.
+    async_op
+        Whether a run returns a work at once.
+    results
+        The tensors that hold the result.
+    following
+        Further parts of the call. A generator may use the results of the earlier parts; it
+        serves a single run.
+    num_parts
+        Number of parts, the same on all ranks.
+    """
+
+    member: Communicator
+    operation: Operation | Turn
+    tensors: Sequence[Tensor]
+    timeout_s: float
+    async_op: bool
+    results: list[Tensor]
+    following: Iterable[Part] = ()
+    num_parts: int = 1
+
+    def __call__(self) -> Work | None:
+        """Run the call once; return the work, if ``async_op``.
+
+        Raises
+        ------
+        ArgumentError
+            The storage of a tensor has been freed since the call was checked. Nothing was sent.
+        """
+        self._check(self.operation, self.tensors)
+        if self.following and isinstance(self.following, Sequence):
+            for operation, tensors in self.following:
+                self._check(operation, tensors)
+        return self.member.run(
+            self.operation,
+            self.tensors,
+            self.timeout_s,
+            self.async_op,
+            self.results,
+            self.following,
+            self.num_parts,
+        )
+
+    def _check(self, operation: Operation | Turn, tensors: Sequence[Tensor]) -> None:
+        # Memory that the operation is bound to has been checked.
+        if tuple(map(Tensor.data_ptr, tensors)) not in operation.bindings:
+            for tensor in tensors:
+                with_memory(tensor, self.member.rank)
+
+
+class _Item(NamedTuple):
+    """A call in the queue."""
+
+    number: int
+    operation: Operation | Turn
+    tensors: Sequence[Tensor]
+    timeout_s: float
+    following: Iterable[Part]
+    lane: Lane | None
+    work: Work
+
+
+class Communicator:
+    """One rank's end of a group.
+
+    Parameters
+    ----------
+    transport
+        Transport among the ranks of the group.
+    store
+        Store that all ranks see, and that nobody else uses.
+    timeout_s
+        Time limit, in seconds, of an operation without a time limit of its own.
+    device
+        Device of all tensors that may be sent; ``None`` for CPU tensors.
+    lives
+        Where the ranks tell which processes they are; by default in ``store``.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        store: dist.Store,
+        timeout_s: float,
+        device: torch.device | None = None,
+        lives: dist.Store | None = None,
+    ) -> None:
+        check_goes_on()
+        self.transport, self.timeout_s, self.device = transport, timeout_s, device
+        self.rank, self.world_size = transport.rank, transport.world_size
+        self.operations: dict[Any, Operation] = {}
+        self._remembering = threading.Lock()
+        self.memory = Workspace(self._forget_memory)
+        processes = Lives(lives or store, self.rank, self.world_size)
+        self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
+        self.store = store
+        self.table: Table | None = None  # costs and rules, once the ranks have met
+        self.tracer: Any = None  # `ringcoll.tracing.recorder.Tracer`, while the group is traced
+        self.num_issued = self.nbytes_sent = 0
+        self._queue: Queue[_Item] = Queue(f"ringcoll-{self.rank}", self._complete)
+        self._comparison = CallComparison(store, self.monitor)
+        self._has_met = self._is_crowded = False
+        self._history = 0
+        self._streams: dict[torch.device, Streams] = {}
+        self._lane: Lane | None = None  # of the operation that runs
+        self._running: Sequence[Tensor] | None = None  # tensors of the operation that runs
+        self._following: Iterable[Part] = ()  # further parts of the call that runs
+        self.broken: BaseException | None = None  # the failure that has broken the group
+        self._closed = self._is_foreign = self._asked_to_meet = False
+        _open_communicators[self] = None
+        self.token = answered(store, timeout_s, partial(self._introduce, processes))
+        if self.world_size > 1:
+            flight_recorder.watch(self)
+
+    def _introduce(self, processes: Lives) -> str:
+        processes.tell()
+        return flight_recorder.token(self.store) if self.world_size > 1 else ""
+
+    # --- calls ------------------------------------------------------------------------------
+
+    def remember(self, key: Any, operation: Operation) -> None:
+        """Keep an operation for calls of the same key."""
+        with self._remembering:
+            self.operations.pop(key, None)
+            self.operations[key] = operation
+            # Of an operation that has not run yet the plan comes later.
+            nbytes = sum(known.nbytes for known in self.operations.values())
+            while nbytes > _MOST_REMEMBERED and len(self.operations) > 1:
+                nbytes -= self.operations.pop(next(iter(self.operations))).nbytes
+
+    def run(
+        self,
+        operation: Operation | Turn,
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        async_op: bool,
+        results: Sequence[Tensor],
+        following: Iterable[Part] = (),
+        num_parts: int = 1,
+    ) -> Work | None:
+        """Run an operation, or queue it; parameters as for `Call`.
+
+        Returns
+        -------
+        Work or None
+            The work, if ``async_op``; otherwise the call is complete on return.
+
+        Raises
+        ------
+        GroupBrokenError
+            An earlier operation failed, or the group was closed.
+        CaptureError
+            The operation cannot be captured in the CUDA graph that is being captured.
+        RingcollError
+            The operation failed.
+        """
+        queue = self._queue
+        lane = work = None
+        if _profiler._is_profiler_enabled:  # it draws the call until this function is left
+            drawn = _draw(f"ringcoll:{operation.name}", *tensors)  # noqa: F841
+        with queue.turn:
+            if self._closed or self.broken is not None:
+                self._refuse()
+            is_mine = not queue.items and not async_op and queue.serving.acquire(False)
+            try:
+                if operation.has_streams:
+                    lane = self._lane_of(operation, following, is_aside=not is_mine)
+            except BaseException:
+                if is_mine:
+                    queue.serving.release()
+                raise
+            number = self.num_issued
+            self.num_issued = number + num_parts
+            if not is_mine:
+                if self.world_size > 1:
+                    self.monitor.note_site(number, num_parts)
+                make_work = Work if self.tracer is None else self.tracer.work
+                work = make_work(operation.name, results, queue.help)
+                item = _Item(number, operation, tensors, timeout_s, following, lane, work)
+                # This rank waits for nobody, or its stream waits.
+                is_now = self.world_size == 1 or not self.transport.waits_on_host
+                if is_now and not queue.items and queue.serving.acquire(blocking=False):
+                    queue.num_put += 1
+                    try:
+                        self._complete(item)
+                    finally:
+                        queue.serving.release()
+                else:
+                    queue.put(item)
+        if work is None:
+            try:
+                if lane is None and not following:
+                    self._perform(number, operation, tensors, timeout_s)
+                else:
+                    self._run(number, operation, tensors, timeout_s, following, lane)
+            finally:
+                queue.serving.release()
+            if lane is not None:
+                lane.join()
+        elif not async_op:
+            work.wait()
+            return None
+        else:
+            queue.serve_alone()
+        return work
+
+    def in_turn(self, function: Callable[[], object], name: str) -> None:
+        """Call a function when the operations before it are over, and none runs beside it."""
+        self.run(Turn(name, function), (), self.timeout_s, False, [])
+
+    def meet(self) -> tuple[int, ...]:
+        """Host number of every rank; the first call, which all ranks make alike, meets the others."""
+        if not self._asked_to_meet:
+            self._asked_to_meet = True
+            self.in_turn(lambda: None, "meeting")
+        return self.transport.hosts
+
+    def uses(self, storages: Container[int]) -> bool:
+        """Whether an operation that runs, or waits for its turn, works on one of some storages."""
+        parts = [
+            ((item.operation, item.tensors), item.following) for item in self._queue.items.copy()
+        ]
+        is_serving, running = self._queue.serving.locked(), self._running
+        if is_serving and running is None:
+            return True  # which operation comes next is not known yet
+        in_use = [running or (), *(tensors for (_, tensors), _ in parts)]
+        for following in (self._following, *(following for _, following in parts)):
+            if isinstance(following, Sequence):
+                in_use += [tensors for _, tensors in following]
+        return any(
+            tensor.untyped_storage()._cdata in storages for tensors in in_use for tensor in tensors
+        )
+
+    # --- running ----------------------------------------------------------------------------
+
+    def _complete(self, item: _Item) -> Work | None:
+        """Run a call of the queue; `Work.wait` raises its error."""
+        number, operation, tensors, timeout_s, following, lane, work = item
+        error: BaseException | None = None
+        try:
+            if self.broken is not None:
+                self._refuse()
+            self._run(number, operation, tensors, timeout_s, following, lane)
+        except BaseException as raised:  # noqa: BLE001  # see above
+            error = raised
+        self._queue.num_done += 1
+        del item, tensors, following  # who waits may count on the inputs' memory being free
+        has_callbacks = work.complete(error, None if lane is None else lane.end)
+        return work if has_callbacks else None
+
+    def _run(
+        self,
+        number: int,
+        operation: Operation | Turn,
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        following: Iterable[Part],
+        lane: Lane | None,
+    ) -> None:
+        """Run all parts of a call, in its lane if it has one."""
+        if lane is not None:
+            with lane:
+                self._lane = lane
+                try:
+                    self._run(number, operation, tensors, timeout_s, following, None)
+                finally:
+                    self._lane = None
+            return
+        self._following = following
+        try:
+            self._perform(number, operation, tensors, timeout_s)
+            for index, (operation, tensors) in enumerate(following, 1):  # noqa: PLR1704
+                self._perform(number + index, operation, tensors, timeout_s)
+        finally:
+            self._following = ()
+
+    def _perform(
+        self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
+    ) -> None:
+        """Run an operation; see the module."""
+        if operation.inference and not torch.is_inference_mode_enabled():
+            with torch.inference_mode():  # the caller's mode, which holds for its thread only
+                self._perform(number, operation, tensors, timeout_s)
+            return
+        monitor, tracer = self.monitor, self.tracer
+        self._running = tensors
+        monitor.current = current = number, operation
+        monitor.thread = get_ident()
+        before, monitor.last = monitor.last, current
+        if operation is not before[1] or number != before[0] + 1:
+            monitor.begin_run(before)
+        if not monitor.awake:
+            monitor.wake()
+        if tracer is not None:
+            tracer.begin(number, operation)
+        try:
+            deadline = time.monotonic() + timeout_s
+            if not self._has_met:
+                self._meet(timeout_s)
+            if operation.plan is None:
+                assert self.table is not None
+                operation.resolve(self.table, self.transport.hosts)
+            if self.transport.ordered or self._comparison.compares_each:
+                is_capturing = self._lane is not None and self._lane.capturing
+                assert operation.description is not None
+                self._comparison.compare(operation.description, timeout_s, capturing=is_capturing)
+            if self._lane is not None and isinstance(operation, Operation):
+                self._lane.use(operation.memory_of(tensors))  # it may be dropped before it is read
+                operation.move(self._lane.key)
+            binding = operation.binding(tensors, self.transport, self._workspace, self._is_crowded)
+            # It is made of all operations until now: where ranks have disagreed on one that took no
+            # waiting, the next message does not match.
+            self._history = (self._history + operation.signature) * _SPREADS & 0x7FFFFFFF
+            tag = (self._history ^ number) & 0x7FFFFFFF
+            if tracer is not None:
+                binding = tracer.traced(operation, binding, tag)
+            for load, index in binding.loads:
+                load(tensors[index])
+            handles = drive(binding.program, tag, binding.wait, deadline, monitor)
+            for store, index in binding.stores:
+                store(tensors[index])
+            self.nbytes_sent += operation.nbytes_sent
+            if self._lane is not None and not self.transport.waits_on_host:
+                self._watch_stream(number, operation, binding, handles, timeout_s)
+        except BaseException as error:
+            try:
+                raised = self._failed(error, timeout_s)
+            except BaseException:
+                # It is a second interrupt: peers must not read on in this rank's memory.
+                self._break(error)
+                raise
+            if tracer is not None:
+                tracer.failed(raised)
+            if raised is error:
+                raise
+            raise raised from None  # what woke the wait is not the cause
+        finally:
+            self._running = monitor.current = monitor.wait = None
+            if tracer is not None:
+                tracer.end()
+
+    def _watch_stream(
+        self,
+        number: int,
+        operation: Operation | Turn,
+        binding: Binding,
+        handles: Sequence[Handle],
+        timeout_s: float,
+    ) -> None:
+        """Let the monitor look after an operation until its stream has come to its end."""
+        monitor, lane = self.monitor, self._lane
+        waits = binding.waits(handles)
+        assert lane is not None
+        if waits and not lane.capturing:
+            monitor.issued.append(Issued(number, operation, timeout_s, waits, lane))
+            error = monitor.error or self.broken
+            if error is not None:  # whoever broke the group may not have seen the operation
+                raise _without_frames(error)
+
+    def _meet(self, timeout_s: float) -> None:
+        """Meet the other ranks, and agree on costs and rules."""
+        self.monitor.meets = True
+        # Where the store is in this process it always answers, and a thread has its own current GPU.
+        if self.device is not None or self.transport.shares_process:
+            self._meet_all(timeout_s)
+        else:
+            answered(self.store, timeout_s, partial(self._meet_all, timeout_s))
+        self.monitor.meets = False
+
+    def _meet_all(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        transport, lives = self.transport, self.monitor.lives
+        lives.look()  # so that processes are known, also when the store is gone
+        transport.connect(timeout_s)
+        # Whatever broke the group meanwhile met no connections to break.
+        if self.monitor.error is not None:
+            raise _without_frames(self.monitor.error)
+        if self.broken is not None:
+            self._refuse()
+        self._has_met = True
+        lives.look()  # by now all are known
+        ranks_here = transport.hosts.count(transport.hosts[self.rank])
+        threads = torch.get_num_threads()
+        self._is_crowded = threads > 1 and threads * ranks_here > cores()
+        store = dist.PrefixStore("choice", self.store)
+        self.table = agree(transport, store, _left_s(deadline), device=self.device)
+
+    def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
+        """Break the group after a failure, report the failure, and explain it."""
+        if isinstance(error, dist.DistError):
+            error = gone(self.store, error)
+        if isinstance(error, TransportError):
+            error = _without_frames(self.monitor.explain(error, timeout_s))
+            text = str(error)
+        else:
+            # Peers wait for messages that will not come; messages in flight use the memory.
+            text = self.monitor.report(error)
+            is_lack = type(error) is RuntimeError and _NO_MEMORY in str(error)
+            # To connect may need files and descriptors that the process cannot have.
+            if is_lack or (isinstance(error, OSError) and not self._has_met):
+                error = TransportError(text)
+        is_raised = threading.current_thread() not in self._queue.threads
+        self._break_and_tell(error, text, is_raised=is_raised)
+        return error
+
+    def _give_up(self) -> None:
+        """Break the wait of the operation that runs, of which the monitor knows that it is in vain.
+
+        The host gets the error where it waits. If a stream waits, nobody may ever ask.
+        """
+        error = self.monitor.error
+        if self.monitor.issued and error is not None:
+            self._break_and_tell(error, str(error), is_raised=False)
+        else:
+            self.transport.abort()
+
+    def _break_and_tell(self, error: BaseException, text: str, *, is_raised: bool) -> None:
+        is_first = self.broken is None and not self._closed
+        if is_first:
+            self.monitor.failed = self.monitor.running()
+            if isinstance(error, Exception):
+                announce(text, is_raised=is_raised)
+        self._break(error)
+        if is_first:
+            flight_recorder.save()
+
+    def _break(self, error: BaseException) -> None:
+        if self._is_foreign:
+            return
+        try:
+            if self.broken is None:
+                self.broken = _without_frames(error)
+            self.monitor.abandon(self.broken)
+        finally:
+            self.transport.abort()
+
+    def snapshot(self) -> dict[str, Any]:
+        """What this rank does, as plain data: see `ringcoll.watch.flight_report`."""
+        queued = [(item.number, item.operation) for item in tuple(self._queue.items)]
+        return {
+            "group": self.token,
+            "transport": self.transport.name,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "failure": None if self.broken is None else str(self.broken),
+            **flight_recorder.operations(self.monitor, queued),
+        }
+
+    def check_usable(self) -> None:
+        """Raise `GroupBrokenError` if the group is closed or broken, or belongs to another process."""
+        if self._closed or self.broken is not None:
+            self._refuse()
+
+    def disown(self) -> None:
+        """Let every call raise an error, in a process that was forked off: its parent has the group."""
+        self._closed = True  # here; the parent's threads and connections stay as they are
+        self._is_foreign = True
+        self._queue.turn = threading.Lock()  # a thread that is not here any more may hold the other
+
+    def _refuse(self) -> None:
+        """Raise the reason why nothing can run any more."""
+        if self._is_foreign:
+            raise GroupBrokenError(FORKED)
+        if self._closed:
+            raise GroupBrokenError(f"rank {self.rank}: the group was closed")
+        raise GroupBrokenError(
+            f"rank {self.rank}: the group is broken by an earlier failure: {self.broken}",
+            peer=getattr(self.broken, "peer", None),
+        ) from self.broken
+
+    # --- memory and streams -----------------------------------------------------------------
+
+    def _workspace(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        lane = self._lane
+        if lane is not None and lane.capturing:  # the memory lives as long as the graph
+            return torch.empty(numel, dtype=dtype, device=device)
+        memory = self.memory.take(numel, dtype, device)
+        if lane is not None:  # the memory may be replaced while the stream still uses it
+            lane.use([memory])
+        return memory
+
+    def _forget_memory(self) -> None:
+        for operation in tuple(self.operations.values()):  # other threads may add operations
+            operation.forget()
+
+    def _lane_of(
+        self, operation: Operation | Turn, following: Iterable[Part], *, is_aside: bool
+    ) -> Lane:
+        """The way of a call through the streams of its device; nothing else is enqueued yet."""
+        device = operation.device
+        streams = self._streams.get(device)
+        if streams is None:
+            streams = self._streams[device] = Streams(device)
+        is_capturing = capturing(device)
+        if is_capturing:
+            self._check_capture(operation, following)
+        on_host = operation.name == "barrier"
+        return Lane(streams, aside=is_aside, capturing=is_capturing, on_host=on_host)
+
+    def _check_capture(self, operation: Operation | Turn, following: Iterable[Part]) -> None:
+        """Refuse a call that cannot be captured in a CUDA graph.
+
+        The first run of a call must not be captured: it connects, loads kernels, and compares
+        calls through the store.
+        """
+        refused = f"rank {self.rank}: {operation.name} cannot be captured in a CUDA graph: "
+        if self.transport.waits_on_host:
+            raise CaptureError(
+                f"{refused}over {self.transport.name} the host takes part in it. Let CUDA tensors "
+                'travel over NCCL: cuda_transport="nccl", or RINGCOLL_CUDA_TRANSPORT'
+            )
+        if not isinstance(following, Sequence):
+            raise CaptureError(f"{refused}what it sends depends on what it has received")
+        for each in (operation, *(part for part, _ in following)):
+            if each.description is None or each.description not in self._comparison.known:
+                raise CaptureError(
+                    f"{refused}no such call has run in this group yet. Run it once before the "
+                    "capture, on all ranks, with tensors of the same shapes and dtypes"
+                )
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def monitored_barrier(self, timeout_s: float, wait_all_ranks: bool) -> None:
+        """See `ringcoll.monitored_barrier`."""
+        monitor = self.monitor
+        with self._queue.turn:
+            self.check_usable()
+            number = monitor.num_barriers + 1
+            monitor.barrier = self.num_issued, in_words(*user_line(sys._getframe()))
+            monitor.num_barriers = number
+        store = dist.PrefixStore("barrier", self.store)
+        wait = partial(
+            monitored_barrier, store, self.rank, self.world_size, number, timeout_s, wait_all_ranks,
+            lambda: monitor.error is not None,
+        )  # fmt: skip
+        monitor.wake()  # which sees a rank that makes another call
+        try:
+            # Rank 0 may come as late as the time limit allows, and then waits as long for others.
+            answered(self.store, 2 * timeout_s + STORE_S, wait)
+        except TransportError:
+            if monitor.error is None:
+                raise
+            cause = _without_frames(monitor.error)
+            self._break_and_tell(cause, str(cause), is_raised=True)
+            raise cause from None
+        finally:
+            monitor.barrier = None
+
+    def close(self, drain_s: float = 0.0, running_s: float | None = None) -> None:
+        """End threads and connections; queued operations fail after ``drain_s`` s, or at once.
+
+        So do operations that other threads wait for, after ``running_s`` if that is given.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        # Of a broken group nobody takes part in what is queued: waiting for it is in vain.
+        if self.broken is not None or not self._queue.close(drain_s, running_s):
+            self.broken = self.broken or GroupBrokenError(f"rank {self.rank}: the group was closed")
+            self.transport.abort()
+        else:
+            self.monitor.leave()
+        self._queue.close(_JOIN_S)
+        self.monitor.close()
+        flight_recorder.forget(self)
+        self.monitor.forget()
+        self.memory.clear()
+        self.operations.clear()
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Make all operations fail, here and at the peers that take part in them."""
+        self._break(GroupBrokenError(f"rank {self.rank}: the group was aborted"))
+
+
+def in_use(storages: Container[int]) -> bool:
+    """Whether an operation of any group of this process works on one of some storages."""
+    return any(
+        member.uses(storages)
+        for ref in _open_communicators.keyrefs()
+        if (member := ref()) is not None
+    )
+
+
+def _left_s(deadline: float) -> float:
+    return max(round(deadline - time.monotonic(), 3), 0.001)
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """A copy of an error, to be kept: a traceback refers to the user's frames.
+
+    In these frames is the group, which would live, with its threads and connections, as long as the
+    communicator, and the communicator as long as the group.
+    """
+    try:
+        return copy(error)
+    except Exception:  # noqa: BLE001  # a class of the user's that cannot be copied
+        return TransportError(f"{type(error).__name__}: {error}")
+
+
+def _leave_to_parent() -> None:
+    """Refuse all groups in a process that was forked off: its parent has their threads and connections."""
+    for communicator in tuple(_open_communicators):
+        communicator.disown()
+    _open_communicators.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _close_all() -> None:
+    # Of a program that an exception has ended, nobody waits for the operations that are pending.
+    # Python keeps the exception for debuggers; at a prompt it may be an old exception.
+    is_lost = hasattr(sys, "last_type") and not hasattr(sys, "ps1")
+    for communicator in tuple(_open_communicators):
+        with contextlib.suppress(RingcollError, RuntimeError):
+            # Threads that still wait are daemons, which Python would stop at once.
+            communicator.close(0.0 if is_lost else _EXIT_S, 0.0)
+
+
+at_end(_close_all)

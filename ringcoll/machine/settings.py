@@ -1,0 +1,234 @@
+"""The environment's variables: the only module that reads those of the library.
+
+============================  ======================================================
+``RINGCOLL_TRANSPORT``        the transport of CPU tensors, whatever the program asks for
+``RINGCOLL_CUDA_TRANSPORT``   the same for CUDA tensors
+``RINGCOLL_ALGORITHM``        rules that force algorithms: see `ringcoll.cost.rules`
+``RINGCOLL_TUNING``           the file of ``ringcoll tune``; ``off``: no measurement is read or kept
+``RINGCOLL_REDUCTION``        the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
+``RINGCOLL_VERIFY_MESSAGES``  ``1``: messages have checksums; ``0``: none has
+``RINGCOLL_FAULTS``           faults on purpose: see `ringcoll.transport.faulty`
+``RINGCOLL_HANG_NOTICE``      seconds after which a rank says that it waits, 10 by default; ``off``: never
+``RINGCOLL_DUMP``             a folder: each rank whose group breaks writes its record to it
+``RINGCOLL_DEBUG``            the log's level, ``info`` or ``debug``; ``detail`` also compares calls
+============================  ======================================================
+
+``torchrun`` sets ``TORCHELASTIC_ERROR_FILE``, in which it looks for the error of a rank. Torch's
+allocator reads ``PYTORCH_ALLOC_CONF``, and its older name ``PYTORCH_CUDA_ALLOC_CONF``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from pathlib import Path
+
+from ringcoll.cost.rules import FORCED, Rule
+from ringcoll.errors import ArgumentError, RulesError, TuningFileError
+
+__all__ = [
+    "TRANSPORT_VARIABLES",
+    "compares_calls",
+    "dump_folder",
+    "error_file",
+    "expandable_segments",
+    "faults",
+    "forced_rules",
+    "forced_text",
+    "forced_transport",
+    "hang_notice_s",
+    "log_as_asked",
+    "measured_file",
+    "ranks_may_share_gpus",
+    "reduction",
+    "tuning_file",
+    "verifies_messages",
+    "without_tuning",
+]
+
+TRANSPORT_VARIABLES = {"cpu": "RINGCOLL_TRANSPORT", "cuda": "RINGCOLL_CUDA_TRANSPORT"}
+"""The variable that forces a transport, by the type of the tensors' device."""
+_TUNING = "RINGCOLL_TUNING"
+_REDUCTION = "RINGCOLL_REDUCTION"
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+VERIFY_MESSAGES, FAULTS = "RINGCOLL_VERIFY_MESSAGES", "RINGCOLL_FAULTS"
+DUMP, HANG_NOTICE = "RINGCOLL_DUMP", "RINGCOLL_HANG_NOTICE"
+_DEBUG, _DETAIL = "RINGCOLL_DEBUG", "detail"
+
+_log = logging.getLogger("ringcoll")
+
+
+def forced_transport(kind: str) -> str | None:
+    """The transport that the environment forces for tensors of ``"cpu"`` or ``"cuda"``."""
+    return os.environ.get(TRANSPORT_VARIABLES[kind]) or None
+
+
+def ranks_may_share_gpus(nccl_version: tuple[int, ...]) -> bool:
+    """Whether NCCL connects ranks that share a GPU: since 2.30, if NCCL's variable allows it."""
+    return nccl_version >= (2, 30) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
+def expandable_segments() -> str:
+    """The setting by which torch's allocator makes expandable segments, as ``NAME=VALUE``, or ``""``."""
+    for name in _ALLOCATOR:
+        for setting in os.environ.get(name, "").split(","):
+            key, _, value = setting.partition(":")
+            if (key.strip(), value.strip()) == ("expandable_segments", "True"):
+                return f"{name}={setting.strip()}"
+    return ""
+
+
+def reduction() -> str:
+    """Name of the engine that reduces CUDA tensors: ``"cupy"``, ``"torch"``, or ``"auto"``.
+
+    Raises
+    ------
+    ArgumentError
+        ``RINGCOLL_REDUCTION`` has another value.
+    """
+    name = os.environ.get(_REDUCTION, "") or "auto"
+    if name not in ("auto", "cupy", "torch"):
+        raise ArgumentError(
+            "no engine has this name",
+            argument=_REDUCTION,
+            expected="one of auto, cupy, torch",
+            got=name,
+        )
+    return name
+
+
+def forced_text() -> str:
+    """The text of ``RINGCOLL_ALGORITHM``; empty if the variable is not set."""
+    return os.environ.get(FORCED, "").strip()
+
+
+def forced_rules(text: str) -> tuple[Rule, ...]:
+    """Read the text of ``RINGCOLL_ALGORITHM``, and the files that it names.
+
+    Raises
+    ------
+    RulesError
+        The text cannot be read; the message names the variable.
+    ScheduleError, UnknownAlgorithmError
+        See `ringcoll.machine.schedule_files.rules_in`.
+    """
+    from ringcoll.machine.schedule_files import rules_in
+
+    try:
+        return rules_in(text)
+    except RulesError as error:
+        raise RulesError(
+            error.message, text=error.text, start=error.start, length=error.length, source=FORCED
+        ) from error
+
+
+def tuning_file() -> tuple[Path | None, bool]:
+    """The file of ``ringcoll tune``, and whether ``RINGCOLL_TUNING`` names it.
+
+    The file is ``None`` for ``RINGCOLL_TUNING=off``. By default it is in the user's cache.
+
+    Raises
+    ------
+    TuningFileError
+        The variable names the home of a user who is not there.
+    """
+    asked = os.environ.get(_TUNING, "")
+    if asked:
+        try:
+            return (None if asked == "off" else Path(asked).expanduser()), True
+        except RuntimeError as error:  # of a user who is not there
+            raise TuningFileError(f"{_TUNING}: {error}", path=asked) from error
+    return _cached("tuning.json"), False
+
+
+def measured_file() -> Path | None:
+    """The file of what groups have measured; ``None`` for ``RINGCOLL_TUNING=off``."""
+    return None if os.environ.get(_TUNING, "") == "off" else _cached("measured.json")
+
+
+def _cached(name: str) -> Path | None:
+    """A file in the user's cache; ``None`` for a user without a home."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")  # by its standard ignored unless absolute
+    if not cache.startswith("/"):
+        try:
+            cache = str(Path.home() / ".cache")
+        except RuntimeError:
+            return None
+    return Path(cache) / "ringcoll" / name
+
+
+def without_tuning() -> None:
+    """Use no tuning file and no forced rules from now on, in this process and its children."""
+    os.environ[_TUNING] = "off"
+    os.environ.pop(FORCED, None)
+
+
+def verifies_messages() -> bool | None:
+    """Whether messages have checksums; ``None`` if that is left to the program.
+
+    Raises
+    ------
+    ArgumentError
+        ``RINGCOLL_VERIFY_MESSAGES`` has another value than 0 and 1.
+    """
+    text = os.environ.get(VERIFY_MESSAGES, "")
+    if text not in ("", "0", "1"):
+        raise ArgumentError("not 0 or 1", argument=VERIFY_MESSAGES, expected="0 or 1", got=text)
+    return text == "1" if text else None
+
+
+def faults() -> str:
+    """The text of ``RINGCOLL_FAULTS``; empty if the variable is not set."""
+    return os.environ.get(FAULTS, "")
+
+
+def dump_folder() -> Path | None:
+    """The folder of ``RINGCOLL_DUMP``, or ``None``."""
+    name = os.environ.get(DUMP)
+    return Path(name) if name else None
+
+
+def hang_notice_s() -> float:
+    """Seconds after which a rank that waits says so; infinite for ``RINGCOLL_HANG_NOTICE=off``.
+
+    Raises
+    ------
+    ArgumentError
+        The variable is no positive number.
+    """
+    text = os.environ.get(HANG_NOTICE, "") or "10"
+    try:
+        seconds = math.inf if text == "off" else float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        expected = "a positive number of seconds, or off"
+        raise ArgumentError("not a time", argument=HANG_NOTICE, expected=expected, got=text)
+    return seconds
+
+
+def compares_calls() -> bool:
+    """Whether the ranks of a group are to compare each call before they send anything."""
+    return os.environ.get(_DEBUG, "").lower() == _DETAIL
+
+
+def error_file() -> Path | None:
+    """The file in which ``torchrun`` looks for the error of this process, or ``None``."""
+    name = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(name) if name else None
+
+
+def log_as_asked() -> None:
+    """Set the level of the log ``ringcoll`` to that of ``RINGCOLL_DEBUG``."""
+    asked = os.environ.get(_DEBUG, "").lower()
+    if not asked:
+        return
+    if asked not in ("info", "debug", _DETAIL):  # the program can still run
+        _log.warning("%s is %r, and not info, debug or detail", _DEBUG, asked)
+        return
+    _log.setLevel("DEBUG" if asked == _DETAIL else asked.upper())
+    if not _log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("ringcoll[%(process)d] %(message)s"))
+        _log.addHandler(handler)

@@ -1,0 +1,356 @@
+"""Stores: served, waited for and read; and what to say when one is gone.
+
+A store believes whoever reaches it. What is read from it is checked where it is used: a value that no
+rank of this library writes is a `TransportError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, TransportError
+from ringcoll.machine.ending import at_end, started
+from ringcoll.machine.facts import family_of, place
+from ringcoll.machine.lines import end_of, sockets
+
+__all__ = [
+    "MESSAGES",
+    "answered",
+    "appears",
+    "as_fields",
+    "as_json",
+    "begun",
+    "common",
+    "gone",
+    "not_of_a_rank",
+    "private",
+    "read_all",
+    "read_fields",
+    "read_json",
+    "read_text",
+    "served",
+    "store_host",
+    "unreachable",
+    "within",
+]
+
+Answer = TypeVar("Answer")
+
+_CONNECTING_S = 1.0
+_LOOK_S = 0.02  # between two looks whether the host of a store lives, while torch connects to it
+_GIVING_UP_S = 5.0  # for torch to give up: 0.6 to 3.1 s in 12 tries with the limit above
+# torch looks up the name of whom it connects to. Where a name server does not answer, that takes 5 seconds
+# or more, once in a process: the next try does without.
+_TRIES = 3
+_LATE_S = 1.0  # for an answer that comes at the time limit, and says more
+
+
+class _NoAnswerError(TimeoutError):
+    """A function did not return in time."""
+
+
+def appears(
+    store: dist.Store,
+    keys: list[str],
+    deadline: float,
+    given_up: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Wait until a store has some keys, and return whether it has them.
+
+    The wait looks into the store, with growing pauses between the looks: a wait in the store
+    itself would block the store for other threads.
+
+    Parameters
+    ----------
+    store, keys
+        Store, and the keys that have to be in it.
+    deadline
+        Time at which the wait ends, as ``time.monotonic`` counts.
+    given_up
+        Function that says whether the wait is in vain.
+    """
+    pause_s = 0.0005
+    while not store.check(keys):
+        if given_up() or time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+    return True
+
+
+def read_text(store: dist.Store, key: str) -> str:
+    """The text under a key of a store; bytes that are no text are replaced."""
+    return store.get(key).decode(errors="replace")
+
+
+def read_all(store: Any, keys: list[str]) -> list[str]:  # torch's stubs lack two methods
+    """The texts under keys that a store has, in one look if the store can do that."""
+    if not store.has_extended_api():
+        return [read_text(store, key) for key in keys]
+    return [text.decode(errors="replace") for text in store.multi_get(keys)]
+
+
+def read_json(store: dist.Store, key: str) -> Any:
+    """The value under a key of a store, which a rank has written as JSON.
+
+    Raises
+    ------
+    TransportError
+        The text is not JSON.
+    """
+    return as_json(key, read_text(store, key))
+
+
+def as_json(key: str, text: str) -> Any:
+    """The value of a text that is JSON; see `read_json`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise not_of_a_rank(key, text) from error
+
+
+def read_fields(store: dist.Store, key: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The object under a key of a store; see `as_fields`."""
+    return as_fields(key, read_text(store, key), kinds)
+
+
+def as_fields(key: str, text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The object in a text under a key of a store, which a rank has written as JSON.
+
+    Parameters
+    ----------
+    key, text
+        Key and text.
+    kinds
+        Types of the fields; a number is at least 0 and has at most 64 bits.
+
+    Raises
+    ------
+    TransportError
+        The text is something else.
+    """
+    fields = as_json(key, text)
+    if not isinstance(fields, dict) or fields.keys() != kinds.keys():
+        raise not_of_a_rank(key, fields)
+    for name, kind in kinds.items():
+        value = fields[name]
+        is_large = isinstance(value, int) and not 0 <= value < 1 << 64
+        if type(value) is not kind or is_large:
+            raise not_of_a_rank(key, fields)
+    return fields
+
+
+def not_of_a_rank(key: str, value: object) -> TransportError:
+    """The error for a value in the store that no rank of this library writes."""
+    return TransportError(f"no rank writes what the store has under {key!r}: {str(value)[:80]!r}")
+
+
+def unreachable(store: dist.Store) -> str:
+    """What to say of a store that does not answer any more."""
+    below = _below(store)
+    where = f" at {below.host}:{below.port}" if isinstance(below, dist.TCPStore) else ""
+    return f"the store{where}, which rank 0 or the launcher holds, cannot be reached"
+
+
+def store_host(store: dist.Store) -> str:
+    """The host that serves a store; the loopback interface, for a store without a network."""
+    below = _below(store)
+    return below.host if isinstance(below, dist.TCPStore) else "127.0.0.1"
+
+
+def _below(store: dist.Store) -> dist.Store:
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def private(store: dist.Store) -> dist.Store:
+    """A connection of its own to a store: a long wait on a connection blocks all others who use it.
+
+    Raises
+    ------
+    TransportError
+        The store is there, and cannot be connected to.
+    """
+    reason = ""
+    for _ in range(_TRIES):
+        try:
+            store.check(["alive"])
+        except (AttributeError, RuntimeError):
+            return store  # it is gone: whoever uses it next says so, and for what it is needed
+        try:
+            connected = _connected(store)
+        except (dist.DistError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+        except (AttributeError, RuntimeError, NotImplementedError):
+            return store  # within the process, or on disk: there is no connection
+        else:
+            return store if connected is None else connected
+    raise TransportError(f"{unreachable(store)}: {reason}")
+
+
+_common: dict[tuple[str, int, str], dist.Store] = {}  # by host, port, and place of this process
+_MOST_COMMON = 8
+os.register_at_fork(after_in_child=_common.clear)
+
+
+def common(store: dist.Store) -> dist.Store:
+    """A part of a store that all who call this with the store get, over one connection of the process.
+
+    The connection is not the user's; no look over it may be a long wait. Raises as `private`.
+    """
+    below = _below(store)
+    if not isinstance(below, dist.TCPStore):
+        return private(store)
+    key = below.host, below.port, place()
+    known = _common.get(key)
+    try:
+        name = store.compare_set("common", "", uuid.uuid4().hex).decode(errors="replace")
+        if known is not None:
+            known.check(["alive"])
+    except RuntimeError:  # the store is gone, or the one that was at its address before
+        known = None
+    if known is None:
+        known = private(below)
+        if known is below:  # it is gone: see `private`
+            return store
+        while len(_common) >= _MOST_COMMON:
+            del _common[next(iter(_common))]
+        _common[key] = known
+    return dist.PrefixStore(name, known)
+
+
+def _connected(store: dist.Store) -> dist.Store | None:
+    """Another connection to a store; ``None`` if its host dies meanwhile.
+
+    torch connects for up to 3 s more then, whatever the limit. So a socket beside it tells the death.
+    """
+    below = _below(store)
+    if not isinstance(below, dist.TCPStore):
+        return _clone(store)
+    with socket.create_connection((below.host, below.port), _CONNECTING_S) as line:
+        line.setblocking(False)
+        os.close(os.dup(line.fileno()))  # where no descriptor is left, torch tries for seconds
+        clone = begun(partial(_clone, store), _clones)
+        try:
+            while not wait([clone], _LOOK_S).done:
+                if end_of(line) is not None:
+                    return None
+            return clone.result()
+        finally:
+            del clone  # or its error, which refers to this frame, would keep it
+
+
+def _clone(store: Any) -> dist.Store:
+    limit = store.timeout
+    store.set_timeout(timedelta(seconds=_CONNECTING_S))
+    try:
+        clone = store.clone()
+    finally:
+        store.set_timeout(limit)
+    clone.set_timeout(limit)
+    return clone  # type: ignore[no-any-return]
+
+
+_clones: set[Future[Any]] = set()  # connections that torch is making
+MESSAGES: set[Future[Any]] = set()
+"""Waits for messages in C++, which end with their connections."""
+
+
+def _end_calls() -> None:
+    """Wait until torch has given up: a thread that comes back from C++ while Python ends ends the process."""
+    for connection in sockets() if MESSAGES else ():  # nothing of the program comes after this
+        with contextlib.suppress(OSError):
+            connection.getpeername()  # gloo aborts the process if its listening socket is shut down
+            connection.shutdown(socket.SHUT_RDWR)
+    deadline = time.monotonic() + _GIVING_UP_S
+    while (calls := (*_clones, *MESSAGES)) and time.monotonic() < deadline:
+        wait(calls, deadline - time.monotonic())
+
+
+at_end(_end_calls)
+for _calls in (_clones, MESSAGES):
+    os.register_at_fork(after_in_child=_calls.clear)
+
+
+def begun(function: Callable[[], Answer], among: set[Future[Any]] | None = None) -> Future[Answer]:
+    """Call a function that may never return, such as a look into the store of a process that is stopped.
+
+    Its thread stays behind if it does not return; ``among`` holds its answer meanwhile.
+    """
+    answer: Future[Answer] = Future()
+    try:
+        started(_ask, "ringcoll-asks", function, answer)
+    except GroupBrokenError:  # the program ends
+        _ask(function, answer)
+    if among is not None:
+        among.add(answer)
+        answer.add_done_callback(among.discard)
+    return answer
+
+
+def _ask(function: Callable[[], Answer], answer: Future[Answer]) -> None:
+    try:
+        answer.set_result(function())
+    except BaseException as error:  # noqa: BLE001  # `Future.result` raises it
+        answer.set_exception(error)
+        del function, answer  # or the error, which refers to this frame, would keep both
+
+
+def within(limit_s: float, function: Callable[[], Answer]) -> Answer:
+    """Call a function that may never return; see `begun`. Raises `TimeoutError` if it does not in time."""
+    answer = begun(function)
+    try:
+        wait([answer], min(limit_s, threading.TIMEOUT_MAX))
+        if not answer.done():
+            raise _NoAnswerError(f"no answer within {limit_s:g} s")
+        return answer.result()
+    finally:
+        del answer  # or its error, which refers to this frame, would keep it
+
+
+def answered(store: dist.Store, limit_s: float, function: Callable[[], Answer]) -> Answer:
+    """Call a function that asks a store, which gives no answer while its host is stopped; see `begun`.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        No answer came within ``limit_s`` seconds.
+    TransportError
+        The store is gone.
+    """
+    try:
+        return within(limit_s + _LATE_S, function)
+    except _NoAnswerError:
+        text = f"no answer within {limit_s:g} s: {unreachable(store)}"
+        raise CollectiveTimeoutError(text, peer=0) from None
+    except dist.DistError as error:
+        raise gone(store, error) from error
+
+
+def gone(store: dist.Store, error: dist.DistError) -> TransportError:
+    """The error of a store that cannot be reached any more, from torch's."""
+    return TransportError(f"{unreachable(store)}: {str(error).partition(chr(10))[0]}", peer=0)
+
+
+def served(host: str = "127.0.0.1") -> dist.TCPStore:
+    """Serve a store on a free port of one interface; torch's own would listen on all."""
+    with socket.create_server((host, 0), family=family_of(host), backlog=1024) as server:
+        port = server.getsockname()[1]
+        listening = server.detach()
+        return dist.TCPStore(
+            host, port, None, True, wait_for_workers=False, master_listen_fd=listening
+        )

@@ -1,0 +1,199 @@
+"""Files of measurements of this machine: that of ``ringcoll tune``, and what groups have measured.
+
+A file holds a table for each transport, number of ranks, number of hosts and type of device; see
+`ringcoll.cost.table.Table`. The file is replaced as a whole, so that a reader sees the old file
+or the new file. A group that measures, as it finds nothing in either file, keeps its costs in the second
+file (`remember`), for the programs of the next hours.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ringcoll._version import __version__
+from ringcoll.cost.table import Table
+from ringcoll.errors import RingcollError, TuningFileError
+from ringcoll.machine.facts import cores, cpu
+from ringcoll.machine.files import json_text, read_file, replace_file
+
+__all__ = ["Tuned", "find_table", "is_recent", "machine", "read", "remember", "update"]
+
+_FORMAT = "ringcoll tuning"
+_VERSION = 1
+_RECENT = timedelta(hours=12)  # what else the machine does changes from day to day
+_log = logging.getLogger("ringcoll")
+
+
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Facts of this machine on which measurements depend, beside its load.
+
+    Parameters
+    ----------
+    device
+        Type of the device of the tensors: of CUDA tensors, the GPU's name is one of the facts.
+    """
+    facts: dict[str, Any] = {"cpu": cpu(), "cores": cores()}
+    if device == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return facts
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """A table of a file, and where the table comes from.
+
+    Parameters
+    ----------
+    table
+        Costs and rules.
+    facts
+        Versions, date and machine; for people, and to tell machines apart.
+    """
+
+    table: Table
+    facts: dict[str, Any]
+
+    @classmethod
+    def now(cls, table: Table, **facts: Any) -> Tuned:
+        """Make an entry for a table that has just been measured on this machine."""
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        here = machine(table.device)
+        return cls(table, {"date": date, "ringcoll": __version__, "machine": here} | facts)
+
+    @property
+    def key(self) -> tuple[str, int, int, str]:
+        """Transport, number of ranks, number of hosts, and type of device of the table."""
+        table = self.table
+        return table.transport, table.world_size, table.hosts, table.device
+
+
+def read(path: Path) -> list[Tuned]:
+    """Read a file.
+
+    Raises
+    ------
+    TuningFileError
+        The file cannot be read, or is not a file of ``ringcoll tune``; the error names the file.
+    """
+    try:
+        document = json.loads(read_file(path))
+        if not isinstance(document, dict) or document.get("format") != _FORMAT:
+            raise TuningFileError("not a file of `ringcoll tune`")
+        version, entries = document.get("version"), document.get("tables")
+        if version != _VERSION:
+            raise TuningFileError(f"has version {version!r}, and this library reads {_VERSION}")
+        if not isinstance(entries, list):
+            raise TuningFileError("has no list of tables")
+        return [_tuned(entry, path) for entry in entries]
+    except TuningFileError as error:
+        raise TuningFileError(str(error), path=str(path)) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise TuningFileError(f"cannot be read: {error}", path=str(path)) from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # the directory may not be searched
+        return False
+
+
+def _tuned(entry: Any, path: Path) -> Tuned:
+    table = Table.from_json(entry)
+    facts = entry.get("facts", {})
+    return Tuned(replace(table, source=str(path)), facts if isinstance(facts, dict) else {})
+
+
+def update(path: Path, tuned: Tuned) -> None:
+    """Put a table into a file, in place of the table with the same key.
+
+    Raises
+    ------
+    TuningFileError
+        The file is not a file of ``ringcoll tune``, or cannot be written.
+    """
+    kept = [entry for entry in read(path) if entry.key != tuned.key] if _exists(path) else []
+    entries = [entry.table.to_json() | {"facts": entry.facts} for entry in [*kept, tuned]]
+    for entry in entries:
+        del entry["source"], entry["forced"]
+    document = {"format": _FORMAT, "version": _VERSION, "tables": entries}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json_text(document, indent=2) + "\n")
+    except OSError as error:
+        raise TuningFileError(f"cannot be written: {error.strerror}", path=str(path)) from error
+
+
+def remember(path: Path | None, table: Table) -> None:
+    """Keep what a group has measured, if there is a file for it that can be written."""
+    if path is not None:
+        try:
+            update(path, Tuned.now(table))
+        except TuningFileError as error:
+            _log.debug("not kept: %s", error)
+
+
+def is_recent(tuned: Tuned) -> bool:
+    """Whether a table was measured in the last hours, by this version of the library."""
+    try:
+        age = datetime.now(UTC) - datetime.fromisoformat(tuned.facts["date"])
+    except (KeyError, TypeError, ValueError):  # a hand has written it
+        return False
+    return tuned.facts.get("ringcoll") == __version__ and timedelta(0) <= age < _RECENT
+
+
+def find_table(
+    path: Path | None,
+    transport: str,
+    world_size: int,
+    hosts: int,
+    *,
+    asked: bool,
+    device: str = "cpu",
+    holds: Callable[[Tuned], bool] = lambda _: True,
+) -> Table | None:
+    """Look in a file for the table of a transport, a number of ranks and hosts, and a device.
+
+    Parameters
+    ----------
+    path
+        Path of the file; ``None`` for no file, and no table.
+    transport, world_size, hosts
+        Key of the table.
+    asked
+        Whether the user has named the file. If not, the file may be missing, a wrong file gives
+        a warning only, and measurements of another machine are not used.
+    device
+        Type of the device of the tensors. Measurements with CPU tensors say nothing about CUDA
+        tensors, and are not used for them.
+    holds
+        Function that says whether a table may still be used.
+
+    Raises
+    ------
+    TuningFileError
+        The user has named the file, and the file is wrong.
+    """
+    if path is None or (not asked and not _exists(path)):
+        return None
+    try:
+        entries = read(path)
+    except RingcollError as error:
+        if asked:
+            raise
+        _log.warning("ignored: %s", error)
+        return None
+    for entry in entries:
+        if entry.key == (transport, world_size, hosts, device) and holds(entry):
+            if asked or entry.facts.get("machine") == machine(device):
+                return entry.table
+            _log.info("%s: measured on another machine, and not used", path)
+    return None

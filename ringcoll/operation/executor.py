@@ -1,0 +1,273 @@
+"""Bind a plan's instructions to memory and to a transport, and run them.
+
+A program is a flat list: messages to start, messages to wait for, local work.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ringcoll.operation.plan import Combine, Plan, Post, Wait
+from ringcoll.operation.regions import ALIGNMENT
+from ringcoll.reduction import TORCH, Engine, Reduction
+from ringcoll.transport.base import Handle, Message, Transport
+
+__all__ = ["Instruction", "Posting", "Reading", "Watch", "bind", "drive"]
+
+_PIECE = 1 << 20  # bytes of a lent message that are read and reduced at a time
+_LEAST_S = 0.001  # a wait whose time is up still looks whether the message is there
+
+
+class Posting(NamedTuple):
+    """Messages that are ready: ``post``, called with the operation's tag, starts them."""
+
+    post: Callable[[int], list[Handle]]
+    receives: list[Message]
+    sends: list[Message]
+
+
+class Reading(NamedTuple):
+    """Local work on lent messages: ``run`` gets their handles."""
+
+    messages: Sequence[int]
+    run: Callable[[Sequence[Handle]], object]
+
+
+Instruction = Wait | Posting | Reading | Callable[[], object]
+"""An instruction that is bound to memory: wait, start messages, or local work."""
+
+
+class Watch(Protocol):
+    """Gets the message that is being waited for."""
+
+    wait: Wait | None
+
+
+def bind(
+    plan: Plan,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    workspace: Tensor,
+    transport: Transport,
+    *,
+    reduction: Reduction | None = None,
+    engine: Engine = TORCH,
+) -> list[Instruction]:
+    """Bind each of a plan's instructions to memory.
+
+    Parameters
+    ----------
+    inputs, outputs
+        Flat tensors of the input and of the output, all of the work dtype.
+    workspace
+        Working memory: at least ``plan.workspace_numel`` elements of the work dtype.
+    reduction
+        Meaning of ``(+)``; ``None`` if the plan reduces nothing.
+    """
+    own = next((tensor for tensor in (*outputs, *inputs) if tensor.numel()), workspace)
+    workspace = workspace[_apart(own, workspace) :] if plan.workspace_numel else workspace
+    work = (workspace,)
+    regions = plan.regions
+    views: dict[int, Tensor] = {}
+    narrow = work
+    wire = workspace.dtype if reduction is None else reduction.wire_dtype
+    if wire is not workspace.dtype:
+        # They are widened when they are reduced, and on the way come as they are.
+        narrow = (_like(workspace, plan.arriving_numel, wire),)
+    spaces = (inputs, outputs, work, work, work, narrow)
+
+    def view(number: int) -> Tensor:
+        known = views.get(number)
+        if known is None:
+            space, part, offset, numel = regions[number]
+            whole = spaces[space][part]
+            known = whole if numel == whole.numel() else whole[offset : offset + numel]
+            views[number] = known
+        return known
+
+    def message(item: tuple[int, int, int]) -> Message:
+        peer, number, numel = item
+        # Two ends that expect other lengths do not match: no message is cut short, or written past
+        # an end. Knuth's multiplicative hash spreads lengths over the 31 bits of a tag.
+        return Message(peer, view(number), (numel * 2654435761) & 0x7FFFFFFF)
+
+    lent = {} if reduction is None else _lent(plan, transport, reduction)
+    borrowed = {number for sources in lent.values() for number in sources.values()}
+    num_messages = 0
+    program: list[Instruction] = []
+    thin: dict[int, Tensor] = {}  # totals that are sent next, in the wire dtype
+    for index, instruction in enumerate(plan.instructions):
+        if isinstance(instruction, Wait):
+            program.append(instruction)
+        elif isinstance(instruction, Post):
+            receives, sends = instruction
+            arriving, leaving = [*map(message, receives)], [*map(message, sends)]
+            leaving = [
+                send._replace(tensor=thin.get(number, send.tensor))
+                for send, (_, number, _) in zip(leaving, sends, strict=True)
+            ]
+            thin.clear()
+            for place, receive in enumerate(arriving):
+                arriving[place] = receive._replace(lent=num_messages + place in borrowed)
+            num_messages += len(arriving) + len(leaving)
+            program.append(Posting(transport.bind(arriving, leaving), arriving, leaving))
+        elif isinstance(instruction, Combine):
+            sources = [*map(view, instruction.sources)]
+            assert reduction is not None
+            finished = transport.world_size if instruction.final else None
+            rounded = None
+            if narrow is not work and index in plan.departing:
+                total = view(instruction.into)
+                rounded = _like(total, total.numel(), wire)
+                thin[instruction.into] = rounded
+            into = view(instruction.into)
+            if index in lent:
+                positions, numbers = zip(*lent[index].items(), strict=True)
+                borrower = _Borrower(
+                    transport, positions, reduction, engine, into, sources, finished, rounded
+                )
+                program.append(Reading(numbers, borrower))
+            else:
+                program.append(engine.bind(reduction, [into], sources, finished, rounded))
+        else:
+            program.append(partial(view(instruction.into).copy_, view(instruction.source)))
+    return program
+
+
+def _lent(plan: Plan, transport: Transport, reduction: Reduction) -> dict[int, dict[int, int]]:
+    """Those of `Plan.lent` that are long enough, and can be reduced piece by piece."""
+    if transport.lends_from == math.inf or reduction.operator.user is not None:
+        return {}  # nobody knows what the user's function does to a piece
+    if reduction.combine_all is not None:
+        return {}  # a piece that is read is added before the next is there
+    lent = {}
+    for index, sources in plan.lent.items():
+        combine = plan.instructions[index]
+        assert isinstance(combine, Combine)
+        if plan.regions[combine.into].numel * reduction.wire_dtype.itemsize >= transport.lends_from:
+            lent[index] = sources
+    return lent
+
+
+_of_thread = threading.local()
+
+
+def _scratch(place: int, dtype: torch.dtype) -> Tensor:
+    """Memory of this thread for a piece of a lent message, in place 0 or 1, for all operations."""
+    pieces: Tensor | None = getattr(_of_thread, "pieces", None)
+    if pieces is None:
+        with torch.inference_mode(False):  # later operations may be outside of that mode
+            pieces = _of_thread.pieces = torch.empty(2, _PIECE, dtype=torch.uint8, device="cpu")
+    return pieces[place].view(dtype)
+
+
+class _Borrower:
+    """A reduction of which some sources are lent messages, piece by piece, as pieces stay in cache.
+
+    Parameters
+    ----------
+    transport
+        Transport that lends the messages.
+    positions
+        Positions of the lent sources; their memory is not used.
+    reduction, engine, into, sources, finished, rounded
+        As for `Engine.bind`.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        positions: Sequence[int],
+        reduction: Reduction,
+        engine: Engine,
+        into: Tensor,
+        sources: Sequence[Tensor],
+        finished: int | None,
+        rounded: Tensor | None,
+    ) -> None:
+        self._transport, self._positions = transport, positions
+        self._bind = partial(engine.bind, reduction)
+        self._into, self._sources = into, sources
+        self._finished, self._rounded = finished, rounded
+
+    def __call__(self, handles: Sequence[Handle]) -> None:
+        """Reduce; the handles are those of the lent sources."""
+        transport, numel = self._transport, self._into.numel()
+        remote: dict[int, Handle] = {}
+        sources = [*self._sources]
+        for position, handle in zip(self._positions, handles, strict=True):
+            near = transport.view(handle, sources[position].dtype)
+            if near is None:
+                remote[position] = handle
+            else:
+                sources[position] = near
+        step = _PIECE // self._into.itemsize
+        for start in range(0, numel, step):
+            piece = slice(start, min(start + step, numel))
+            self._reduce(piece, [source[piece] for source in sources], remote)
+        for handle in handles:
+            transport.release(handle)
+
+    def _reduce(self, piece: slice, sources: list[Tensor], remote: dict[int, Handle]) -> None:
+        """Reduce a piece; what is remote is added as soon as it is read, while it is in cache."""
+        into = self._into[piece]
+        chain: list[Tensor] = []  # to be added up
+        for position, source in enumerate(sources):
+            if position not in remote:
+                chain.append(source)
+                continue
+            if len(chain) > 1:
+                self._bind([into], chain, None)()
+                chain = [into]
+            copy = _scratch(len(chain), source.dtype)[: into.numel()]
+            self._transport.read(remote[position], piece.start, copy)
+            chain.append(copy)
+        rounded = None if self._rounded is None else self._rounded[piece]
+        self._bind([into], chain, self._finished, rounded)()
+
+
+def _like(tensor: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+    """Memory of another dtype that is aligned as a tensor, in elements."""
+    memory = torch.empty(numel + ALIGNMENT, dtype=dtype, device=tensor.device)
+    return memory[_apart(tensor, memory) :][:numel]
+
+
+def _apart(tensor: Tensor, memory: Tensor) -> int:
+    """How many elements of memory to leave out, so that the rest is aligned as a tensor."""
+    at, start = (one.data_ptr() // one.itemsize for one in (tensor, memory))
+    return (at - start) % ALIGNMENT
+
+
+def drive(
+    program: Sequence[Instruction],
+    tag: int,
+    wait: Callable[[Handle, float], None],
+    deadline: float,
+    watch: Watch,
+) -> list[Handle]:
+    """Run a program to its end; return the handles of its messages.
+
+    ``tag``, of 31 bits, is mixed into the tags of all messages; ``wait`` is `Transport.wait`;
+    ``deadline`` counts as ``time.monotonic``.
+    """
+    handles: list[Handle] = []
+    now = time.monotonic
+    for item in program:
+        if isinstance(item, Wait):
+            watch.wait = item
+            wait(handles[item.message], max(deadline - now(), _LEAST_S))
+        elif isinstance(item, Posting):
+            handles += item.post(tag)
+        elif isinstance(item, Reading):
+            item.run([handles[number] for number in item.messages])
+        else:
+            item()
+    return handles

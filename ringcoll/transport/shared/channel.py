@@ -1,0 +1,476 @@
+"""The memory of two ranks of one host, as a channel for messages in both directions.
+
+A message to a peer takes the next entry of its ring (`ringcoll.transport.shared.layout`); the store of
+its number, which is the last, makes it visible. The receiver takes messages in order, and matches them
+by tag.
+
+==========  ==========  ==================================================  =====================
+message     kind        how it travels                                      its send is over
+==========  ==========  ==================================================  =====================
+to 36 KiB   inline      in the entry: copied in, copied out                 at once
+longer      mapped      the receiver reads it where it lies, if that is a   when it has been read
+                        tensor in shared memory (`ringcoll.empty_shared`)
+longer      remote      the receiver reads the sender's memory, if the      when it has been read
+                        kernel lets it (probed when the ranks connect)
+longer      in pieces   256 KiB at a time: copied in, copied out            when it is copied in
+==========  ==========  ==================================================  =====================
+
+Who writes for a peer that sleeps rings its bell: each ring is another number, so that none is missed
+that comes between a look and the sleep. Whoever sleeps says so before it looks for the last time, and
+whoever writes looks for sleepers after it has written, each with a fence between: one of the two
+always sees the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import select
+from collections import deque
+
+from torch import Tensor
+
+from ringcoll.errors import PeerLostError, TransportError
+from ringcoll.transport.base import Message, bytes_at
+from ringcoll.transport.shared.layout import (
+    BELL,
+    DEPTH,
+    ENTRY,
+    FOR_ROOM,
+    HEAD,
+    OPEN,
+    PIECE,
+    PIECES,
+    SHORT,
+    SLEEPS,
+    STATE,
+    WHOM,
+    WORD,
+    SharedLayout,
+)
+from ringcoll.transport.shared.memory import (
+    Identity,
+    SharedMemory,
+    fence,
+    futex_wake,
+    is_ordered,
+    read_process,
+)
+from ringcoll.transport.shared.tensors import PeerRegions, SharedRegion, region_of, regions_now
+
+__all__ = ["PeerChannel", "PendingSends", "RingReceive", "RingSend"]
+
+_INLINE, _REMOTE, _IN_PIECES, _MAPPED = 0, 1, 2, 3  # kinds of messages
+_IN_PLACE = (_REMOTE, _MAPPED)  # kinds that are read where they lie
+_ENTRY_WORDS = ENTRY // WORD
+_FENCES = not is_ordered()  # what is written, and what is read, has to be kept in order
+_MOST_SLICES = 256  # lengths of short messages whose places are remembered
+
+
+class RingSend:
+    """A message to a peer."""
+
+    __slots__ = ("_region", "_regions", "address", "base", "channel", "copied", "done", "nbytes",
+                 "number", "places", "source", "tag", "tensor")  # fmt: skip
+
+    def __init__(self, channel: PeerChannel, message: Message) -> None:
+        _, self.tensor, self.base, _ = message
+        self.channel, self.nbytes = channel, self.tensor.nbytes
+        self.address = self.tensor.data_ptr()
+        self.source = bytes_at(self.address, self.nbytes)
+        self.places = channel.outgoing(self.nbytes) if self.nbytes <= SHORT else []
+        self.tag = self.number = self.copied = 0
+        self.done = False
+        self._region: SharedRegion | None = None
+        self._regions: object = None
+
+    def region(self) -> SharedRegion | None:
+        """The region of shared memory that the message lies in now."""
+        if self._regions is not regions_now():
+            self._regions = regions_now()
+            self._region = region_of(self.address, self.nbytes)
+        region = self._region
+        return region if region is not None and region.is_here() else None
+
+    def look(self) -> bool:
+        """Whether the message is complete."""
+        self.channel.flush()  # which may complete it
+        if self.number and not self.done:
+            self.done = self.channel.is_taken(self.number)
+        return self.done
+
+
+class RingReceive:
+    """A message from a peer: into a tensor, or, if it came early, into memory of its own."""
+
+    __slots__ = ("address", "base", "channel", "done", "filled", "into", "lent", "memory",
+                 "nbytes", "number", "sources", "tag", "tensor")  # fmt: skip
+
+    def __init__(
+        self, channel: PeerChannel, nbytes: int, tag: int, tensor: Tensor | None, lent: bool
+    ) -> None:
+        self.channel, self.nbytes, self.tensor, self.lent = channel, nbytes, tensor, lent
+        self.base = self.tag = tag
+        self.into = memoryview(b"") if tensor is None else bytes_at(tensor.data_ptr(), nbytes)
+        self.sources = channel.incoming(nbytes) if nbytes <= SHORT else []
+        # Of a message that is to be read in the peer's memory: its place there, or in memory that
+        # is mapped here; and its number.
+        self.address = self.number = 0
+        self.memory: SharedMemory | None = None
+        self.filled, self.done = 0, False
+
+    def look(self) -> bool:
+        """Whether the message has come."""
+        while not self.done and self.channel.has_come():
+            self.channel.take()
+        if not self.done and self.number:
+            self.channel.fetch(self)
+        return self.done
+
+
+class PendingSends:
+    """What waits for room on its way to a peer, as something to wait for."""
+
+    done = False
+
+    def __init__(self, channel: PeerChannel) -> None:
+        self.channel = channel
+
+    def look(self) -> bool:
+        """Whether all is sent."""
+        self.channel.flush()
+        return not self.channel.pending
+
+
+class PeerChannel:
+    """Both directions between this rank and a peer."""
+
+    def __init__(
+        self,
+        rank: int,
+        peer: int,
+        own: SharedMemory,
+        other: SharedMemory,
+        places: SharedLayout,
+        pid: int,
+        life: int,
+    ) -> None:
+        self.peer, self.pid = peer, pid
+        self._life = select.poll()
+        self._life.register(life, select.POLLIN)
+        self.own, self.other = own, other
+        self._words, self.other_words = own.words, other.words
+        self._rank, self._num_rings = rank, 0
+        # To the peer.
+        self.pending: deque[RingSend] = deque()
+        self._next_out = DEPTH
+        self._ring_out = places.rings[peer]
+        self._ring_out_word = self._ring_out // WORD
+        self._acked = places.acks[rank] // WORD  # in the peer's memory
+        self._pieces_out = places.pieces[peer]
+        self._num_pieces_out = 0
+        self._piece_numbers = [0] * PIECES  # the entry that last told of each place
+        self._outgoing: dict[int, list[memoryview]] = {}
+        # From the peer.
+        self.posted: deque[RingReceive] = deque()
+        self.early: dict[int, deque[RingReceive]] = {}
+        self.unread: deque[RingReceive] = deque()  # that lie in the peer's memory
+        self.next_in = DEPTH
+        self._ring_in = places.rings[rank]  # in the peer's memory
+        self.word_in = self._ring_in_word = self._ring_in // WORD  # of the next message
+        self._acks = places.acks[peer] // WORD
+        self._pieces_in = places.pieces[rank]
+        self._num_pieces_in = 0
+        self._partial: RingReceive | None = None  # whose pieces are coming
+        self._incoming: dict[int, list[memoryview]] = {}
+        self._regions = PeerRegions(pid)
+        self.peer_reads = False  # whether the peer can read this process's memory
+        self.reads_peer = False
+        for entry in range(DEPTH):
+            self._words[self._acks + entry] = entry
+
+    # --- to the peer ----------------------------------------------------------------------
+
+    def start(self, send: RingSend) -> RingSend | None:
+        """Start a message; ``None`` if it is complete."""
+        number = self._next_out
+        entry = number & (DEPTH - 1)
+        # What is most frequent comes first, and in few words: a short message for which there is room.
+        if (
+            send.places
+            and not self.pending
+            and self.other_words[self._acked + entry] == number - DEPTH
+        ):
+            if _FENCES:
+                fence()
+            send.places[entry][:] = send.source
+            words, at = self._words, self._ring_out_word + entry * _ENTRY_WORDS
+            words[at + 1], words[at + 3] = send.nbytes << 2 | _INLINE, send.tag
+            if _FENCES:
+                fence()
+            words[at] = number  # now the message can be seen
+            self._next_out = number + 1
+            return None
+        send.number = send.copied = 0
+        send.done = False
+        if self.pending or not self._put(send):
+            self.pending.append(send)
+            return send
+        return None if send.done else send
+
+    def flush(self) -> None:
+        """Send what had no place before."""
+        before = self._next_out
+        while self.pending and self._put(self.pending[0]):
+            self.pending.popleft()
+        if self._next_out != before:
+            fence()
+            self.ring_if_needed()
+
+    def ring_if_needed(self) -> None:
+        """Wake the peer if it sleeps until a message of this rank comes, or if its ring is full.
+
+        A fence comes before it, after the stores of messages.
+        """
+        sleeps = self.other_words[SLEEPS]
+        if sleeps and (sleeps >> WHOM == self._rank or self.pending):
+            self.ring()
+
+    def is_taken(self, number: int) -> bool:
+        """Whether the peer has taken a message."""
+        return self.other_words[self._acked + (number & (DEPTH - 1))] >= number
+
+    def _put(self, send: RingSend) -> bool:
+        """Write as much of a message as there is room for; return whether that is all."""
+        nbytes, words = send.nbytes, self._words
+        is_all = False
+        while not is_all:
+            number = self._next_out
+            entry = number & (DEPTH - 1)
+            if self.other_words[self._acked + entry] != number - DEPTH:
+                return False
+            if _FENCES:
+                fence()
+            at = self._ring_out_word + entry * _ENTRY_WORDS
+            if nbytes <= SHORT:
+                send.places[entry][:] = send.source
+                words[at + 1] = nbytes << 2 | _INLINE
+                is_all = send.done = True
+            elif not send.copied and (region := send.region()) is not None:
+                words[at + 1], words[at + 2] = nbytes << 2 | _MAPPED, send.address
+                words[at + 4], words[at + 5] = send.address - region.start, region.descriptor
+                words[at + 6], words[at + 7], words[at + 8] = region.identity
+                send.number, is_all = number, True
+            elif self.peer_reads:
+                words[at + 1], words[at + 2] = nbytes << 2 | _REMOTE, send.address
+                send.number, is_all = number, True
+            else:
+                place = self._num_pieces_out % PIECES
+                if not self.is_taken(self._piece_numbers[place]):
+                    return False
+                begin, count = send.copied, min(PIECE, nbytes - send.copied)
+                start = self._pieces_out + place * PIECE
+                self.own.data[start : start + count] = send.source[begin : begin + count]
+                words[at + 1], words[at + 2] = nbytes << 2 | _IN_PIECES, count
+                self._num_pieces_out += 1
+                self._piece_numbers[place] = number
+                send.copied += count
+                is_all = send.done = send.copied == nbytes
+            words[at + 3] = send.tag
+            if _FENCES:
+                fence()
+            words[at] = number  # now the message can be seen
+            self._next_out = number + 1
+        return True
+
+    def ring(self) -> None:
+        """Wake the peer, if it sleeps."""
+        self._num_rings += 1
+        self.other_words[BELL] = (self._rank << 20 | self._num_rings & 0xFFFFF) & 0xFFFFFFFF
+        futex_wake(self.other.address + BELL * WORD)
+
+    def outgoing(self, nbytes: int) -> list[memoryview]:
+        """The memory of short messages of a length in each entry of the ring to the peer."""
+        return self._slices(self._outgoing, self.own, self._ring_out, nbytes)
+
+    # --- from the peer --------------------------------------------------------------------
+
+    def incoming(self, nbytes: int) -> list[memoryview]:
+        """The memory of short messages of a length in each entry of the peer's ring."""
+        return self._slices(self._incoming, self.other, self._ring_in, nbytes)
+
+    def post(self, receive: RingReceive) -> None:
+        """Begin to receive a message, which may have come already."""
+        receive.filled = receive.number = 0
+        receive.done = False
+        came = self.early.get(receive.tag) if self.early else None
+        if not came:
+            self.posted.append(receive)
+            return
+        first = came.popleft()
+        if not came:
+            del self.early[receive.tag]
+        self._check_length(receive, first.nbytes)
+        if first.number:
+            receive.address, receive.memory = first.address, first.memory
+            receive.number, receive.done = first.number, receive.lent
+            if not receive.lent:
+                self.unread.append(receive)  # read when it is waited for: to post takes no time
+            return
+        if first.done:
+            receive.into[:] = first.into
+            receive.done = True
+            return
+        receive.into[: first.filled] = first.into[: first.filled]
+        receive.filled = first.filled
+        self._partial = receive
+        self.posted.appendleft(receive)
+
+    def has_come(self) -> bool:
+        """Whether there is a message to take."""
+        return self.other_words[self.word_in] == self.next_in
+
+    def take(self) -> None:
+        """Take the message that has come."""
+        if _FENCES:
+            fence()
+        number, at, words = self.next_in, self.word_in, self.other_words
+        what, tag = words[at + 1], words[at + 3]
+        nbytes, kind = what >> 2, what & 3
+        entry = number & (DEPTH - 1)
+        self.next_in = number + 1
+        self.word_in = self._ring_in_word + (self.next_in & (DEPTH - 1)) * _ENTRY_WORDS
+        posted = self.posted
+        if posted and kind == _INLINE and posted[0].tag == tag and posted[0].nbytes == nbytes:
+            first = posted.popleft()  # what is most frequent
+            first.into[:] = first.sources[entry]
+            first.done = True
+            self._acknowledge(number)
+            return
+        receive = self._partial or self._matching(tag)
+        if receive is None:
+            receive = self._keep_early(tag, nbytes, kind)
+        if receive.nbytes != nbytes:
+            self._check_length(receive, nbytes)
+        if kind == _INLINE:
+            receive.into[:] = receive.sources[entry]
+            receive.done = True
+        elif kind in _IN_PLACE:
+            receive.address, receive.memory = words[at + 2], None
+            if kind == _MAPPED:
+                self._map(receive, at)
+            receive.number, receive.done = number, receive.lent
+            if receive.tensor is not None:
+                self._finish(receive)
+                if not receive.lent:
+                    self.unread.append(receive)
+                    self.fetch(receive)
+            return
+        else:
+            count, start = words[at + 2], receive.filled
+            place = self._pieces_in + self._num_pieces_in % PIECES * PIECE
+            receive.into[start : start + count] = self.other.data[place : place + count]
+            self._num_pieces_in += 1
+            receive.filled += count
+            receive.done = receive.filled == nbytes
+            self._partial = None if receive.done else receive
+        if receive.done:
+            self._finish(receive)
+        self._acknowledge(number)
+
+    def _map(self, receive: RingReceive, at: int) -> None:
+        """Map the region that a message lies in, or leave the message to be read remotely."""
+        words = self.other_words
+        expected = Identity(words[at + 6], words[at + 7], words[at + 8])
+        try:
+            receive.memory = self._regions.map(words[at + 5], expected)
+            receive.address = words[at + 4]
+        except OSError as error:
+            if not self.reads_peer:
+                raise TransportError(
+                    f"the shared tensor of rank {self.peer} cannot be mapped: {error}",
+                    peer=self.peer,
+                ) from error
+
+    def _finish(self, receive: RingReceive) -> None:
+        if receive.tensor is None:
+            return
+        if self.posted[0] is receive:
+            self.posted.popleft()
+        else:
+            self.posted.remove(receive)
+
+    def _matching(self, tag: int) -> RingReceive | None:
+        """The first receive under a tag."""
+        for receive in self.posted:
+            if receive.tag == tag:
+                return receive
+        return None
+
+    def _keep_early(self, tag: int, nbytes: int, kind: int) -> RingReceive:
+        """Keep a message that nobody has asked for yet; what is read in place needs no memory."""
+        receive = RingReceive(self, nbytes, tag, None, lent=True)
+        if kind not in _IN_PLACE:
+            receive.into = memoryview(bytearray(nbytes))
+        self.early.setdefault(tag, deque()).append(receive)
+        return receive
+
+    def fetch(self, receive: RingReceive) -> None:
+        """Read a whole message in the peer's memory."""
+        assert receive.tensor is not None
+        self.unread.remove(receive)
+        self.read(receive, 0, receive.tensor.data_ptr(), receive.nbytes)
+        self.release(receive)
+        receive.done = True
+
+    def read(self, receive: RingReceive, start: int, into: int, nbytes: int) -> None:
+        """Read bytes of a message in the peer's memory, to an address."""
+        if receive.memory is not None:
+            ctypes.memmove(into, receive.memory.address + receive.address + start, nbytes)
+            return
+        try:
+            read_process(self.pid, receive.address + start, into, nbytes)
+        except OSError as error:
+            raise PeerLostError(
+                f"the memory of rank {self.peer} cannot be read: {error}", peer=self.peer
+            ) from error
+
+    def release(self, receive: RingReceive) -> None:
+        """Let go of a message in the peer's memory, which has held still so far."""
+        if _FENCES:
+            fence()
+        if self.other_words[STATE] != OPEN or self.has_ended():
+            raise PeerLostError("the connection was broken", peer=self.peer)
+        self._acknowledge(receive.number)
+        receive.number, receive.memory = 0, None
+
+    def has_ended(self) -> bool:
+        """Whether the peer's process has ended; its number may then be another's."""
+        return bool(self._life.poll(0))
+
+    def _acknowledge(self, number: int) -> None:
+        if _FENCES:
+            fence()
+        self._words[self._acks + (number & (DEPTH - 1))] = number
+        fence()
+        if self.other_words[SLEEPS] & FOR_ROOM:
+            self.ring()
+
+    def _check_length(self, receive: RingReceive, nbytes: int) -> None:
+        if receive.nbytes != nbytes:
+            raise TransportError(
+                f"a message of {nbytes} bytes from rank {self.peer} met a receive of "
+                f"{receive.nbytes} bytes"
+            )
+
+    @staticmethod
+    def _slices(
+        known: dict[int, list[memoryview]], memory: SharedMemory, ring: int, nbytes: int
+    ) -> list[memoryview]:
+        """The memory of short messages of a length in each entry of a ring."""
+        slices = known.get(nbytes)
+        if slices is None:
+            if len(known) >= _MOST_SLICES:
+                known.clear()
+            starts = [ring + entry * ENTRY + HEAD for entry in range(DEPTH)]
+            slices = known[nbytes] = [memory.data[start : start + nbytes] for start in starts]
+        return slices

@@ -1,0 +1,78 @@
+"""Where things lie in the memory of a rank, which all ranks of its host map.
+
+A rank writes to its own memory only, but for the bell that wakes a peer::
+
+    control    the bell, what the rank sleeps for, how its end of the group is
+    acks       for each peer, by entry: number of the last message that was taken from that entry
+    can read   for each peer: whether this rank can read the memory of its process
+    rings      for each peer, 16 entries: number, length, kind, tag, and a short message itself
+    pieces     for each peer, two places for pieces of long messages
+
+The memory itself is from `ringcoll.transport.shared.memory`; `ringcoll.transport.shared.channel` says
+how messages travel in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "ASLEEP",
+    "AWAKE",
+    "BELL",
+    "BROKEN",
+    "CLOSED",
+    "DEPTH",
+    "ENTRY",
+    "FOR_ROOM",
+    "HEAD",
+    "OPEN",
+    "PIECE",
+    "PIECES",
+    "SHORT",
+    "SLEEPS",
+    "STATE",
+    "WHOM",
+    "WORD",
+    "SharedLayout",
+]
+
+WORD = 8
+"""Bytes of a word."""
+DEPTH = 16
+"""Entries of a ring, a power of two."""
+ENTRY = 36 << 10
+"""Bytes of an entry, whole pages."""
+HEAD = 32
+"""Bytes at the begin of an entry: number, length and kind, address or length of a piece, tag. Behind them,
+of a mapped message: offset in its region, and the region's descriptor and identity."""
+SHORT = ENTRY - HEAD
+"""Bytes of the longest message that travels in an entry."""
+PIECE, PIECES = 256 << 10, 2
+"""Bytes of a piece of a long message, and places for pieces."""
+BELL, SLEEPS, STATE = 0, 8, 16
+"""Numbers of the words of the control block, each on a cache line of its own."""
+_CONTROL = 256  # bytes
+AWAKE, ASLEEP, FOR_ROOM, WHOM = 0, 1, 2, 2
+"""What a rank sleeps for: nothing, or a message of the peer above ``WHOM`` bits; with ``FOR_ROOM`` also
+for room in a ring, or the end of a send."""
+OPEN, BROKEN, CLOSED = 0, 1, 2
+"""States of a rank's end of the group."""
+
+
+class SharedLayout:
+    """Where things lie in a rank's memory, in bytes; ``ranks`` are those of the host.
+
+    The memory up to ``num_taken`` is needed, that of pieces perhaps never.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        end = _CONTROL + len(ranks) * DEPTH * WORD
+        first = -(-(end + len(ranks) * WORD) // ENTRY) * ENTRY
+        self.num_taken = first + len(ranks) * DEPTH * ENTRY
+        self.nbytes = self.num_taken + len(ranks) * PIECES * PIECE
+        places = {rank: place for place, rank in enumerate(ranks)}
+        self.acks = {rank: _CONTROL + n * DEPTH * WORD for rank, n in places.items()}
+        self.can_read = {rank: end + n * WORD for rank, n in places.items()}
+        self.rings = {rank: first + n * DEPTH * ENTRY for rank, n in places.items()}
+        self.pieces = {rank: self.num_taken + n * PIECES * PIECE for rank, n in places.items()}

@@ -1,0 +1,458 @@
+"""Point-to-point messages through memory that the ranks of one host share; Linux, nothing to install.
+
+How a message travels between two ranks is in `ringcoll.transport.shared.channel`. Nothing moves by
+itself: a rank that waits takes what has come from all peers, and sends what had no place. It looks for a
+while, and then sleeps on its bell, a word on which the kernel lets it sleep (a futex). Ranks that share
+cores first give the processor away a few times: the rank that they wait for may then run at once.
+
+What a rank has read in another's memory is right if that rank still lives afterwards, and has not given
+up: until the read is acknowledged, it may not change what it sends.
+
+With ranks on several hosts, each pair has its own way: `PairsTransport` has another transport beside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from itertools import count, repeat
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ringcoll.errors import (
+    ArgumentError,
+    CollectiveTimeoutError,
+    PeerLostError,
+    TransportError,
+)
+from ringcoll.machine.facts import cores, free_bytes
+from ringcoll.machine.stores import appears, as_fields, read_all, read_text
+from ringcoll.transport.base import Handle, Message, Transport, late, meet_telling
+from ringcoll.transport.pairs import OutOfReachError, PairsTransport
+from ringcoll.transport.shared.channel import PeerChannel, PendingSends, RingReceive, RingSend
+from ringcoll.transport.shared.layout import (
+    ASLEEP,
+    AWAKE,
+    BELL,
+    BROKEN,
+    CLOSED,
+    FOR_ROOM,
+    SHORT,
+    SLEEPS,
+    STATE,
+    WHOM,
+    WORD,
+    SharedLayout,
+)
+from ringcoll.transport.shared.memory import (
+    Identity,
+    SharedMemory,
+    fence,
+    forbids_reading,
+    futex_wait,
+    futex_wake,
+    has_futex,
+    identity,
+    is_ordered,
+    read_process,
+    reserve,
+)
+
+__all__ = ["SharedTransport", "check", "check_automatic", "make", "remark"]
+
+# What ranks tell each other.
+_TOLD = dict.fromkeys(("pid", "descriptor", *Identity._fields, "secret", "address"), int)
+_FAILED = 1 << 20  # ranks; what they count together has the failures above it
+_SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
+_YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
+_KIND_S = 0.0005  # where that took longer, for each rank of a core, the next waits do without
+_UNKIND, _MOST_UNKIND = 100, 12800
+_NAP_S = 0.02  # between two looks at the clock and at the processes of the peers: see `announce`
+_SHORT_NAP_S = 0.0001  # while messages between hosts are on their way, which have to be moved
+
+
+def check() -> None:
+    """Make sure that the machine has what it takes.
+
+    Raises
+    ------
+    ArgumentError
+        It has not.
+    """
+    lacking = _lacking()
+    if lacking:
+        raise ArgumentError(f"the transport shared needs {lacking}")
+
+
+def check_automatic() -> None:
+    """Make sure that the transport has been run on such a machine.
+
+    Raises
+    ------
+    ArgumentError
+        It has not: the fences that other processors need were tried on x86-64 only.
+    """
+    if not is_ordered():
+        raise ArgumentError(
+            'the transport shared has only been run on x86-64; elsewhere ask for it: "shared"'
+        )
+
+
+@functools.cache
+def _lacking() -> str:
+    """What the transport needs and this machine lacks; empty if there is nothing."""
+    if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+        return "Linux 5.3 or later, with memfd_create and pidfd_open"
+    if not has_futex():
+        return "x86-64 or aarch64"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        _, descriptor = SharedMemory.create(4096, 4096)
+        try:
+            SharedMemory.open(os.getpid(), descriptor, identity(descriptor))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return f"a kernel that lets processes share memory and watch each other: {error}"
+    return ""
+
+
+def remark() -> str:
+    """What makes the transport slower here than it could be; empty if there is nothing."""
+    reason = forbids_reading()
+    return f"long messages are copied in pieces: {reason}" if reason else ""
+
+
+def make(
+    store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float
+) -> Transport:
+    """Make the transport."""
+    return PairsTransport(SharedTransport(store, rank, world_size), store, timeout_s)
+
+
+class SharedTransport(Transport):
+    """Messages through shared memory, among the ranks of one host: to others there is no channel.
+
+    Parameters
+    ----------
+    store
+        Store that all ranks see, and that nobody else uses.
+    rank, world_size
+        This rank, and the number of ranks.
+    """
+
+    name = "shared"
+    ordered = False
+    lends_from: float = SHORT + 1
+    beside: Callable[[], bool] | None = None
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.hosts: tuple[int, ...] = ()
+        self._store = store
+        self._aborted = False
+        self._pid = os.getpid()  # a process that is forked off does not have the group
+        self._memory: SharedMemory | None = None
+        self._channels: dict[int, PeerChannel] = {}
+        self._lives: dict[int, int] = {}  # pidfds of the peers
+        self._spins, self._is_crowded = _SPINS, False
+        self._kind_s = 0.0
+        self._num_unkind = 0  # waits that do not give the processor away before they sleep
+        self._next_unkind = _UNKIND
+
+    def connect(self, timeout_s: float) -> None:
+        """Map the memory of the ranks of this host; see `Transport.connect`."""
+        rank, store, everyone = self.rank, self._store, range(self.world_size)
+        deadline = time.monotonic() + timeout_s
+        given_up: Callable[[], bool] = lambda: self._aborted  # noqa: E731
+        # How many of the ranks are on this host is known when they have met; what is not used takes no room.
+        try:
+            descriptor = reserve(SharedLayout(everyone).nbytes)
+        except OSError as error:
+            raise self._has_no_memory(SharedLayout(everyone).nbytes, error) from error
+        try:
+            secret = ctypes.c_uint64(int.from_bytes(os.urandom(7), "little"))
+            place = identity(descriptor)._asdict()
+            about = {"pid": os.getpid(), "descriptor": descriptor, **place}
+            about |= {"secret": secret.value, "address": ctypes.addressof(secret)}
+            self.hosts, told = meet_telling(store, self, timeout_s, given_up, json.dumps(about))
+            here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
+            if len(here) > cores():
+                self._spins, self._is_crowded = _CROWDED_SPINS, True
+                self._kind_s = _KIND_S * len(here) / cores()
+            places = SharedLayout(here)
+            self._memory = self._own_memory(descriptor, places, len(here))
+            reasons = [
+                self._open(peer, as_fields(f"here/{peer}", told[peer], _TOLD), places)
+                for peer in here
+                if peer != rank
+            ]
+            # All ranks have to know, as all of them take another transport then.
+            store.set(f"unopened/{rank}", "; ".join(filter(None, reasons)))
+            came = store.add("opened", _FAILED + 1 if any(reasons) else 1)
+            if came % _FAILED == self.world_size:
+                store.set("all opened", str(came // _FAILED))
+            keys = [f"unopened/{peer}" for peer in everyone]
+            if not appears(store, ["all opened"], deadline, given_up):
+                if given_up():
+                    raise PeerLostError(f"rank {rank} gave up meeting the others")
+                missing = [peer for peer in everyone if not store.check([keys[peer]])]
+                raise late(rank, missing, timeout_s)
+            if read_text(store, "all opened") != "0":
+                why = "; ".join(filter(None, read_all(store, keys)))
+                raise OutOfReachError(f"{why}; gloo needs no such memory: RINGCOLL_TRANSPORT=gloo")
+            for channel in self._channels.values():
+                channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
+        finally:
+            os.close(descriptor)
+
+    def _own_memory(self, descriptor: int, places: SharedLayout, num_ranks: int) -> SharedMemory:
+        """Allocate this rank's memory; so many ranks of the host allocate as much."""
+        try:
+            free = free_bytes()
+            if places.nbytes * num_ranks > free:  # the kernel would end a process, perhaps this one
+                told = f"only {free} bytes are free for {num_ranks} ranks of the host"
+                raise OSError(errno.ENOMEM, told)
+            return SharedMemory.allocate(descriptor, places.nbytes, places.num_taken)
+        except OSError as error:
+            raise self._has_no_memory(places.nbytes, error) from error
+
+    def _has_no_memory(self, nbytes: int, error: OSError) -> TransportError:
+        return TransportError(
+            f"rank {self.rank} cannot have {nbytes} bytes of shared memory: {error}"
+        )
+
+    def _open(self, peer: int, about: dict[str, Any], places: SharedLayout) -> str:
+        """Map the memory of a peer, and find out whether its other memory can be read.
+
+        Returns why its memory cannot be mapped; an empty text if it is.
+        """
+        pid, own = about["pid"], self._memory
+        assert own is not None
+        try:
+            life = self._lives[peer] = os.pidfd_open(pid)
+            expected = Identity(about["device"], about["inode"], about["nbytes"])
+            memory = SharedMemory.open(pid, about["descriptor"], expected, nbytes=places.nbytes)
+        except ProcessLookupError as error:
+            raise PeerLostError(f"the process of rank {peer} has ended", peer=peer) from error
+        except (PermissionError, FileNotFoundError) as error:
+            return f"rank {self.rank} cannot open the memory of rank {peer}: {error}"
+        except (OSError, OverflowError) as error:  # no descriptors are left, for instance
+            raise TransportError(
+                f"rank {self.rank} cannot open the memory of rank {peer}: {error}"
+            ) from error
+        channel = PeerChannel(self.rank, peer, own, memory, places, pid, life)
+        self._channels[peer] = channel
+        probe = ctypes.c_uint64()
+        with contextlib.suppress(OSError):  # not allowed here: messages go in pieces
+            read_process(pid, about["address"], ctypes.addressof(probe), WORD)
+        channel.reads_peer = probe.value == about["secret"]
+        own.words[places.can_read[peer] // WORD] = channel.reads_peer
+        return ""
+
+    def bind(
+        self, receives: Sequence[Message], sends: Sequence[Message]
+    ) -> Callable[[int], list[Handle]]:
+        """Make messages ready; see `Transport.bind`. Each is over before it is posted again."""
+        channels = self._channels
+        arriving = [
+            RingReceive(channels[peer], tensor.nbytes, tag, tensor, lent)
+            for peer, tensor, tag, lent in receives
+        ]
+        leaving = [
+            (RingSend(channels[message.peer], message), channels[message.peer].start)
+            for message in sends
+        ]
+        told = [channels[peer] for peer in {message.peer for message in sends}]
+
+        def post(mixed: int) -> list[Handle]:
+            handles: list[Handle] = [*arriving]
+            for receive in arriving:
+                receive.tag = receive.base ^ mixed
+                receive.channel.post(receive)
+            for send, start in leaving:
+                send.tag = send.base ^ mixed
+                handles.append(start(send))
+            if told:  # when all is written, as who wakes may take the processor
+                fence()
+                for channel in told:
+                    if channel.other_words[SLEEPS]:
+                        channel.ring_if_needed()
+            return handles
+
+        return post
+
+    def wait(self, handle: Handle, timeout_s: float) -> None:
+        """Wait for one message; see `Transport.wait`."""
+        message: Any = handle
+        if message is None or message.done:
+            return
+        is_here, receives = False, type(message) is RingReceive
+        if receives:
+            if message.number:
+                message.channel.fetch(message)
+                return
+            channel = message.channel
+            words, at, number = channel.other_words, channel.word_in, channel.next_in
+            for _ in repeat(None, self._spins):
+                if words[at] == number:
+                    channel.take()
+                    if message.done:
+                        return
+                    at, number = channel.word_in, channel.next_in
+        else:
+            is_here = any(message.look() for _ in repeat(None, self._spins))
+        if not is_here:
+            self._sleep(message, timeout_s)
+
+    def view(self, handle: Handle, dtype: torch.dtype) -> Tensor | None:
+        """The elements of a lent message, if it is mapped here; see `Transport.view`."""
+        receive: Any = handle
+        if not receive.number:  # it came another way
+            tensor: Tensor = receive.tensor
+            return tensor
+        if receive.memory is None:
+            return None
+        count = receive.nbytes // dtype.itemsize
+        return torch.frombuffer(
+            receive.memory.data, dtype=dtype, count=count, offset=receive.address
+        )
+
+    def read(self, handle: Handle, start: int, into: Tensor) -> None:
+        """Copy elements of a lent message; see `Transport.read`."""
+        receive: Any = handle
+        receive.channel.read(receive, start * into.itemsize, into.data_ptr(), into.nbytes)
+
+    def release(self, handle: Handle) -> None:
+        """End the loan of a message; see `Transport.release`."""
+        receive: Any = handle
+        if receive.number:
+            receive.channel.release(receive)
+
+    def push(self, timeout_s: float) -> None:
+        """Wait until all messages have found room, so that they reach ranks that this rank waits for.
+
+        Raises as `wait`.
+        """
+        deadline = time.monotonic() + timeout_s
+        for channel in self._channels.values():
+            if channel.pending:
+                self._sleep(PendingSends(channel), max(deadline - time.monotonic(), 0.001))
+
+    def _sleep(self, message: RingSend | RingReceive | PendingSends, timeout_s: float) -> None:
+        """Wait for a message asleep, and serve all peers when something else happens."""
+        deadline, left_s = time.monotonic() + timeout_s, timeout_s
+        if self._is_crowded and self._yielded(message):
+            return
+        memory, channels, peer = self._memory, [*self._channels.values()], message.channel.peer
+        if memory is None:
+            raise PeerLostError("the connection was broken", peer=peer)
+        words = memory.words
+        for number in count():
+            is_for_room = type(message) is RingSend or any(channel.pending for channel in channels)
+            words[SLEEPS] = peer << WHOM | (FOR_ROOM if is_for_room else 0) | ASLEEP
+            fence()
+            seen = words[BELL]
+            for channel in channels:
+                while channel.unread:
+                    channel.fetch(channel.unread[0])
+                while channel.has_come():
+                    channel.take()
+                channel.flush()
+            if message.look():
+                words[SLEEPS] = AWAKE
+                return
+            if number:  # most messages come in the first sleep, which is a short one if none comes
+                self._look_around(message, timeout_s if left_s <= 0 else None)
+            is_hurried = self.beside is not None and self.beside()
+            nap_s = _SHORT_NAP_S if is_hurried else _NAP_S
+            futex_wait(memory.address + BELL * WORD, seen, min(max(left_s, 0.0), nap_s))
+            left_s = deadline - time.monotonic()
+
+    def _yielded(self, message: RingSend | RingReceive | PendingSends) -> bool:
+        """Give the processor to the ranks that share it; return whether the message came.
+
+        It is quicker than to sleep, unless other programs are busy: these keep the processor for
+        milliseconds. Then the next waits do without, each time twice as many.
+        """
+        if self._num_unkind > 0:
+            self._num_unkind -= 1
+            return False
+        begin_s = time.monotonic()
+        for _ in range(_YIELDS):
+            os.sched_yield()
+            if message.look():
+                break
+        if time.monotonic() - begin_s < self._kind_s:
+            self._next_unkind = _UNKIND
+        else:
+            self._num_unkind = self._next_unkind
+            self._next_unkind = min(2 * self._next_unkind, _MOST_UNKIND)
+        return message.done
+
+    def _look_around(
+        self, message: RingSend | RingReceive | PendingSends, exceeded_s: float | None
+    ) -> None:
+        """Raise an error if there is a reason to stop waiting."""
+        peer = message.channel.peer
+        is_over = self._aborted
+        for channel in self._channels.values():
+            state = channel.other_words[STATE]
+            is_over = is_over or state == BROKEN or (state == CLOSED and channel.peer == peer)
+        if is_over and not message.look():
+            self._give_up()
+            raise PeerLostError("the connection was broken", peer=peer)
+        if message.channel.has_ended():
+            if message.look():  # it came before the end
+                return
+            self._give_up()
+            raise PeerLostError(f"the process of rank {peer} has ended", peer=peer)
+        if exceeded_s is not None and not message.look():
+            self._give_up()
+            raise CollectiveTimeoutError(f"no message within {exceeded_s:g} s", peer=peer)
+
+    def _give_up(self) -> None:
+        """Tell the peers that this rank's memory must not be trusted any more."""
+        self._aborted = True
+        memory = self._memory
+        if memory is not None and self._pid == os.getpid():
+            memory.words[SLEEPS] = AWAKE
+            memory.words[STATE] = BROKEN
+            fence()
+
+    def abort(self) -> None:
+        """Wake all who wait, here and at the peers."""
+        self._give_up()
+        self._ring_all()
+
+    def _ring_all(self) -> None:
+        memory = self._memory
+        if memory is None or self._pid != os.getpid():
+            return
+        for channel in tuple(self._channels.values()):
+            channel.ring()
+        memory.words[BELL] = (memory.words[BELL] + 1) & 0xFFFFFFFF  # another thread may wait here
+        futex_wake(memory.address + BELL * WORD)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        was_broken, self._aborted = self._aborted, True
+        memory = self._memory
+        if memory is not None and self._pid == os.getpid():
+            memory.words[STATE] = BROKEN if was_broken else CLOSED
+            fence()
+            self._ring_all()
+        self._memory = None
+        lives, self._lives = self._lives, {}
+        self._channels = {}
+        for life in lives.values():
+            os.close(life)

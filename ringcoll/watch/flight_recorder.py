@@ -1,0 +1,199 @@
+"""What the groups of this process do, for who looks on from outside while a program hangs.
+
+Problem: a program that hangs says nothing, and the rank at fault is seldom the rank that one looks at.
+All that there is to know is kept in any case: a `Monitor` has a group's last operations, and the
+message that is waited for. So nothing is added to an operation. Who asks (``ringcoll dump``) makes a
+thread of this process read what is there; until then the thread sleeps in the kernel. The thread is
+there as long as a group of more than one rank is.
+
+A record is plain data, which `ringcoll.watch.flight_report` merges over the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import signal
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from ringcoll.errors import ArgumentError, GroupBrokenError
+from ringcoll.machine.files import json_text, replace_file
+from ringcoll.machine.settings import DUMP, dump_folder
+from ringcoll.machine.sites import stacks, users
+from ringcoll.operation.operation import Operation, Turn, Words
+from ringcoll.operation.plan import Plan
+from ringcoll.schedule.ir import Recv, RecvReduce, Send
+from ringcoll.watch.answers import Answering
+from ringcoll.watch.monitor import Monitor, Running
+
+__all__ = ["dump_on_signal", "forget", "operations", "record", "save", "token", "watch"]
+
+_log = logging.getLogger("ringcoll")
+
+_LAST = 256  # operations of each group
+_COMMAND = 200  # characters
+
+
+class _Member(Protocol):
+    """A rank's end of a group."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the rank does, as plain data."""
+
+
+_watched: tuple[weakref.ref[_Member], ...] = ()  # replaced as a whole, so read without the lock
+_answering: Answering | None = None
+_changing = threading.RLock()  # a group may be collected, and closed, in the thread that holds it
+
+
+def token(store: dist.Store) -> str:
+    """A text that all ranks of a group get, and no other group has; empty if the store is gone."""
+    with contextlib.suppress(RuntimeError):
+        return store.compare_set("token", "", uuid.uuid4().hex).decode(errors="replace")
+    return ""
+
+
+def watch(member: _Member) -> None:
+    """Tell of a group from now on."""
+    global _answering, _watched  # noqa: PLW0603  # the process has a single one
+    with _changing:
+        _watched = (*_watched, weakref.ref(member))
+        if _answering is None:
+            try:
+                _answering = Answering(lambda: json.dumps(record()))
+            except (OSError, GroupBrokenError) as error:
+                _log.debug("`ringcoll dump` cannot ask this process: %s", error)
+
+
+def forget(member: _Member) -> None:
+    """Tell of a group no more; with the last group the thread ends."""
+    global _answering, _watched  # noqa: PLW0603  # as above
+    with _changing:
+        _watched = tuple(one for one in _watched if one() not in (None, member))
+        if not _watched and _answering is not None:
+            _answering.end()
+            _answering = None
+
+
+def _in_child() -> None:
+    global _answering, _changing, _watched  # noqa: PLW0603  # as above
+    _changing, _watched = threading.RLock(), ()
+    if _answering is not None:
+        _answering.leave_to_parent()
+        _answering = None
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def record() -> dict[str, Any]:
+    """What this process does, as JSON holds it: see `ringcoll.watch.flight_report`."""
+    members = [member for one in _watched if (member := one()) is not None]
+    frames, main = stacks(), threading.main_thread()
+    lines = {
+        "MainThread" if thread is main else thread.name: users(frames.get(thread.ident or 0, ()))
+        for thread in threading.enumerate()
+    }
+    return {
+        "version": 1,
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "command": " ".join(sys.argv)[:_COMMAND],
+        "threads": {
+            name: f"{line.file}:{line.number} in {line.function}"
+            for name, line in lines.items()
+            if line is not None
+        },
+        "groups": [member.snapshot() for member in members],
+    }
+
+
+def save() -> None:
+    """Write the record to the folder of ``RINGCOLL_DUMP``, if there is one."""
+    folder = dump_folder()
+    if folder is None:
+        return
+    path = folder / f"{platform.node()}-{os.getpid()}.json"
+    try:
+        replace_file(path, json_text(record()), 0o600)
+    except OSError as error:
+        _log.warning("the record of this process cannot be written: %s", error)
+
+
+def dump_on_signal(number: signal.Signals) -> None:
+    """Write the record to the folder of ``RINGCOLL_DUMP`` on a signal; called in the main thread.
+
+    Python calls a signal's function in the main thread, which must not be in a call of C++, such as a
+    wait in gloo. ``ringcoll dump`` needs no signal.
+
+    Raises
+    ------
+    ArgumentError
+        The variable names no folder.
+    """
+    if dump_folder() is None:
+        raise ArgumentError("not set", argument=DUMP, expected="a folder", got="")
+    signal.signal(number, lambda *_: save())
+
+
+def operations(monitor: Monitor, queued: Sequence[tuple[int, Operation | Turn]]) -> dict[str, Any]:
+    """The operations of a rank: those that ran last, the one that runs, and those that wait for their turn."""
+    running = monitor.failed or monitor.running()
+    number = None if running is None else running.number
+    return {
+        "operations": [
+            _call(index, operation, complete=number is None or index < number)
+            for index, operation in monitor.recent(_LAST)
+        ],
+        "running": None
+        if running is None
+        else _running(running, monitor.rank, monitor.meets or running.is_barrier),
+        "queued": [_call(index, operation) for index, operation in queued[:_LAST]],
+        "pids": {str(rank): process.pid for rank, process in monitor.lives.processes.items()},
+        "elsewhere": sorted(monitor.lives.elsewhere),
+    }
+
+
+def _call(
+    number: int, operation: Operation | Turn | Words, *, complete: bool = False
+) -> dict[str, Any]:
+    call = operation.description or operation.name
+    return {"number": number, "call": call, "complete": complete}
+
+
+def _running(running: Running, rank: int, meets: bool) -> dict[str, Any]:
+    number, operation, wait = running
+    return {
+        "number": number,
+        "call": operation.description or operation.name,
+        "meets": meets,
+        "step": None if wait is None else wait.step,
+        "peer": None if wait is None else wait.peer,
+        "is_receive": wait is not None and wait.is_receive,
+        "chunks": _chunks(running, rank),
+    }
+
+
+def _chunks(running: Running, rank: int) -> list[int]:
+    """The chunks of the message that is waited for."""
+    plan, wait = running.operation.plan, running.wait
+    if wait is None or not isinstance(plan, Plan):
+        return []
+    chunks: set[int] = set()
+    for operation in [*plan.schedule.steps(rank)][wait.step]:
+        match operation:
+            case Recv(peer, refs) | RecvReduce(peer, refs) if wait.is_receive and peer == wait.peer:
+                chunks.update(ref.chunk for ref in refs)
+            case Send(peer, refs) if not wait.is_receive and peer == wait.peer:
+                chunks.update(ref.chunk for ref in refs)
+    return sorted(chunks)

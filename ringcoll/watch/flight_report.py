@@ -1,0 +1,253 @@
+"""Records of processes (`ringcoll.watch.flight_recorder`), merged over the ranks of each group, in words.
+
+Records of one group have the same token. Ranks are listed from the most to the least suspicious: those
+that cannot be asked; then by the operation that they have come to, the ranks that have come least far
+first, and of these the ranks that are in no operation; then by how many wait for them. In words,
+operations are counted from 1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from ringcoll.errors import ArgumentError
+
+__all__ = ["doing", "read_record", "related", "report"]
+
+_LARGEST_WORLD = 1 << 16
+_MISSING = "has left no record"
+
+Record = dict[str, Any]
+
+
+_CALL = {"number": int, "call": str, "complete": bool}
+_RUNNING = {"number": int, "call": str, "meets": bool, "step": (int, None), "peer": (int, None),
+            "is_receive": bool, "chunks": [int]}  # fmt: skip
+_GROUP = {"group": str, "transport": str, "rank": int, "world_size": int, "operations": [_CALL],
+          "running": (_RUNNING, None), "queued": [_CALL], "failure": (str, None), "pids": {"": int},
+          "elsewhere": [int]}  # fmt: skip
+_RECORD = {"version": int, "host": str, "pid": int, "command": str, "threads": {"": str},
+           "groups": [_GROUP]}  # fmt: skip
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    """Whether JSON has a shape: a type, a list of a shape, alternatives, or an object's fields.
+
+    ``{"": shape}`` is an object with any fields of that shape.
+    """
+    match shape:
+        case list([each]):
+            return type(value) is list and all(_fits(item, each) for item in value)
+        case tuple():
+            return any(_fits(value, each) for each in shape)
+        case {"": each}:
+            return type(value) is dict and all(_fits(item, each) for item in value.values())
+        case dict():
+            is_whole = type(value) is dict and shape.keys() == value.keys()
+            return is_whole and all(_fits(value[name], each) for name, each in shape.items())
+    return value is None if shape is None else type(value) is shape
+
+
+def read_record(text: str) -> Record:
+    """Read the record of a process.
+
+    Raises
+    ------
+    ArgumentError
+        The text is something else.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if _fits(value, _RECORD) and value["version"] == 1:
+        groups = value["groups"]
+        if all(0 <= group["rank"] < group["world_size"] <= _LARGEST_WORLD for group in groups):
+            return dict(value)
+    raise ArgumentError(
+        "not the record of a process", argument="record", expected="version 1", got=text[:80]
+    )
+
+
+def related(records: Iterable[Record], pids: Collection[int]) -> tuple[list[Record], set[int]]:
+    """The records of processes, and of all that have groups with them; and all processes they name."""
+    records, named = list(records), set(pids)
+    while True:
+        groups = [
+            (record["pid"], group)
+            for record in records
+            for group in record["groups"]
+            if record["pid"] in named or named & set(group["pids"].values())
+        ]
+        tokens = {group["group"] for _, group in groups}
+        more = {pid for _, group in groups for pid in group["pids"].values()}
+        more |= {
+            record["pid"]
+            for record in records
+            if any(group["group"] in tokens for group in record["groups"])
+        }
+        if more <= named:
+            return [record for record in records if record["pid"] in named], named
+        named |= more
+
+
+def report(records: Sequence[Record], silent: Mapping[int, str] | None = None) -> list[str]:
+    """Say in lines what the ranks of each group do, the most suspicious first.
+
+    Parameters
+    ----------
+    records
+        Records of processes.
+    silent
+        Why processes of which there is no record did not answer.
+    """
+    groups: dict[str, dict[int, tuple[Record, Record]]] = defaultdict(dict)
+    for record in records:
+        for group in record["groups"]:
+            groups[group["group"]][group["rank"]] = record, group
+    states = {name: _state(members) for name, members in groups.items()}
+    names = sorted(groups, key=lambda name: states[name], reverse=True)
+    numbers = {name: number for number, name in enumerate(names, 1)}
+    is_quiet = not any(map(any, states.values()))
+    lines = []
+    for name in names:
+        group = next(iter(groups[name].values()))[1]
+        busy, broken = states[name]
+        state = f"{busy or 'none'} in an operation{f', broken for {broken}' * bool(broken)}"
+        where = f"{group['world_size']} ranks over {group['transport']}"
+        lines.append(f"group {numbers[name]}, {where}: {state}")
+        if is_quiet or any(states[name]):
+            merged = _merged(groups[name], records, silent or {}, numbers)
+            lines += [f"  {text}" for text in merged]
+    return lines
+
+
+def _state(members: Mapping[int, tuple[Record, Record]]) -> tuple[int, int]:
+    """How many ranks are in an operation of a group, and for how many it is broken."""
+    broken = sum(group["failure"] is not None for _, group in members.values())
+    busy = [group for _, group in members.values() if group["running"] and group["failure"] is None]
+    return len(busy), broken
+
+
+def _merged(
+    members: Mapping[int, tuple[Record, Record]],
+    records: Sequence[Record],
+    silent: Mapping[int, str],
+    numbers: Mapping[str, int],
+) -> list[str]:
+    """The ranks of a group in words."""
+    waiting = defaultdict(list)
+    for rank, (_, group) in sorted(members.items()):
+        if group["running"] and group["failure"] is None:
+            waiting[group["running"]["peer"]].append(rank)
+    lines = []
+    for rank in range(next(iter(members.values()))[1]["world_size"]):
+        is_running = False
+        if rank in members:
+            record, group = members[rank]
+            position, is_running = _position(group), group["running"] is not None
+            text = f"rank {rank} (pid {record['pid']}) {doing(group)}"
+            text += _code(record, rank, group, numbers)
+        else:
+            position, text = _absent(rank, members, records, silent)
+        if waiting[rank]:
+            text += f"; {_ranks(waiting[rank])} for it"
+        lines.append((position, is_running, -len(waiting[rank]), rank, text))
+    return [*_disagreement(members), *(text for *_, text in sorted(lines))]
+
+
+def _position(group: Record) -> float:
+    """The operation that a rank is in, or comes to next."""
+    if group["running"]:
+        return float(group["running"]["number"])
+    return float(group["operations"][-1]["number"] + 1 if group["operations"] else 0)
+
+
+def doing(group: Record) -> str:
+    """What a rank does in a group, in words."""
+    running, queued = group["running"], group["queued"]
+    if group["failure"] is not None:
+        return f"is in a broken group: {group['failure']}"
+    if running is None:
+        done = group["operations"][-1:]
+        text = "is not in any operation, "
+        text += f"after {_short(done[0])}" if done else "and has made none"
+    else:
+        text = f"is in {_short(running)}{_waits(running)}"
+    if queued:
+        text += f", {len(queued)} more queued, up to #{queued[-1]['number'] + 1}"
+    return text
+
+
+def _short(operation: Record) -> str:
+    return f"{operation['call'].partition('(')[0]} #{operation['number'] + 1}"
+
+
+def _waits(running: Record) -> str:
+    chunks, peer = running["chunks"], running["peer"]
+    if peer is None:
+        return ", waits until all ranks have come" if running["meets"] else ", waits for no rank"
+    data = f"chunk{'s' * (len(chunks) > 1)} {', '.join(map(str, chunks))}" if chunks else "data"
+    waits = f"waits for {data} of rank {peer}"
+    if not running["is_receive"]:
+        waits = f"waits until rank {peer} takes {data}"
+    return f" step {running['step']}, {waits}"
+
+
+def _code(record: Record, rank: int, group: Record, numbers: Mapping[str, int]) -> str:
+    """Where the user's code is; ranks that are threads have the names of `run_threads`."""
+    threads = record["threads"]
+    place = threads.get(f"rank-{rank}") or threads.get("MainThread") or "an unknown place"
+    if group["failure"] is None:
+        if group["running"]:
+            return f"; at {place}"
+        for other in record["groups"]:
+            if other["running"] and other["failure"] is None:
+                return f", but in group {numbers[other['group']]} (at {place})"
+    return f" (in user code, {place})"
+
+
+def _absent(
+    rank: int,
+    members: Mapping[int, tuple[Record, Record]],
+    records: Sequence[Record],
+    silent: Mapping[int, str],
+) -> tuple[float, str]:
+    """A rank that has no record of the group."""
+    groups = [group for _, group in members.values()]
+    pid = next((pids for group in groups if (pids := group["pids"].get(str(rank)))), None)
+    if pid is None:
+        if any(rank in group["elsewhere"] for group in groups):
+            return float("inf"), f"rank {rank} is on another host"
+        return -1.0, f"rank {rank} has not come to the group"
+    other = next((record for record in records if record["pid"] == pid), None)
+    if other is None:
+        return -1.0, f"rank {rank} (pid {pid}) {silent.get(pid, _MISSING)}"
+    place = other["threads"].get("MainThread", "an unknown place")
+    return -1.0, f"rank {rank} (pid {pid}) has closed the group (in user code, {place})"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    names = [f"rank {rank}" for rank in ranks]
+    return f"{names[0]} waits" if len(names) == 1 else f"{', '.join(names)} wait"
+
+
+def _disagreement(members: Mapping[int, tuple[Record, Record]]) -> list[str]:
+    """The first operation that two ranks have called differently, if there is one."""
+    calls: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, (_, group) in sorted(members.items()):
+        for operation in (*group["operations"], *group["queued"]):
+            calls[operation["number"]][operation["call"]].append(rank)
+    for number, by_call in sorted(calls.items()):
+        names = {call.partition("(")[0] for call in by_call}
+        in_full = [call for call in by_call if "(" in call]  # others are not resolved yet
+        if len(names) > 1 or len(in_full) > 1:
+            who = ", ".join(
+                f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} called {call}"
+                for call, ranks in by_call.items()
+            )
+            return [f"the ranks disagree on #{number + 1}: {who}"]
+    return []

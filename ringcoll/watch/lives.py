@@ -1,0 +1,165 @@
+"""Which ranks of a group have ended, as far as that can be seen from outside.
+
+Transports hear of most deaths by themselves. They do not hear of all: before the ranks are connected
+nobody does, and gloo does not in the middle of a long message. The processes of this host can be looked
+at. A process is known by its number and the time of its start, as numbers are given away again; in another time
+name space than its own by its number alone, as its clock is another there. To those of other hosts there are lines (`ringcoll.machine.lines`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable
+from itertools import compress
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from ringcoll.errors import TransportError
+from ringcoll.machine import lines
+from ringcoll.machine.facts import is_address, own_address, place, process_state
+from ringcoll.machine.stores import as_json, read_all, store_host
+
+__all__ = ["Lives", "Process", "tell"]
+
+_KEY = "ringcoll/process/{}"
+_SMALL = 32  # ranks of a group in which all have lines to all
+
+
+class Process(NamedTuple):
+    """A process: number, time of its start, `place`, and the address of its lines, if it has one."""
+
+    pid: int
+    start: str
+    place: str
+    address: lines.Address | None = None
+
+    @classmethod
+    def own(cls, host: str = "127.0.0.1") -> Process:
+        """The process that asks; without a start where ``/proc`` does not show processes.
+
+        ``host`` is this machine's address on the way to the others.
+        """
+        try:
+            start = process_state(os.getpid()).start
+        except OSError:
+            start = ""
+        return cls(os.getpid(), start, place(), lines.listening_at(host))
+
+    @classmethod
+    def of(cls, told: Any) -> Process | None:
+        """The process that a rank has told, from JSON; ``None`` if no rank tells such a thing."""
+        match told:
+            case [int(pid), str(start), str(where), None]:
+                return cls(pid, start, where)
+            case [int(pid), str(start), str(where), [str(host), int(port)]]:
+                if is_address(host) and 0 < port < 1 << 16:
+                    return cls(pid, start, where, (host, port))
+        return None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is another process of this host."""
+        return self.place == place() and self.pid != os.getpid()
+
+    def has_ended(self) -> bool:
+        """Whether it has surely ended."""
+        if self.place != place():
+            return self.address is not None and lines.has_ended(self.address)
+        if not self.start or not self.is_here:
+            return False
+        try:
+            now = process_state(self.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        except OSError:  # this process has no descriptors left
+            return False
+        if now.state in "ZX":  # a zombie only waits to be reaped
+            return True
+        told, _, clock = self.start.partition(" ")
+        start, _, own_clock = now.start.partition(" ")
+        return told != start and (not clock or clock == own_clock)
+
+
+def tell(store: dist.Store, rank: int, process: Process) -> None:
+    """Tell the ranks of a group, through the group's store, which process a rank is."""
+    with contextlib.suppress(RuntimeError):  # there is no store any more
+        store.set(_KEY.format(rank), json.dumps(process))
+
+
+class Lives:
+    """The processes of a group's ranks, each of which calls `tell`.
+
+    ``processes`` are those of other ranks on this host, and ``elsewhere`` those on other hosts; both as
+    they have been seen.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        self._store, self._rank = store, rank
+        self._unknown = set(range(world_size)) - {rank}
+        # Those of other hosts to which there are lines, whoever is waited for: in large groups the ranks
+        # at distances that are powers of two, with which most algorithms exchange messages.
+        steps = [1 << step for step in range((world_size - 1).bit_length())]
+        if world_size <= _SMALL:
+            steps = [*range(world_size)]
+        self._near = {(rank + way) % world_size for step in steps for way in (step, -step)} - {rank}
+        self.processes: dict[int, Process] = {}
+        self.elsewhere: dict[int, Process] = {}
+
+    def tell(self) -> None:
+        """Tell which process this rank is, and make lines to those that have told it before.
+
+        Of two ranks, the second makes a line to the first, which finds that when it looks.
+        """
+        try:
+            host = own_address(store_host(self._store))
+        except OSError:  # there is no way any more
+            host = "127.0.0.1"
+        own = Process.own(host)
+        tell(self._store, self._rank, own)
+        if own.address is not None:
+            self._learn(self._near)
+            far = (process for peer, process in self.elsewhere.items() if peer in self._near)
+            lines.greet(process.address for process in far if process.address is not None)
+
+    def ended(self, *awaited: int | None) -> set[int]:
+        """The ranks whose process has surely ended, of those that have told their process.
+
+        Of other hosts, those are looked at to which this rank has lines, and those that are ``awaited``.
+        """
+        self._learn()
+        others, looked_at = self.elsewhere.copy(), {*self._near, *awaited}
+        far = {peer: process for peer, process in others.items() if peer in looked_at}
+        processes = self.processes | far
+        return {peer for peer, process in processes.items() if process.has_ended()}
+
+    def look(self) -> None:
+        """Learn which processes the ranks are, and begin the lines to other hosts."""
+        self._learn()
+        if self.elsewhere:
+            self.ended()
+
+    def _learn(self, among: Iterable[int] | None = None) -> None:
+        """Read which processes the ranks are that are not known yet, as far as they have told it."""
+        peers = [*(self._unknown if among is None else self._unknown.intersection(among))]
+        keys = [_KEY.format(peer) for peer in peers]
+        try:
+            if not keys:
+                return
+            if not self._store.check(keys):  # some have not told it yet
+                known = [self._store.check([key]) for key in keys]
+                peers, keys = [*compress(peers, known)], [*compress(keys, known)]
+            for peer, key, text in zip(peers, keys, read_all(self._store, keys), strict=True):
+                self._unknown.discard(peer)
+                with contextlib.suppress(TransportError):  # no rank tells such a thing
+                    process = Process.of(as_json(key, text))
+                    if process is not None and process.is_here:
+                        self.processes[peer] = process
+                    elif process is not None and process.place != place():
+                        self.elsewhere[peer] = process
+        except dist.DistNetworkError:  # the store is gone, and torch tells each try at length
+            self._unknown.clear()
+        except RuntimeError:
+            pass

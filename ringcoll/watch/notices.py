@@ -1,0 +1,170 @@
+"""What the ranks of a group tell each other through the store when something takes too long.
+
+=================  ==========================================================================
+key                value
+=================  ==========================================================================
+``state/RANK``     the rank's last operations, and what it waits for; as JSON
+``verdict``        the reason why the group is broken, of the first rank that fails; as JSON
+``broken/RANK``    number of ranks that have lost their connection to the rank
+``left/RANK``      number of the last operation of a rank that has closed the group, or -1
+=================  ==========================================================================
+
+What is read is checked: what no rank writes is as if nobody had written it. A store that is gone is asked
+no more, as torch tells each try at length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    CorruptMessageError,
+    PeerLostError,
+    RingcollError,
+    TransportError,
+)
+from ringcoll.machine.stores import read_json, read_text
+
+__all__ = ["FAILURES", "LEFT", "STORE_S", "Notices", "kind_of"]
+
+LEFT = "left/{}"
+"""Key of the number of the last operation of a rank that has closed the group."""
+STORE_S = 5.0
+"""Time limit of a look into the store."""
+FAILURES: dict[str, type[TransportError]] = {
+    "timeout": CollectiveTimeoutError,
+    "corrupt": CorruptMessageError,
+    "transport": TransportError,
+    "lost": PeerLostError,
+}
+"""Kinds of failures in a verdict. A plain `TransportError` is nobody's death: the ranks could not be
+connected."""
+
+Answer = TypeVar("Answer")
+
+
+def kind_of(error: RingcollError) -> str:
+    """The kind of a failure, as a verdict has it."""
+    if isinstance(error, CollectiveTimeoutError):
+        return "timeout"
+    if isinstance(error, CorruptMessageError):
+        return "corrupt"
+    return "transport" if type(error) is TransportError else "lost"
+
+
+class Notices:
+    """The keys of a group's store, as one rank reads and writes them; nobody else uses the store."""
+
+    def __init__(self, store: dist.Store, rank: int) -> None:
+        self.store, self.rank = store, rank
+        self.is_gone = False  # the store
+
+    def verdict(self) -> dict[str, Any] | None:
+        """Why the group is broken; ``None`` as long as no rank says so."""
+        return self._read("verdict", _is_verdict)
+
+    def tell_verdict(self, verdict: dict[str, Any]) -> None:
+        """Say why the group is broken, unless another rank has said it before."""
+        self._ask(lambda: self.store.compare_set("verdict", "", json.dumps(verdict)))
+
+    def tell_broken(self, peer: int) -> None:
+        """Say that this rank's connection to a peer is broken; nobody knows yet which of the two is the cause."""
+        self._ask(lambda: self.store.add(f"broken/{peer}", 1))
+
+    def broken(self, peer: int) -> int:
+        """Number of ranks that have said that their connection to a rank is broken."""
+        return self._ask(lambda: self.store.add(f"broken/{peer}", 0)) or 0
+
+    def state(self, peer: int) -> dict[str, Any] | None:
+        """What a rank has told of its operations."""
+        return self._read(f"state/{peer}", _is_state)
+
+    def tell_state(
+        self,
+        calls: dict[int, Any],
+        waits: tuple[int, int] | None,
+        barrier: tuple[int, int, str] | None = None,
+    ) -> None:
+        """Tell this rank's last calls, and the operation and rank that it waits for; this rank, for all ranks.
+
+        ``barrier`` is the number of monitored barriers, of the calls before the one that the rank is in, and its site.
+        """
+        state = json.dumps({"calls": calls, "waits": waits, "barrier": barrier})
+        self._ask(lambda: self.store.set(f"state/{self.rank}", state))
+
+    def last_of(self, peer: int) -> int | None:
+        """Number of the last operation of a rank that has closed the group; ``None`` if it has not."""
+        key, store = LEFT.format(peer), self.store
+        text = self._ask(lambda: read_text(store, key) if store.check([key]) else None)
+        return int(text) if text is not None and re.fullmatch(r"-1|\d{1,18}", text) else None
+
+    def leave(self, last: int) -> None:
+        """Tell that this rank has closed the group, after an operation; -1 if there was none."""
+        with contextlib.suppress(RuntimeError):  # there is no store any more
+            self.store.set(LEFT.format(self.rank), str(last))
+
+    def _read(self, key: str, is_known: Callable[[Any], bool]) -> dict[str, Any] | None:
+        store = self.store
+
+        def read() -> dict[str, Any] | None:
+            store.set_timeout(timedelta(seconds=STORE_S))
+            if not store.check([key]):
+                return None
+            value: dict[str, Any] = read_json(store, key)
+            return value if is_known(value) else None
+
+        return self._ask(read)
+
+    def _ask(self, ask: Callable[[], Answer]) -> Answer | None:
+        if not self.is_gone:
+            try:
+                return ask()
+            except dist.DistNetworkError:
+                self.is_gone = True
+            except RuntimeError:  # too late, or about to be closed, or not JSON
+                pass
+        return None
+
+
+def _is_verdict(value: Any) -> bool:
+    match value:
+        case {
+            "kind": "mismatch",
+            "calls": [[int(rank), str(call), str()], [int(peer), str(other), str()]],
+        }:
+            return rank != peer and call != other and type(value.get("number")) is int
+        case {"kind": str(kind), "peer": int() | None, "text": str()}:
+            return kind in FAILURES
+    return False
+
+
+def _is_state(value: Any) -> bool:
+    match value:
+        case {
+            "calls": dict(calls),
+            "waits": None | [int(), int()],
+            "barrier": None | [int(), int(), str()],
+        }:
+            return all(_is_number(key) and _is_call(call) for key, call in calls.items())
+    return False
+
+
+def _is_call(value: Any) -> bool:
+    match value:
+        case [str(), None, str()]:
+            return True
+        case [str(), dict(lengths), str()]:
+            return all(_is_number(key) and type(n) is int for key, n in lengths.items())
+    return False
+
+
+def _is_number(key: str) -> bool:
+    return key.isdecimal() and len(key) < 19

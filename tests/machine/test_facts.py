@@ -1,0 +1,38 @@
+"""Which ranks are on one host, and how much memory is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ringcoll.machine.facts import _free_of_groups, free_bytes, hosts_of, place
+
+
+def test_places_that_differ_in_anything_are_several_hosts():
+    parts = place().split()
+    assert place() == place()
+    for index in range(len(parts)):
+        other = " ".join("other" if number == index else part for number, part in enumerate(parts))
+        assert hosts_of([other, place(), other, place()]) == (0, 1, 0, 1)
+
+
+def test_memory_of_control_groups(tmp_path: Path):
+    """The least of the limits of a process's groups counts, in both versions of control groups."""
+
+    def group(folder: str, **files: object) -> None:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (tmp_path / folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+    kinds = "anon 5\nactive_file 10\ninactive_file 20\nslab_reclaimable 30"
+    group("pod", memory__max=1000, memory__current=300, memory__stat=kinds)
+    group("pod/job", memory__max="max", memory__current=200, memory__stat=kinds)
+    group(
+        "memory/pod",
+        memory__limit_in_bytes=5000,
+        memory__usage_in_bytes=4000,
+        memory__stat="cache 9\ntotal_active_file 1\ntotal_inactive_file 2\nactive_file 7",
+    )
+    assert _free_of_groups("0::/pod/job\n", tmp_path) == [1000 - 300 + 60]
+    assert _free_of_groups("7:memory:/pod\n3:cpuset:/pod\n0::/\n", tmp_path) == [5000 - 4000 + 3]
+    assert _free_of_groups("0::/elsewhere\n", tmp_path) == []
+    assert 0 < free_bytes() < 1 << 50

@@ -1,0 +1,177 @@
+"""Connections to stores that are slow to be made."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import threading
+import time
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from ringcoll.errors import TransportError
+from ringcoll.machine import stores
+from ringcoll.machine.stores import begun, private, served, within
+
+
+class Reluctant:
+    """A store to which some connections are not made in time."""
+
+    def __init__(self, num_refused: int) -> None:
+        self.store = served()
+        self.num_refused = num_refused
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def clone(self) -> dist.Store:
+        if self.num_refused:
+            self.num_refused -= 1
+            raise dist.DistNetworkError("The client socket has timed out after 1000ms")
+        clone: dist.Store = self.store.clone()  # type: ignore[attr-defined]
+        return clone
+
+
+@pytest.mark.parametrize("num_refused", [0, 1, 2])
+def test_a_connection_is_tried_again(num_refused: int) -> None:
+    store: Any = Reluctant(num_refused)
+    store.set_timeout(timedelta(seconds=77))
+    connection = private(store)
+    assert connection is not store
+    assert store.num_refused == 0
+    connection.set("here", "yes")
+    assert store.get("here") == b"yes"
+    connections: list[Any] = [store, connection]
+    for one in connections:
+        assert one.timeout == timedelta(seconds=77)
+
+
+def test_a_connection_that_others_use_is_never_handed_out() -> None:
+    store: Any = Reluctant(1000)
+    with pytest.raises(TransportError, match="cannot be reached"):
+        private(store)
+
+
+def test_a_store_that_is_gone_says_so_where_it_is_used() -> None:
+    class Gone:
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("Broken pipe")
+
+    gone: Any = Gone()
+    assert private(gone) is gone
+
+
+def test_a_store_whose_host_dies_meanwhile_is_not_waited_for() -> None:
+    """torch would try again, half a second later or more."""
+    given_up = threading.Event()
+
+    class Last(dist.TCPStore):
+        """Its host dies while a connection is being made."""
+
+        def clone(self) -> dist.Store:
+            servers.clear()
+            assert given_up.wait(30)
+            raise dist.DistNetworkError("The client socket has timed out after 1000ms")
+
+    servers = [served()]
+    store = Last(servers[0].host, servers[0].port, None, False)
+    before = set(stores._clones)
+    assert private(store) is store
+    (connecting,) = stores._clones - before
+    threading.Timer(0.2, given_up.set).start()
+    stores._end_calls()  # at the end of the program
+    assert connecting.done()
+
+
+def test_a_store_at_which_nobody_listens_is_tried_by_nobody() -> None:
+    class Last(dist.TCPStore):
+        """It gives two more answers."""
+
+        def check(self, keys: list[str]) -> bool:
+            asked.append(keys)
+            if len(asked) > 2:
+                raise dist.DistNetworkError("Broken pipe")
+            return False
+
+        def clone(self) -> dist.Store:
+            raise AssertionError("torch connects")
+
+    asked: list[list[str]] = []
+    server = served()
+    store = Last(server.host, server.port, None, False)
+    del server
+    assert private(store) is store
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("num_left", [0, 1])
+def test_a_lack_of_descriptors_is_told_at_once(num_left: int) -> None:
+    """A connection takes two for a moment; without the second torch would try for seconds."""
+    server = served()
+    store = dist.TCPStore(server.host, server.port, None, False)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    own = [os.dup(0) for _ in range(20)]  # so that no lower number is free
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(own) + 1, most[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                own.append(os.dup(0))
+        for _ in range(num_left):
+            os.close(own.pop())
+        with pytest.raises(TransportError, match=r"cannot be reached: .*Too many open files"):
+            private(store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        for descriptor in own:
+            os.close(descriptor)
+    assert private(store) is not store
+
+
+def test_an_error_of_what_is_asked_keeps_nothing() -> None:
+    class Asked:
+        def fail(self) -> None:
+            raise LookupError("none")
+
+    asked = Asked()
+    kept = weakref.ref(asked)
+    gc.disable()
+    try:
+        with contextlib.suppress(LookupError):
+            within(5.0, asked.fail)
+        del asked
+        deadline = time.monotonic() + 10  # for the end of the thread
+        while kept() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("is_prefixed", [False, True])
+def test_a_store_without_connections_is_its_own(is_prefixed: bool) -> None:
+    store: dist.Store = dist.HashStore()
+    if is_prefixed:
+        store = dist.PrefixStore("a", store)
+    own = private(store)
+    store.set("here", "yes")
+    assert own.get("here") == b"yes"
+
+
+def test_what_is_asked_has_a_limit() -> None:
+    def fail() -> None:
+        raise LookupError("none")
+
+    assert within(5.0, lambda: 3) == 3
+    assert begun(lambda: 4).result(5.0) == 4
+    with pytest.raises(LookupError):
+        within(5.0, fail)
+    is_over = threading.Event()
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
+        within(0.2, is_over.wait)
+    is_over.set()

@@ -1,0 +1,148 @@
+"""Whether strided tensors share memory, compared with the list of all their bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import ringcoll
+from ringcoll import LocalGroup, run_threads
+from ringcoll.errors import ArgumentError
+from ringcoll.operation import overlap
+from ringcoll.operation.overlap import TooIntricateError, share_memory
+from ringcoll.operation.stage import check_apart
+
+MEMORY = bytearray(4096)
+
+
+@st.composite
+def tensors(draw: Any) -> list[Tensor]:
+    """Up to four tensors of one dtype, at any byte."""
+    dtype = draw(st.sampled_from([torch.uint8, torch.int16, torch.float32]))
+    kinds = draw(st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=3)))
+    outputs = []
+    for number in range(draw(st.integers(1, 4))):
+        dims = kinds[number % len(kinds)] if kinds else []
+        begin = draw(st.integers(0, 200)) * draw(st.sampled_from([1, dtype.itemsize]))
+        count = (len(MEMORY) - begin) // dtype.itemsize
+        whole = torch.frombuffer(MEMORY, dtype=dtype, offset=begin, count=count)
+        outputs.append(whole.as_strided([size for size, _ in dims], [stride for _, stride in dims]))
+    return outputs
+
+
+def bytes_of(tensor: Tensor) -> list[int]:
+    places = [tensor.data_ptr()]
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = [place + stride * tensor.itemsize * i for place in places for i in range(size)]
+    return [place + byte for place in places for byte in range(tensor.itemsize)]
+
+
+@settings(max_examples=150)
+@given(tensors(), st.booleans())
+def test_it_is_what_a_list_of_all_bytes_says(outputs: list[Tensor], marked: bool) -> None:
+    listed = [byte for tensor in outputs for byte in bytes_of(tensor)]
+    if marked and listed:
+        full = [tensor for tensor in outputs if tensor.numel()]
+        assert overlap._is_marked_twice(full) == (len(set(listed)) < len(listed))
+    assert share_memory(outputs) == (len(set(listed)) < len(listed))
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 6)), max_size=4), st.integers(0, 300))
+def test_solutions_are_counted(terms: list[tuple[int, int]], target: int) -> None:
+    merged: dict[int, int] = {}
+    for coefficient, bound in terms:
+        merged[coefficient] = merged.get(coefficient, 0) + bound
+    sums = [0]
+    for coefficient, bound in merged.items():
+        sums = [total + coefficient * x for total in sums for x in range(bound + 1)]
+    for most in (1, 2):
+        assert overlap._solutions(terms, target, most) == min(most, sums.count(target))
+
+
+LARGE = torch.empty(16 << 20)  # 64 MiB, of which nothing is touched
+APART: dict[str, Callable[[], list[Tensor]]] = {
+    "columns": lambda: [*LARGE.view(-1, 4).unbind(-1)],
+    "many columns": lambda: [*LARGE.view(-1, 1024).unbind(-1)],
+    "columns in another order": lambda: [*LARGE.view(-1, 256).unbind(-1)][::-1],
+    "some columns": lambda: [LARGE.view(-1, 64)[:, i] for i in (0, 1, 3, 7, 12, 20, 30, 44, 63)],
+    "blocks of columns": lambda: [*LARGE.view(4096, 4096).split(1000, dim=1)],
+    "columns of different lengths": lambda: [LARGE[0::2], LARGE[1 : 1 << 20 : 2]],
+    "every other one": lambda: [LARGE[0::6], LARGE[2::6], LARGE[5::6]],
+    "a transposed batch": lambda: [*LARGE.view(64, 512, 512).transpose(1, 2).unbind(1)],
+    "strides that are not nested": lambda: [LARGE.as_strided((1000, 1000), (999, 1001))],
+    "far apart and not nested": lambda: [LARGE.as_strided((2799, 2798), (2801, 2799))],
+}
+SHARED: dict[str, Callable[[], list[Tensor]]] = {
+    "a column twice": lambda: [*LARGE.view(-1, 256).unbind(-1), LARGE.view(-1, 256)[:, 9]],
+    "blocks that meet": lambda: [LARGE.view(4096, 4096)[:, :9], LARGE.view(4096, 4096)[-1:, 8:]],
+    "windows": lambda: [LARGE.unfold(0, 3, 2)],
+    "expanded": lambda: [LARGE[:1000].expand(1000, 1000)],
+    "strides that are not nested": lambda: [LARGE.as_strided((1003, 1000), (999, 1002))],
+    "in one place of millions": lambda: [LARGE[: 9 << 20 : 3], LARGE[(9 << 20) - 6 :: 1 << 20]],
+}
+
+
+@pytest.mark.parametrize("what", [*APART, *(f"{what}, shared" for what in SHARED)])
+def test_large_tensors_take_no_time(what: str) -> None:
+    name, shared, _ = what.partition(", shared")
+    outputs = SHARED[name]() if shared else APART[name]()
+    overlap._meet.cache_clear()
+    overlap._meets_itself.cache_clear()
+    begin = time.thread_time()
+    assert share_memory(outputs) == bool(shared)
+    assert time.thread_time() - begin < 0.5  # to list the addresses took seconds
+
+
+def test_what_strides_cannot_tell_in_time_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "_MOST_VALUES", 0)
+    overlap._meet.cache_clear()
+    overlap._meets_itself.cache_clear()
+    memory = torch.zeros(1 << 16)
+    assert not share_memory([memory[0::2], memory[1::2], memory[:0]])
+    assert share_memory([memory[0::2], memory[1::2], memory[777:778]])
+    monkeypatch.setattr(overlap, "_MOST_MARKED", (1 << 18) - 1)
+    with pytest.raises(TooIntricateError):
+        share_memory([memory[0::2], memory[1::2], memory[3::4]])
+    with pytest.raises(ArgumentError, match="nobody can tell") as caught:
+        check_apart([memory[0::2], memory[1::2], memory[3::4]], rank=2)
+    assert "rank 2" in str(caught.value)
+    overlap._meet.cache_clear()
+    overlap._meets_itself.cache_clear()
+
+
+@pytest.mark.parametrize("function", ["all_gather", "all_to_all", "gather", "reduce_scatter"])
+def test_columns_are_outputs_of_every_function(function: str) -> None:
+    """In a matrix of 3 columns, for 3 ranks; the columns of another matrix are the inputs."""
+
+    def main(group: LocalGroup) -> list[list[float]]:
+        rank, result = group.rank(), torch.full((4, 3), -1.0)
+        inputs = torch.arange(12.0).view(4, 3) + 100 * rank
+        columns, given = [*result.unbind(-1)], [*inputs.unbind(-1)]
+        if function == "all_gather":
+            ringcoll.all_gather(columns, given[0], group)
+        elif function == "gather":
+            ringcoll.gather(given[0], columns if rank == 1 else None, group_dst=1, group=group)
+        elif function == "all_to_all":
+            ringcoll.all_to_all(columns, given, group)
+        else:
+            ringcoll.reduce_scatter(columns[rank], given, group=group)
+        return result.tolist()
+
+    base = torch.arange(12.0).view(4, 3)
+    for rank, found in enumerate(run_threads(main, 3)):
+        expected = torch.full((4, 3), -1.0)
+        if function in ("all_gather", "gather"):
+            if function == "all_gather" or rank == 1:
+                expected = base[:, :1] + torch.tensor([0.0, 100.0, 200.0])
+        elif function == "all_to_all":
+            expected = base[:, rank : rank + 1] + torch.tensor([0.0, 100.0, 200.0])
+        else:
+            expected[:, rank] = 3 * base[:, rank] + 300
+        assert found == expected.tolist()

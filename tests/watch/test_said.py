@@ -1,0 +1,263 @@
+"""What a user reads of a rank that hangs or fails: who, in which call, on which line, and one cause."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ringcoll
+from ringcoll import LocalGroup, run_threads
+from ringcoll.errors import (
+    ArgumentError,
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    RingcollError,
+)
+from ringcoll.machine import settings
+
+HERE = (
+    str(Path(__file__).relative_to(Path.cwd()))
+    if Path(__file__).is_relative_to(Path.cwd())
+    else __file__
+)
+
+
+def line() -> int:
+    """Number of the caller's line."""
+    return sys._getframe(1).f_lineno
+
+
+def raised(function: Callable[[], Any]) -> RingcollError:
+    with pytest.raises(RingcollError) as caught:
+        function()
+    return caught.value
+
+
+@pytest.fixture
+def notices(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Callable[[], list[str]]:
+    """Hang notices after 0.4 s, as the log has them."""
+    monkeypatch.setenv("RINGCOLL_HANG_NOTICE", "0.4")
+    caplog.set_level(logging.WARNING, "ringcoll")
+    return lambda: [
+        item.getMessage() for item in caplog.records if "has waited" in item.getMessage()
+    ]
+
+
+# --- a hang ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_a_rank_that_waits_says_once_for_whom_and_where(
+    notices: Any, num_before: int, is_async: bool
+) -> None:
+    lines: list[int] = []
+
+    def main(group: LocalGroup) -> None:
+        for _ in range(num_before):
+            ringcoll.barrier(group)
+        if group.rank() == 1:
+            time.sleep(1.2)
+        else:
+            lines.append(line() + 1)
+            work = ringcoll.all_reduce(torch.ones(3), group=group, async_op=is_async)
+            if work is not None:
+                work.wait()
+            return
+        ringcoll.all_reduce(torch.ones(3), group=group)
+
+    run_threads(main, 2)
+    assert notices() == [
+        f"rank 0 has waited 0.4 s for rank 1 in all_reduce #{num_before + 1} ({HERE}:{lines[0]}); "
+        f"`ringcoll dump {os.getpid()}` shows all ranks"
+    ]
+
+
+def test_ranks_that_meet_name_all_that_have_not_come(notices: Any) -> None:
+    def main(group: LocalGroup) -> None:
+        time.sleep(1.2 if group.rank() in (1, 3) else 0)
+        ringcoll.barrier(group)
+
+    run_threads(main, 4)
+    assert len(notices()) == 2
+    for rank, text in zip((0, 2), sorted(notices()), strict=True):
+        assert text.startswith(f"rank {rank} has waited 0.4 s for rank 1, rank 3 in barrier #1 (")
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
+def test_a_notice_after_no_time(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("RINGCOLL_HANG_NOTICE", text)
+    with pytest.raises(ArgumentError, match="RINGCOLL_HANG_NOTICE"):
+        run_threads(ringcoll.barrier, 2)
+
+
+def test_no_notice(notices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGCOLL_HANG_NOTICE", "off")
+
+    def main(group: LocalGroup) -> None:
+        time.sleep(0.8 * group.rank())
+        ringcoll.barrier(group)
+
+    run_threads(main, 2)
+    assert notices() == []
+
+
+# --- a disagreement -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("debug", ["", "detail"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_mismatch_names_both_lines(
+    monkeypatch: pytest.MonkeyPatch, debug: str, is_async: bool
+) -> None:
+    monkeypatch.setenv("RINGCOLL_DEBUG", debug)
+    monkeypatch.setattr(settings, "log_as_asked", lambda: None)
+    lines = [0, 0, 0]
+
+    def main(group: LocalGroup) -> RingcollError:
+        rank = group.rank()
+
+        def call() -> None:
+            if rank == 1:
+                lines[rank] = line() + 1
+                work = ringcoll.all_reduce(
+                    torch.ones(5), "max", group, is_async, algorithm="direct", timeout=20
+                )
+            else:
+                lines[rank] = line() + 1
+                work = ringcoll.all_reduce(
+                    torch.ones(5), "sum", group, is_async, algorithm="direct", timeout=20
+                )
+            if work is not None:
+                work.wait()
+
+        ringcoll.barrier(group)
+        return raised(call)
+
+    for rank, error in enumerate(run_threads(main, 3)):
+        assert isinstance(error, MismatchError), error
+        other = 1 if rank != 1 else error.peer
+        assert error.peer == other
+        text = str(error)
+        assert text.startswith(f"rank {rank}: the ranks disagree on call 2 of the group: rank ")
+        assert (
+            f"rank 1 called all_reduce(max, float32, 5 elements, algorithm direct) at {HERE}:{lines[1]}"
+            in text
+        )
+        assert (
+            f"called all_reduce(sum, float32, 5 elements, algorithm direct) at {HERE}:{lines[0]}"
+            in text
+        )
+        assert error.__cause__ is None
+        printed = "".join(traceback.format_exception(error))
+        assert "direct cause" not in printed
+        assert "During handling" not in printed
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+@pytest.mark.parametrize("in_barrier", [0, 1])
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "barrier"])
+def test_a_monitored_barrier_against_another_call(
+    in_barrier: int, num_before: int, collective: str
+) -> None:
+    lines = [0, 0]
+
+    def main(group: LocalGroup) -> RingcollError:
+        rank = group.rank()
+        for _ in range(num_before):
+            ringcoll.all_reduce(torch.ones(1), group=group)
+            ringcoll.monitored_barrier(group)
+
+        def call() -> None:
+            if rank == in_barrier:
+                lines[rank] = line() + 1
+                ringcoll.monitored_barrier(group, timeout=20)
+            elif collective == "barrier":
+                ringcoll.barrier(group, timeout=20)
+            elif collective == "broadcast":
+                ringcoll.broadcast(torch.ones(3), in_barrier, group, timeout=20)
+            else:
+                ringcoll.all_reduce(torch.ones(3), group=group, timeout=20)
+
+        start = time.monotonic()
+        error = raised(call)
+        assert time.monotonic() - start < 15
+        with pytest.raises(RingcollError, match="broken by an earlier failure"):
+            ringcoll.barrier(group)
+        return error
+
+    for error in run_threads(main, 2):
+        assert isinstance(error, MismatchError), error
+        text = str(error)
+        assert f"the ranks disagree on call {num_before + 1} of the group: " in text
+        assert f"rank {in_barrier} called monitored_barrier at {HERE}:{lines[in_barrier]}" in text
+        assert f"rank {1 - in_barrier} called {collective}" in text
+
+
+def test_a_monitored_barrier_beside_asynchronous_calls_is_no_mismatch() -> None:
+    """Each rank is slow once, in the barrier and in the call after it."""
+
+    def main(group: LocalGroup) -> list[float]:
+        results = []
+        for slow in range(4):
+            tensor = torch.full((3,), float(group.rank()))
+            work = ringcoll.all_reduce(tensor, group=group, async_op=True)
+            if group.rank() == slow % 2:
+                time.sleep(0.6)
+            ringcoll.monitored_barrier(group, timeout=20)
+            if group.rank() == slow // 2:
+                time.sleep(0.6)
+            assert work is not None
+            work.wait()
+            ringcoll.barrier(group)
+            results += tensor.tolist()
+        return results
+
+    assert run_threads(main, 2) == [[1.0] * 12] * 2
+
+
+def test_a_hang_in_a_monitored_barrier_is_said(notices: Any) -> None:
+    def main(group: LocalGroup) -> None:
+        time.sleep(1.2 * (group.rank() == 1))
+        ringcoll.monitored_barrier(group, timeout=20)
+
+    run_threads(main, 3)
+    assert len(notices()) == 2
+    for text in notices():
+        assert "has waited 0.4 s for rank 1 in monitored_barrier #1 (" in text
+
+
+# --- one cause ------------------------------------------------------------------------
+
+
+def test_an_error_has_no_other_error_above_it() -> None:
+    left = threading.Event()
+
+    def main(group: LocalGroup) -> RingcollError | None:
+        ringcoll.barrier(group)
+        if group.rank() == 2:
+            left.wait(30)
+            return None
+        error = raised(lambda: ringcoll.all_reduce(torch.ones(3), group=group, timeout=0.3))
+        if isinstance(error, CollectiveTimeoutError | PeerLostError):
+            time.sleep(0.5)
+            left.set()
+        return error
+
+    for error in run_threads(main, 3)[:2]:
+        printed = "".join(traceback.format_exception(error))
+        assert printed.count("Traceback") == 1, printed
+        assert "call 2 of the group (all_reduce(" in str(error)
