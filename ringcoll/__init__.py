@@ -68,7 +68,7 @@ _HOME = {
     "empty_shared": "ringcoll.transport.shared.tensors",
     "share": "ringcoll.collectives.sharing",
     "Faults": "ringcoll.transport.faulty",
-    "Options": "ringcoll.backend.process_group",
+    "Options": "ringcoll.backend.options",
     "Work": "ringcoll.group.work",
     "simulate": "ringcoll.simulation",
     "trace": "ringcoll.tracing",
@@ -77,7 +77,7 @@ _HOME = {
 _ROOMS = {"ddp": "ringcoll.training.data_parallel", "testing": "ringcoll.testing"}
 
 if TYPE_CHECKING:
-    from ringcoll.backend.process_group import Options
+    from ringcoll.backend.options import Options
     from ringcoll.collectives.explanation import Explanation, explain
     from ringcoll.collectives.functions import (
         all_gather,

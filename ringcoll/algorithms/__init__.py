@@ -22,6 +22,7 @@
 `layout`            which ranks of each host act in a hierarchy, and for which others
 `entry`             what an entry is: all that the rest has to know of an algorithm
 `registry`          the entries, by collective and name
+`names`             algorithms by name: entries, and those joined by +
 `proved`            schedules that may be run with an operator
 ==================  =======================================================
 
@@ -52,17 +53,15 @@ from ringcoll.algorithms import (
     ring,
     swing,
 )
+from ringcoll.algorithms.names import find, named, required, schedule_of, where_possible
 from ringcoll.algorithms.registry import (
     ALIASES,
     Algorithm,
     Cost,
     Parameter,
     algorithms,
-    find,
-    named,
     on_hosts,
     register,
-    schedule_of,
     seal,
     unregister,
 )
@@ -95,8 +94,10 @@ __all__ = [
     "parallel_trees",
     "recursive",
     "register",
+    "required",
     "ring",
     "schedule_of",
     "swing",
     "unregister",
+    "where_possible",
 ]

@@ -36,7 +36,7 @@ from ringcoll.algorithms import binomial
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.entry import mark_built_in
 from ringcoll.algorithms.layout import HostLayout, Hosts, layout_of, rows_of
-from ringcoll.algorithms.registry import Algorithm, Cost, find, own, register
+from ringcoll.algorithms.registry import Algorithm, Cost, entry_of, own, register
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule.compose import in_place, renumber, split, unfinished
 from ringcoll.schedule.ir import Program, Schedule, Step, out
@@ -152,7 +152,7 @@ def hierarchy(collective: str, name: str) -> Algorithm:
     UnknownAlgorithmError
         The collective is not all-reduce, or has no algorithm of one of the names.
     """
-    entries = [find(collective, part) for part in name.split("+")]
+    entries = [entry_of(collective, part) for part in name.split("+")]
     if collective != "all_reduce":
         raise UnknownAlgorithmError(f"{collective} has no hierarchies, got {name!r}")
     return _hierarchy_of(*entries)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ringcoll.algorithms.registry import Algorithm, algorithms, find, schedule_of
+from ringcoll.algorithms.names import find, schedule_of
+from ringcoll.algorithms.registry import Algorithm, algorithms
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule.contracts import OperandOrder, contract
 from ringcoll.schedule.ir import Recv, RecvReduce, Ref, Schedule

@@ -6,23 +6,21 @@
     def ring_all_gather(rank, world_size):
         ...
 
-Two signs in a name make algorithms that have no entry of their own: ``circulant=64`` is an
-algorithm with another value of its `Parameter`, and ``ring+two_shot`` is a hierarchy of
-algorithms, the innermost first (`ringcoll.algorithms.hierarchical`).
+A sign in a name makes an algorithm that has no entry of its own: ``circulant=64`` is an algorithm
+with another value of its `Parameter`. `ringcoll.algorithms.names` knows names with ``+`` as well.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
 from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, mark_built_in, on_hosts
-from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
+from ringcoll.errors import ScheduleError, UnknownAlgorithmError
 from ringcoll.schedule.contracts import CONTRACTS, LARGEST_WORLD, OperandOrder, contract
-from ringcoll.schedule.ir import Program, Schedule
+from ringcoll.schedule.ir import Program
 
 __all__ = [
     "ALIASES",
@@ -30,16 +28,12 @@ __all__ = [
     "Cost",
     "Parameter",
     "algorithms",
-    "find",
-    "named",
+    "entry_of",
     "on_hosts",
     "own",
     "register",
-    "required",
-    "schedule_of",
     "seal",
     "unregister",
-    "where_possible",
 ]
 
 ALIASES = {"tree": "binomial_tree"}
@@ -70,7 +64,6 @@ def own(collective: str, name: str) -> Algorithm:
 def _changed() -> None:
     global revision  # noqa: PLW0603  # it counts what happened to the registry
     revision += 1
-    schedule_of.cache_clear()
 
 
 def register(
@@ -143,7 +136,7 @@ def unregister(collective: str, name: str) -> None:
     UnknownAlgorithmError
         The collective has no algorithm of that name.
     """
-    key = collective, find(collective, name).name
+    key = collective, entry_of(collective, name).name
     if key not in _REGISTRY:
         raise UnknownAlgorithmError(f"{name!r} has no entry for {collective}")
     del _REGISTRY[key], _WITH_VALUE[key]
@@ -181,29 +174,11 @@ def algorithms(
 def _variants(entry: Algorithm) -> Iterator[Algorithm]:
     yield entry
     for value in entry.parameter.tried if entry.parameter else ():
-        yield find(entry.collective, f"{entry.name}={value}")
+        yield entry_of(entry.collective, f"{entry.name}={value}")
 
 
-def find(collective: str, name: str) -> Algorithm:
-    """Look up an algorithm by its name or alias.
-
-    Parameters
-    ----------
-    collective
-        The collective.
-    name
-        The name of an entry; or ``name=value``, to choose the value of its `Parameter`; or
-        names joined by ``+``, for a hierarchy.
-
-    Raises
-    ------
-    UnknownAlgorithmError
-        The collective has no such algorithm; the message lists its algorithms.
-    """
-    if "+" in name:
-        from ringcoll.algorithms.hierarchical import hierarchy  # that module imports this one
-
-        return hierarchy(collective, name)
+def entry_of(collective: str, name: str) -> Algorithm:
+    """Look up an entry: by its name or alias, or as ``name=value``. See `ringcoll.algorithms.find`."""
     plain, sign, value = name.partition("=")
     key = (collective, ALIASES.get(plain, plain))
     if key not in _REGISTRY:
@@ -223,75 +198,3 @@ def find(collective: str, name: str) -> Algorithm:
             f"{plain}={parameter.default(8)}, at most {LARGEST_WORLD}, got {name!r}"
         )
     return _WITH_VALUE[key](int(value))
-
-
-def named(name: str, collective: str | None = None) -> list[Algorithm]:
-    """Look up a name in one collective, or in all; as many algorithms as there are.
-
-    Examples
-    --------
-    >>> [entry.collective for entry in named("pairwise")], named("pairwise", "broadcast")
-    (['reduce_scatter', 'all_to_all'], [])
-    """
-    entries = []
-    for each in CONTRACTS if collective is None else (collective,):
-        with suppress(UnknownAlgorithmError):
-            entries.append(find(each, name))
-    return entries
-
-
-def required(collective: str, name: str | Schedule, world_size: int) -> str | Schedule:
-    """Check that a collective has an algorithm for a number of ranks; return its name.
-
-    Raises
-    ------
-    UnknownAlgorithmError, UnsupportedWorldSizeError
-        The collective does not have the algorithm, or the schedule is for something else.
-    """
-    if isinstance(name, Schedule):
-        if name.collective != collective:
-            raise UnknownAlgorithmError(
-                f"{name.algorithm} is a schedule for {name.collective}, not for {collective}"
-            )
-        if name.world_size != world_size:
-            raise UnsupportedWorldSizeError(
-                f"{name.algorithm} {collective} cannot run on {world_size} ranks: it is a schedule "
-                f"for {name.world_size}"
-            )
-        return name
-    if name != "auto" and (reason := find(collective, name).restriction(world_size)):
-        raise UnsupportedWorldSizeError(
-            f"{name} {collective} cannot run on {world_size} ranks: {reason}"
-        )
-    return name
-
-
-def where_possible(collective: str, name: str | Schedule, world_size: int) -> str | Schedule:
-    """Name an algorithm, or return a schedule, if it is for the collective; otherwise ``"auto"``.
-
-    Raises
-    ------
-    UnknownAlgorithmError, UnsupportedWorldSizeError
-        No collective has the algorithm for so many ranks.
-    """
-    if isinstance(name, Schedule):
-        required(name.collective, name, world_size)
-        return name if name.collective == collective else "auto"
-    if name == "auto":
-        return name
-    can_run = {entry.collective for entry in named(name) if not entry.restriction(world_size)}
-    if not can_run:
-        required("all_reduce", name, world_size)  # says why
-    return name if collective in can_run else "auto"
-
-
-@lru_cache(maxsize=256)
-def schedule_of(
-    collective: str,
-    name: str,
-    world_size: int,
-    root: int = 0,
-    hosts: tuple[int, ...] | None = None,
-) -> Schedule:
-    """Build, or take from a cache, the schedule of an algorithm; see `Algorithm.schedule`."""
-    return find(collective, name).schedule(world_size, root, hosts)

@@ -2,6 +2,7 @@
 
 ================  ==========================================================
 `registration`    makes the name known to torch, without importing torch
+`options`         options of a group
 `process_group`   the process group that torch makes
 `c10d`            the table of c10d's collectives and their public functions
 `device_maps`     other backends beside this one in a group
@@ -10,5 +11,5 @@
 `torch_gaps`      replacements for what torch lacks
 ================  ==========================================================
 
-May be imported from outside: `process_group.Options` and `registration`.
+May be imported from outside: `options.Options` and `registration`.
 """

@@ -77,7 +77,7 @@ def honour_device_maps(name: str) -> None:
         _check(backend, own, others)
         _asked.devices, _asked.is_mixed, _asked.group = own, bool(others), None
         if others:
-            from ringcoll.backend.process_group import Options
+            from ringcoll.backend.options import Options
 
             options = call.arguments.get("backend_options")
             _asked.options = options if isinstance(options, Options) else None

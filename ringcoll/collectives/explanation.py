@@ -9,8 +9,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor
 
-from ringcoll.algorithms import find
-from ringcoll.algorithms.registry import required
+from ringcoll.algorithms import find, required
 from ringcoll.collectives.functions import ReduceOptions
 from ringcoll.collectives.groups import as_group, communicator, members_of
 from ringcoll.cost.choice import Choice, choose, segment_bytes_of

@@ -19,7 +19,8 @@ from typing import Any
 
 from ringcoll.errors import ScheduleError
 from ringcoll.simulation.flows import Flows, SimulatedMessage
-from ringcoll.simulation.results import PathStep, SimulatedSpan
+from ringcoll.simulation.picture import SimulatedSpan
+from ringcoll.simulation.results import PathStep
 from ringcoll.simulation.runs import RunOutcome, RunSettings
 from ringcoll.simulation.symmetry import Folding
 from ringcoll.simulation.waves import RankWave

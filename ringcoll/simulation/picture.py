@@ -8,12 +8,12 @@ names a row. Times are in microseconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from ringcoll.simulation.results import SimulatedRun, SimulatedSpan
+from ringcoll.schedule.ir import Schedule
 
-__all__ = ["TRACKS", "document"]
+__all__ = ["TRACKS", "SimulatedSpan", "document"]
 
 TRACKS = {
     "operation": ("operations", 1),
@@ -28,22 +28,47 @@ _ONE = {"group": 0, "number": 0}
 """The picture has one operation of one group."""
 
 
-def document(run: SimulatedRun) -> dict[str, Any]:
-    """Make the contents of the file."""
-    assert run.spans is not None
+class SimulatedSpan(NamedTuple):
+    """A time of a rank, for a trace.
+
+    ``kind`` is "receive", the wait for a message; "reduce"; "send", a message until its last byte
+    has left; or "leave", the wait for the sends of a wave. ``peer`` is -1 if there is no message.
+    ``wave_s`` is the time at which the wave began.
+    """
+
+    kind: str
+    rank: int
+    peer: int
+    step: int
+    begin_s: Any
+    end_s: Any
+    nbytes: Any
+    posted_s: Any
+    wave_s: Any
+
+
+def document(
+    all_spans: Iterable[SimulatedSpan],
+    ends: Sequence[Any],
+    schedule: Schedule,
+    segments: int,
+    topology: str,
+    findings: str,
+) -> dict[str, Any]:
+    """Make the contents of the file, from the spans of all ranks and the ends of their runs."""
     events: list[_Event] = []
-    spans: list[list[tuple[int, SimulatedSpan]]] = [[] for _ in run.ends]
-    for number, span in enumerate(run.spans):
+    spans: list[list[tuple[int, SimulatedSpan]]] = [[] for _ in ends]
+    for number, span in enumerate(all_spans):
         spans[span.rank].append((number, span))
     summary = []
-    for rank, end in enumerate(run.ends):
+    for rank, end in enumerate(ends):
         events += _names(rank)
         begin = min((span.wave_s for _, span in spans[rank]), default=end)
         parts = _shares([span for _, span in spans[rank]], begin, end)
-        title = f"{run.schedule.algorithm} {run.schedule.collective}"
-        about = {"algorithm": run.schedule.algorithm, "segments": run.segments, **_ONE, **parts}
+        title = f"{schedule.algorithm} {schedule.collective}"
+        about = {"algorithm": schedule.algorithm, "segments": segments, **_ONE, **parts}
         events.append(_slice(rank, "operation", begin, end, title, about))
-        summary.append({run.schedule.collective: parts, "total": parts})
+        summary.append({schedule.collective: parts, "total": parts})
         for number, span in spans[rank]:
             events += _span(number, span)
     events.sort(key=lambda event: event.get("ts", -math.inf))  # stable: begins before ends
@@ -51,13 +76,13 @@ def document(run: SimulatedRun) -> dict[str, Any]:
         "traceEvents": events,
         "displayTimeUnit": "ns",
         "otherData": {
-            "transport": f"simulated: {run.topology.name}",
-            "world_size": run.schedule.world_size,
+            "transport": f"simulated: {topology}",
+            "world_size": schedule.world_size,
             "operations_left_out": 0,
             "clocks": [],
             "summary": summary,
-            "phases": [{} for _ in run.ends],
-            "findings": str(run).splitlines(),
+            "phases": [{} for _ in ends],
+            "findings": findings.splitlines(),
         },
     }
 

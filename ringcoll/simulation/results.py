@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule.ir import Schedule
 from ringcoll.simulation.links import Link, Number
+from ringcoll.simulation.picture import SimulatedSpan, document
 from ringcoll.simulation.topology import Topology
 
-__all__ = ["LinkLoad", "PathStep", "SimulatedRun", "SimulatedSpan"]
+__all__ = ["LinkLoad", "PathStep", "SimulatedRun"]
 
 
 class LinkLoad(NamedTuple):
@@ -45,25 +46,6 @@ class PathStep(NamedTuple):
     step: int
     begin_s: Any
     end_s: Any
-
-
-class SimulatedSpan(NamedTuple):
-    """A time of a rank, for a trace.
-
-    ``kind`` is "receive", the wait for a message; "reduce"; "send", a message until its last byte
-    has left; or "leave", the wait for the sends of a wave. ``peer`` is -1 if there is no message.
-    ``wave_s`` is the time at which the wave began.
-    """
-
-    kind: str
-    rank: int
-    peer: int
-    step: int
-    begin_s: Any
-    end_s: Any
-    nbytes: Any
-    posted_s: Any
-    wave_s: Any
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -127,11 +109,11 @@ class SimulatedRun:
         ArgumentError
             The run was simulated without ``trace=True``.
         """
-        from ringcoll.simulation.picture import document  # which imports this module
-
         if self.spans is None:
             raise ArgumentError("the run has no trace", argument="trace", expected=True, got=False)
-        return document(self)
+        return document(
+            self.spans, self.ends, self.schedule, self.segments, str(self.topology.name), str(self)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The numbers of the run, as JSON can hold them."""

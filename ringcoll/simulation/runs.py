@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from ringcoll.schedule.counting import chunks_of_data
 from ringcoll.schedule.ir import Schedule
 from ringcoll.simulation.links import Number
-from ringcoll.simulation.results import PathStep, SimulatedSpan
+from ringcoll.simulation.picture import SimulatedSpan
+from ringcoll.simulation.results import PathStep
 from ringcoll.simulation.topology import Topology
 
 __all__ = ["RunOutcome", "RunSettings"]

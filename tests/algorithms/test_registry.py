@@ -17,14 +17,16 @@ from ringcoll.algorithms import (
     Parameter,
     algorithms,
     find,
+    named,
     register,
     registry,
+    required,
     schedule_of,
     unregister,
+    where_possible,
 )
 from ringcoll.algorithms.entry import mark_built_in
 from ringcoll.algorithms.proved import order_of
-from ringcoll.algorithms.registry import named, required, where_possible
 from ringcoll.cost.choice import choose
 from ringcoll.cost.links import LinkCosts
 from ringcoll.cost.predict import predictions

@@ -50,7 +50,9 @@ def own_groups() -> list[dict[str, Any]]:
 
 def members(*ranks: int) -> list[Communicator]:
     """The ends of groups in this process that have these ranks."""
-    watched: list[Any] = [member for reference in flight_recorder._watched if (member := reference())]
+    watched: list[Any] = [
+        member for reference in flight_recorder._watched if (member := reference())
+    ]
     return [member for member in watched if member.rank in ranks]
 
 
