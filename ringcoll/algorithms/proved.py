@@ -12,7 +12,7 @@ from ringcoll.algorithms.names import find, schedule_of
 from ringcoll.algorithms.registry import Algorithm, algorithms
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule.contracts import OperandOrder, contract
-from ringcoll.schedule.ir import Recv, RecvReduce, Ref, Schedule
+from ringcoll.schedule.ir import Recv, RecvReduce, Schedule
 from ringcoll.schedule.verifier import verify
 
 __all__ = ["order_of", "passes_on_blocks", "proved_schedule"]
@@ -142,11 +142,9 @@ def passes_on_blocks(schedule: Schedule) -> bool:
         }
         for step in schedule.program(rank):
             for operation in step:
-                refs: tuple[Ref, ...] = ()
-                if isinstance(operation, Recv):
-                    refs = operation.refs
-                elif isinstance(operation, RecvReduce):
-                    refs = operation.into
-                if not own.issuperset(ref.chunk // per_block for ref in refs):
+                arrives = isinstance(operation, Recv | RecvReduce)
+                if arrives and not own.issuperset(
+                    ref.chunk // per_block for ref in operation.writes
+                ):
                     return True
     return False

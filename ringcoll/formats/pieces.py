@@ -120,8 +120,7 @@ def _message(
     places: Places, rank: int, operation: Recv | RecvReduce, sent: Send, longest: int
 ) -> Iterator[tuple[Piece, Piece]]:
     """The pieces of a message: those of the receiver, each with that of the sender."""
-    into = operation.refs if isinstance(operation, Recv) else operation.into
-    local = () if isinstance(operation, Recv) else operation.local
+    into, local = operation.writes, operation.reads
     kind = "recv_reduce" if local else "recv"
     lists = [(operation.peer, sent.refs), (rank, into), (rank, local or into)]
     for run in _runs(places, lists, longest) if into else ():

@@ -25,8 +25,7 @@ def traffic(
         if isinstance(operation, Reduce):
             reduced += length(operation.into.chunk) * (len(operation.sources) - 1)
         elif isinstance(operation, Send | Recv | RecvReduce):
-            refs = operation.into if isinstance(operation, RecvReduce) else operation.refs
-            nbytes = sum(length(ref.chunk) for ref in refs)
+            nbytes = sum(length(ref.chunk) for ref in operation.writes or operation.reads)
             reduced += nbytes if isinstance(operation, RecvReduce) else 0
             messages.append((operation, nbytes))
     return messages, reduced

@@ -103,16 +103,7 @@ _MOST_EARLY = 1 << 16
 
 
 def _touched(operation: Operation) -> tuple[Ref, ...]:
-    """All chunks and slots that an operation reads or writes."""
-    match operation:
-        case Send() | Recv():
-            return operation.refs
-        case RecvReduce():
-            return (*operation.into, *operation.local)
-        case Copy():
-            return operation.into, operation.source
-        case Reduce():
-            return operation.into, *operation.sources
+    return (*operation.writes, *operation.reads)
 
 
 def _departing(instructions: Sequence[Instruction], regions: Sequence[Region]) -> frozenset[int]:
@@ -342,7 +333,7 @@ class _Compiler:
         area = self.early_areas[0]
         area.used = 0
         for position, (segment, number, step, operation) in enumerate(self.receives(following)):
-            refs = operation.into if isinstance(operation, RecvReduce) else operation.refs
+            refs = operation.writes
             places = self.regions(refs, segment)
             direct = isinstance(operation, Recv) and any(
                 place.overlaps(region) for place in places for region in touched
@@ -402,7 +393,7 @@ class _Compiler:
         left out, at both ends alike. Messages of empty blocks are kept, and all messages of an
         empty vector: otherwise nobody would notice that ranks disagree on a length.
         """
-        refs = operation.into if isinstance(operation, RecvReduce) else operation.refs
+        refs = operation.writes or operation.reads
         return not self.drops_empty or self.numel(refs, segment) > 0
 
     def numel(self, refs: Iterable[Ref], segment: int) -> int:
@@ -437,23 +428,11 @@ class _Compiler:
 
     def reads(self, operation: Operation, writer: Operation, segment: int) -> list[Region]:
         """The regions of the state before the step that an operation reads."""
-        match operation:
-            case Send(refs=refs):
-                pass
-            case Copy(source=source):
-                refs = (source,)
-            case Reduce(sources=sources):
-                refs = sources
-            case RecvReduce(into=into, local=local):
-                # A recv-reduce onto the result of another recv-reduce reads it on purpose.
-                chained = isinstance(writer, RecvReduce)
-                refs = tuple(
-                    operand
-                    for target, operand in zip(into, local, strict=True)
-                    if not (chained and target.place == operand.place)
-                )
-            case _:
-                refs = ()
+        refs = operation.reads
+        # A recv-reduce onto the result of another recv-reduce reads it on purpose.
+        if isinstance(operation, RecvReduce) and isinstance(writer, RecvReduce):
+            pairs = zip(operation.into, operation.local, strict=True)
+            refs = tuple(local for into, local in pairs if into.place != local.place)
         return [self.memory.region(ref, segment) for ref in refs]
 
     def local(self, operation: Copy | Reduce, step: Step, segment: int) -> None:

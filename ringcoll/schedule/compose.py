@@ -65,7 +65,7 @@ def renumber(
         return Ref(old.buffer, chunk(old.chunk), new_slot)
 
     for step in program:
-        yield Step(*(_rewritten(operation, ref, peer) for operation in step))
+        yield Step(*(operation.mapped(ref, peer) for operation in step))
 
 
 def in_place(program: Iterable[Step]) -> Program:
@@ -79,7 +79,7 @@ def in_place(program: Iterable[Step]) -> Program:
         return out(old.chunk) if old.buffer is Buffer.INPUT else old
 
     for step in program:
-        yield Step(*(_rewritten(operation, ref, _same) for operation in step))
+        yield Step(*(operation.mapped(ref, _same) for operation in step))
 
 
 def unfinished(program: Iterable[Step]) -> Program:
@@ -133,28 +133,3 @@ def _finer_refs(old: Ref, chunks: Sequence[int]) -> Iterator[Ref]:
     for index, chunk in enumerate(chunks):
         slot = old.slot * len(chunks) + index if old.buffer is Buffer.SCRATCH else old.slot
         yield Ref(old.buffer, chunk, slot)
-
-
-def _rewritten(old: Operation, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Operation:
-    def refs(old_refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
-        return tuple(map(ref, old_refs))
-
-    match old:
-        case Send():
-            return Send(peer(old.peer), refs(old.refs))
-        case Recv():
-            return Recv(peer(old.peer), refs(old.refs))
-        case RecvReduce():
-            return RecvReduce(
-                peer(old.peer),
-                refs(old.into),
-                refs(old.local),
-                old.received_left,
-                old.final,
-                old.unstated_order,
-                old.unstated_final,
-            )
-        case Copy():
-            return Copy(ref(old.into), ref(old.source))
-        case Reduce():
-            return Reduce(ref(old.into), refs(old.sources), old.final, old.unstated_final)

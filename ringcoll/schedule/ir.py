@@ -31,12 +31,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial, wraps
 from itertools import count
-from typing import NamedTuple, ParamSpec, Self
+from typing import ClassVar, NamedTuple, ParamSpec, Self
 
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.contracts import CONTRACTS, contract
@@ -139,12 +139,28 @@ def _refs(refs: Iterable[Ref]) -> str:
     return " ".join(map(str, refs))
 
 
+def _all(ref: Callable[[Ref], Ref], refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
+    return tuple(map(ref, refs))
+
+
+# Each operation says what it ``reads`` of the state before the step, and what it ``writes``; `mapped`
+# makes the same operation with other references and another peer.
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
     """Send the chunks, as one message, to ``peer``."""
 
     peer: int
     refs: tuple[Ref, ...]
+    writes: ClassVar[tuple[Ref, ...]] = ()
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return self.refs
+
+    def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Send:
+        return Send(peer(self.peer), _all(ref, self.refs))
 
     def __str__(self) -> str:
         return f"send {_refs(self.refs)} to {self.peer}"
@@ -156,6 +172,14 @@ class Recv:
 
     peer: int
     refs: tuple[Ref, ...]
+    reads: ClassVar[tuple[Ref, ...]] = ()
+
+    @property
+    def writes(self) -> tuple[Ref, ...]:
+        return self.refs
+
+    def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Recv:
+        return Recv(peer(self.peer), _all(ref, self.refs))
 
     def __str__(self) -> str:
         return f"recv {_refs(self.refs)} from {self.peer}"
@@ -180,6 +204,18 @@ class RecvReduce:
     unstated_order: bool = False
     unstated_final: bool = False
 
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return self.local
+
+    @property
+    def writes(self) -> tuple[Ref, ...]:
+        return self.into
+
+    def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> RecvReduce:
+        into, local = _all(ref, self.into), _all(ref, self.local)
+        return replace(self, peer=peer(self.peer), into=into, local=local)
+
     def __str__(self) -> str:
         pair = ("recv", _refs(self.local)) if self.received_left else (_refs(self.local), "recv")
         mark = " final" if self.final else ""
@@ -193,6 +229,17 @@ class Copy:
     into: Ref
     source: Ref
 
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.source,)
+
+    @property
+    def writes(self) -> tuple[Ref, ...]:
+        return (self.into,)
+
+    def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Copy:
+        return Copy(ref(self.into), ref(self.source))
+
     def __str__(self) -> str:
         return f"copy {self.into} = {self.source}"
 
@@ -205,6 +252,17 @@ class Reduce:
     sources: tuple[Ref, ...]
     final: bool
     unstated_final: bool = False
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return self.sources
+
+    @property
+    def writes(self) -> tuple[Ref, ...]:
+        return (self.into,)
+
+    def mapped(self, ref: Callable[[Ref], Ref], peer: Callable[[int], int]) -> Reduce:
+        return replace(self, into=ref(self.into), sources=_all(ref, self.sources))
 
     def __str__(self) -> str:
         mark = " final" if self.final else ""

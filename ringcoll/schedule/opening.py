@@ -13,13 +13,12 @@ The parts are found by the reductions that are marked `final`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.counting import check_work
-from ringcoll.schedule.ir import Buffer, Copy, Operation, RecvReduce, Reduce, Ref, Schedule, Send
+from ringcoll.schedule.ir import Buffer, RecvReduce, Reduce, Ref, Schedule
 
 __all__ = ["Opening", "opening_of", "step_count"]
 
@@ -73,11 +72,13 @@ def opening_of(schedule: Schedule) -> Opening:
     completed: list[dict[Ref, int]] = [{} for _ in programs]  # in which step
     for known, steps in zip(completed, programs, strict=True):
         for number, step in enumerate(steps):
-            known.update((ref, number) for ref in _completed_by(step))
+            for operation in step:
+                if isinstance(operation, RecvReduce | Reduce) and operation.final:
+                    known.update(dict.fromkeys(operation.writes, number))
     first_steps = 1 + max(number for known in completed for number in known.values())
     for rank, (known, steps) in enumerate(zip(completed, programs, strict=True)):
         for number, step in enumerate(steps[:first_steps]):
-            for ref in _read_by(step):
+            for ref in (ref for operation in step for ref in operation.reads):
                 if known.get(ref, number) < number:
                     raise _refusal(schedule, rank, ref, f"is passed on in step {number}, too early")
         for ref in known:
@@ -92,23 +93,3 @@ def _refusal(schedule: Schedule, rank: int, ref: Ref, reason: str) -> ScheduleEr
         f"parts, so that a hierarchy can have it only as its outermost algorithm: on rank {rank} "
         f"the complete chunk {ref} {reason}"
     )
-
-
-def _completed_by(step: Iterable[Operation]) -> Iterator[Ref]:
-    for operation in step:
-        if isinstance(operation, RecvReduce) and operation.final:
-            yield from operation.into
-        elif isinstance(operation, Reduce) and operation.final:
-            yield operation.into
-
-
-def _read_by(step: Iterable[Operation]) -> Iterator[Ref]:
-    for operation in step:
-        if isinstance(operation, Send):
-            yield from operation.refs
-        elif isinstance(operation, RecvReduce):
-            yield from operation.local
-        elif isinstance(operation, Copy):
-            yield operation.source
-        elif isinstance(operation, Reduce):
-            yield from operation.sources

@@ -189,11 +189,11 @@ def _chunks(running: Running, rank: int) -> list[int]:
     plan, wait = running.operation.plan, running.wait
     if wait is None or not isinstance(plan, Plan):
         return []
-    chunks: set[int] = set()
-    for operation in [*plan.schedule.steps(rank)][wait.step]:
-        match operation:
-            case Recv(peer, refs) | RecvReduce(peer, refs) if wait.is_receive and peer == wait.peer:
-                chunks.update(ref.chunk for ref in refs)
-            case Send(peer, refs) if not wait.is_receive and peer == wait.peer:
-                chunks.update(ref.chunk for ref in refs)
+    kinds = (Recv, RecvReduce) if wait.is_receive else (Send,)
+    messages = [
+        operation
+        for operation in [*plan.schedule.steps(rank)][wait.step]
+        if isinstance(operation, kinds) and operation.peer == wait.peer
+    ]
+    chunks = {ref.chunk for each in messages for ref in each.writes or each.reads}
     return sorted(chunks)
