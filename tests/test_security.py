@@ -66,7 +66,7 @@ ELEMENT = 12345678
 ONLY = {
     # pickle and its kin; `multiprocessing` pickles what passes through its connections
     "pickle": {"launch/processes", "testing/pool", "testing/outcome", "testing/on_ranks"},
-    "cloudpickle": {"launch/processes", "testing/pool"},
+    "cloudpickle": {"launch/processes"},
     "multiprocessing": {"launch/processes"},
     "dist.*_object": {"bench/measure", "cli/measuring"},
     "torch.load": {"resilient/state"},

@@ -36,7 +36,7 @@ from ringcoll.machine.facts import cores, free_bytes
 from ringcoll.machine.limits import seconds_of
 from ringcoll.machine.stores import served
 
-__all__ = ["RankError", "Ranks", "rendezvous", "report", "reports_to"]
+__all__ = ["RankError", "Ranks", "by_value", "rendezvous", "report", "reports_to"]
 
 _REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
 _LOOK_S = 1.0  # between looks at interrupts that came just before a wait, which do not end it
@@ -259,15 +259,15 @@ class Ranks:
         TimeoutError
             The limit was exceeded; all ranks are killed.
         """
-        by_value = _by_value(function, args)
+        call = by_value(function, (function, args))
         self._all_wait = False  # for the next call, after a failure
         try:
             for connection in self._connections:
                 with contextlib.suppress(BrokenPipeError):
-                    if by_value is None:
+                    if call is None:
                         connection.send((function, args))
                     else:
-                        connection.send_bytes(by_value)
+                        connection.send_bytes(call)
             limit_s = seconds_of(timeout_s or self.timeout_s, "timeout_s")
             return self._results(on_report, limit_s)
         except BaseException:
@@ -356,33 +356,34 @@ class Ranks:
             self.kill()
 
 
-def _by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes | None:
-    """Write a call as bytes if the ranks cannot import its function; otherwise ``None``.
+def by_value(function: Callable[..., Any], call: object) -> bytes | None:
+    """Write ``call`` as bytes if the ranks cannot import its function; otherwise ``None``.
 
     Ranks import the file of ``__main__``. A notebook has no such file: the definitions of its cells
     have to travel with the call.
     """
     cause = None
     try:
+        pickle.dumps(function)
         if Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
-            pickle.dumps(function)
             return None
-    except (AttributeError, pickle.PicklingError) as error:  # a function of a function, a lambda
+    except (AttributeError, TypeError, pickle.PicklingError) as error:  # a lambda, for example
         cause = error
     try:
         import cloudpickle
     except ImportError:
-        if cause is None and function.__module__ != "__main__":
+        named: Any = function if hasattr(function, "__qualname__") else type(function)
+        if cause is None and named.__module__ != "__main__":
             return None
         raise ArgumentError(
             "the ranks cannot import the function; put it into a module, or install "
             "cloudpickle: pip install 'ringcoll[notebooks]'",
             argument="function",
             expected="a function of a module",
-            got=f"{function.__module__}.{function.__qualname__}",
+            got=f"{named.__module__}.{named.__qualname__}",
         ) from cause
-    call: bytes = cloudpickle.dumps((function, args))
-    return call
+    written: bytes = cloudpickle.dumps(call)
+    return written
 
 
 @functools.cache

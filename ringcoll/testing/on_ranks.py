@@ -7,8 +7,9 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,9 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError
+from ringcoll.system.limits import seconds_of, whole
 from ringcoll.testing.answers import Expected, mismatch
 from ringcoll.testing.outcome import Failure, attempt, leave, raise_first
-from ringcoll.testing.pool import POOL, Arguments, Group, join
+from ringcoll.testing.pool import POOL, Arguments, Group, join, sending
 
 __all__ = ["OnRanks", "ranks"]
 
@@ -118,7 +120,7 @@ def ranks(
         Whether the ranks are threads of this process: quick to start, seen by a debugger and by
         coverage; but what hangs cannot be ended. Otherwise they are processes of a pool.
     timeout_s
-        Time limit of the test, and of the group's operations, in seconds.
+        Time limit of the test, and of the group's operations, in seconds; ``inf`` means for ever.
 
     Returns
     -------
@@ -130,7 +132,7 @@ def ranks(
     Raises
     ------
     ArgumentError
-        The number of ranks or the time limit is not positive.
+        The number of ranks is no positive whole number, or the time limit is not positive.
 
     Examples
     --------
@@ -144,20 +146,21 @@ def ranks(
     ...     assert tensor.item() == 6
     >>> test_sum()
     """
-    numbers: dict[str, object] = {"world_size": world_size, "timeout_s": timeout_s}
-    for argument, number in numbers.items():
-        if not isinstance(number, int | float) or not number > 0:  # also of ``@ranks``, a test
-            raise ArgumentError(
-                "a test needs ranks and time",
-                argument=argument,
-                expected="a positive number",
-                got=repr(number),
-            )
-    return OnRanks(Group(backend, world_size, float(timeout_s)), threads)
+    number = None if isinstance(world_size, bool) else whole(world_size)
+    if not isinstance(number, int) or number < 1:  # also of ``@ranks``, a test
+        raise ArgumentError(
+            "a test needs ranks",
+            argument="world_size",
+            expected="a positive whole number",
+            got=repr(world_size),
+        )
+    return OnRanks(Group(backend, number, seconds_of(timeout_s, "timeout_s")), threads)
 
 
 def _difference(value: Any, first: Any) -> str:
     """What differs between the values of two ranks, in words; empty if nothing does."""
+    if pickle.dumps(value) == pickle.dumps(first):
+        return ""
     if type(value) is type(first):
         if isinstance(value, Tensor):
             if value.shape != first.shape:
@@ -165,14 +168,19 @@ def _difference(value: Any, first: Any) -> str:
             return mismatch(value, Expected(first), "tensor")
         if isinstance(value, dict) and value.keys() == first.keys():
             value, first = list(value.values()), [first[key] for key in value]
+        elif is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in fields(value) if field.compare]
+            value, first = ([getattr(each, name) for name in names] for each in (value, first))
+        elif value.__class__.__eq__ is object.__eq__ and not isinstance(value, type | FunctionType):
+            value, first = value.__reduce_ex__(2), first.__reduce_ex__(2)  # as pickle reads it
         if isinstance(value, list | tuple) and len(value) == len(first):
             pairs = zip(value, first, strict=True)
             return next(filter(None, (_difference(*pair) for pair in pairs)), "")
-    # NaN is not equal to itself, and arrays are not equal as a whole.
-    if pickle.dumps(value) == pickle.dumps(first):
+    # Arrays are not equal as a whole, and NaN is not equal to itself.
+    is_array = isinstance(value, np.ndarray | Tensor) or isinstance(first, np.ndarray | Tensor)
+    if not is_array and (value == first or (value != value and first != first)):  # noqa: PLR0124
         return ""
-    is_same = not isinstance(value, np.ndarray) and bool(value == first)
-    return "" if is_same else f"{value!r}, expected {first!r}"
+    return f"{value!r}, expected {first!r}"
 
 
 # --- threads ------------------------------------------------------------------------------
@@ -185,21 +193,27 @@ def _on_threads(
     from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
     __tracebackhide__ = True
+    with sending():
+        copies = [copy.deepcopy(each) for each in arguments]
     outcomes: dict[int, bytes | Failure] = {}
+    # A late thread must not end the group of the program: the parent takes the locks, and keeps them.
+    leaving = [threading.Lock() for _ in copies]
     store = dist.HashStore()
     c10d = dist.distributed_c10d
     # torch's stubs do not have it.
     isolate: Any = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
 
     def main(rank: int) -> None:
-        args, options = copy.deepcopy(arguments[rank])
+        args, options = copies[rank]
 
         def test() -> Any:
             join(group, rank, store)
             return function(*args, **options)
 
         outcomes[rank] = attempt(rank, test)
-        leave()
+        if leaving[rank].acquire(blocking=False):
+            leave()
+            leaving[rank].release()
 
     threads = [
         threading.Thread(target=main, args=(rank,), name=f"rank-{rank}", daemon=True)
@@ -215,6 +229,8 @@ def _on_threads(
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
     finally:
+        for lock in leaving:
+            lock.acquire()
         isolate(False)
         c10d._world = world
     raise_first([item for item in outcomes.values() if isinstance(item, Failure)], group.world_size)

@@ -19,22 +19,24 @@ import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import reduce
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import takewhile
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
-from ringcoll.launch.processes import RankError, Ranks, rendezvous, report
+from ringcoll.launch.processes import RankError, Ranks, by_value, rendezvous, report
+from ringcoll.system.sites import stacks
 from ringcoll.testing.outcome import Failure, RanksTraceback, attempt, leave, raise_first
 
-__all__ = ["POOL", "Arguments", "Group", "join"]
+__all__ = ["POOL", "Arguments", "Group", "join", "sending"]
 
 _START_S = 120.0  # for ranks to start, and to load a test's module
 _MORE_S = 2.0  # for the group's own error to come before the pool's, which knows less
@@ -100,31 +102,28 @@ def _packed(function: Callable[..., Any]) -> Named | bytes:
         named = _named(function)
     except AttributeError:  # no function, but an object that can be called
         named = None
-    if named is not None:
-        return named
-    try:
-        return pickle.dumps(function)
-    except (AttributeError, pickle.PicklingError) as error:
-        try:
-            import cloudpickle
-        except ImportError:
-            raise ArgumentError(
-                "the ranks cannot find the function; put it into a module, or install cloudpickle",
-                argument="function",
-                expected="a function of a module",
-                got=function,
-            ) from error
-        packed: bytes = cloudpickle.dumps(function)
-        return packed
+    return named or by_value(function, function) or pickle.dumps(function)
 
 
-def _pickled(arguments: object) -> bytes:
+@contextlib.contextmanager
+def sending() -> Iterator[None]:
+    """Name the fault of arguments that a block cannot copy."""
     try:
-        return pickle.dumps(arguments)
+        yield
     except Exception as error:
         raise ArgumentError(
             f"a fixture or argument cannot be sent to the ranks: {error}; make it in the test"
         ) from error
+
+
+def _raise_cause(error: RankError, failures: Sequence[Failure], world_size: int) -> NoReturn:
+    """Raise the death of a rank; if no rank died, the exception of the rank that failed first."""
+    __tracebackhide__ = True
+    for rank, (kind, _) in error.failures.items():
+        if kind == "ProcessDied":
+            raise RankError(rank, error.failures, "") from None
+    raise_first(failures, world_size)
+    raise error from None
 
 
 class _Pool:
@@ -151,9 +150,10 @@ class _Pool:
             self._ranks = ranks
         if isinstance(function, tuple) and function[1] not in self._files:
             failures: list[Failure] = []
-            with contextlib.suppress(RankError):
+            try:
                 ranks.run(_prepare, function, sys.path, on_report=failures.append)
-            raise_first(failures, world_size)
+            except RankError as error:
+                _raise_cause(error, failures, largest)
             self._files.add(function[1])
         return ranks
 
@@ -166,7 +166,9 @@ class _Pool:
     ) -> list[Any]:
         """Call a function on the ranks, with each rank's arguments; returns what each returned."""
         __tracebackhide__ = True
-        packed, pickled = _packed(function), _pickled(arguments)
+        packed = _packed(function)
+        with sending():
+            pickled = pickle.dumps(arguments)
         ranks = self.ready(group.world_size, packed)
         if group != self._group:
             self._group, self._number = group, self._number + 1
@@ -179,17 +181,13 @@ class _Pool:
         except BaseException as error:
             self._group = None
             error = error.with_traceback(None)  # a test is not about this library
-            failures = [item for item in reports if isinstance(item, Failure)]
-            died = getattr(error, "failures", {})
-            died = {rank: text for rank, (kind, text) in died.items() if kind == "ProcessDied"}
             if isinstance(error, TimeoutError):
-                stacks = [item for item in reports if not isinstance(item, Failure)]
-                cause = "\n".join(
-                    f"rank {rank} is here:\n{stack}" for rank, stack in sorted(stacks)
-                )
+                shown = [item for item in reports if not isinstance(item, Failure)]
+                cause = "\n".join(f"rank {rank} is here:\n{stack}" for rank, stack in sorted(shown))
                 raise error from RanksTraceback(cause)
-            if not died and isinstance(error, RankError):
-                raise_first(failures, group.world_size)
+            if isinstance(error, RankError):
+                failures = [item for item in reports if isinstance(item, Failure)]
+                _raise_cause(error, failures, group.world_size)
             raise error from None
         if not all(answer.intact for answer in answers):
             self._group = None
@@ -276,9 +274,9 @@ def _on_rank(call: _Call) -> _Answer | None:
     main = threading.get_ident()
 
     def show() -> None:
-        frames = traceback.extract_stack(sys._current_frames()[main])
-        own = [index for index, frame in enumerate(frames) if frame.filename == __file__]
-        report((rank, "".join(traceback.format_list(frames[own[-1] + 1 :]))))
+        frames = takewhile(lambda frame: frame.file != __file__, stacks().get(main, ()))
+        lines = traceback.format_list([traceback.FrameSummary(*frame) for frame in frames])
+        report((rank, "".join(reversed(lines))))
 
     def test() -> Any:
         sys.path[:] = call.path
