@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
 from ringcoll.launch.processes import RankError, Ranks, by_value, rendezvous, report
-from ringcoll.system.sites import stacks
+from ringcoll.machine.sites import stacks
 from ringcoll.testing.outcome import Failure, RanksTraceback, attempt, leave, raise_first
 
 __all__ = ["POOL", "Arguments", "Group", "join", "sending"]
