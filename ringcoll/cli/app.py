@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from importlib import import_module
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import click
@@ -167,15 +168,22 @@ class _Commands(click.Group):
                 sys.stdout.flush()  # what does not fit on a disk is said here, and not at the end
         except (RingcollError, TimeoutError) as error:  # or ranks were not done in time
             raise _CannotDoError(str(error)) from error
-        except OSError as error:  # of a file, or of the output
+        except OSError as error:  # of a file, of the output, or of a limit of the system
             _give_up_output()
-            raise _CannotDoError(
-                f"{error.filename or 'the output'}: {error.strerror or error}"
-            ) from error
+            name = error.filename or ("the output" if _is_of_output(error) else "")
+            reason = error.strerror or str(error)
+            raise _CannotDoError(f"{name}: {reason}" if name else reason) from error
         except KeyboardInterrupt:
             click.echo("\ninterrupted; all ranks were ended", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
         return result
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether a function that prints raised the error."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    prints = ("click.utils", "rich.console", "ringcoll.cli.output", __name__)
+    return frame.f_globals["__name__"] in prints
 
 
 def _give_up_output() -> None:

@@ -89,9 +89,10 @@ def new(collective: str, name: str, as_json: bool) -> None:
             with path.open("x", encoding="utf-8") as file:
                 written.append(path)
                 file.write(named.replace("ROOTS", roots))
-    except OSError:  # the disk is full
+    except OSError as error:  # the disk is full; the error of a write names no file
         for path in written:
             path.unlink()
+        error.filename = error.filename or str(path)
         raise
     if as_json:
         print_json({"files": [str(path.absolute()) for path in files]})

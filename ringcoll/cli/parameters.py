@@ -277,11 +277,11 @@ def saying_what_would_do(
     try:
         yield
     except TooLargeError as error:
-        if "=" in entry.name or not error.most:  # fewer ranks may not help
-            raise
         numbers = [
             k for k in range(2, min(128, schedule.world_size) + 1) if not entry.restriction(k)
         ]
+        if "=" in entry.name or not error.most or not numbers:  # fewer ranks may not help
+            raise
         more = numbers[-1]
         fewer = max([k for k in numbers if 2 * k <= more], default=more)
         work = {

@@ -169,10 +169,10 @@ def _hosts(entry: Algorithm, world_size: int) -> int:
 def _prove_all(entries: Sequence[Algorithm], sizes: Sequence[int]) -> list[_Outcome]:
     outcomes = []
     for entry in entries:
-        largest = max((size for size in sizes if not entry.restriction(size)), default=1)
-        schedule = entry.schedule(largest)
-        with saying_what_would_do(entry, schedule, None):
-            check_work(schedule)
+        if supported := [size for size in sizes if not entry.restriction(size)]:
+            schedule = entry.schedule(supported[-1])
+            with saying_what_would_do(entry, schedule, None):
+                check_work(schedule)
     with progress(len(entries) * len(sizes)) as advance:
         for entry in entries:
             advance(f"{entry.collective} {entry.name}", steps=0)

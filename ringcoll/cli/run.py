@@ -95,7 +95,7 @@ def _pass_on(rank: int, source: IO[str], to: TextIO, lost: list[OSError]) -> Non
             to.write(text.encode(to.encoding, "replace").decode(to.encoding))
             to.flush()
         except OSError as error:
-            lost.append(error)
+            lost.append(OSError(error.errno, error.strerror, "the output"))
 
 
 def _status(ranks: list[subprocess.Popen[str]], resilient: bool, lost: list[OSError]) -> int:

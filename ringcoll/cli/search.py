@@ -82,9 +82,8 @@ def search(
     large data. The exact search needs ringcoll[search].
     """
     topology = _topology(text, graph_file, world_size)
-    with progress(
-        1 + len(list(algorithms(collective, topology.world_size))), f"search {method}"
-    ) as advance:
+    entries = list(algorithms(collective, topology.world_size))
+    with progress(1 + len(entries), f"search {method}") as advance:
         front = synthesize(
             collective, topology, method=method, root=root or 0, most_chunks=most_chunks,
             more_steps=more_steps, effort=effort, seed=seed, nbytes=nbytes,
@@ -109,10 +108,16 @@ def search(
         for point, time in zip(front.points, times, strict=True)
     ]
     others = [time._asdict() for time in registered]
+    simulated = {time.algorithm for time in registered}
+    left_out = [entry.name for entry in entries if entry.name not in simulated]
     if as_json:
-        print_json(_facts(front, nbytes) | {"schedules": rows, "registered": others})
+        facts = _facts(front, nbytes) | {"schedules": rows, "registered": others}
+        print_json(facts | {"left_out": left_out})
         return
     _print(front, rows, others[:_REGISTERED])
+    if left_out:
+        click.echo()
+        print_text(f"not simulated, as they have too many messages: {', '.join(left_out)}")
     if file is not None and times:
         click.echo(f"\nWrote {file}: the text of {times[fastest].algorithm}.")
 

@@ -10,6 +10,7 @@ Ctrl-C reaches the parent only, which then ends the ranks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import multiprocessing
 import os
@@ -33,7 +34,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.machine.facts import cores, free_bytes
-from ringcoll.machine.limits import seconds_of
+from ringcoll.machine.limits import seconds_of, whole
 from ringcoll.machine.stores import served
 
 __all__ = ["RankError", "Ranks", "by_value", "rendezvous", "report", "reports_to"]
@@ -136,6 +137,12 @@ def _interrupts_held() -> Iterator[None]:
 
 
 _MOST_PROCESSES = 1 << 10
+_LACKING = {
+    errno.EMFILE: "file descriptors",
+    errno.ENFILE: "file descriptors",
+    errno.ENOMEM: "memory",
+    **dict.fromkeys((errno.EAGAIN, errno.EPIPE, errno.ECONNRESET), "processes"),
+}
 _PROCESS_NBYTES = 16 << 20  # of a rank's own memory: 6 MiB at its start, and that of its groups
 
 
@@ -180,12 +187,21 @@ class Ranks:
         outlives_errors: bool = False,
     ) -> None:
         timeout_s = seconds_of(timeout_s, "timeout_s")
-        most = int(min(_MOST_PROCESSES, free_bytes() / _PROCESS_NBYTES))
-        if not 1 <= world_size <= max(1, most):
+        ranks = whole(world_size)
+        if isinstance(world_size, bool) or type(ranks) is not int or ranks < 1:
             raise ArgumentError(
-                "there is no memory for so many processes", argument="world_size",
-                expected=f"1 to {most}", got=world_size,
+                "must be a positive whole number", argument="world_size",
+                expected="1 or more", got=repr(world_size),
             )  # fmt: skip
+        most = int(min(_MOST_PROCESSES, free_bytes() / _PROCESS_NBYTES))
+        if ranks > max(1, most):
+            few = "so many processes are not started on one host"
+            scarce = "there is no memory for so many processes"
+            raise ArgumentError(
+                scarce if most < _MOST_PROCESSES else few, argument="world_size",
+                expected=f"at most {most}", got=ranks,
+            )  # fmt: skip
+        world_size = ranks
         self.world_size, self.timeout_s = world_size, timeout_s
         self._outlives_errors = outlives_errors
         threads = threads or max(1, cores() // world_size)
@@ -195,7 +211,15 @@ class Ranks:
             meeting = (self._store.port, rank, world_size, timeout_s)
             return meeting, backend, threads, connection, dict(os.environ)
 
-        self._start(_main, arguments)
+        try:
+            self._start(_main, arguments)
+        except (EOFError, OSError) as error:  # the server that forks ends where it cannot fork
+            lacking = _LACKING.get(getattr(error, "errno", errno.EAGAIN))
+            if lacking is None:
+                raise
+            raise ArgumentError(
+                f"there are not enough {lacking} for {ranks} ranks", argument="world_size"
+            ) from error
 
     @property
     def alive(self) -> bool:

@@ -16,12 +16,14 @@ from ringcoll.schedule.contracts import LARGEST_WORLD, contract
 from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Schedule, Send, Step, num_places
 
 __all__ = [
+    "MOST_STEPS",
     "Counts",
     "Tally",
     "check_work",
     "chunks_of_data",
     "count",
     "estimated",
+    "estimated_messages",
     "moved",
     "packed_chunks",
     "tally_of",
@@ -80,7 +82,8 @@ def count(step: Step) -> tuple[int, int, int, int, int]:
 
 _SMALL = 1 << 7  # ranks up to which the work of a schedule of short steps is not estimated
 _SAMPLED = 8  # ranks, beside the root, from which the work of all is estimated
-_MOST_STEPS = 1 << 18  # of a sampled rank: a program with more of them may have no end
+MOST_STEPS = 1 << 18
+"""Steps of a rank whose program is read before it is proved: one with more of them may have no end."""
 _MOST_WORK = 5 << 20
 """Chunks that all ranks send and receive in a schedule that is run on symbols. A chunk takes 5 us and 120
 bytes, and more for its set of ranks: it is a ring on 1,024 ranks, half a minute, 0.5 GiB."""
@@ -103,7 +106,7 @@ def estimated(schedule: Schedule, weigh: Callable[[Step], int], most: int) -> in
         try:
             for number, step in enumerate(schedule.program(rank)):
                 weight += weigh(step)
-                if (before + weight) * share > 2 * most or number > _MOST_STEPS:
+                if (before + weight) * share > 2 * most or number > MOST_STEPS:
                     return 2 * most
         except TooLargeError:
             raise
@@ -114,6 +117,11 @@ def estimated(schedule: Schedule, weigh: Callable[[Step], int], most: int) -> in
         else:
             of_root = weight
     return of_root + int(of_others * (world_size - 1) / max(1, len(others)))
+
+
+def estimated_messages(schedule: Schedule, most: int) -> int:
+    """Estimate the messages of all ranks, as `estimated` does."""
+    return estimated(schedule, lambda step: count(step)[0], most)
 
 
 def moved(step: Step) -> int:

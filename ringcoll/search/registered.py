@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from ringcoll.algorithms import algorithms
-from ringcoll.schedule.counting import count, estimated
+from ringcoll.schedule.counting import estimated_messages
 from ringcoll.schedule.ir import Schedule
 from ringcoll.simulation import Topology, simulate
 
@@ -30,12 +30,16 @@ def fastest_times(
     schedules: Iterable[Schedule], topology: Topology, nbytes: int
 ) -> list[SearchTime]:
     """Simulate each schedule in 1, 4, 16 and 64 segments, until more segments take longer, or have too many messages."""
-    return [min(_times(schedule, topology, nbytes)) for schedule in schedules]
+    return [
+        min(_times(schedule, topology, nbytes, estimated_messages(schedule, _MOST_MESSAGES)))
+        for schedule in schedules
+    ]
 
 
-def _times(schedule: Schedule, topology: Topology, nbytes: int) -> Iterator[SearchTime]:
+def _times(
+    schedule: Schedule, topology: Topology, nbytes: int, messages: int
+) -> Iterator[SearchTime]:
     fewer = inf
-    messages = estimated(schedule, lambda step: count(step)[0], _MOST_MESSAGES)
     for segments in (1, 4, 16, 64):
         if segments > 1 and messages * segments > _MOST_MESSAGES:
             return
@@ -63,6 +67,7 @@ def registered_times(
     for entry in algorithms(collective, world_size):
         advance(entry.name)
         schedule = entry.schedule(world_size, root)
-        if estimated(schedule, lambda step: count(step)[0], _MOST_MESSAGES) <= _MOST_MESSAGES:
-            times += fastest_times([schedule], topology, nbytes)
+        messages = estimated_messages(schedule, _MOST_MESSAGES)
+        if messages <= _MOST_MESSAGES:
+            times.append(min(_times(schedule, topology, nbytes, messages)))
     return sorted(times)

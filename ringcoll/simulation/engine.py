@@ -8,7 +8,7 @@ from functools import partial
 from math import isfinite
 
 from ringcoll.errors import ArgumentError, TooLargeError
-from ringcoll.schedule.counting import chunks_of_data, count, estimated, tally_of
+from ringcoll.schedule.counting import chunks_of_data, estimated_messages, tally_of
 from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import without_collection
 from ringcoll.simulation.events import EventEngine
@@ -39,6 +39,9 @@ _MOST_MESSAGES = 1 << 21
 """Messages of a run by events, which take some 12 us each."""
 _MOST_STEPS = 1 << 27
 """Steps of all ranks of a run by steps, which has 9 bytes for each; a message takes some 0.3 us."""
+
+_MOST_PAIRS = 1 << 24
+"""Pairs of ranks between which messages go in turned programs; each pair has a route, which takes some 1.3 us."""
 
 _MESSAGE_BY_EVENTS = 40
 """Cost of a message by events in messages by steps; measured at some 12 us and 0.3 us."""
@@ -162,6 +165,7 @@ def _outcome(
     world_size = schedule.world_size
     programs = None if trace or engine == "events" else turned_programs(schedule)
     if programs is not None:
+        _check_pairs(schedule, programs)
         folding = None if engine == "steps" else folded(topology, programs, *of_ranks)
         few = folding is not None and folding.period * _MESSAGE_BY_EVENTS <= world_size
         can_be_held = world_size * len(programs[0]) <= _MOST_STEPS
@@ -187,10 +191,21 @@ def _outcome(
             expected="events, or auto",
             got=engine,
         )
-    sends = estimated(schedule, lambda step: count(step)[0], _MOST_MESSAGES)
-    _check_messages(settings, sends)
+    _check_messages(settings, estimated_messages(schedule, _MOST_MESSAGES))
     every = [waves_of(schedule, rank, segments) for rank in range(world_size)]
     return "events", EventEngine(settings, every, Folding.none(topology), trace=trace).run()
+
+
+def _check_pairs(schedule: Schedule, programs: list[list[RankWave]]) -> None:
+    """Refuse a run whose routes would take minutes to look up."""
+    distances = [{peer for wave in steps for peer, *_ in wave.sends} for steps in programs]
+    pairs = sum(map(len, distances)) * schedule.world_size // len(programs)
+    if pairs > _MOST_PAIRS:
+        raise TooLargeError(
+            f"{schedule.algorithm} {schedule.collective} on {schedule.world_size} ranks has messages "
+            f"between {pairs:,} pairs of ranks, expected at most {_MOST_PAIRS:,}",
+            most=_MOST_PAIRS,
+        )
 
 
 def _check_messages(settings: RunSettings, messages: int) -> None:

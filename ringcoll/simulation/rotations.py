@@ -25,6 +25,7 @@ from itertools import zip_longest
 from math import lcm
 from typing import Any, NoReturn
 
+from ringcoll.schedule.counting import MOST_STEPS
 from ringcoll.schedule.ir import Schedule
 from ringcoll.simulation.waves import RankWave, wave_of
 
@@ -195,6 +196,8 @@ def turned_programs(schedule: Schedule) -> list[list[RankWave]] | None:
 def _distances(schedule: Schedule, rank: TurnedRank) -> Any:
     program: Any = schedule.program
     for number, step in enumerate(program(rank)):
+        if number > MOST_STEPS:
+            raise _NotTurned
         sends, receives, reduced, _ = wave_of(number, step)
         yield RankWave(
             [(_distance(peer), *rest) for peer, *rest in sends],  # type: ignore[misc]

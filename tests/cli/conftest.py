@@ -84,6 +84,23 @@ def only_powers() -> Iterator[None]:
 
 
 @pytest.fixture
+def only_large() -> Iterator[None]:
+    """An all-reduce named ``only_large`` that is restricted to 3,000 ranks, where it is too large to prove."""
+
+    @register(
+        "all_reduce",
+        "only_large",
+        chunks=lambda k: k,
+        restriction=lambda k: "it wants 3000" if k != 3000 else None,
+    )
+    def only_large(rank: int, world_size: int) -> Program:
+        yield from ring_all_reduce(rank, world_size)
+
+    yield
+    unregister("all_reduce", "only_large")
+
+
+@pytest.fixture
 def wrong_root() -> Iterator[None]:
     """A broadcast named ``wrong_root`` that is wrong for root 3 of 5, and right otherwise."""
 

@@ -1,5 +1,6 @@
 """The group: help, versions, and what is imported when."""
 
+import errno
 import re
 import shlex
 import subprocess
@@ -122,6 +123,24 @@ def test_ctrl_c_ends_every_command_alike(run, monkeypatch, name):
     result = run(name, *needed)
     assert result.exit_code == INTERRUPTED == 130
     assert result.stderr == "\ninterrupted; all ranks were ended\n"
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (ConnectionRefusedError("nobody listens"), "nobody listens"),
+        (PermissionError(errno.EACCES, "Permission denied", "a.txt"), "a.txt: Permission denied"),
+    ],
+)
+def test_an_error_of_the_system_is_not_told_as_one_of_the_output(run, monkeypatch, error, said):
+    def failing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(DescribedCommand, "invoke", failing)
+    result = run("list")
+    assert (result.exit_code, result.stderr) == (2, f"Error: {said}\n")
 
 
 def test_version(run):

@@ -32,7 +32,9 @@ from tests.cli.conftest import Run
         "order swing -k 65536",
         "order hierarchical -k 60000",
         "verify ring --collective all_reduce --world-sizes 2,3000",
-        "simulate direct -k 4096",
+        "simulate direct -k 65536",
+        "simulate direct all_gather -k 4500",
+        "simulate pairwise all_to_all -k 65536",
         "search all_gather --topology ring -k 9000",
         "search all_gather --topology ring -k 3000 --method greedy",
         "search broadcast --topology crossbar -k 4000 --method trees",
@@ -54,6 +56,18 @@ def test_the_number_of_ranks_that_would_do_does(run: Run, name: str, collective:
     check_work(schedule_of(collective, name, int(found[1])))
     with pytest.raises(TooLargeError):
         check_work(schedule_of(collective, name, 2 * int(found[1])))
+
+
+@pytest.mark.usefixtures("only_large")
+@pytest.mark.parametrize(
+    "words", ["verify only_large --world-sizes 3000", "order only_large -k 3000"]
+)
+def test_where_no_fewer_ranks_would_do(run: Run, words: str) -> None:
+    result = run(*words.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.fullmatch(
+        r"Error: only_large .* is too large: .*, expected at most [\d,]+\n", result.stderr
+    )
 
 
 def test_fewer_segments_would_do(run: Run) -> None:
@@ -113,6 +127,8 @@ def test_the_functions_behind_the_commands() -> None:
     with pytest.raises(TooLargeError):
         verify(endless)
     with pytest.raises(TooLargeError):
+        simulate(endless, 1, crossbar(200, bandwidth=1))
+    with pytest.raises(TooLargeError):
         verify(Schedule("all_reduce", "wide", 10**12, 1, 0, lambda rank: iter(())))
     with pytest.raises(UnsupportedWorldSizeError, match="at most 65536, got 65537"):
         find("all_reduce", "ring").schedule((1 << 16) + 1)
@@ -127,5 +143,5 @@ def test_the_functions_behind_the_commands() -> None:
         with pytest.raises(TooLargeError, match="ranks would do"):
             synthesize("all_gather", chain, method=method)
     assert synthesize("all_gather", ring(8, bandwidth=1e9), method="greedy", most_chunks=1).points
-    with pytest.raises(ArgumentError, match="no memory for so many processes"):
+    with pytest.raises(ArgumentError, match="so many processes"):
         Ranks(10**6)

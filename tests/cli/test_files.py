@@ -53,7 +53,7 @@ def test_a_full_disk(run: Run, tmp_path: Path, words: str) -> None:
 def test_a_full_disk_for_a_new_algorithm(run: Run, own_folder: Path) -> None:
     with full_disk():
         result = run("new", "all_reduce", "star")
-    assert (result.exit_code, result.stderr) == (2, "Error: the output: File too large\n")
+    assert (result.exit_code, result.stderr) == (2, "Error: star.py: File too large\n")
     assert not any(own_folder.iterdir())
 
 
@@ -104,7 +104,7 @@ def test_a_picture_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("words", ["list all_reduce", "show ring all_reduce"])
+@pytest.mark.parametrize("words", ["list all_reduce", "list --json", "show ring all_reduce"])
 @pytest.mark.parametrize("ending", ["full", "closed"])
 def test_an_output_that_nobody_takes(words: str, ending: str) -> None:
     reader, writer = os.pipe()

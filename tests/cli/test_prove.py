@@ -172,6 +172,16 @@ def test_only_restricted_sizes_are_an_error_if_the_algorithm_was_named(run, only
     assert rows(others.stdout)["all_gather", "only_powers"][0] == "none"
 
 
+def test_the_message_names_the_size_that_was_asked_for(run, only_large):
+    """Also where the algorithm does not run on 1 rank."""
+    result = run("verify", "only_large", "--world-sizes", "3")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "Error: only_large all_reduce cannot run on 3 ranks: it wants 3000\n"
+    others = run("verify", "--collective", "all_reduce", "--world-sizes", "3")
+    assert others.exit_code == 0
+    assert rows(others.stdout)["all_reduce", "only_large"][0] == "none"
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

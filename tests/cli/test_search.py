@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ringcoll.algorithms import algorithms
 from ringcoll.schedule import Schedule, verify
+from ringcoll.search import registered
 from tests.cli.conftest import Run
 
 
@@ -46,6 +48,18 @@ def test_what_is_not_decided_is_said(run: Run) -> None:
     result = run("search", "all_gather", *words)
     assert result.exit_code == 0
     assert "not decided with this --effort (steps/rounds/chunks): 4/15/4" in result.stdout
+
+
+def test_algorithms_that_are_left_out_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registered, "_MOST_MESSAGES", 8)
+    words = ("search", "all_gather", "--topology", "ring", "--method", "greedy", "--chunks", "1")
+    data = json.loads(run(*words, "--json").stdout)
+    assert {"ring", "direct"} <= {*data["left_out"]}
+    simulated = {row["algorithm"] for row in data["registered"]}
+    assert simulated.isdisjoint(data["left_out"])
+    assert simulated | {*data["left_out"]} == {entry.name for entry in algorithms("all_gather", 4)}
+    said = f"too many messages: {', '.join(data['left_out'])}\n"
+    assert run(*words).stdout.endswith(said)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import signal
@@ -13,11 +14,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.errors import RingcollError
+from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.launch import processes
 from ringcoll.launch.processes import RankError, Ranks, rendezvous, report
 from ringcoll.transport.gloo import _listening
 from tests.programs.started import of_session, started
@@ -106,6 +109,50 @@ def test_a_run_has_a_time_limit_and_leaves_nobody_behind():
             ranks.run(sleeping, 60.0, timeout_s=0.5)
     assert not any(process.is_alive() for process in ranks.processes)
     assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize("number", [0, -1, True, 1.5, 2.0, "2", None, 1 << 30])
+def test_what_is_no_number_of_ranks_is_refused_before_any_starts(monkeypatch, number):
+    monkeypatch.setattr(Ranks, "_start", None)
+    with pytest.raises(ArgumentError, match=r"'world_size'.*\(expected .*, got ") as caught:
+        Ranks(number)
+    assert caught.value.argument == "world_size"
+    assert ("so many" in str(caught.value)) == (number == 1 << 30)
+
+
+@pytest.mark.parametrize("number", [np.int64(1), torch.tensor(1)])
+def test_a_number_of_ranks_may_be_of_another_class(number):
+    with Ranks(number, backend=None) as ranks:
+        assert (ranks.run(os.getpid), type(ranks.world_size)) == ([ranks.processes[0].pid], int)
+
+
+@pytest.mark.parametrize(
+    "free_nbytes, said", [(1 << 30, "there is no memory"), (1 << 50, "not started on one host")]
+)
+def test_why_there_are_not_so_many_ranks(monkeypatch, free_nbytes, said):
+    monkeypatch.setattr(processes, "free_bytes", lambda: free_nbytes)
+    with pytest.raises(ArgumentError, match=said):
+        Ranks(2000)
+
+
+@pytest.mark.parametrize(
+    "error, scarce",
+    [
+        (OSError(errno.EMFILE, ""), "file descriptors"),
+        (OSError(errno.ENOMEM, ""), "memory"),
+        (BlockingIOError(errno.EAGAIN, ""), "processes"),
+        (EOFError(), "processes"),  # of the server that could not fork
+        (PermissionError(errno.EACCES, ""), None),
+    ],
+)
+def test_what_the_system_lacks_for_a_rank_is_said(monkeypatch, error, scarce):
+    def start(process: object) -> None:
+        raise error
+
+    monkeypatch.setattr(processes._context().Process, "start", start)
+    with pytest.raises(type(error) if scarce is None else ArgumentError) as caught:
+        Ranks(3)
+    assert scarce is None or f"not enough {scarce} for 3 ranks" in str(caught.value)
 
 
 def test_nothing_but_the_loopback_interface_is_listened_on(pool):

@@ -19,7 +19,14 @@ from ringcoll.errors import ArgumentError, MissingExtraError, VerificationError
 from ringcoll.schedule import Schedule, Send, verify
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import Buffer, RecvReduce
-from ringcoll.search import METHODS, SEARCHED, fastest_times, registered_times, synthesize
+from ringcoll.search import (
+    METHODS,
+    SEARCHED,
+    fastest_times,
+    registered,
+    registered_times,
+    synthesize,
+)
 from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
 from ringcoll.search.build import schedule_of_moves
 from ringcoll.search.demand import demand_of
@@ -133,6 +140,18 @@ def test_it_beats_every_registered_algorithm(collective: str, topology: Topology
     front = synthesize(collective, topology, most_chunks=1 if topology is GRID else 4, effort=0.5)
     fastest = min(fastest_times([point.schedule for point in front.points], topology, nbytes))
     assert fastest.seconds < registered_times(collective, topology, nbytes)[0].seconds
+
+
+def test_the_messages_of_an_algorithm_are_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def estimated(schedule: Schedule, most: int) -> int:
+        names.append(schedule.algorithm)
+        return 12
+
+    monkeypatch.setattr(registered, "estimated_messages", estimated)
+    times = registered_times("broadcast", ring(4, bandwidth=1e9), 1 << 10)
+    assert sorted(names) == sorted(time.algorithm for time in times)
 
 
 def test_on_the_torus_no_schedule_of_whole_blocks_is_better() -> None:
