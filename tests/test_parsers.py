@@ -59,10 +59,14 @@ from ringcoll.system.machine import is_address, is_loopback, place
 from ringcoll.system.stores import as_fields, read_fields, read_json, read_text
 from ringcoll.system.user_modules import algorithms_named
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
-from ringcoll.training.pipeline_check import check
-from ringcoll.training.pipeline_orders import one_f_one_b, zero_bubble
-from ringcoll.training.pipeline_schedule import Action, PipelineSchedule
-from ringcoll.training.trainers import find_trainer
+from ringcoll.training import (
+    Action,
+    PipelineSchedule,
+    check,
+    find_trainer,
+    one_f_one_b,
+    zero_bubble,
+)
 from ringcoll.transport import catalogue, gloo, shared
 from ringcoll.transport.base import meet
 from ringcoll.transport.catalogue import costs_of

@@ -99,7 +99,7 @@ ONLY = {
     # what reads text that was written elsewhere
     "json.load*": {
         *("system/tuning", "system/stores", "tracing/records"),  # tests/test_parsers.py tries them
-        *("training/checks", "training/pipeline_agreement", "launch/mpi", "bench/peers"),
+        *("training/checks", "launch/mpi", "bench/peers"),
         *("runtime/flight_report", "formats/tree", "resilient/membership"),
     },
     "xml": {"formats/xml"},  # expat, without document types

@@ -28,13 +28,17 @@ from ringcoll.bench.summary import Summary, summarize
 from ringcoll.collectives.functions import barrier
 from ringcoll.launch.processes import report
 from ringcoll.system.user_modules import UserModule
-from ringcoll.training.checks import check_finite
-from ringcoll.training.data import batches
-from ringcoll.training.models import next_token_loss
-from ringcoll.training.state_bytes import ModelStates
-from ringcoll.training.task import Task
-from ringcoll.training.trainer import Gradients
-from ringcoll.training.trainers import check_trainer, find_trainer, make_trainer
+from ringcoll.training import (
+    Gradients,
+    ModelStates,
+    Task,
+    batches,
+    check_finite,
+    check_trainer,
+    find_trainer,
+    make_trainer,
+    next_token_loss,
+)
 
 __all__ = [
     "NATIVE",

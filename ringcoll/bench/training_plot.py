@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ringcoll.bench.plot import check_matplotlib, save, styles
 from ringcoll.errors import ArgumentError
-from ringcoll.training.pipeline_check import grid
-from ringcoll.training.pipeline_schedule import UNIT_COSTS, Action, Kind, PipelineSchedule
-from ringcoll.training.state_bytes import ModelStates
+from ringcoll.training import UNIT_COSTS, Action, Kind, ModelStates, PipelineSchedule, grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

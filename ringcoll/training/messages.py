@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import reduce
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -35,11 +36,13 @@ from torch import Tensor
 
 from ringcoll.collectives.groups import as_group, time_limit_s
 from ringcoll.collectives.own_groups import OwnGroup
-from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.system.ending import started
 from ringcoll.system.limits import seconds_of
+from ringcoll.training.checks import require
 from ringcoll.training.phases import waiting
 
-__all__ = ["Messages", "tie"]
+__all__ = ["Arrivals", "Messages", "tie"]
 
 _TAG = 0x6F55  # the first tag; any number that the user's own messages are unlikely to have
 
@@ -74,12 +77,6 @@ class Messages:
         limit = time_limit_s(member) if timeout_s is None else timeout_s
         self._timeout_s = seconds_of(limit, "timeout_s", self.rank)
 
-    def _require(self, argument: str, holds: bool, expected: object, got: object) -> None:
-        if not holds:
-            raise ArgumentError(
-                "cannot be used", rank=self.rank, argument=argument, expected=expected, got=got
-            )
-
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> Callable[[], None]:
         """Start to send a tensor; the tensor stays as it is until the returned function was called.
 
@@ -100,13 +97,7 @@ class Messages:
         return self._started("isend", "dst", dst, tensor, tag)
 
     def receive(self, tensor: Tensor, src: int, tag: int = 0) -> Callable[[], None]:
-        """Start to receive into a tensor; parameters as for `recv`.
-
-        Returns
-        -------
-        callable
-            Waits until the tensor was received; raises as `recv`.
-        """
+        """Start to receive into a tensor; the function that is returned does the rest of `recv`."""
         return self._started("irecv", "src", src, tensor, tag)
 
     def recv(self, tensor: Tensor, src: int, tag: int = 0) -> None:
@@ -138,10 +129,12 @@ class Messages:
     ) -> Callable[[], None]:
         """Start a message; return the function that waits for it."""
         is_peer = 0 <= peer < self.world_size and peer != self.rank
-        self._require(role, is_peer, f"another rank below {self.world_size}", peer)
+        others = f"another rank below {self.world_size}"
+        require(is_peer, role, "cannot be used", others, peer, self.rank)
         is_plain = tensor.is_contiguous() and not (role == "src" and tensor.requires_grad)
         state = f"strides {tensor.stride()}, requires_grad={tensor.requires_grad}"
-        self._require("tensor", is_plain, "a contiguous tensor without gradient", state)
+        plain = "a contiguous tensor without gradient"
+        require(is_plain, "tensor", "cannot be used", plain, state, self.rank)
         purpose = f"{'send to' if role == 'dst' else 'receive from'} rank {peer}"
         with self._typed_errors(purpose, peer):
             if isinstance(self.group, OwnGroup):
@@ -170,6 +163,51 @@ class Messages:
                 f"rank {self.rank} waited to {purpose}, at most {self._timeout_s:g} s: {error}",
                 peer=peer,
             ) from error
+
+
+class Arrivals:
+    """Receives messages of one length from several ranks, each as it comes.
+
+    A server takes the message of whichever rank is ready. gloo has a receive from any rank, but does
+    not notice in it that a rank has left. So each expected message has a thread of its own, some
+    0.1 ms, which waits for its rank alone: it notices the end of the connection at once, and the
+    messages of the other ranks go on.
+
+    ``like`` has the length, dtype and device of a message; nothing else may receive from the ranks.
+    """
+
+    def __init__(self, messages: Messages, like: Tensor) -> None:
+        self._messages, self._like = messages, like
+        self._arrived: SimpleQueue[tuple[int, Tensor | Exception]] = SimpleQueue()
+
+    def expect(self, peer: int, reply: Tensor | None = None) -> None:
+        """Send a reply, if any, and begin to wait for the one next message of a rank.
+
+        The reply must not change any more.
+        """
+        # A thread that still waits when the program ends does not hold up the program.
+        started(self._converse, "ringcoll-arrivals", peer, reply)
+
+    def _converse(self, peer: int, reply: Tensor | None) -> None:
+        message = torch.empty_like(self._like)
+        try:
+            if reply is not None:
+                self._messages.send(reply, peer)()
+            self._messages.recv(message, peer)
+        except Exception as error:  # noqa: BLE001  # `take` hands it over
+            self._arrived.put((peer, error))
+        else:
+            self._arrived.put((peer, message))
+
+    def take(self) -> tuple[int, Tensor | Exception]:
+        """Wait for the next message: its rank, and the message, or the error of the wait or reply.
+
+        The error is a `PeerLostError` if the rank was lost. Each message has a time limit.
+        """
+        with waiting(None, self._messages.group) as awaited:
+            peer, message = self._arrived.get()
+            awaited.peer = peer
+        return peer, message
 
 
 def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> int:
@@ -202,14 +240,9 @@ def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> int:
     messages = Messages(group)
     rank, world_size, peers = messages.rank, messages.world_size, sorted(set(ranks))
     is_among = rank in peers and len(peers) == len(ranks)
-    if not is_among or not 0 <= peers[0] <= peers[-1] < world_size:
-        raise ArgumentError(
+    require(is_among and 0 <= peers[0] <= peers[-1] < world_size, "ranks",
             "the ranks cannot share a parameter",
-            rank=rank,
-            argument="ranks",
-            expected=f"different ranks below {world_size}, among them {rank}",
-            got=list(ranks),
-        )
+            f"different ranks below {world_size}, among them {rank}", list(ranks), rank)  # fmt: skip
     grads = {peer: torch.zeros_like(param, memory_format=torch.contiguous_format) for peer in peers}
     if param.grad is not None:
         grads[rank].copy_(param.grad)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringcoll.errors import ArgumentError
+from ringcoll.training.checks import require
 
 __all__ = [
     "Attention",
@@ -96,13 +96,8 @@ class TransformerShape:
     layers: int = 4
 
     def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise ArgumentError(
-                "the heads do not share the width evenly",
-                argument="heads",
-                expected=f"a divisor of {self.width}",
-                got=self.heads,
-            )
+        require(self.width % self.heads == 0, "heads", "the heads do not share the width evenly",
+                f"a divisor of {self.width}", self.heads)  # fmt: skip
 
 
 def causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -287,13 +282,8 @@ def stages(model: nn.Module, num_stages: int) -> list[nn.Sequential]:
                 layers[-1].append(module)
             else:
                 layers.append([module])
-    if not 1 <= num_stages <= len(layers):
-        raise ArgumentError(
-            "a stage would have no layers",
-            argument="num_stages",
-            expected=f"1 to {len(layers)}",
-            got=num_stages,
-        )
+    require(1 <= num_stages <= len(layers), "num_stages", "a stage would have no layers",
+            f"1 to {len(layers)}", num_stages)  # fmt: skip
     ends = [len(layers) * stage // num_stages for stage in range(num_stages + 1)]
     return [
         nn.Sequential(*(module for layer in layers[begin:end] for module in layer))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ringcoll.training.checks import require
-from ringcoll.training.data import Examples, load_digits, text_examples
+from ringcoll.training.data.samples import Examples, load_digits, text_examples
 from ringcoll.training.models import Transformer, TransformerShape, mlp
 
 __all__ = ["LEARNING_RATES", "MODELS", "Task"]

@@ -18,7 +18,7 @@ from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
 from ringcoll.runtime.work import Work
 from ringcoll.system.limits import FOREVER_S, seconds_of, whole
-from ringcoll.training.messages import Messages
+from ringcoll.training import Messages
 
 ONE: tuple[Any, ...] = (
     np.int64(1),

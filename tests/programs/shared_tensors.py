@@ -19,7 +19,7 @@ from ringcoll.launch.processes import report
 from ringcoll.system import shared_tensors
 from ringcoll.system.shared_memory import SharedMemory
 from ringcoll.system.shared_tensors import region_of
-from ringcoll.training.ddp_hook import HookOptions, all_reduce_hook
+from ringcoll.training import HookOptions, all_reduce_hook
 from ringcoll.transport.base import Message
 from ringcoll.transport.shared_layout import SHORT
 from tests.programs.transports import LIMIT_S, transport_of_all
