@@ -75,7 +75,7 @@ ONLY = {
     # modules whose name is made while the program runs
     "import_module(variable)": {
         *("__init__", "cli/app", "transport/catalogue", "system/user_modules"),
-        *("testing/__init__", "testing/pool"),
+        *("testing/__init__", "testing/pool", "training/__init__"),
     },
     "subprocess": {"cli/run", "launch/mpiexec", "system/versions"},
     "socket": {

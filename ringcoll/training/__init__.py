@@ -6,7 +6,7 @@ What is trained
 `models`       a perceptron and a small transformer, and stages of them
 `task`         a model, its data, and how it learns
 `checks`       what all ranks look at together before and during training
-`flat`         parameters end to end in a flat tensor
+`flat`         parameters end to end in a flat tensor, and put together from pieces
 `messages`     messages between two ranks, and from several ranks as they come
 `phases`       phases of a step, and waits between ranks, for `ringcoll.trace`
 -------------  ---------------------------------------------------------------------------------
@@ -34,56 +34,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    # isort: off
     from ringcoll.training.checks import check_finite, check_same
-    from ringcoll.training.data.average import average_gradients
     from ringcoll.training.data.buckets import StepReport, assign_buckets
-    from ringcoll.training.data.compression import CompressedGradients, Compressor, Sent
-    from ringcoll.training.data.compressors import Int8, PowerSGD, TopK
+    from ringcoll.training.data.compression import (
+        CompressedGradients, Compressor, Int8, PowerSGD, Sent, TopK,
+    )  # fmt: skip
     from ringcoll.training.data.hooks import (
-        CompressedBuckets,
-        HookOptions,
-        all_reduce_hook,
-        compressed_hook,
-    )
-    from ringcoll.training.data.parallel import BucketedDataParallel
+        CompressedBuckets, HookOptions, all_reduce_hook, compressed_hook,
+    )  # fmt: skip
+    from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
     from ringcoll.training.data.samples import (
-        Examples,
-        Text,
-        batches,
-        load_digits,
-        load_text,
-        text_examples,
-        windows,
-    )
+        Examples, Text, batches, load_digits, load_text, text_examples, windows,
+    )  # fmt: skip
+    from ringcoll.training.flat import whole_parameters
     from ringcoll.training.free.gossip import (
-        Gossip,
-        check_mixing,
-        gap_table,
-        mixing_matrix,
-        period,
-        spectral_gap,
-    )
+        Gossip, check_mixing, gap_table, mixing_matrix, period, spectral_gap,
+    )  # fmt: skip
     from ringcoll.training.free.local_sgd import LocalSGD, diloco
     from ringcoll.training.free.server import ParameterServer, ServerWorker
     from ringcoll.training.free.straggler import slowed
     from ringcoll.training.messages import Messages, tie
     from ringcoll.training.models import (
-        Transformer,
-        TransformerShape,
-        causal_attention,
-        mlp,
-        next_token_loss,
-        stages,
-    )
+        Transformer, TransformerShape, causal_attention, mlp, next_token_loss, stages,
+    )  # fmt: skip
     from ringcoll.training.phases import phase, waiting
     from ringcoll.training.pipeline.check import bubble, check, grid, peak_activations
     from ringcoll.training.pipeline.orders import (
-        SCHEDULES,
-        gpipe,
-        interleaved,
-        one_f_one_b,
-        zero_bubble,
-    )
+        SCHEDULES, gpipe, interleaved, one_f_one_b, zero_bubble,
+    )  # fmt: skip
     from ringcoll.training.pipeline.runner import Pipeline, PipelineReport
     from ringcoll.training.pipeline.schedule import UNIT_COSTS, Action, Kind, PipelineSchedule
     from ringcoll.training.sharded.optimizer import ShardedAdamW
@@ -92,18 +71,13 @@ if TYPE_CHECKING:
     from ringcoll.training.split.mesh import Mesh, ParallelTransformer
     from ringcoll.training.split.ring import context_parallel, places, ring_attention
     from ringcoll.training.split.tensor import tensor_parallel, vocabulary_loss
-    from ringcoll.training.split.whole import whole_parameters
     from ringcoll.training.task import LEARNING_RATES, MODELS, Task
     from ringcoll.training.trainer import Gradients, Trainer
     from ringcoll.training.trainers import (
-        TRAINERS,
-        TrainerEntry,
-        check_trainer,
-        find_trainer,
-        make_trainer,
-        trainer_names,
+        TRAINERS, TrainerEntry, check_trainer, find_trainer, make_trainer, trainer_names,
         usual_task,
-    )
+    )  # fmt: skip
+    # isort: on
 
 __all__ = [
     "LEARNING_RATES", "MODELS", "SCHEDULES", "TRAINERS", "UNIT_COSTS", "Action",
@@ -127,13 +101,12 @@ _HOME = {
     name: module
     for module, names in {
         "checks": "check_finite check_same",
-        "data.average": "average_gradients",
         "data.buckets": "StepReport assign_buckets",
-        "data.compression": "CompressedGradients Compressor Sent",
-        "data.compressors": "Int8 PowerSGD TopK",
+        "data.compression": "CompressedGradients Compressor Int8 PowerSGD Sent TopK",
         "data.hooks": "CompressedBuckets HookOptions all_reduce_hook compressed_hook",
-        "data.parallel": "BucketedDataParallel",
+        "data.parallel": "BucketedDataParallel average_gradients",
         "data.samples": "Examples Text batches load_digits load_text text_examples windows",
+        "flat": "whole_parameters",
         "free.gossip": "Gossip check_mixing gap_table mixing_matrix period spectral_gap",
         "free.local_sgd": "LocalSGD diloco",
         "free.server": "ParameterServer ServerWorker",
@@ -150,10 +123,10 @@ _HOME = {
         "split.mesh": "Mesh ParallelTransformer",
         "split.ring": "context_parallel places ring_attention",
         "split.tensor": "tensor_parallel vocabulary_loss",
-        "split.whole": "whole_parameters",
         "task": "LEARNING_RATES MODELS Task",
         "trainer": "Gradients Trainer",
-        "trainers": "TRAINERS TrainerEntry check_trainer find_trainer make_trainer trainer_names usual_task",
+        "trainers": "TRAINERS TrainerEntry check_trainer find_trainer"
+        " make_trainer trainer_names usual_task",
     }.items()
     for name in names.split()
 }

@@ -16,16 +16,6 @@ from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, MismatchError, TrainingError
 
-__all__ = [
-    "check_alike",
-    "check_dense",
-    "check_finite",
-    "check_same",
-    "check_same_kinds",
-    "gathered",
-    "require",
-]
-
 
 def require(
     holds: bool,
@@ -72,20 +62,9 @@ def _hash(module: nn.Module) -> str:
 
 
 def check_same(module: nn.Module, group: Any = None) -> None:
-    """Make sure that all ranks begin with the same model.
+    """Raise `MismatchError`, on all ranks, unless all begin with the same model, to the last bit.
 
-    Parameters
-    ----------
-    module
-        The model of this rank.
-    group
-        Group of the ranks that train together; ``None`` for the default group.
-
-    Raises
-    ------
-    MismatchError
-        The parameters or buffers of some rank differ from rank 0's in name, dtype, shape or value;
-        all ranks raise it.
+    Parameters and buffers are compared in name, dtype, shape and value, with those of rank 0.
     """
     rank, own = as_group(group).rank(), _hash(module)
     hashes = gathered(own, group)
@@ -113,7 +92,7 @@ def check_same_kinds(module: nn.Module, group: Any = None) -> None:
 
 
 def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
-    """Make sure that the loss is finite on all ranks; they stop at the same step.
+    """Raise `TrainingError`, on all ranks, if the loss of some rank is infinite or NaN.
 
     Parameters
     ----------
@@ -121,13 +100,6 @@ def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
         The loss of this rank, or the losses of steps in a row; any number of elements.
     step
         Number of the first of these steps, for the error; the same on all ranks.
-    group
-        Group of the ranks that train together; ``None`` for the default group.
-
-    Raises
-    ------
-    TrainingError
-        The loss of some rank is infinite or NaN; all ranks raise it, and name the first step.
     """
     member = as_group(group)
     rank, size, none = member.rank(), member.size(), torch.iinfo(torch.int64).max

@@ -42,8 +42,6 @@ from ringcoll.system.limits import seconds_of
 from ringcoll.training.checks import require
 from ringcoll.training.phases import waiting
 
-__all__ = ["Arrivals", "Messages", "tie"]
-
 _TAG = 0x6F55  # the first tag; any number that the user's own messages are unlikely to have
 
 
@@ -54,21 +52,9 @@ class Messages:
     ----------
     group
         A process group of torch, a `LocalGroup`, a group of `ringcoll.mpi_group` that has run a
-        collective, or ``None`` for the default group.
+        collective, or ``None`` for the default group, which ``.group`` then is.
     timeout_s
         Time limit of each wait, in seconds; by default the group's.
-
-    Attributes
-    ----------
-    rank, world_size
-        This rank, and the number of ranks.
-    group
-        The group; the default group in place of ``None``.
-
-    Raises
-    ------
-    ArgumentError
-        The time limit is not positive, or there is no such group.
     """
 
     def __init__(self, group: Any = None, timeout_s: float | None = None) -> None:
@@ -78,21 +64,9 @@ class Messages:
         self._timeout_s = seconds_of(limit, "timeout_s", self.rank)
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> Callable[[], None]:
-        """Start to send a tensor; the tensor stays as it is until the returned function was called.
+        """Start to send a contiguous tensor; return the function that waits until it was sent.
 
-        Parameters
-        ----------
-        tensor
-            Any shape, contiguous.
-        dst
-            Rank in the group that receives the tensor.
-        tag
-            Number of the message.
-
-        Returns
-        -------
-        callable
-            Waits until the tensor was sent; raises as `recv`.
+        The tensor stays as it is until then. The function raises as `recv`.
         """
         return self._started("isend", "dst", dst, tensor, tag)
 
@@ -101,26 +75,11 @@ class Messages:
         return self._started("irecv", "src", src, tensor, tag)
 
     def recv(self, tensor: Tensor, src: int, tag: int = 0) -> None:
-        """Receive into a tensor.
+        """Receive into a contiguous tensor as many elements as a rank has sent, of the same dtype.
 
-        Parameters
-        ----------
-        tensor
-            As many elements as were sent, of the same dtype; contiguous.
-        src
-            Rank in the group that sends.
-        tag
-            Number of the message.
-
-        Raises
-        ------
-        ArgumentError
-            The peer is no other rank of the group, or the tensor is not contiguous or needs a
-            gradient; nothing was started.
-        CollectiveTimeoutError
-            No message came within the time limit.
-        PeerLostError
-            The rank's process has ended, or the connection to it.
+        A tensor that needs a gradient, or a peer that is no other rank, raises `ArgumentError`, and
+        nothing is started. `CollectiveTimeoutError` is raised if no message comes within the time
+        limit, `PeerLostError` if the rank's process has ended, or the connection to it.
         """
         self.receive(tensor, src, tag)()
 
@@ -168,10 +127,10 @@ class Messages:
 class Arrivals:
     """Receives messages of one length from several ranks, each as it comes.
 
-    A server takes the message of whichever rank is ready. gloo has a receive from any rank, but does
-    not notice in it that a rank has left. So each expected message has a thread of its own, some
-    0.1 ms, which waits for its rank alone: it notices the end of the connection at once, and the
-    messages of the other ranks go on.
+    A server takes the message of whichever rank is ready. gloo has a receive from any rank, but
+    does not notice in it that a rank has left. So each expected message has a thread of its own,
+    some 0.1 ms, which waits for its rank alone: it notices the end of the connection at once, and
+    the messages of the other ranks go on.
 
     ``like`` has the length, dtype and device of a message; nothing else may receive from the ranks.
     """
@@ -215,7 +174,7 @@ def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> int:
 
     Call it on those ranks, after the step of the pipeline. With equal copies at first and the same
     optimizer, the copies stay equal to the last bit: each rank adds the gradients in the order of
-    the ranks.
+    the ranks. It returns the bytes that this rank has sent.
 
     Parameters
     ----------
@@ -223,19 +182,7 @@ def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> int:
         This rank's copy, of the same shape and dtype on all ranks that hold a copy. Its ``.grad``
         is overwritten; ``None`` counts as zeros.
     ranks
-        The ranks of the group that hold a copy; a single rank needs no messages.
-    group
-        As for `Messages`.
-
-    Returns
-    -------
-    int
-        Bytes that this rank has sent.
-
-    Raises
-    ------
-    ArgumentError
-        This rank is not among the ranks, or a rank is repeated or not in the group.
+        The ranks of the group that hold a copy, each once and this one among them.
     """
     messages = Messages(group)
     rank, world_size, peers = messages.rank, messages.world_size, sorted(set(ranks))

@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.training.checks import require
-from ringcoll.training.data.average import average_gradients
-from ringcoll.training.data.compression import CompressedGradients, Compressor
-from ringcoll.training.data.compressors import Int8, PowerSGD, TopK
+from ringcoll.training.data.compression import CompressedGradients, Compressor, Int8, PowerSGD, TopK
 from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
-from ringcoll.training.data.parallel import BucketedDataParallel
+from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
+from ringcoll.training.flat import whole_parameters
 from ringcoll.training.free.gossip import Gossip
 from ringcoll.training.free.local_sgd import LocalSGD, diloco
 from ringcoll.training.free.server import SERVER, ParameterServer, ServerWorker
@@ -36,16 +35,8 @@ from ringcoll.training.sharded.state import storage_nbytes
 from ringcoll.training.split.mesh import Mesh, ParallelTransformer
 from ringcoll.training.split.ring import context_parallel
 from ringcoll.training.split.tensor import tensor_parallel, vocabulary_loss
-from ringcoll.training.split.whole import whole_parameters
 from ringcoll.training.task import Task
 from ringcoll.training.trainer import Trainer
-
-__all__ = [
-    "COMPRESSORS", "bucketed", "check_context", "check_mesh", "check_pipeline", "check_sequence",
-    "check_server", "check_tensor", "compressed", "context", "hooked_ddp", "local", "mesh",
-    "mixing", "one_process", "outer", "per_parameter", "pipeline", "sequence", "server", "sharded",
-    "tensor", "torch_ddp",
-]  # fmt: skip
 
 COMPRESSORS: dict[str, Callable[[], Compressor]] = {
     "topk": lambda: TopK(0.1),

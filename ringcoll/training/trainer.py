@@ -28,19 +28,13 @@ from ringcoll.training.phases import phase
 from ringcoll.training.sharded.state import ModelStates, storage_nbytes
 from ringcoll.training.task import Task
 
-__all__ = ["Gradients", "Trainer"]
-
 
 @dataclass(frozen=True)
 class Gradients:
     """How gradients are averaged, by the trainers that have a choice.
 
-    Parameters
-    ----------
-    algorithm, wire_dtype
-        As for `ringcoll.all_reduce`; the algorithm ``None`` is gloo's own all-reduce.
-    bucket_bytes
-        Bytes of a bucket, for trainers that have buckets.
+    ``algorithm`` and ``wire_dtype`` are as for `ringcoll.all_reduce`; the algorithm ``None`` is
+    gloo's own all-reduce. ``bucket_bytes`` is for trainers that have buckets.
     """
 
     algorithm: str | None = "auto"
@@ -60,31 +54,12 @@ class Gradients:
 class Trainer:
     """One rank of data-parallel training; a system replaces what it does differently.
 
-    Parameters
-    ----------
-    task
-        What is trained.
-    option
-        What follows the colon in the system's name.
-    gradients
-        How gradients are averaged, if the system leaves a choice.
-    meets
-        Whether all ranks hold the same model after each step, whole or in pieces.
+    ``option`` is what follows the colon in the system's name, and ``meets`` says whether all ranks
+    hold the same model after each step, whole or in pieces. ``params`` are the parameters that this
+    rank holds, ``groups`` the groups whose bytes are counted, ``None`` for the default group.
+    ``peak`` has the bytes that this rank held when the second step's backward was over.
 
-    Attributes
-    ----------
-    peak : ModelStates or None
-        Bytes of parameters, gradients and optimizer state that this rank held when the second
-        step's backward was over.
-    params : sequence of Tensor
-        The parameters that this rank holds.
-    groups : list
-        Groups whose bytes are counted; ``None`` is the default group.
-
-    Raises
-    ------
-    MismatchError
-        The ranks begin with different models.
+    If the ranks begin with different models, all raise `MismatchError`.
     """
 
     def __init__(self, task: Task, option: str, gradients: Gradients, *, meets: bool) -> None:
@@ -135,12 +110,7 @@ class Trainer:
     def all_steps(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """Train on batches of all ranks, indices of samples; yield this rank's loss of each step.
 
-        Raises
-        ------
-        ArgumentError
-            The ranks cannot share a batch; all ranks raise it, and the step was not begun.
-        RingcollError
-            A message or a collective failed.
+        If the ranks cannot share a batch, all raise `ArgumentError`, and the step was not begun.
         """
         examples = self.task.examples
         for batch in batches:

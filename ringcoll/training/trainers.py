@@ -16,16 +16,6 @@ from ringcoll.training.pipeline.orders import SCHEDULES
 from ringcoll.training.task import LEARNING_RATES, MODELS, Task
 from ringcoll.training.trainer import Gradients, Trainer
 
-__all__ = [
-    "TRAINERS",
-    "TrainerEntry",
-    "check_trainer",
-    "find_trainer",
-    "make_trainer",
-    "trainer_names",
-    "usual_task",
-]
-
 _SIZES = {"perceptron": (256, 32), "transformer": (64, 8)}  # width and batch, if none are given
 
 
@@ -132,15 +122,8 @@ def trainer_names() -> list[str]:
 
 
 def find_trainer(name: str) -> tuple[TrainerEntry, str]:
-    """The system of a name, and what follows the colon.
+    """The system of a name, and what follows the colon; `ArgumentError` is raised for other names.
 
-    Raises
-    ------
-    ArgumentError
-        There is no such system, or it has no such option.
-
-    Examples
-    --------
     >>> entry, option = find_trainer("pipeline:1f1b")
     >>> entry.is_exact, option
     (True, '1f1b')
@@ -157,13 +140,10 @@ def find_trainer(name: str) -> tuple[TrainerEntry, str]:
 
 
 def check_trainer(name: str, task: Task, world_size: int, gradients: Gradients) -> None:
-    """Make sure that a trainer can train a task on so many ranks; parameters as for `make_trainer`.
+    """Raise `ArgumentError` unless a trainer can train a task on so many ranks.
 
-    Raises
-    ------
-    ArgumentError
-        There is no such trainer, it needs another model or optimizer, it cannot split the model or
-        the batch, or it cannot average gradients natively.
+    It may need another model or optimizer, be unable to split the model or the batch, or be unable
+    to average gradients natively.
     """
     entry, option = find_trainer(name)
     for what in ("model", "optimizer"):
@@ -177,6 +157,8 @@ def check_trainer(name: str, task: Task, world_size: int, gradients: Gradients) 
 def make_trainer(name: str, task: Task, gradients: Gradients | None = None) -> Trainer:
     """Make this rank's trainer; all ranks of the default group call it.
 
+    It raises as `check_trainer`, and `MismatchError` if the ranks begin with different models.
+
     Parameters
     ----------
     name
@@ -185,13 +167,6 @@ def make_trainer(name: str, task: Task, gradients: Gradients | None = None) -> T
         What is trained; the same on all ranks.
     gradients
         How gradients are averaged, if the system leaves a choice.
-
-    Raises
-    ------
-    ArgumentError
-        As for `check_trainer`.
-    MismatchError
-        The ranks begin with different models.
     """
     gradients = gradients or Gradients()
     check_trainer(name, task, dist.get_world_size(), gradients)
@@ -216,20 +191,8 @@ def usual_task(
 ) -> Task:
     """A task for some trainers, with the usual value in place of each ``None``.
 
-    Parameters
-    ----------
-    names
-        Names of trainers: model and optimizer are those that a trainer needs, or a perceptron
-        and SGD.
-    model, optimizer, layers, width, batch, lr, seed
-        As for `Task`.
-
-    Raises
-    ------
-    ArgumentError
-        There is no such trainer.
-    MissingExtraError
-        What the data come with is not installed.
+    Model and optimizer are those that a trainer needs, or a perceptron and SGD; all else is as for
+    `Task`.
     """
     entries = [find_trainer(name)[0] for name in names]
     model = model or next(filter(None, (entry.needs_model for entry in entries)), MODELS[0])

@@ -2,21 +2,18 @@
 
 ==============  =================================================================
 `samples`       digits and text, and who sees which samples
-`average`       averages of gradients, parameter by parameter
 `buckets`       gradients that travel together
-`parallel`      data-parallel training in buckets, to read and to use
+`parallel`      averages parameter by parameter, and in buckets during backward
 `compression`   compressed averages of gradients, with error feedback
-`compressors`   the largest elements, numbers of 8 bits, low rank
 `hooks`         both kinds of averages inside torch's DistributedDataParallel
 ==============  =================================================================
 
 `ringcoll.ddp` is this folder.
 """
 
-from ringcoll.training.data.average import average_gradients
 from ringcoll.training.data.buckets import StepReport, assign_buckets
 from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
-from ringcoll.training.data.parallel import BucketedDataParallel
+from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
 from ringcoll.training.data.samples import (
     Examples,
     Text,

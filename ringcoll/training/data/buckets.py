@@ -13,13 +13,14 @@ from ringcoll.errors import BackwardError
 from ringcoll.system.shared_tensors import lasting_zeros
 from ringcoll.training.flat import views_of
 
-__all__ = ["GradientBucket", "StepReport", "assign_buckets", "covered"]
-
 
 def assign_buckets(
     params: Sequence[Tensor], bucket_bytes: int, first_bucket_bytes: int
 ) -> tuple[tuple[int, ...], ...]:
     """Distribute parameters over buckets, the last parameter first, as backward finds them.
+
+    The result has indices of parameters, bucket by bucket. All parameters of a bucket have the same
+    dtype and device.
 
     Parameters
     ----------
@@ -28,12 +29,6 @@ def assign_buckets(
     bucket_bytes, first_bucket_bytes
         Bytes with which a bucket is complete, and the first bucket. As in torch, the parameter
         that reaches the number is still in the bucket: a bias does not part from its weight.
-
-    Returns
-    -------
-    tuple of tuple of int
-        Indices of parameters, bucket by bucket. All parameters of a bucket have the same dtype
-        and device.
 
     Examples
     --------
@@ -58,8 +53,8 @@ def assign_buckets(
 class GradientBucket:
     """Gradients of some parameters, end to end in a flat tensor.
 
-    ``missing`` has the indices of the gradients that have not arrived. The flat tensor ``grad`` exists
-    from the first gradient on.
+    ``missing`` has the indices of the gradients that have not arrived. The flat tensor ``grad``
+    exists from the first gradient on.
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
@@ -117,14 +112,8 @@ class GradientBucket:
 class StepReport:
     """Report of a training step of `BucketedDataParallel` on this rank.
 
-    Parameters
-    ----------
-    nbytes
-        Bytes of gradients that were all-reduced, in the wire dtype if there is a wire dtype.
-    communication_s
-        Time, in seconds, in which at least one all-reduce was under way.
-    waited_s
-        Time, in seconds, that `BucketedDataParallel.finish` took: it was not hidden.
+    Bytes of gradients that were all-reduced, in the wire dtype if there is one; seconds in which at
+    least one all-reduce was under way; and seconds that `BucketedDataParallel.finish` took.
     """
 
     nbytes: int

@@ -41,10 +41,8 @@ from ringcoll.collectives.sharing import share_for
 from ringcoll.reduction import Reproducible
 from ringcoll.schedule.ir import Schedule
 from ringcoll.training.checks import require
-from ringcoll.training.data.average import average_op
 from ringcoll.training.data.compression import Compressor, Sent
-
-__all__ = ["CompressedBuckets", "HookOptions", "all_reduce_hook", "compressed_hook"]
+from ringcoll.training.data.parallel import average_op
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +52,12 @@ class HookOptions:
     Parameters
     ----------
     group
-        Group of the ranks that train together, the same as of ``DistributedDataParallel``;
-        ``None`` for the default group.
+        The same group as that of ``DistributedDataParallel``.
     algorithm, segment_bytes, wire_dtype, reproducible
         As for `ringcoll.all_reduce`.
     share
         Whether the buckets move to shared memory at their first use: see `ringcoll.share`. For the
-        ranks of one host.
+        ranks of one host; others raise `ArgumentError`.
     """
 
     group: Any = None
@@ -80,25 +77,8 @@ def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.future
         options = ringcoll.ddp.HookOptions(algorithm="tree", wire_dtype=torch.bfloat16)
         model.register_comm_hook(options, ringcoll.ddp.all_reduce_hook)
 
-    If an operation fails, ``backward`` raises a ``RuntimeError`` with the text of the
-    operation's error.
-
-    Parameters
-    ----------
-    state
-        The options.
-    bucket
-        Bucket that ``DistributedDataParallel`` passes: a flat tensor of gradients.
-
-    Returns
-    -------
-    Future
-        A future of the same tensor, averaged.
-
-    Raises
-    ------
-    ArgumentError
-        Buckets are to be shared, and the ranks are on several hosts.
+    The future has the same tensor, averaged. If an operation fails, ``backward`` raises a
+    ``RuntimeError`` with the text of the operation's error.
     """
     if state.share:
         share_for(as_group(state.group), bucket.buffer())
@@ -126,21 +106,13 @@ def _only_result(future: torch.futures.Future[list[Tensor]]) -> Tensor:
 class CompressedBuckets:
     """Compressors of a ``DistributedDataParallel``, one a bucket: the state of `compressed_hook`.
 
+    ``last_step`` reports what all buckets of the last backward have sent and lost together.
+
     Parameters
     ----------
     make
-        Makes the compressor of a bucket, for a group of the same ranks as that of
-        ``DistributedDataParallel``.
-
-    Attributes
-    ----------
-    last_step : Sent
-        What all buckets of the last backward have sent and lost together.
-
-    Raises
-    ------
-    ArgumentError
-        ``make`` does not return a new `Compressor` in each call.
+        Makes a new compressor in each call, for a group of the same ranks as that of
+        ``DistributedDataParallel``; otherwise `ArgumentError` is raised.
     """
 
     def __init__(self, make: Callable[[], Compressor]) -> None:
@@ -157,13 +129,7 @@ class CompressedBuckets:
         self.last_step = Sent(0, 0, 0.0, 0.0)
 
     def average(self, bucket: dist.GradBucket) -> Tensor:
-        """Replace a bucket's gradients by the average of what the ranks send, and return them.
-
-        Raises
-        ------
-        ArgumentError, RingcollError
-            As for `Compressor.average`.
-        """
+        """Replace a bucket's gradients by the average of what the ranks send, and return them."""
         params, gradients = tuple(bucket.parameters()), bucket.buffer()
         if params not in self._compressors:
             self._lay_out(params)
@@ -194,19 +160,7 @@ def compressed_hook(
 ) -> torch.futures.Future[Tensor]:
     """Average a bucket of ``DistributedDataParallel``, compressed, in place of its all-reduce.
 
-    If it fails, ``backward`` raises the error.
-
-    Parameters
-    ----------
-    state
-        The compressors.
-    bucket
-        Bucket that ``DistributedDataParallel`` passes: a flat tensor of gradients.
-
-    Returns
-    -------
-    Future
-        A future, already complete, of the same tensor, averaged.
+    If it fails, ``backward`` raises the error. The future is already complete.
     """
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(state.average(bucket))

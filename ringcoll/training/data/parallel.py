@@ -47,21 +47,62 @@ from itertools import takewhile
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import BackwardError
-from ringcoll.reduction import Reproducible
+from ringcoll.reduction import Reproducible, premul_sum
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.ir import Schedule
 from ringcoll.training.checks import check_dense, require
-from ringcoll.training.data.average import average_op
 from ringcoll.training.data.buckets import GradientBucket, StepReport, assign_buckets, covered
 from ringcoll.training.flat import begin_alike, trained
 
-__all__ = ["BucketedDataParallel"]
+
+def average_op(wire_dtype: torch.dtype | None, world_size: int) -> object:
+    """Operator for an average; it divides before the sends if float16 could overflow."""
+    return premul_sum(1 / world_size) if wire_dtype is torch.float16 else dist.ReduceOp.AVG
+
+
+def average_gradients(
+    module_or_params: nn.Module | Iterable[Tensor],
+    group: Any = None,
+    *,
+    algorithm: str | Schedule = "auto",
+    wire_dtype: torch.dtype | None = None,
+    reproducible: Reproducible = False,
+) -> None:
+    """Replace each ``.grad`` by its average over all ranks; call it between backward and step.
+
+    A gradient that is not dense raises `ArgumentError`, and nothing is sent.
+
+    Parameters
+    ----------
+    module_or_params
+        A module, or parameters in the same order on all ranks. Parameters that need no
+        gradient are left out; a parameter whose ``.grad`` is ``None`` takes part with zeros.
+    algorithm, wire_dtype, reproducible
+        As for `ringcoll.all_reduce`.
+    """
+    named: Iterable[tuple[object, Tensor]] = (
+        module_or_params.named_parameters()
+        if isinstance(module_or_params, nn.Module)
+        else enumerate(module_or_params)
+    )
+    params = [(str(name), param) for name, param in named if param.requires_grad]
+    for name, param in params:
+        if param.grad is not None:
+            check_dense(param.grad, name)
+    op = average_op(wire_dtype, as_group(group).size())
+    for _, param in params:
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+        api.all_reduce(param.grad, op, group, algorithm=algorithm, wire_dtype=wire_dtype,
+                       reproducible=reproducible)  # fmt: skip
+
 
 _BUCKET_BYTES = 25 << 20
 _FIRST_BUCKET_BYTES = 1 << 20  # both as in torch: a small first bucket starts the network early
@@ -114,24 +155,16 @@ class BucketedDataParallel(nn.Module):
     Parameters
     ----------
     module
-        Module, available as ``.module``; it has the same parameters on all ranks, of any
-        shapes and dtypes. Its parameters and buffers become rank 0's.
-    group
-        Group of the ranks that train together; ``None`` for the default group.
+        Module, available as ``.module``; it has the same parameters on all ranks, of any shapes and
+        dtypes; otherwise `ArgumentError` is raised. Parameters and buffers become rank 0's.
     bucket_bytes
         Bytes with which a bucket is complete; the first bucket is complete with 1 MiB at most.
     algorithm, wire_dtype, reproducible
         As for `ringcoll.all_reduce`.
 
-    Raises
-    ------
-    ArgumentError
-        No parameter needs a gradient, or a rank has other parameters than rank 0.
-
     Examples
     --------
     >>> import torch, ringcoll
-    >>> from ringcoll.training import BucketedDataParallel
     >>> def rank_main(group):
     ...     model = BucketedDataParallel(torch.nn.Linear(2, 1, bias=False), group)
     ...     model(torch.full((1, 2), float(group.rank()))).sum().backward()
@@ -177,13 +210,7 @@ class BucketedDataParallel(nn.Module):
         self.last_step: StepReport | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module.
-
-        Raises
-        ------
-        BackwardError
-            Gradients of an earlier backward wait for `finish`.
-        """
+        """Call the module; `BackwardError` is raised if gradients wait for `finish`."""
         if self._syncing and torch.is_grad_enabled():
             if any(len(bucket.missing) < len(bucket.params) for bucket in self._buckets):
                 raise BackwardError("call finish() after each backward, or use no_sync()")
@@ -194,8 +221,7 @@ class BucketedDataParallel(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Make forward and backward only add to this rank's own ``.grad``.
 
-        For the accumulation of gradients over several batches: all batches but the last are
-        in such a block, on all ranks alike.
+        To accumulate gradients, all batches but the last are in such a block, on all ranks alike.
         """
         before, self._syncing = self._syncing, False
         try:
@@ -204,13 +230,7 @@ class BucketedDataParallel(nn.Module):
             self._syncing = before
 
     def finish(self) -> None:
-        """Wait until every ``.grad`` is the average over ranks; do nothing without a forward.
-
-        Raises
-        ------
-        RingcollError
-            An all-reduce failed.
-        """
+        """Wait until every ``.grad`` is the average over ranks; do nothing without a forward."""
         if not self._expecting:
             return
         begin_s = time.perf_counter()

@@ -16,16 +16,6 @@ from torch import Tensor
 from ringcoll.errors import MissingExtraError
 from ringcoll.training.checks import require
 
-__all__ = [
-    "Examples",
-    "Text",
-    "batches",
-    "load_digits",
-    "load_text",
-    "text_examples",
-    "windows",
-]
-
 _TEST_SHARE = 0.2  # of the pictures, or of the text, kept for the test
 
 
@@ -56,10 +46,7 @@ class Text(NamedTuple):
 def load_digits() -> Examples:
     """The digits, split and in an order that never changes; each pixel standardised.
 
-    Raises
-    ------
-    MissingExtraError
-        scikit-learn is not installed.
+    Without scikit-learn `MissingExtraError` is raised.
     """
     try:
         datasets: Any = import_module("sklearn.datasets")
@@ -81,10 +68,7 @@ def load_digits() -> Examples:
 def load_text() -> Text:
     """The text of Python's help, its topics in alphabetical order; only ASCII is kept.
 
-    Raises
-    ------
-    MissingExtraError
-        This Python was installed without it.
+    If this Python was installed without it, `MissingExtraError` is raised.
     """
     try:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
@@ -98,28 +82,10 @@ def load_text() -> Text:
 
 
 def windows(text: Text, context: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Pieces of a text, and for each token the token that follows it.
+    """Pieces of a text, and for each token the token that follows it: each (count, context).
 
-    Parameters
-    ----------
-    text
-        The text.
-    context
-        Tokens of a piece.
-    count
-        Number of pieces.
-    seed
-        Seed of the places, which are drawn with equal chances.
-
-    Returns
-    -------
-    inputs, targets
-        Each (count, context).
-
-    Raises
-    ------
-    ArgumentError
-        The text has no ``context`` + 1 tokens.
+    A text without ``context`` + 1 tokens raises `ArgumentError`. ``seed`` is that of the places,
+    which are drawn with equal chances.
     """
     last = len(text.tokens) - context - 1
     most = f"at most {len(text.tokens) - 1}"
@@ -132,20 +98,7 @@ def windows(text: Text, context: int, count: int, seed: int) -> tuple[Tensor, Te
 
 
 def text_examples(context: int, num_train: int = 1024, num_test: int = 128) -> Examples:
-    """Pieces of the text of `load_text`; those of the test are from its last fifth.
-
-    Parameters
-    ----------
-    context
-        Tokens of a piece.
-    num_train, num_test
-        Number of pieces.
-
-    Raises
-    ------
-    ArgumentError, MissingExtraError
-        As for `windows` and `load_text`.
-    """
+    """Pieces of the text of `load_text`; those of the test are from its last fifth."""
     text = load_text()
     end = round((1 - _TEST_SHARE) * len(text.tokens))
     trained = windows(text._replace(tokens=text.tokens[:end]), context, num_train, seed=0)
@@ -155,29 +108,18 @@ def text_examples(context: int, num_train: int = 1024, num_test: int = 128) -> E
 
 
 def batches(num_samples: int, batch: int, seed: int, rank: int, world_size: int) -> Tensor:
-    """Choose the samples that a rank sees in an epoch.
+    """Choose the samples that a rank sees in an epoch: indices, (steps, batch).
+
+    All ranks have equally many samples, no sample is on two ranks, and a remainder is left out.
 
     Parameters
     ----------
     num_samples
-        Number of samples.
+        Number of samples; fewer than in one step of all ranks raise `ArgumentError`.
     batch
         Samples in a step of one rank.
     seed
         Seed of the order; another one for each epoch.
-    rank, world_size
-        The rank and the number of ranks. All ranks have equally many samples, and no
-        sample is on two ranks.
-
-    Returns
-    -------
-    Tensor
-        Indices, (steps, batch); a remainder is left out.
-
-    Raises
-    ------
-    ArgumentError
-        There are fewer samples than in one step of all ranks.
     """
     steps = num_samples // (batch * world_size)
     require(steps > 0, "batch", "a step of all ranks needs more samples than there are",

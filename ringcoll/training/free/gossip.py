@@ -50,17 +50,6 @@ from ringcoll.training.checks import require
 from ringcoll.training.flat import FlatParameters, begin_alike
 from ringcoll.training.messages import Messages
 
-__all__ = [
-    "GRAPHS",
-    "Gossip",
-    "Matrix",
-    "check_mixing",
-    "gap_table",
-    "mixing_matrix",
-    "period",
-    "spectral_gap",
-]
-
 GRAPHS = ("ring", "exponential")
 """Names of the graphs."""
 
@@ -69,38 +58,17 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 
 
 def period(graph: str, world_size: int) -> int:
-    """Number of steps after which the matrices repeat.
-
-    Raises
-    ------
-    ArgumentError
-        There is no such graph.
-    """
+    """Number of steps after which the matrices repeat."""
     require(graph in GRAPHS, "graph", "not a graph", " or ".join(GRAPHS), graph)
     return 1 if graph == "ring" else max(1, (world_size - 1).bit_length())
 
 
 @lru_cache(maxsize=256)
 def mixing_matrix(graph: str, world_size: int, step: int) -> Matrix:
-    """The weights of one step, for all ranks.
+    """The weights of one step, for all k ranks: (k, k).
 
-    Parameters
-    ----------
-    graph
-        ``"ring"`` or ``"exponential"``.
-    world_size
-        Number of ranks k.
-    step
-        Number of the step, from 0.
+    Neighbours that are the same rank count once: on two ranks the ring's weights are 1/2.
 
-    Returns
-    -------
-    tuple of tuple of Fraction
-        (k, k). Neighbours that are the same rank count once: on two ranks the ring's weights
-        are 1/2.
-
-    Examples
-    --------
     >>> for row in mixing_matrix("exponential", 4, 1):
     ...     print(*row)
     1/2 0 1/2 0
@@ -119,13 +87,7 @@ def mixing_matrix(graph: str, world_size: int, step: int) -> Matrix:
 
 
 def check_mixing(matrix: Sequence[Sequence[Fraction]]) -> None:
-    """Prove that a matrix is doubly stochastic, exactly.
-
-    Raises
-    ------
-    ArgumentError
-        The matrix is not square, has a negative weight, or a row or column does not add up to 1.
-    """
+    """Prove that a matrix is doubly stochastic, exactly; raise `ArgumentError` otherwise."""
     k = len(matrix)
     for name, lines in (("row", matrix), ("column", zip(*matrix, strict=True))):
         for number, weights in enumerate(lines):
@@ -171,29 +133,16 @@ class Gossip:
             gossip.mix()
 
     The ranks' parameters stay different; `mix` keeps their average. All ranks call `mix` equally
-    often. A rank waits for its neighbours only.
+    often. A rank waits for its neighbours only. ``nbytes_sent`` counts the bytes of `mix` so far.
 
     Parameters
     ----------
     module
         Module; the same parameters on all ranks, of one dtype, on one device.
-    group
-        A process group of torch, a `LocalGroup`, or ``None`` for the default group.
     graph
         ``"ring"`` or ``"exponential"``; see the module.
     timeout_s
         Time limit of the wait for a neighbour, in seconds.
-
-    Attributes
-    ----------
-    nbytes_sent
-        Bytes that this rank has sent in `mix` so far.
-
-    Raises
-    ------
-    ArgumentError
-        There is no such graph, the time limit is not positive, or the parameters cannot be laid
-        end to end.
     """
 
     def __init__(
@@ -217,10 +166,8 @@ class Gossip:
     def mix(self) -> None:
         """Average with the neighbours of this step.
 
-        Raises
-        ------
-        PeerLostError, CollectiveTimeoutError
-            A neighbour has left, or did not come.
+        A neighbour that has left raises `PeerLostError`, one that does not come
+        `CollectiveTimeoutError`.
         """
         rank, matrix = self._messages.rank, self._matrices[self._step % len(self._matrices)]
         own = self._params.read()

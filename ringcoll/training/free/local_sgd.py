@@ -37,8 +37,6 @@ from ringcoll.collectives.groups import as_group
 from ringcoll.training.checks import require
 from ringcoll.training.flat import begin_alike, trained
 
-__all__ = ["LocalSGD", "OuterOptimizer", "diloco"]
-
 OuterOptimizer = Callable[[list[Tensor]], Optimizer]
 """Makes the outer optimizer from the parameters of the last meeting."""
 
@@ -55,26 +53,16 @@ class LocalSGD:
             optimizer.step()
             averaging.step()
 
+    ``nbytes_sent`` counts the bytes that this rank has sent so far, as a ring sends them.
+
     Parameters
     ----------
     module
         Module; the same parameters on all ranks, any shapes and dtypes.
-    group
-        Group of the ranks that train together; ``None`` for the default group.
     every
-        Number of steps H from one meeting to the next.
+        Number of steps H from one meeting to the next, at least 1.
     outer
         Makes the outer optimizer; by default SGD of learning rate 1, which is the average.
-
-    Attributes
-    ----------
-    nbytes_sent
-        Bytes that this rank has sent so far, as a ring sends them.
-
-    Raises
-    ------
-    ArgumentError
-        H is below 1, or no parameter needs a gradient.
     """
 
     def __init__(
@@ -107,15 +95,7 @@ class LocalSGD:
     def step(self) -> bool:
         """Count a step of the inner optimizer; meet the other ranks in every H-th step.
 
-        Returns
-        -------
-        bool
-            Whether the ranks have met, so that all have the same parameters.
-
-        Raises
-        ------
-        RingcollError
-            The all-reduce failed.
+        It returns whether the ranks have met, so that all have the same parameters.
         """
         self._steps += 1
         if self._steps % self._every:
@@ -142,17 +122,7 @@ def diloco(
 ) -> LocalSGD:
     """DiLoCo: `LocalSGD` with an outer SGD with Nesterov's momentum.
 
-    Parameters
-    ----------
-    module, group, every
-        As for `LocalSGD`; the paper's inner optimizer is AdamW, its H is 500.
-    lr, momentum
-        Of the outer optimizer; by default those of the paper.
-
-    Raises
-    ------
-    ArgumentError
-        As for `LocalSGD`.
+    The default numbers are those of the paper, whose inner optimizer is AdamW.
     """
     outer = partial(SGD, lr=lr, momentum=momentum, nesterov=True)
     return LocalSGD(module, group, every=every, outer=outer)

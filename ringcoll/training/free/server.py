@@ -43,8 +43,6 @@ from ringcoll.training.flat import FlatParameters, begin_alike
 from ringcoll.training.messages import Arrivals, Messages
 from ringcoll.training.phases import phase
 
-__all__ = ["SERVER", "ParameterServer", "ServerWorker"]
-
 SERVER = 0
 """Rank of the server."""
 
@@ -58,7 +56,7 @@ def _check_role(messages: Messages, *, is_server: bool) -> None:
 
 
 class ParameterServer:
-    """The server, on rank 0.
+    """The server, on rank 0 of at least 2 ranks.
 
     ::
 
@@ -71,14 +69,15 @@ class ParameterServer:
                     loss(model(inputs), targets).backward()
                     worker.step()                        # sends gradients, gets parameters
 
+    ``lost`` has the ranks of the workers that were lost, ``num_updates`` the number of steps of the
+    optimizer, ``nbytes_sent`` the bytes of parameters that were sent to workers so far.
+
     Parameters
     ----------
     module
         Module; the same parameters on all ranks, of one dtype, on one device.
     optimizer
         Optimizer of the module's parameters.
-    group
-        A process group of torch, a `LocalGroup`, or ``None`` for the default group.
     staleness
         Number of steps that a worker may be ahead of the slowest worker; ``None`` for synchronous
         training, with the average of all workers' gradients.
@@ -86,21 +85,6 @@ class ParameterServer:
         Whether a worker that was lost counts as a worker that has left; otherwise `serve` raises.
     timeout_s
         Time limit of the wait for a worker, in seconds.
-
-    Attributes
-    ----------
-    lost : list of int
-        Ranks of the workers that were lost.
-    num_updates
-        Number of steps of the optimizer so far.
-    nbytes_sent
-        Bytes of parameters that were sent to workers so far.
-
-    Raises
-    ------
-    ArgumentError
-        The staleness is negative, the time limit is not positive, this is not rank 0 of at least 2
-        ranks, or the parameters cannot be laid end to end.
     """
 
     def __init__(
@@ -126,19 +110,10 @@ class ParameterServer:
         begin_alike(module, group)
 
     def serve(self, on_update: Callable[[], object] = lambda: None) -> None:
-        """Serve until all workers have left.
+        """Serve until all workers have left; call ``on_update`` after each step of the optimizer.
 
-        If it raises, the workers wait for this rank's process to end, or for their time limit.
-
-        Parameters
-        ----------
-        on_update
-            Called after each step of the optimizer.
-
-        Raises
-        ------
-        PeerLostError, CollectiveTimeoutError
-            A worker was lost, or did not come within the time limit.
+        A worker that was lost raises `PeerLostError`, one that is late `CollectiveTimeoutError`.
+        Then the workers wait for this rank's process to end, or for their time limit.
         """
         clocks = dict.fromkeys(range(1, self._messages.world_size), 0)
         waiting: dict[int, Tensor] = {}  # gradients of the workers that wait for a reply
@@ -179,26 +154,11 @@ class ParameterServer:
 
 
 class ServerWorker:
-    """A worker of a `ParameterServer`, on each rank but 0; a context manager that ends with `leave`.
+    """A worker of a `ParameterServer`, on each rank but 0; a context that ends with `leave`.
 
-    A block that ends with an exception does not leave: the server then waits for this rank.
-
-    Parameters
-    ----------
-    module
-        Module; its parameters and buffers become the server's.
-    group, timeout_s
-        As for `ParameterServer`; the time limit is for the server's reply.
-
-    Attributes
-    ----------
-    nbytes_sent
-        Bytes that this rank has sent so far.
-
-    Raises
-    ------
-    ArgumentError
-        As for `ParameterServer`, but that this must not be rank 0.
+    A block that ends with an exception does not leave: the server then waits for this rank. The
+    module's parameters and buffers become the server's. ``nbytes_sent`` counts the bytes that this
+    rank has sent so far; ``timeout_s`` limits the wait for the server's reply.
     """
 
     def __init__(self, module: nn.Module, group: Any = None, *, timeout_s: float = 300.0) -> None:
@@ -212,10 +172,7 @@ class ServerWorker:
     def step(self) -> None:
         """Send the gradients; wait until the server replies with parameters, and take them.
 
-        Raises
-        ------
-        PeerLostError, CollectiveTimeoutError
-            The server has left, or did not reply within the time limit.
+        A server that has left raises `PeerLostError`, one that is late `CollectiveTimeoutError`.
         """
         self._send(self._params.grads(), 1.0)
         self._messages.recv(self._incoming, SERVER)

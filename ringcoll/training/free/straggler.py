@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from ringcoll.training.checks import require
 
-__all__ = ["slowed"]
-
 
 @contextmanager
 def slowed(
@@ -29,17 +27,12 @@ def slowed(
     Parameters
     ----------
     factor
-        Time of the block over the time that it takes by itself.
+        Time of the block over the time that it takes by itself, at least 1.
     least_s
         Time, in seconds, that the block takes by itself at least. With a time far above the time of
         computing, ranks that share a core are as fast as ranks with a core each.
     clock, sleep
         Clock, and how to wait, in seconds.
-
-    Raises
-    ------
-    ArgumentError
-        The factor is below 1, or ``least_s`` is negative.
     """
     for argument, value, least in (("factor", factor, 1), ("least_s", least_s, 0)):
         message = "a block cannot last shorter than it does"

@@ -4,9 +4,8 @@
 `schedule`    the schedule of a pipeline as data; pure: no torch
 `orders`      GPipe, 1F1B, interleaved 1F1B and zero-bubble; pure
 `check`       what is read from a schedule: a proof, a drawing; pure
-`runner`      runs a schedule
+`runner`      runs a schedule on which the ranks agree
 `mailbox`     the messages that a schedule asks for
-`agreement`   what the ranks compare before they send
 ============  ====================================================================
 """
 

@@ -22,8 +22,6 @@ from ringcoll.training.pipeline.schedule import (
     produced,
 )
 
-__all__ = ["bubble", "check", "grid", "peak_activations"]
-
 _SHOWN = 8  # stages of a rank that an error lists
 
 
@@ -54,13 +52,7 @@ def _awaited(
 
 
 def _ends(schedule: PipelineSchedule, costs: Mapping[Kind, int]) -> dict[Action, int]:
-    """The time at which each action ends, if each rank begins each action as soon as it can.
-
-    Raises
-    ------
-    VerificationError
-        Some ranks wait for each other, or for an action that never comes.
-    """
+    """The time at which each action ends, if each rank begins each action as soon as it can."""
     done: dict[Action | Transfer, int] = {}
     ends: dict[Action, int] = {}
     places, clocks = [0] * schedule.world_size, [0] * schedule.world_size
@@ -109,15 +101,7 @@ def check(schedule: PipelineSchedule) -> None:
     - No rank keeps more activations than the schedule states. An activation is kept from the
       forward to the end of the backward: to B, or to W.
 
-    Parameters
-    ----------
-    schedule
-        The schedule.
-
-    Raises
-    ------
-    VerificationError
-        The schedule is wrong; the message names rank, action and micro-batch.
+    The `VerificationError` of a wrong schedule names rank, action and micro-batch.
     """
     check_sizes(num_stages=schedule.num_stages, num_microbatches=schedule.num_microbatches)
     if len(schedule.activations) != schedule.world_size:
@@ -168,20 +152,8 @@ def peak_activations(schedule: PipelineSchedule) -> tuple[int, ...]:
 def bubble(schedule: PipelineSchedule, costs: Mapping[Kind, int] = UNIT_COSTS) -> Fraction:
     """The share of all ranks' time in which they wait, by the simulation that `grid` draws.
 
-    Parameters
-    ----------
-    schedule
-        The schedule.
-    costs
-        Time of each kind of action, a positive integer; messages cost nothing.
+    ``costs`` has the time of each kind of action, a positive integer; messages cost nothing.
 
-    Raises
-    ------
-    VerificationError
-        The schedule cannot be run.
-
-    Examples
-    --------
     >>> from ringcoll.training import one_f_one_b, zero_bubble
     >>> bubble(one_f_one_b(4, 8)), bubble(zero_bubble(4, 8))
     (Fraction(3, 11), Fraction(1, 9))
@@ -194,20 +166,9 @@ def bubble(schedule: PipelineSchedule, costs: Mapping[Kind, int] = UNIT_COSTS) -
 def grid(schedule: PipelineSchedule, costs: Mapping[Kind, int] = UNIT_COSTS) -> str:
     """Draw when each rank does what: a line for each rank, a column for each unit of time.
 
-    ``-`` goes on with the action before, ``.`` is idle.
+    ``-`` goes on with the action before, ``.`` is idle. A schedule that cannot be run raises
+    `VerificationError`.
 
-    Parameters
-    ----------
-    schedule, costs
-        As for `bubble`.
-
-    Raises
-    ------
-    VerificationError
-        The schedule cannot be run.
-
-    Examples
-    --------
     >>> from ringcoll.training import one_f_one_b
     >>> print(grid(one_f_one_b(2, 2)))
     rank 0  0F0 0F1 .   .   0B0 -   .   0B1 -

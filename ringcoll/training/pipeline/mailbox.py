@@ -29,8 +29,6 @@ from ringcoll.training.pipeline.schedule import (
     produced,
 )
 
-__all__ = ["Mailbox"]
-
 _Completion = Callable[[], None]  # waits until a message is complete
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # their index is sent

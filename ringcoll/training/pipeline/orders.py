@@ -14,9 +14,10 @@ schedule       idle share          activations that rank r keeps        idle sha
 
 Here v is the number of stages per rank; a stage of `interleaved` has 1/v of the layers of a rank.
 
-Source: Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "Efficient Large-Scale Language Model
-Training on GPU Clusters Using Megatron-LM", SC 2021 (1F1B and interleaved 1F1B); Qi et al., "Zero
-Bubble Pipeline Parallelism", ICLR 2024 (ZB-H1).
+Source: Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "PipeDream", SOSP 2019 (1F1B);
+Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM", SC 2021 (1F1B with a flush after each batch; section 2.2: interleaved 1F1B); Qi et al.,
+"Zero Bubble Pipeline Parallelism", ICLR 2024 (section 2: ZB-H1).
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 from ringcoll.training.pipeline.schedule import Action, Kind, PipelineSchedule, check_sizes
-
-__all__ = ["SCHEDULES", "gpipe", "interleaved", "one_f_one_b", "zero_bubble"]
 
 
 def _alternate(
@@ -43,28 +42,26 @@ def _of_stage(kind: Kind, stage: int, num_microbatches: int) -> list[Action]:
     return [Action(kind, stage, microbatch) for microbatch in range(num_microbatches)]
 
 
+def _with_warmups(name: str, p: int, m: int, warmups: Sequence[int]) -> PipelineSchedule:
+    """A stage on each rank, which begins with its warm-up and then alternates."""
+    check_sizes(world_size=p, num_microbatches=m)
+    programs = tuple(
+        tuple(
+            _alternate(
+                _of_stage(Kind.FORWARD, rank, m),
+                [(action,) for action in _of_stage(Kind.BACKWARD, rank, m)],
+                warmup,
+            )
+        )
+        for rank, warmup in enumerate(warmups)
+    )
+    activations = tuple(min(m, warmup + 1) for warmup in warmups)
+    return PipelineSchedule(name, p, m, activations, programs)
+
+
 def gpipe(world_size: int, num_microbatches: int) -> PipelineSchedule:
-    """All forwards, then all backwards.
+    """All forwards, then all backwards; a size that is not positive raises `ScheduleError`.
 
-    Parameters
-    ----------
-    world_size
-        Number of ranks, and of stages.
-    num_microbatches
-        Number of micro-batches.
-
-    Raises
-    ------
-    ScheduleError
-        A number is not positive.
-
-    References
-    ----------
-    Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
-    NeurIPS 2019.
-
-    Examples
-    --------
     >>> from ringcoll.training import grid
     >>> print(grid(gpipe(4, 2)))
     rank 0  0F0 0F1 .   .   .   .   .   .   .   .   .   0B0 -   0B1 -
@@ -72,16 +69,8 @@ def gpipe(world_size: int, num_microbatches: int) -> PipelineSchedule:
     rank 2  .   .   2F0 2F1 .   .   .   2B0 -   2B1 -   .   .   .   .
     rank 3  .   .   .   3F0 3F1 3B0 -   3B1 -   .   .   .   .   .   .
     """
-    check_sizes(world_size=world_size, num_microbatches=num_microbatches)
-    programs = tuple(
-        (
-            *_of_stage(Kind.FORWARD, rank, num_microbatches),
-            *_of_stage(Kind.BACKWARD, rank, num_microbatches),
-        )
-        for rank in range(world_size)
-    )
-    activations = (num_microbatches,) * world_size
-    return PipelineSchedule("gpipe", world_size, num_microbatches, activations, programs)
+    warmups = [num_microbatches] * world_size
+    return _with_warmups("gpipe", world_size, num_microbatches, warmups)
 
 
 def one_f_one_b(world_size: int, num_microbatches: int) -> PipelineSchedule:
@@ -89,23 +78,6 @@ def one_f_one_b(world_size: int, num_microbatches: int) -> PipelineSchedule:
 
     Rank r begins with p - r - 1 forwards: so many stages lie between it and the first backward.
 
-    Parameters
-    ----------
-    world_size, num_microbatches
-        As for `gpipe`.
-
-    Raises
-    ------
-    ScheduleError
-        A number is not positive.
-
-    References
-    ----------
-    Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019;
-    with a flush after each batch as in the paper of the module.
-
-    Examples
-    --------
     >>> from ringcoll.training import grid
     >>> print(grid(one_f_one_b(4, 4)))
     rank 0  0F0 0F1 0F2 0F3 .   .   .   .   .   .   0B0 -   .   0B1 -   .   0B2 -   .   0B3 -
@@ -113,19 +85,7 @@ def one_f_one_b(world_size: int, num_microbatches: int) -> PipelineSchedule:
     rank 2  .   .   2F0 2F1 .   .   2B0 -   2F2 2B1 -   2F3 2B2 -   .   2B3 -   .   .   .   .
     rank 3  .   .   .   3F0 3B0 -   3F1 3B1 -   3F2 3B2 -   3F3 3B3 -   .   .   .   .   .   .
     """
-    check_sizes(world_size=world_size, num_microbatches=num_microbatches)
-    programs = tuple(
-        tuple(
-            _alternate(
-                _of_stage(Kind.FORWARD, rank, num_microbatches),
-                [(action,) for action in _of_stage(Kind.BACKWARD, rank, num_microbatches)],
-                world_size - rank - 1,
-            )
-        )
-        for rank in range(world_size)
-    )
-    activations = tuple(min(num_microbatches, world_size - rank) for rank in range(world_size))
-    return PipelineSchedule("1f1b", world_size, num_microbatches, activations, programs)
+    return _with_warmups("1f1b", world_size, num_microbatches, range(world_size)[::-1])
 
 
 def interleaved(
@@ -138,24 +98,6 @@ def interleaved(
     p, without the actions of the micro-batches that do not exist: what is left keeps its order, so
     nothing new can block.
 
-    Parameters
-    ----------
-    world_size, num_microbatches
-        As for `gpipe`; there are v stages for each rank.
-    stages_per_rank
-        Number v of stages per rank.
-
-    Raises
-    ------
-    ScheduleError
-        A number is not positive.
-
-    References
-    ----------
-    Narayanan et al., SC 2021, section 2.2.
-
-    Examples
-    --------
     >>> from ringcoll.training import grid
     >>> print(grid(interleaved(2, 2)))
     rank 0  0F0 0F1 2F0 2F1 .   .   2B0 -   .   2B1 -   0B0 -   0B1 -
@@ -196,22 +138,6 @@ def zero_bubble(world_size: int, num_microbatches: int) -> PipelineSchedule:
     its weights off by r micro-batches. So each rank keeps at most p activations, as many as rank 0
     of `one_f_one_b`, and is idle for a third of the time.
 
-    Parameters
-    ----------
-    world_size, num_microbatches
-        As for `gpipe`.
-
-    Raises
-    ------
-    ScheduleError
-        A number is not positive.
-
-    References
-    ----------
-    Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2.
-
-    Examples
-    --------
     >>> from ringcoll.training import grid
     >>> print(grid(zero_bubble(4, 4)))
     rank 0  0F0 0F1 0F2 0F3 .   .   .   0I0 0W0 0I1 0W1 0I2 0W2 0I3 0W3

@@ -28,6 +28,7 @@ Source: the papers of `ringcoll.training.pipeline.orders`.
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,26 +38,83 @@ from torch import Tensor, nn
 
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
-from ringcoll.training.checks import require
+from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.training.checks import check_alike, gathered, require
 from ringcoll.training.messages import tie
 from ringcoll.training.phases import phase
-from ringcoll.training.pipeline.agreement import agree_on_batch, agree_on_schedule
+from ringcoll.training.pipeline.check import check
 from ringcoll.training.pipeline.mailbox import Mailbox
 from ringcoll.training.pipeline.schedule import Action, Kind, PipelineSchedule
 
-__all__ = ["Pipeline", "PipelineReport"]
+
+def agree_on_schedule(
+    schedule: PipelineSchedule, stages: Sequence[nn.Module], group: Any, device: torch.device
+) -> None:
+    """Raise, on all ranks, if a rank's schedule or stages are wrong, or the schedules differ."""
+    error, rank = None, group.rank()
+    try:
+        _check(schedule, stages, group)
+    except RingcollError as raised:
+        error = raised
+    own = [str(schedule), None if error is None else str(error)]
+    schedules, failures = zip(*gathered(own, group, device), strict=True)
+    if error is not None:
+        raise error
+    for peer, failure in enumerate(failures):
+        if failure is not None:
+            raise ArgumentError(f"rank {peer} cannot take part: {failure}", rank=rank)
+    check_alike([text.split("\n") for text in schedules], "schedule", "schedule", rank)
+
+
+def _check(schedule: PipelineSchedule, stages: Sequence[nn.Module], group: Any) -> None:
+    check(schedule)
+    rank = group.rank()
+    numbers = schedule.stages_of(rank)
+    for got, expected, argument, what in (
+        (schedule.world_size, group.size(), "schedule", "ranks"),
+        (len(stages), len(numbers), "stages", "stages"),
+    ):
+        message = f"the number of {what} is wrong"
+        require(got == expected, argument, message, expected, got, rank)
+    for number, stage in zip(numbers, stages, strict=True):
+        is_trained = next(stage.parameters(), None) is not None
+        wanted = "a module with parameters"
+        require(is_trained, "stages", f"stage {number} has no layers", wanted, stage, rank)
+
+
+def agree_on_batch(
+    inputs: Tensor | None,
+    targets: Tensor | None,
+    schedule: PipelineSchedule,
+    group: Any,
+    device: torch.device,
+) -> int:
+    """Raise, on all ranks, if the batch cannot be used; return a hash of the inputs' layout.
+
+    The inputs of the rank of the first stage count, and the targets of that of the last stage. The
+    hash is that of the inputs' shape and dtype, alike on all ranks.
+    """
+    layout = "" if inputs is None else f"{inputs.dtype} {tuple(inputs.shape)}"
+    lengths = [0 if item is None or not item.ndim else len(item) for item in (inputs, targets)]
+    own = torch.tensor([*lengths, zlib.crc32(layout.encode())], device=device)
+    table = own.new_empty(group.size() * own.numel())
+    api.all_gather_single(table, own, group)
+    rows = table.view(-1, own.numel()).tolist()
+    num_inputs, _, layout_hash = rows[0]
+    num_targets = rows[(schedule.num_stages - 1) % schedule.world_size][1]
+    m, wrong, rank = schedule.num_microbatches, "the number of samples is wrong", group.rank()
+    require(num_inputs > 0 and num_inputs % m == 0, "inputs", wrong,
+            f"a positive multiple of {m} micro-batches", num_inputs, rank)  # fmt: skip
+    require(num_targets == num_inputs, "targets", wrong,
+            f"{num_inputs}, as many as inputs", num_targets, rank)  # fmt: skip
+    return int(layout_hash)
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
-    """What a step cost this rank.
+    """Cost of a step on this rank: its time, and its waits for other ranks, in seconds.
 
-    Parameters
-    ----------
-    total_s, waited_s
-        Time of the step, and of its waits for other ranks, in seconds.
-    peak_activations
-        Largest number of activations that the rank kept at a time.
+    ``peak_activations`` is the largest number of activations that the rank kept at a time.
     """
 
     total_s: float
@@ -74,30 +132,22 @@ class Pipeline:
     Parameters
     ----------
     stages
-        Modules of this rank, in the order of their numbers: rank, rank + p, rank + 2 p, ...
+        Modules of this rank, in the order of their numbers: rank, rank + p, rank + 2 p, ... If a
+        rank has others than the schedule says, or one without parameters, all ranks raise
+        `ArgumentError`.
     loss
         Function of the last stage's result and of the targets of a micro-batch; the result is the
         mean over the micro-batch, without dimensions.
     schedule
-        Schedule of all ranks.
+        Schedule of all ranks; `ScheduleError` is raised if it is wrong.
     group
-        Group of the ranks; ``None`` for the default group. It carries no other messages during a
-        step.
+        Group of the ranks. It carries no other messages during a step.
     tied
         Parameter that first and last stage share; it is read on the ranks of these stages only.
-
-    Raises
-    ------
-    ArgumentError
-        This rank has other stages than the schedule says, a stage has no parameters, or ranks have
-        different schedules. All ranks raise the error.
-    ScheduleError
-        The schedule is wrong.
 
     Examples
     --------
     >>> import torch, ringcoll
-    >>> from ringcoll.training import Pipeline
     >>> from ringcoll.training import one_f_one_b
     >>> def rank_main(group):
     ...     stage = torch.nn.Linear(1, 1, bias=False)
@@ -149,27 +199,18 @@ class Pipeline:
     def step(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """Do forward and backward of a batch; all ranks of the group call it.
 
+        The result is the mean of the loss over the batch, float64 without dimensions, the same on
+        all ranks. Gradients are added to ``.grad`` of the parameters. If the batch is missing or
+        cannot be divided, all ranks raise `ArgumentError`, and nothing was sent; if a stage
+        returned something that cannot be sent, its rank does. After an error that not all ranks
+        raise, group and pipeline cannot be used any more.
+
         Parameters
         ----------
         inputs
             (batch, ...), equally many per micro-batch; only the first stage's rank reads them.
         targets
             (batch, ...); only the last stage's rank reads them. What is not read may be ``None``.
-
-        Returns
-        -------
-        Tensor
-            Mean of the loss over the batch, float64 without dimensions; the same on all ranks.
-            Gradients are added to ``.grad`` of the parameters.
-
-        Raises
-        ------
-        ArgumentError
-            The batch is missing or cannot be divided: all ranks raise it, and nothing was sent. Or
-            a stage returned something that cannot be sent: this rank raises it.
-        RingcollError
-            A message failed. After an error that not all ranks raise, group and pipeline cannot be
-            used any more.
         """
         begin_s = time.perf_counter()
         layout = agree_on_batch(inputs, targets, self.schedule, self.group, self._device)

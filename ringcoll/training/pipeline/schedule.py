@@ -24,17 +24,6 @@ from typing import NamedTuple
 
 from ringcoll.errors import ScheduleError
 
-__all__ = [
-    "UNIT_COSTS",
-    "Action",
-    "Kind",
-    "PipelineSchedule",
-    "Transfer",
-    "check_sizes",
-    "consumed",
-    "produced",
-]
-
 
 class Kind(StrEnum):
     """What an action computes; the value is the letter of the text form."""
@@ -88,23 +77,10 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSchedule:
-    """The actions of all ranks.
+    """The actions of all ranks, in order, and how many activations each rank keeps at most.
 
     The text form has a line with the name and the numbers, then a line for each rank.
 
-    Parameters
-    ----------
-    name
-        Name of the schedule.
-    num_stages, num_microbatches
-        Number of stages, and of micro-batches.
-    activations
-        Largest number of activations that each rank keeps; `check` compares it with the programs.
-    programs
-        Actions of each rank, in order.
-
-    Examples
-    --------
     >>> from ringcoll.training import one_f_one_b
     >>> print(one_f_one_b(2, 3))
     1f1b stages=2 microbatches=3 activations=2,1
@@ -160,17 +136,7 @@ class PipelineSchedule:
 
 
 class Transfer(NamedTuple):
-    """A tensor that passes from a stage to a neighbour.
-
-    Parameters
-    ----------
-    boundary
-        The lower of the two stages.
-    microbatch
-        Number of the micro-batch.
-    is_gradient
-        False for the activation, which goes up; True for its gradient, which comes down.
-    """
+    """A tensor that passes from a stage to a neighbour."""
 
     boundary: int
     microbatch: int

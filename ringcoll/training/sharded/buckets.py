@@ -24,8 +24,6 @@ from ringcoll.training.flat import begin_alike
 from ringcoll.training.sharded.flat_bucket import FlatBucket
 from ringcoll.training.sharded.gather_ahead import ModuleHooks
 
-__all__ = ["BUCKET_BYTES", "ShardedBuckets"]
-
 BUCKET_BYTES = 25 << 20
 """Bytes of parameters of a bucket, as in torch's DistributedDataParallel."""
 
@@ -82,11 +80,6 @@ class ShardedBuckets:
 
         For the accumulation of gradients over several batches: all batches but the last are
         in such a block, on all ranks alike.
-
-        Raises
-        ------
-        BackwardError
-            Gradients of an earlier backward wait for `step`.
         """
         if any(len(bucket.missing) < len(bucket.params) for bucket in self._buckets):
             raise BackwardError("call step() after each backward that is not in no_sync()")
@@ -99,13 +92,7 @@ class ShardedBuckets:
                 bucket.expect_gradients()
 
     def finish(self) -> None:
-        """Wait until this rank has its shards of the averaged gradients; `step` begins with it.
-
-        Raises
-        ------
-        RingcollError
-            A reduce-scatter or an all-gather failed.
-        """
+        """Wait until this rank has its shards of the averaged gradients; `step` begins with it."""
         for bucket in self._buckets[self._launched :]:
             bucket.take_missing()
         self._launch_full()

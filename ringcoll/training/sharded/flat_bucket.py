@@ -30,8 +30,6 @@ from ringcoll.system.shared_tensors import lasting_zeros
 from ringcoll.training.data.buckets import GradientBucket
 from ringcoll.training.flat import views_of
 
-__all__ = ["FlatBucket"]
-
 
 def _lasting(tensor: Tensor) -> Tensor:
     """A copy that lives long."""
@@ -41,8 +39,8 @@ def _lasting(tensor: Tensor) -> Tensor:
 class FlatBucket(GradientBucket):
     """Parameters end to end in a flat tensor of k equal shards, and their gradients.
 
-    The parameters become views of the flat tensor; ``master`` is what AdamW works on. The group, the
-    stage and ``mixed`` are as for `ShardedAdamW`.
+    The parameters become views of the flat tensor; ``master`` is what AdamW works on. The group,
+    the stage and ``mixed`` are as for `ShardedAdamW`.
     """
 
     def __init__(

@@ -11,8 +11,6 @@ from torch.utils._pytree import tree_leaves
 
 from ringcoll.training.sharded.flat_bucket import FlatBucket
 
-__all__ = ["ModuleHooks"]
-
 _Recent = tuple[FlatBucket | None, FlatBucket | None]
 """The last two buckets that were used; ``None`` before the first."""
 

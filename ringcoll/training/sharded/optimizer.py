@@ -73,8 +73,6 @@ from ringcoll.collectives.groups import as_group
 from ringcoll.training.sharded.buckets import BUCKET_BYTES, ShardedBuckets
 from ringcoll.training.sharded.state import ModelStates, gathered_state, held_states, load_state
 
-__all__ = ["ShardedAdamW"]
-
 
 class ShardedAdamW(ShardedBuckets):
     """AdamW that shards optimizer state, gradients and parameters over the ranks.
@@ -90,14 +88,14 @@ class ShardedAdamW(ShardedBuckets):
     ranks only in the own shards; in stages 2 and 3 it goes as soon as it is reduced.
 
     Learning-rate schedules work on ``.adamw``, the ``torch.optim.AdamW`` of this rank's shards.
+    ``.last_norm`` is the global norm of the last step's averaged gradients before clipping.
 
     Parameters
     ----------
     module
         Module; it has the same parameters on all ranks, of any shapes. Its parameters and buffers
-        become rank 0's. Parameters that need no gradient stay whole on every rank.
-    group
-        Group of the ranks that train together; ``None`` for the default group.
+        become rank 0's. Parameters that need no gradient stay whole on every rank, the others are
+        floating point.
     stage
         1, 2 or 3; see the module's table.
     lr, betas, eps, weight_decay
@@ -112,26 +110,9 @@ class ShardedAdamW(ShardedBuckets):
         the own shard in float32 that AdamW works on. ``None``: AdamW works on the parameters.
         Gradients of 16 bits are sent, and added up, in float32.
 
-    Attributes
-    ----------
-    adamw : torch.optim.AdamW
-        Optimizer of this rank's shards.
-    last_norm : float or None
-        Global norm of the last step's averaged gradients before clipping, if there is a
-        ``max_norm``.
-
-    Raises
-    ------
-    ArgumentError
-        An argument is not as described, no parameter needs a gradient, such a parameter is not
-        floating point, or a rank has other parameters than rank 0.
-    ValueError
-        ``torch.optim.AdamW`` refuses its options.
-
     Examples
     --------
     >>> import torch, ringcoll
-    >>> from ringcoll.training import ShardedAdamW
     >>> models = [torch.nn.Linear(2, 1, bias=False) for _ in range(3)]
     >>> def rank_main(group):
     ...     model = models[group.rank()]
@@ -172,11 +153,6 @@ class ShardedAdamW(ShardedBuckets):
         """Update the parameters by the averaged gradients, and forget the gradients.
 
         All-gathers are on their way when it returns: call `gather` before the group is closed.
-
-        Raises
-        ------
-        RingcollError
-            A collective failed.
         """
         self.finish()
         factor = None if self.max_norm is None else self._clip_factor(self.max_norm)
@@ -197,13 +173,10 @@ class ShardedAdamW(ShardedBuckets):
     def state_dict(self) -> dict[str, Any]:
         """Gather parameters and optimizer state, whole, on every rank; all ranks have to call it.
 
-        Returns
-        -------
-        dict
-            ``"step"``, the number of steps; ``"parameters"`` (master copies, if they exist),
-            ``"exp_avg"`` and ``"exp_avg_sq"``, each a tensor by the parameter's name. It is the
-            same on all ranks, and can be loaded with other ranks, stages and buckets. Buffers and
-            frozen parameters are the module's.
+        ``"step"`` is the number of steps; ``"parameters"`` (master copies, if they exist),
+        ``"exp_avg"`` and ``"exp_avg_sq"`` have a tensor by the parameter's name. The state is the
+        same on all ranks, and can be loaded with other ranks, stages and buckets. Buffers and
+        frozen parameters are the module's.
         """
         return gathered_state(self._buckets, self.adamw)
 
@@ -211,25 +184,15 @@ class ShardedAdamW(ShardedBuckets):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take this rank's shards from a state; all ranks have to load the same state.
 
-        Parameters
-        ----------
-        state
-            Result of `state_dict`, of any number of ranks.
-
-        Raises
-        ------
-        ArgumentError
-            Names or shapes are not those of the module's parameters; nothing was changed.
+        Names or shapes that are not those of the module raise `ArgumentError`; nothing is changed.
         """
         load_state(self._buckets, self.adamw, state, as_group(self.group).rank())
 
     def memory(self) -> ModelStates:
-        """Measure the memory that this rank holds, in bytes.
+        """Measure the bytes that this rank holds, with the padding, to compare with the formula.
 
         The gradients exist between the first backward and the end of `step`: call it after
-        `finish`, when no bucket is on its way, to compare it with
-        `model_state_bytes`. It counts storages, and so the padding; not
-        counted are buffers and frozen parameters.
+        `finish`, when no bucket is on its way. Buffers and frozen parameters are not counted.
         """
         return held_states(self._buckets, self.adamw)
 

@@ -24,28 +24,13 @@ from torch import Tensor
 from ringcoll.training.checks import require
 from ringcoll.training.sharded.flat_bucket import FlatBucket
 
-__all__ = [
-    "ModelStates",
-    "gathered_state",
-    "held_states",
-    "load_state",
-    "model_state_bytes",
-    "storage_nbytes",
-]
-
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of AdamW's averages
 _WRONG = "cannot be used"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStates:
-    """Bytes that a rank holds for the parameters that are trained.
-
-    Parameters
-    ----------
-    parameters, gradients, optimizer
-        Bytes of each kind; the optimizer's include the master copy.
-    """
+    """Bytes of what is trained on a rank; the master copy counts as optimizer."""
 
     parameters: float
     gradients: float
@@ -71,8 +56,6 @@ def model_state_bytes(
     ----------
     numel
         Number of elements of all parameters together.
-    world_size
-        Number of ranks.
     stage
         0 for plain data parallelism, or 1, 2, 3.
     dtype
@@ -83,7 +66,6 @@ def model_state_bytes(
     Examples
     --------
     >>> import torch
-    >>> from ringcoll.training import model_state_bytes
     >>> [model_state_bytes(1, 4, stage, mixed=torch.bfloat16).total for stage in range(4)]
     [16.0, 7.0, 5.5, 4.0]
     """

@@ -2,10 +2,8 @@
 
 ============  ====================================================================
 `conjugate`   collectives forward, and their transposes backward
-`layers`      layers of which each rank holds a piece
 `tensor`      layers, and tokens between them, split over the ranks
 `ring`        attention over sequences that are split over the ranks
 `mesh`        data, pipeline and tensor parallel at once
-`whole`       parameters of a whole model, put together
 ============  ====================================================================
 """

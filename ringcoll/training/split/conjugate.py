@@ -35,18 +35,16 @@ from torch.autograd import Function
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 
-__all__ = [
-    "copied",
-    "gathered",
-    "gathered_to_add",
-    "reduced",
-    "reduced_and_split",
-    "slice_of",
-    "split",
-]
+_Map = Callable[
+    [Tensor, Any, int], Tensor
+]  # of a tensor, by the ranks of a group, along a dimension
 
 
-def _all_reduce(tensor: Tensor, group: Any) -> Tensor:
+def _same(tensor: Tensor, group: Any, dim: int) -> Tensor:
+    return tensor.view_as(tensor)
+
+
+def _all_reduce(tensor: Tensor, group: Any, dim: int) -> Tensor:
     total = tensor.clone(memory_format=torch.contiguous_format)
     api.all_reduce(total, group=group)
     return total
@@ -76,68 +74,49 @@ class _Pair(Function):
     """Applies one linear map forward, and its transpose backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: Tensor,
-        ahead: Callable[[Tensor], Tensor],
-        back: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        ctx.back = back
-        return ahead(tensor)
+    def forward(ctx: Any, tensor: Tensor, ahead: _Map, back: _Map, group: Any, dim: int) -> Tensor:
+        ctx.back = partial(back, group=group, dim=dim)
+        return ahead(tensor, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.back(grads[0]), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.back(grads[0]), None, None, None, None
 
 
-def _view(tensor: Tensor) -> Tensor:
-    return tensor.view_as(tensor)
-
-
-def _apply(
-    tensor: Tensor, ahead: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
-) -> Tensor:
-    output: Tensor = _Pair.apply(tensor, ahead, back)  # type: ignore[no-untyped-call]
-    return output
+_apply: Any = _Pair.apply  # torch has no types for it
 
 
 def copied(tensor: Tensor, group: Any = None) -> Tensor:
     """Use a tensor that all ranks have; ``y_r = x``, so ``dx = sum_r dy_r``."""
-    return _apply(tensor, _view, partial(_all_reduce, group=group))
+    output: Tensor = _apply(tensor, _same, _all_reduce, group, 0)
+    return output
 
 
 def reduced(tensor: Tensor, group: Any = None) -> Tensor:
-    """Add up over the ranks; ``y = sum_r x_r`` on each rank, which all go on alike: ``dx_r = dy``."""
-    return _apply(tensor, partial(_all_reduce, group=group), _view)
+    """Add up over ranks that go on alike; ``y = sum_r x_r`` on each rank, and ``dx_r = dy``."""
+    output: Tensor = _apply(tensor, _all_reduce, _same, group, 0)
+    return output
 
 
 def gathered(tensor: Tensor, group: Any = None, dim: int = -1) -> Tensor:
     """Put slices together for ranks that go on alike; ``dx_r`` is slice r of ``dy``."""
-    return _apply(
-        tensor, partial(_all_gather, group=group, dim=dim), partial(slice_of, group=group, dim=dim)
-    )
+    output: Tensor = _apply(tensor, _all_gather, slice_of, group, dim)
+    return output
 
 
 def split(tensor: Tensor, group: Any = None, dim: int = -1) -> Tensor:
     """Take this rank's slice of a tensor that all ranks have; ``dx`` are all ``dy_r`` in a row."""
-    return _apply(
-        tensor, partial(slice_of, group=group, dim=dim), partial(_all_gather, group=group, dim=dim)
-    )
+    output: Tensor = _apply(tensor, slice_of, _all_gather, group, dim)
+    return output
 
 
 def gathered_to_add(tensor: Tensor, group: Any = None, dim: int = 1) -> Tensor:
     """Put slices together for ranks that go on differently; ``dx_r`` is slice r of ``sum dy``."""
-    return _apply(
-        tensor,
-        partial(_all_gather, group=group, dim=dim),
-        partial(_reduce_scatter, group=group, dim=dim),
-    )
+    output: Tensor = _apply(tensor, _all_gather, _reduce_scatter, group, dim)
+    return output
 
 
 def reduced_and_split(tensor: Tensor, group: Any = None, dim: int = 1) -> Tensor:
     """Add up over the ranks, and keep this rank's slice; ``dx_r`` are all ``dy`` in a row."""
-    return _apply(
-        tensor,
-        partial(_reduce_scatter, group=group, dim=dim),
-        partial(_all_gather, group=group, dim=dim),
-    )
+    output: Tensor = _apply(tensor, _reduce_scatter, _all_gather, group, dim)
+    return output

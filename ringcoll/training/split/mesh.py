@@ -30,14 +30,12 @@ from torch import Tensor
 
 from ringcoll.collectives import functions as api
 from ringcoll.training.checks import require
-from ringcoll.training.data.average import average_gradients
+from ringcoll.training.data.parallel import average_gradients
 from ringcoll.training.models import Transformer, stages
 from ringcoll.training.phases import phase
 from ringcoll.training.pipeline.orders import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
 from ringcoll.training.split.tensor import tensor_parallel, vocabulary_loss
-
-__all__ = ["AXES", "Mesh", "ParallelTransformer"]
 
 AXES = ("data", "pipeline", "tensor")
 _USES = {
@@ -50,25 +48,16 @@ _USES = {
 class Mesh:
     """The groups of one rank in a box of data x pipeline x tensor ranks.
 
+    ``sizes`` and ``place`` have the number of ranks, and the place of this rank, by the name of the
+    axis; ``groups`` has the group of the ranks along each axis through this rank.
+
     Parameters
     ----------
     data, pipeline, tensor
         Number of ranks along each axis. Their product is the size of the default group, of which
-        all ranks make a mesh alike.
+        all ranks make a mesh alike; otherwise `ArgumentError` is raised.
     backend
         Backend of the groups; that of the default group if ``None``.
-
-    Attributes
-    ----------
-    sizes, place : dict
-        Number of ranks, and the place of this rank, by the name of the axis.
-    groups : dict
-        Group of the ranks along each axis through this rank, by the name of the axis.
-
-    Raises
-    ------
-    ArgumentError
-        The product is another number than that of the ranks.
     """
 
     def __init__(
@@ -112,27 +101,6 @@ class Mesh:
 class ParallelTransformer:
     """A rank's share of a transformer that is trained on a mesh.
 
-    Parameters
-    ----------
-    model
-        The whole model, the same on all ranks; it is split in place.
-    mesh
-        The groups.
-    num_microbatches
-        Micro-batches of a step, on each place of the data axis.
-    schedule
-        Name of the pipeline's schedule, one of `SCHEDULES`. With ``"interleaved"`` a rank has two
-        stages, so that the transformer has at least two blocks for each rank of the pipeline axis.
-    sequence
-        As for `tensor_parallel`.
-
-    Raises
-    ------
-    ArgumentError
-        The model cannot be split like that, or there is no such schedule.
-
-    Examples
-    --------
     With eight ranks::
 
         mesh = Mesh(2, 2, 2)
@@ -142,6 +110,18 @@ class ParallelTransformer:
             optimizer.zero_grad()
             loss = trained.step(inputs, targets)
             optimizer.step()
+
+    Parameters
+    ----------
+    model
+        The whole model, the same on all ranks; it is split in place.
+    num_microbatches
+        Micro-batches of a step, on each place of the data axis.
+    schedule
+        Name of the pipeline's schedule, one of `SCHEDULES`. With ``"interleaved"`` a rank has two
+        stages, so that the transformer has at least two blocks for each rank of the pipeline axis.
+    sequence
+        As for `tensor_parallel`.
     """
 
     def __init__(
@@ -172,20 +152,9 @@ class ParallelTransformer:
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the gradients of a batch; an optimizer's step on ``params`` follows.
 
-        Parameters
-        ----------
-        inputs, targets
-            (batch, tokens), the batch of all ranks; each place of the data axis takes a share.
-
-        Returns
-        -------
-        Tensor
-            The loss, the mean over the whole batch; the same on all ranks.
-
-        Raises
-        ------
-        ArgumentError
-            The data axis and the micro-batches do not divide the batch.
+        The batch is that of all ranks, (batch, tokens); each place of the data axis takes a share,
+        and `ArgumentError` is raised if there is none. The loss is the mean over the whole batch,
+        the same on all ranks.
         """
         size, place = self.mesh.sizes["data"], self.mesh.place["data"]
         require(len(inputs) % size == 0, "inputs", "the data axis does not divide the batch",

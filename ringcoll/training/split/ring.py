@@ -43,26 +43,12 @@ from ringcoll.runtime.work import Work
 from ringcoll.training.checks import require
 from ringcoll.training.models import Attention, Transformer
 
-__all__ = ["context_parallel", "places", "ring_attention"]
-
 
 def places(tokens: int, rank: int, world_size: int) -> Tensor:
     """Positions of the tokens that a rank holds: pieces r and 2k - 1 - r of 2k.
 
-    Parameters
-    ----------
-    tokens
-        Tokens of the sequence.
-    rank, world_size
-        The rank, and the number of ranks k.
+    If 2k does not divide the tokens, `ArgumentError` is raised.
 
-    Raises
-    ------
-    ArgumentError
-        2k does not divide the tokens.
-
-    Examples
-    --------
     >>> [places(8, rank, 2).tolist() for rank in range(2)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]
     """
@@ -157,17 +143,8 @@ class _RingAttention(Function):
 def ring_attention(queries: Tensor, keys: Tensor, values: Tensor, group: Any = None) -> Tensor:
     """Causal attention over a sequence of which each rank holds `places`.
 
-    Parameters
-    ----------
-    queries, keys, values
-        (batch, heads, tokens / k, width of a head): those of this rank's tokens.
-    group
-        Group of the ranks that share the sequence; ``None`` for the default group.
-
-    Returns
-    -------
-    Tensor
-        What `ringcoll.training.models.causal_attention` gives for this rank's tokens.
+    Queries, keys and values are (batch, heads, tokens / k, width of a head): those of this rank's
+    tokens. The result is that of `causal_attention` for them.
     """
     output: Tensor = _RingAttention.apply(queries, keys, values, group)  # type: ignore[no-untyped-call]
     return output
@@ -177,19 +154,8 @@ def context_parallel(model: Transformer, group: Any = None) -> Transformer:
     """Let each rank of a group run a transformer on its `places` of the sequences.
 
     Every rank holds the whole model; the average of the ranks' losses is the loss, so gradients
-    are averaged over the group as in data-parallel training.
-
-    Parameters
-    ----------
-    model
-        The model, changed in place; its context is the length of all sequences.
-    group
-        Group of the ranks that share the sequences; ``None`` for the default group.
-
-    Raises
-    ------
-    ArgumentError
-        2k does not divide the context.
+    are averaged over the group as in data-parallel training. The model is changed in place; its
+    context is the length of all sequences.
     """
     member = as_group(group)
     model.embedding.places = places(model.shape.context, member.rank(), member.size())

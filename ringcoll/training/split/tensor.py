@@ -14,7 +14,7 @@ row    columns r of W       ``y = sum_r x_r W_r^T``:      ``dx_r = dy W_r``
 A column layer followed by a row layer needs no collective between them, as what one leaves split
 the other one takes split. So a perceptron, and attention by heads, cost one all-reduce forward
 and one backward, each of the layer's activations: batch x tokens x width numbers. The layers are in
-`ringcoll.training.split.layers`, the collectives between them in `ringcoll.training.split.conjugate`.
+`ringcoll.training.split.tensor`, the collectives between them in `ringcoll.training.split.conjugate`.
 
 *Sequence parallel*: between the split layers (layer norms, the ways around) every rank would do
 the same work on the same activations. Instead each rank keeps the activations of its share of the
@@ -36,6 +36,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn import functional
 
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
@@ -47,16 +48,87 @@ from ringcoll.training.split.conjugate import (
     gathered_to_add,
     reduced,
     reduced_and_split,
+    slice_of,
     split,
 )
-from ringcoll.training.split.layers import (
-    ColumnLinear,
-    RowLinear,
-    SharedNorm,
-    VocabularyEmbedding,
-)
 
-__all__ = ["tensor_parallel", "vocabulary_loss"]
+
+def shard_of(tensor: Tensor, group: Any, dim: int, what: str) -> Tensor:
+    """Copy of this rank's piece of a tensor."""
+    member = as_group(group)
+    require(tensor.shape[dim] % member.size() == 0, "model",
+            f"the {what} does not divide evenly among the ranks",
+            f"a multiple of {member.size()}", tensor.shape[dim], member.rank())  # fmt: skip
+    return slice_of(tensor.detach(), group, dim).clone(memory_format=torch.contiguous_format)
+
+
+class ColumnLinear(nn.Module):
+    """Rows r of a linear layer's matrix; the output is split. Its input has been `copied`."""
+
+    def __init__(self, whole: nn.Linear, group: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(shard_of(whole.weight, group, 0, "width of the layer's output"))
+        self.bias = None
+        if whole.bias is not None:
+            self.bias = nn.Parameter(shard_of(whole.bias, group, 0, "width of the layer's output"))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(..., inputs) to (..., outputs / k)."""
+        return functional.linear(inputs, self.weight, self.bias)
+
+
+class RowLinear(nn.Module):
+    """Columns r of a linear layer's matrix; the input is split, and outputs are added up."""
+
+    def __init__(
+        self,
+        whole: nn.Linear,
+        group: Any,
+        leave: Callable[[Tensor], Tensor],
+        *,
+        share: bool = False,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(shard_of(whole.weight, group, 1, "width of the layer's input"))
+        self.bias = nn.Parameter(whole.bias.detach().clone())
+        self._leave, self._group, self._share = leave, group, share
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(..., inputs / k) to (..., outputs)."""
+        bias = copied(self.bias, self._group) if self._share else self.bias
+        return self._leave(functional.linear(inputs, self.weight)) + bias
+
+
+class SharedNorm(nn.Module):
+    """A layer norm of which each rank applies a copy to its own tokens."""
+
+    def __init__(self, whole: nn.LayerNorm, group: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(whole.weight.detach().clone())
+        self.bias = nn.Parameter(whole.bias.detach().clone())
+        self._eps, self._group = whole.eps, group
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(batch, tokens / k, width) to the same."""
+        weight, bias = copied(self.weight, self._group), copied(self.bias, self._group)
+        return functional.layer_norm(inputs, weight.shape, weight, bias, self._eps)
+
+
+class VocabularyEmbedding(nn.Module):
+    """An embedding of which each rank holds the vectors of a part of the vocabulary."""
+
+    def __init__(self, whole: nn.Embedding, group: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(shard_of(whole.weight, group, 0, "vocabulary"))
+        self._first = as_group(group).rank() * len(self.weight)
+        self._group = group
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(...) to (..., width): this rank's vectors, zeros for the other ranks' tokens, added up."""
+        local = tokens - self._first
+        is_mine = (local >= 0) & (local < len(self.weight))
+        vectors = functional.embedding(local.where(is_mine, 0), self.weight)
+        return reduced(vectors * is_mine[..., None], self._group)
 
 
 def _before(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
@@ -64,7 +136,9 @@ def _before(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
 
 
 def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = False) -> nn.Module:
-    """Split the layers of a model, in place: this rank keeps its pieces.
+    """Split the layers of a model, in place, and return it: this rank keeps its pieces.
+
+    If the ranks do not divide the heads, a width, or the vocabulary, `ArgumentError` is raised.
 
     Parameters
     ----------
@@ -73,20 +147,8 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
         and scores by vocabulary: it returns this rank's scores, for `vocabulary_loss`. Or an
         ``nn.Sequential``, of which linear layers are split in turn by column and by row; a last
         one that is alone stays whole. All ranks give the same weights.
-    group
-        Group of the ranks that share the model; ``None`` for the default group.
     sequence
         Whether activations between the split layers are split by tokens; for a `Transformer`.
-
-    Returns
-    -------
-    nn.Module
-        The model.
-
-    Raises
-    ------
-    ArgumentError
-        The ranks do not divide the heads, a width, or the vocabulary.
     """
     size = as_group(group).size()
     enter: Callable[[Tensor], Tensor] = partial(copied, group=group)
@@ -171,16 +233,8 @@ class _VocabularyLoss(Function):
 def vocabulary_loss(scores: Tensor, targets: Tensor, group: Any = None) -> Tensor:
     """Mean cross-entropy; no rank ever holds all scores.
 
-    Two all-reduces: of the largest score of each token, and of two sums a token.
-
-    Parameters
-    ----------
-    scores
-        (..., vocabulary / k), this rank's part.
-    targets
-        (...), tokens of the whole vocabulary.
-    group
-        Group of the ranks that share the vocabulary.
+    Scores are (..., vocabulary / k), this rank's part; targets are (...), tokens of the whole
+    vocabulary. Two all-reduces: of the largest score of each token, and of two sums a token.
     """
     flat = scores.flatten(0, -2)
     loss: Tensor = _VocabularyLoss.apply(flat, targets.flatten(), group)  # type: ignore[no-untyped-call]
