@@ -25,7 +25,6 @@ Parallelism", 2019.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -75,7 +74,7 @@ class _Pair(Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, ahead: _Map, back: _Map, group: Any, dim: int) -> Tensor:
-        ctx.back = partial(back, group=group, dim=dim)
+        ctx.back = lambda grad: back(grad, group, dim)
         return ahead(tensor, group, dim)
 
     @staticmethod
