@@ -162,16 +162,8 @@ def train(
     algorithms, modules = measuring.contenders("all_reduce", names, world_size)
     if NATIVE_ALGORITHM in algorithms and names.strip() != "all":
         raise click.BadParameter("native takes part in any case", param_hint="--algorithm")
-    task = usual_task(
-        trainers,
-        model=model,
-        optimizer=optimizer,
-        layers=layers,
-        width=width,
-        batch=batch,
-        lr=lr,
-        seed=seed,
-    )
+    task = usual_task(trainers, model=model, optimizer=optimizer, layers=layers, width=width,
+                      batch=batch, lr=lr, seed=seed)  # fmt: skip
     contenders = tuple(_contenders(trainers, algorithms, backend))
     request = TrainingRequest(contenders, task, backend, modules=modules, **settings)
     check_fit(request, world_size)  # before ranks are started
@@ -256,18 +248,9 @@ def _quality(epoch: Epoch) -> str:
 
 
 _COLUMNS = (
-    "trainer\n",
-    "test\nloss",
-    "test\naccuracy",
-    "step\n(ms)",
-    "\nspread",
-    "sent\na step",
-    "\nmemory",
-    "overlap\n",
-    "bubble\n",
-    "between\nranks",
-    "from\nnative",
-)
+    "trainer\n", "test\nloss", "test\naccuracy", "step\n(ms)", "\nspread", "sent\na step",
+    "\nmemory", "overlap\n", "bubble\n", "between\nranks", "from\nnative",
+)  # fmt: skip
 
 
 def _print(

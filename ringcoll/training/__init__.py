@@ -25,6 +25,9 @@ All of them by name
 `trainers`     the table of all trainers
 =============  =================================================================================
 
+A ``group`` is everywhere the group of the ranks that take part: a process group of torch, a
+`LocalGroup`, or ``None`` for the default group.
+
 May be imported from outside: ``__all__``.
 """
 
@@ -133,7 +136,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "conjugate":
+    if name == "conjugate":  # a module
         return import_module(f"{__name__}.split.conjugate")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,9 +12,9 @@ process group of torch               ``torch.distributed.isend`` and ``irecv``; 
 ===================================  =========================================================
 
 The receiver knows the length of a message, and messages with the same tag arrive in the order in
-which they were sent. Every wait has a time limit. A rank that waits for a process that has ended gets
-`PeerLostError` at once; a thread that has returned is missed at the time limit. After an error the
-group's messages should not be used any more: a late message may meet the next receive.
+which they were sent. Every wait has a time limit. A rank that waits for a process that has ended
+gets `PeerLostError` at once; a thread that has returned is missed at the time limit. After an error
+the group's messages should not be used any more: a late message may meet the next receive.
 
 An all-to-all with empty blocks would be a public collective for gossip. But empty blocks are
 messages too, so that each rank would wait for all others, which is what gossip avoids.
@@ -187,9 +187,9 @@ def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> int:
     messages = Messages(group)
     rank, world_size, peers = messages.rank, messages.world_size, sorted(set(ranks))
     is_among = rank in peers and len(peers) == len(ranks)
+    wanted = f"different ranks below {world_size}, among them {rank}"
     require(is_among and 0 <= peers[0] <= peers[-1] < world_size, "ranks",
-            "the ranks cannot share a parameter",
-            f"different ranks below {world_size}, among them {rank}", list(ranks), rank)  # fmt: skip
+            "the ranks cannot share a parameter", wanted, list(ranks), rank)  # fmt: skip
     grads = {peer: torch.zeros_like(param, memory_format=torch.contiguous_format) for peer in peers}
     if param.grad is not None:
         grads[rank].copy_(param.grad)

@@ -34,6 +34,8 @@ import torch.distributed as dist
 
 from ringcoll.system.peaks import Peaks
 
+__all__ = ["PhaseLog", "PhaseSpan", "ThreadWait", "phase", "waiting"]
+
 
 @dataclass(slots=True, eq=False)
 class PhaseSpan:
@@ -79,7 +81,17 @@ _thread = _Thread()
 
 
 class PhaseLog:
-    """The phases and waits of one thread."""
+    """The phases and waits of one thread.
+
+    Parameters
+    ----------
+    clock
+        Clock in nanoseconds.
+    most
+        Number of phases, and of waits, that are kept; further ones are counted in ``left_out``.
+    peaks
+        Measures peaks of memory; ``None`` if they cannot be measured.
+    """
 
     def __init__(self, clock: Callable[[], int], most: int, peaks: Peaks | None = None) -> None:
         self.phases: list[PhaseSpan] = []

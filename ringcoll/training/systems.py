@@ -1,8 +1,8 @@
 """What each training system does differently from a plain `Trainer`: a function each.
 
-A system is a function of a trainer, on whose parameters it sets the system up. A check is a function of
-the task, of what follows the colon in the system's name, and of the number of ranks; it raises
-`ArgumentError` if the system cannot split the model or the batch.
+A system is a function that sets a trainer up. A check is a function of the task, of what follows
+the colon in the system's name, and of the number of ranks; it raises `ArgumentError` if the system
+cannot split the model or the batch.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Task:
         )
 
     def make(self) -> nn.Module:
-        """The model with its first weights, on the CPU, the same in every call and on every rank."""
+        """The model with its first weights, on the CPU, the same in every call on every rank."""
         with torch.device("cpu"):
             if self.model == "perceptron":
                 return mlp(self.layers, self.width, self.seed)

@@ -1,7 +1,7 @@
 """One shape for all training systems, so that they can be trained side by side.
 
-A `Trainer` is one rank of a system. It takes batches of all ranks, picks what its rank computes, and
-says what the rank holds, has sent, and has waited for. `ringcoll.training.trainers` has the
+A `Trainer` is one rank of a system. It takes batches of all ranks, picks what its rank computes,
+and says what the rank holds, has sent, and has waited for. `ringcoll.training.trainers` has the
 systems by name. A trainer is what a user would write around a system: make it, then step by step::
 
     trainer = make_trainer("sharded:2", task)
@@ -76,36 +76,36 @@ class Trainer:
 
         # What a system may replace, in the order of a step.
         self.model: Callable[[Tensor], Tensor] = self.module
+        # Train on batches of all ranks, indices of samples; yield this rank's loss of each step.
         self.steps: Callable[[Iterable[Tensor]], Iterator[Tensor]] = self.all_steps
-        """Train on batches of all ranks, indices of samples; yield this rank's loss of each step."""
+        # The samples of a batch that this rank computes.
         self.share: Callable[[Tensor], Tensor] = self._even_share
-        """The samples of a batch that this rank computes."""
+        # Forget the gradients of the step before.
         self.forget: Callable[[], object] = lambda: self.optimizer.zero_grad()  # noqa: PLW0108
-        """Forget the gradients of the step before."""
+        # Compute the gradients of a share; return the loss.
         self.compute: Callable[[Tensor, Tensor], Tensor] = self.forward_and_backward
-        """Compute the gradients of a share; return the loss."""
+        # The mean loss of some outputs.
         self.loss: Callable[[Tensor, Tensor], Tensor] = next_token_loss
-        """The mean loss of some outputs."""
+        # Let gradients be those of the whole batch.
         self.average: Callable[[], object] = lambda: None
-        """Let gradients be those of the whole batch."""
+        # Do the optimizer's step, and what follows it.
         self.update: Callable[[], object] = lambda: self.optimizer.step()  # noqa: PLW0108
-        """Do the optimizer's step, and what follows it."""
 
         # What it holds, has sent, and has waited for.
+        # Bytes that this rank holds.
         self.memory: Callable[[], ModelStates] = self.states
-        """Bytes that this rank holds."""
+        # The parameters of the model by name, whole; all ranks call it.
         self.whole: Callable[[], dict[str, Tensor]] = lambda: {
             name: param.detach() for name, param in self.module.named_parameters()
         }
-        """The parameters of the model by name, whole; all ranks call it."""
+        # Bytes that this rank has sent so far.
         self.nbytes_sent: Callable[[], int] = self.nbytes_of_groups
-        """Bytes that this rank has sent so far."""
+        # Share of the last step's communication behind backward; ``None`` if unknown.
         self.overlap: Callable[[], float | None] = lambda: None
-        """Share of the last step's communication behind backward; ``None`` if unknown."""
+        # Share of the last step in which this rank waited for other stages; ``None`` if none.
         self.bubble: Callable[[], float | None] = lambda: None
-        """Share of the last step in which this rank waited for other stages; ``None`` if none."""
+        # Release the groups of the system.
         self.close: Callable[[], object] = lambda: None
-        """Release the groups of the system."""
 
     def all_steps(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """Train on batches of all ranks, indices of samples; yield this rank's loss of each step.

@@ -13,6 +13,9 @@ from ringcoll.errors import BackwardError
 from ringcoll.system.shared_tensors import lasting_zeros
 from ringcoll.training.flat import views_of
 
+BUCKET_BYTES = 25 << 20
+"""Bytes of parameters of a bucket, as in torch's DistributedDataParallel."""
+
 
 def assign_buckets(
     params: Sequence[Tensor], bucket_bytes: int, first_bucket_bytes: int
@@ -76,7 +79,7 @@ class GradientBucket:
         return lasting_zeros(self.numel, self.params[0].dtype, self.params[0].device)
 
     def take(self, index: int) -> None:
-        """Put a gradient, or zeros, in its place, which from then on is the parameter's ``.grad``."""
+        """Put a gradient, or zeros, in its place, which is the parameter's ``.grad`` then."""
         if self.grad is None:
             self.grad = self.new_grad()
             self.grad_views = views_of(self.grad, self.params)
@@ -103,7 +106,7 @@ class GradientBucket:
         self.take(index)
 
     def watch(self, arrived: Callable[[int, Tensor], None]) -> None:
-        """Let backward call a function with the index of a parameter, when its gradient is there."""
+        """Let backward call a function with the index of each gradient that it has computed."""
         for index, param in enumerate(self.params):
             param.register_post_accumulate_grad_hook(partial(arrived, index))
 

@@ -19,8 +19,8 @@ compressor  sent by each rank                collective             lost of x, o
 
 An all-gather moves k - 1 times the bytes of a rank: `TopK` and `Int8` suit few ranks. The factors
 of PowerSGD are linear in the gradients, so that they can be added up on the way, for any number of
-ranks. All ranks get the same average, to the last bit, if their processors multiply alike. Gradients
-have to be finite: an infinity would stay in the residual.
+ranks. All ranks get the same average, to the last bit, if their processors multiply alike.
+Gradients have to be finite: an infinity would stay in the residual.
 
 Source: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al.,
 "Error Feedback Fixes SignSGD", ICML 2019 (the bound); Stich et al., "Sparsified SGD with Memory",

@@ -1,9 +1,10 @@
 """Averages inside torch's ``DistributedDataParallel``, as communication hooks.
 
-`all_reduce_hook` averages a bucket of gradients by `ringcoll.all_reduce`. `compressed_hook` sends less::
+`all_reduce_hook` averages a bucket of gradients by `ringcoll.all_reduce`; `compressed_hook` sends
+less::
 
     model = DistributedDataParallel(module)
-    buckets = CompressedBuckets(lambda: PowerSGD(rank=2))  # of `compressors`
+    buckets = CompressedBuckets(lambda: PowerSGD(rank=2))
     model.register_comm_hook(buckets, compressed_hook)
     for inputs, targets in batches:
         optimizer.zero_grad()
@@ -82,16 +83,12 @@ def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.future
     """
     if state.share:
         share_for(as_group(state.group), bucket.buffer())
+    op = average_op(state.wire_dtype, as_group(state.group).size())
     work = api.all_reduce(
-        bucket.buffer(),
-        average_op(state.wire_dtype, as_group(state.group).size()),
-        state.group,
-        True,
-        algorithm=state.algorithm,
-        segment_bytes=state.segment_bytes,
-        wire_dtype=state.wire_dtype,
+        bucket.buffer(), op, state.group, True, algorithm=state.algorithm,
+        segment_bytes=state.segment_bytes, wire_dtype=state.wire_dtype,
         reproducible=state.reproducible,
-    )
+    )  # fmt: skip
     assert work is not None
     # C++ understands an exception that the callback raises. C++ would take a Python future's
     # exception, passed on as it is, for the tensor.

@@ -58,7 +58,13 @@ from ringcoll.reduction import Reproducible, premul_sum
 from ringcoll.runtime.work import Work
 from ringcoll.schedule.ir import Schedule
 from ringcoll.training.checks import check_dense, require
-from ringcoll.training.data.buckets import GradientBucket, StepReport, assign_buckets, covered
+from ringcoll.training.data.buckets import (
+    BUCKET_BYTES,
+    GradientBucket,
+    StepReport,
+    assign_buckets,
+    covered,
+)
 from ringcoll.training.flat import begin_alike, trained
 
 
@@ -104,8 +110,7 @@ def average_gradients(
                        reproducible=reproducible)  # fmt: skip
 
 
-_BUCKET_BYTES = 25 << 20
-_FIRST_BUCKET_BYTES = 1 << 20  # both as in torch: a small first bucket starts the network early
+_FIRST_BUCKET_BYTES = 1 << 20  # as in torch: a small first bucket starts the network early
 
 
 class _AveragedBucket(GradientBucket):
@@ -179,7 +184,7 @@ class BucketedDataParallel(nn.Module):
         module: nn.Module,
         group: Any = None,
         *,
-        bucket_bytes: int = _BUCKET_BYTES,
+        bucket_bytes: int = BUCKET_BYTES,
         algorithm: str | Schedule = "auto",
         wire_dtype: torch.dtype | None = None,
         reproducible: Reproducible = False,
@@ -191,10 +196,8 @@ class BucketedDataParallel(nn.Module):
         self.module, self.group = module, group
         self._op = average_op(wire_dtype, as_group(group).size())
         self._options: dict[str, Any] = {
-            "algorithm": algorithm,
-            "wire_dtype": wire_dtype,
-            "reproducible": reproducible,
-        }
+            "algorithm": algorithm, "wire_dtype": wire_dtype, "reproducible": reproducible,
+        }  # fmt: skip
         params = [param for _, param in named]
         first_bucket_bytes = min(bucket_bytes, _FIRST_BUCKET_BYTES)
         self._buckets = [

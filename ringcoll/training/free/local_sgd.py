@@ -5,7 +5,7 @@ steps of its own optimizer, the *inner* one, and only then the ranks meet, so th
 is sent, and a rank that is late for once delays the others only if it is late over H steps.
 
 All ranks keep the parameters a of their last meeting. At the next meeting rank i has x_i. The ranks
-average ``d = mean_i(a - x_i)``, and an *outer* optimizer takes one step on a with d as its gradient;
+average ``d = mean_i(a - x_i)``, an *outer* optimizer takes one step on a with d as its gradient;
 then all ranks go on from a::
 
     local SGD   outer SGD of learning rate 1:            a <- a - d = mean_i(x_i)
@@ -86,7 +86,7 @@ class LocalSGD:
         self.nbytes_sent = 0
 
     def kept(self) -> list[Tensor]:
-        """What this rank keeps from meeting to meeting: parameters, and the outer optimizer's state."""
+        """Parameters and the outer optimizer's state, kept until the next meeting."""
         states = [state.values() for state in self._outer.state.values()]
         values = [value for state in states for value in state if isinstance(value, Tensor)]
         return [*self._anchors, *values]

@@ -143,7 +143,7 @@ class ParameterServer:
                 del waiting[rank]
 
     def _next(self) -> tuple[int, Tensor | None]:
-        """The next worker, and its gradient, before a 1; ``None`` if it has left (0), or is lost."""
+        """The next worker, and its gradient, before a 1; ``None`` if it has left (0) or is lost."""
         worker, message = self._arrivals.take()
         if isinstance(message, self._ignored):
             self.lost.append(worker)

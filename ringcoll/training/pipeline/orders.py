@@ -16,8 +16,8 @@ Here v is the number of stages per rank; a stage of `interleaved` has 1/v of the
 
 Source: Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "PipeDream", SOSP 2019 (1F1B);
 Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", SC 2021 (1F1B with a flush after each batch; section 2.2: interleaved 1F1B); Qi et al.,
-"Zero Bubble Pipeline Parallelism", ICLR 2024 (section 2: ZB-H1).
+Megatron-LM", SC 2021 (1F1B with a flush after each batch; section 2.2: interleaved 1F1B); Qi et
+al., "Zero Bubble Pipeline Parallelism", ICLR 2024 (section 2: ZB-H1).
 """
 
 from __future__ import annotations

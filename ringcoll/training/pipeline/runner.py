@@ -15,8 +15,9 @@ each rank holds some of the stages, and a batch passes through them in micro-bat
 
 Cost of a step: for each micro-batch and each pair of neighbouring stages, an activation and its
 gradient, sent while the ranks compute (`ringcoll.training.pipeline.mailbox`); an all-gather of 24
-bytes per rank, by which the ranks agree on the shapes; a broadcast of the loss; the gradient of a tied
-matrix in each direction.
+bytes per rank, by which the ranks agree on the shapes; a broadcast of the loss; the gradient of a
+tied matrix in each direction. A rank that raised alone would leave the others waiting. So each rank
+tells all others what it has, and if the arguments of a rank are wrong, every rank raises.
 
 Assumptions: a stage takes one tensor and returns one tensor of floating-point numbers, of the same
 shape for each micro-batch. The loss is a mean over the samples; a batch norm sees micro-batches.

@@ -138,9 +138,9 @@ class PipelineSchedule:
 class Transfer(NamedTuple):
     """A tensor that passes from a stage to a neighbour."""
 
-    boundary: int
+    boundary: int  # the lower of the two stages
     microbatch: int
-    is_gradient: bool
+    is_gradient: bool  # an activation goes up, its gradient comes down
 
     def __str__(self) -> str:
         what = f"the {'gradient' if self.is_gradient else 'activation'} of micro-batch"

@@ -1,8 +1,8 @@
 """The buckets of a sharded optimizer: gradients go in, averaged shards come out.
 
-`ringcoll.training.sharded.optimizer` says when buckets are reduced, gathered and freed. Here is the part that
-no optimizer has to know: hooks take the gradients as backward computes them, full buckets are
-reduced at once, and modules get their parameters.
+`ringcoll.training.sharded.optimizer` says when buckets are reduced, gathered and freed. Here is the
+part that no optimizer has to know: hooks take the gradients as backward computes them, full buckets
+are reduced at once, and modules get their parameters.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from ringcoll.training.data.buckets import assign_buckets
 from ringcoll.training.flat import begin_alike
 from ringcoll.training.sharded.flat_bucket import FlatBucket
 from ringcoll.training.sharded.gather_ahead import ModuleHooks
-
-BUCKET_BYTES = 25 << 20
-"""Bytes of parameters of a bucket, as in torch's DistributedDataParallel."""
 
 _MOST_REDUCING = 2  # buckets on their way while the gradients of the next are computed
 

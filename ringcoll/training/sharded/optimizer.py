@@ -70,7 +70,8 @@ from torch import nn
 
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
-from ringcoll.training.sharded.buckets import BUCKET_BYTES, ShardedBuckets
+from ringcoll.training.data.buckets import BUCKET_BYTES
+from ringcoll.training.sharded.buckets import ShardedBuckets
 from ringcoll.training.sharded.state import ModelStates, gathered_state, held_states, load_state
 
 

@@ -96,10 +96,7 @@ def gathered_state(buckets: Sequence[FlatBucket], adamw: torch.optim.AdamW) -> d
 
 
 def load_state(
-    buckets: Sequence[FlatBucket],
-    adamw: torch.optim.AdamW,
-    state: Mapping[str, Any],
-    rank: int,
+    buckets: Sequence[FlatBucket], adamw: torch.optim.AdamW, state: Mapping[str, Any], rank: int
 ) -> None:
     """Take a rank's shards from a state; see `ShardedAdamW.load_state_dict`."""
     wanted = {
@@ -118,11 +115,9 @@ def load_state(
     for bucket in buckets:
         bucket.wait_for_gather()
         bucket.master.copy_(bucket.own_shard(state["parameters"]))
+        step = torch.tensor(float(state["step"]), device="cpu")
         own = {moment: bucket.own_shard(state[moment]) for moment in _MOMENTS}
-        adamw.state[bucket.master] = {
-            "step": torch.tensor(float(state["step"]), device="cpu"),
-            **own,
-        }
+        adamw.state[bucket.master] = {"step": step} | own
         bucket.publish()
 
 

@@ -13,8 +13,8 @@ row    columns r of W       ``y = sum_r x_r W_r^T``:      ``dx_r = dy W_r``
 
 A column layer followed by a row layer needs no collective between them, as what one leaves split
 the other one takes split. So a perceptron, and attention by heads, cost one all-reduce forward
-and one backward, each of the layer's activations: batch x tokens x width numbers. The layers are in
-`ringcoll.training.split.tensor`, the collectives between them in `ringcoll.training.split.conjugate`.
+and one backward, each of the layer's activations: batch x tokens x width numbers. The collectives between
+the layers are in `ringcoll.training.split.conjugate`.
 
 *Sequence parallel*: between the split layers (layer norms, the ways around) every rank would do
 the same work on the same activations. Instead each rank keeps the activations of its share of the
@@ -52,9 +52,11 @@ from ringcoll.training.split.conjugate import (
     split,
 )
 
+_Collective = Callable[[Tensor], Tensor]  # a pair of `conjugate`, on the ranks of a group
+
 
 def shard_of(tensor: Tensor, group: Any, dim: int, what: str) -> Tensor:
-    """Copy of this rank's piece of a tensor."""
+    """Copy of this rank's piece of a tensor; ``what`` is the dimension's name for the error."""
     member = as_group(group)
     require(tensor.shape[dim] % member.size() == 0, "model",
             f"the {what} does not divide evenly among the ranks",
@@ -78,15 +80,13 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """Columns r of a linear layer's matrix; the input is split, and outputs are added up."""
+    """Columns r of a linear layer's matrix; the input is split, and ``leave`` adds outputs up.
+
+    With ``share`` the ranks add the bias to different tokens, so that its gradients are added up.
+    """
 
     def __init__(
-        self,
-        whole: nn.Linear,
-        group: Any,
-        leave: Callable[[Tensor], Tensor],
-        *,
-        share: bool = False,
+        self, whole: nn.Linear, group: Any, leave: _Collective, *, share: bool = False
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(shard_of(whole.weight, group, 1, "width of the layer's input"))
@@ -124,14 +124,14 @@ class VocabularyEmbedding(nn.Module):
         self._group = group
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(...) to (..., width): this rank's vectors, zeros for the other ranks' tokens, added up."""
+        """(...) to (..., width): this rank's vectors, zeros for other tokens, added up."""
         local = tokens - self._first
         is_mine = (local >= 0) & (local < len(self.weight))
         vectors = functional.embedding(local.where(is_mine, 0), self.weight)
         return reduced(vectors * is_mine[..., None], self._group)
 
 
-def _before(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+def _before(module: nn.Module, function: _Collective) -> None:
     module.register_forward_pre_hook(lambda _, inputs: (function(inputs[0]),))
 
 
@@ -151,27 +151,22 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
         Whether activations between the split layers are split by tokens; for a `Transformer`.
     """
     size = as_group(group).size()
-    enter: Callable[[Tensor], Tensor] = partial(copied, group=group)
-    leave: Callable[[Tensor], Tensor] = partial(reduced, group=group)
+    enter: _Collective = partial(copied, group=group)
+    leave: _Collective = partial(reduced, group=group)
     if isinstance(model, nn.Sequential):
-        linear = [
-            (name, layer) for name, layer in model.named_children() if isinstance(layer, nn.Linear)
-        ]
+        children = model.named_children()
+        linear = [(name, layer) for name, layer in children if isinstance(layer, nn.Linear)]
         pieces: dict[str, nn.Module] = {}  # all of them first: an error leaves the model as it is
-        for (wide, wide_layer), (narrow, narrow_layer) in zip(
-            linear[::2], linear[1::2], strict=False
-        ):
-            pieces[wide] = ColumnLinear(wide_layer, group)
-            pieces[narrow] = RowLinear(narrow_layer, group, leave)
+        for (wide, column), (narrow, row) in zip(linear[::2], linear[1::2], strict=False):
+            pieces[wide] = ColumnLinear(column, group)
+            pieces[narrow] = RowLinear(row, group, leave)
             _before(pieces[wide], enter)
         for name, layer in pieces.items():
             setattr(model, name, layer)
         return model
     if not isinstance(model, Transformer):
-        raise ArgumentError(
-            "cannot be split", argument="model", expected="a Transformer or nn.Sequential",
-            got=type(model),
-        )  # fmt: skip
+        raise ArgumentError("cannot be split", argument="model",
+                            expected="a Transformer or nn.Sequential", got=type(model))  # fmt: skip
     require(model.shape.heads % size == 0, "model",
             "the heads do not divide evenly among the ranks",
             f"a multiple of {size}", model.shape.heads, as_group(group).rank())  # fmt: skip
@@ -197,7 +192,7 @@ def tensor_parallel(model: nn.Module, group: Any = None, *, sequence: bool = Fal
     return model
 
 
-def _split_embedding(model: Transformer, group: Any, enter: Callable[[Tensor], Tensor]) -> None:
+def _split_embedding(model: Transformer, group: Any, enter: _Collective) -> None:
     tokens = VocabularyEmbedding(model.embedding.tokens, group)
     scores = ColumnLinear(model.head.scores, group)
     scores.weight = tokens.weight  # tied, as before
