@@ -18,12 +18,7 @@ from ringcoll.errors import ArgumentError, MismatchError, TrainingError
 
 
 def require(
-    holds: bool,
-    argument: str,
-    message: str,
-    expected: object,
-    got: object,
-    rank: int | None = None,
+    holds: bool, argument: str, message: str, expected: object, got: object, rank: int | None = None
 ) -> None:
     """Raise `ArgumentError` unless a value is as a system needs it."""
     if not holds:

@@ -146,12 +146,7 @@ class Gossip:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        group: Any = None,
-        graph: str = "ring",
-        *,
-        timeout_s: float = 300.0,
+        self, module: nn.Module, group: Any = None, graph: str = "ring", *, timeout_s: float = 300.0
     ) -> None:
         self._messages = Messages(group, timeout_s)
         k = self._messages.world_size

@@ -5,7 +5,7 @@
 `buckets`       buckets of which gradients go in, and averaged shards come out
 `flat_bucket`   a bucket of parameters, of which each rank owns a shard
 `gather_ahead`  parameters are whole when a module needs them
-`state`         its state put together, taken apart, and counted
+`state`         bytes of parameters, gradients and optimizer state
 ==============  =================================================================
 """
 

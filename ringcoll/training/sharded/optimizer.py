@@ -69,10 +69,11 @@ import torch
 from torch import nn
 
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
 from ringcoll.training.data.buckets import BUCKET_BYTES
 from ringcoll.training.sharded.buckets import ShardedBuckets
-from ringcoll.training.sharded.state import ModelStates, gathered_state, held_states, load_state
+from ringcoll.training.sharded.state import ModelStates, storage_nbytes
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of AdamW's averages
 
 
 class ShardedAdamW(ShardedBuckets):
@@ -179,7 +180,15 @@ class ShardedAdamW(ShardedBuckets):
         same on all ranks, and can be loaded with other ranks, stages and buckets. Buffers and
         frozen parameters are the module's.
         """
-        return gathered_state(self._buckets, self.adamw)
+        state: dict[str, Any] = {"step": 0, "parameters": {}} | {name: {} for name in _MOMENTS}
+        for bucket in self._buckets:
+            own = self.adamw.state.get(bucket.master, {})
+            state["step"] = int(own.get("step", 0))
+            state["parameters"] |= bucket.gathered(bucket.master)
+            for moment in _MOMENTS:
+                shard = own.get(moment, torch.zeros_like(bucket.master))
+                state[moment] |= bucket.gathered(shard)
+        return state
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -187,7 +196,23 @@ class ShardedAdamW(ShardedBuckets):
 
         Names or shapes that are not those of the module raise `ArgumentError`; nothing is changed.
         """
-        load_state(self._buckets, self.adamw, state, as_group(self.group).rank())
+        params = [pair for b in self._buckets for pair in zip(b.names, b.params, strict=True)]
+        wanted = {name: tuple(param.shape) for name, param in params}
+        kinds = ("parameters", *_MOMENTS)
+        keys = {"step", *kinds}
+        self._require("state", keys <= set(state), sorted(keys), sorted(state))
+        for kind in kinds:
+            shapes = {name: tuple(tensor.shape) for name, tensor in state[kind].items()}
+            for name in wanted | shapes:
+                expected, got = wanted.get(name, "nothing"), shapes.get(name, "nothing")
+                self._require("state", expected == got, f"{kind}, {name}: {expected}", got)
+        for bucket in self._buckets:
+            bucket.wait_for_gather()
+            bucket.master.copy_(bucket.own_shard(state["parameters"]))
+            step = torch.tensor(float(state["step"]), device="cpu")
+            own = {moment: bucket.own_shard(state[moment]) for moment in _MOMENTS}
+            self.adamw.state[bucket.master] = {"step": step} | own
+            bucket.publish()
 
     def memory(self) -> ModelStates:
         """Measure the bytes that this rank holds, with the padding, to compare with the formula.
@@ -195,7 +220,15 @@ class ShardedAdamW(ShardedBuckets):
         The gradients exist between the first backward and the end of `step`: call it after
         `finish`, when no bucket is on its way. Buffers and frozen parameters are not counted.
         """
-        return held_states(self._buckets, self.adamw)
+        buckets, states = self._buckets, self.adamw.state.values()
+        masters = [bucket.master for bucket in buckets if bucket.master is not bucket.shard]
+        grads = [grad for bucket in buckets for grad in (bucket.grad, bucket.grad_shard)]
+        own_grads = [param.grad for bucket in buckets for param in bucket.params]
+        return ModelStates(
+            storage_nbytes(tensor for bucket in buckets for tensor in (bucket.flat, bucket.shard)),
+            storage_nbytes([*own_grads, *grads]),
+            storage_nbytes([*masters, *(tensor for state in states for tensor in state.values())]),
+        )
 
     def _clip_factor(self, max_norm: float) -> float:
         """Factor that shortens the gradients to the largest norm, the same on all ranks."""

@@ -82,40 +82,34 @@ class _Pair(Function):
         return ctx.back(grads[0]), None, None, None, None
 
 
-_apply: Any = _Pair.apply  # torch has no types for it
+_apply: Callable[..., Tensor] = _Pair.apply
 
 
 def copied(tensor: Tensor, group: Any = None) -> Tensor:
     """Use a tensor that all ranks have; ``y_r = x``, so ``dx = sum_r dy_r``."""
-    output: Tensor = _apply(tensor, _same, _all_reduce, group, 0)
-    return output
+    return _apply(tensor, _same, _all_reduce, group, 0)
 
 
 def reduced(tensor: Tensor, group: Any = None) -> Tensor:
     """Add up over ranks that go on alike; ``y = sum_r x_r`` on each rank, and ``dx_r = dy``."""
-    output: Tensor = _apply(tensor, _all_reduce, _same, group, 0)
-    return output
+    return _apply(tensor, _all_reduce, _same, group, 0)
 
 
 def gathered(tensor: Tensor, group: Any = None, dim: int = -1) -> Tensor:
     """Put slices together for ranks that go on alike; ``dx_r`` is slice r of ``dy``."""
-    output: Tensor = _apply(tensor, _all_gather, slice_of, group, dim)
-    return output
+    return _apply(tensor, _all_gather, slice_of, group, dim)
 
 
 def split(tensor: Tensor, group: Any = None, dim: int = -1) -> Tensor:
     """Take this rank's slice of a tensor that all ranks have; ``dx`` are all ``dy_r`` in a row."""
-    output: Tensor = _apply(tensor, slice_of, _all_gather, group, dim)
-    return output
+    return _apply(tensor, slice_of, _all_gather, group, dim)
 
 
 def gathered_to_add(tensor: Tensor, group: Any = None, dim: int = 1) -> Tensor:
     """Put slices together for ranks that go on differently; ``dx_r`` is slice r of ``sum dy``."""
-    output: Tensor = _apply(tensor, _all_gather, _reduce_scatter, group, dim)
-    return output
+    return _apply(tensor, _all_gather, _reduce_scatter, group, dim)
 
 
 def reduced_and_split(tensor: Tensor, group: Any = None, dim: int = 1) -> Tensor:
     """Add up over the ranks, and keep this rank's slice; ``dx_r`` are all ``dy`` in a row."""
-    output: Tensor = _apply(tensor, _reduce_scatter, _all_gather, group, dim)
-    return output
+    return _apply(tensor, _reduce_scatter, _all_gather, group, dim)
