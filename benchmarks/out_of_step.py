@@ -50,15 +50,24 @@ from ringcoll.bench import Meeting, summarize
 from ringcoll.bench.plot import check_matplotlib, save, styles
 from ringcoll.errors import RingcollError
 from ringcoll.launch.processes import RankError, Ranks, report
-from ringcoll.training.compression import CompressedGradients, Compressor
-from ringcoll.training.compressors import Int8, PowerSGD, TopK
-from ringcoll.training.data import Examples, batches, load_digits
-from ringcoll.training.data_parallel import average_gradients
-from ringcoll.training.gossip import Gossip
-from ringcoll.training.local_sgd import LocalSGD, diloco
-from ringcoll.training.models import mlp
-from ringcoll.training.server import ParameterServer, ServerWorker
-from ringcoll.training.straggler import slowed
+from ringcoll.training import (
+    CompressedGradients,
+    Compressor,
+    Examples,
+    Gossip,
+    Int8,
+    LocalSGD,
+    ParameterServer,
+    PowerSGD,
+    ServerWorker,
+    TopK,
+    average_gradients,
+    batches,
+    diloco,
+    load_digits,
+    mlp,
+    slowed,
+)
 from tests.fakes.hosts import HostRanks, Hosts, reason_why_not_slow
 
 COMPRESSED: dict[str, Callable[[], Compressor]] = {

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ringcoll.bench import Meeting, alternate, summarize
 from ringcoll.bench.units import as_size, parse_size
 from ringcoll.launch.processes import Ranks
-from ringcoll.training.data_parallel import BucketedDataParallel, average_gradients
+from ringcoll.training import BucketedDataParallel, average_gradients
 
 CONTENDERS = ("per parameter", "bucketed", "native DDP")
 

@@ -24,10 +24,7 @@ from torch import Tensor, nn
 
 from ringcoll.bench import Meeting, alternate, summarize
 from ringcoll.launch.processes import Ranks
-from ringcoll.training.models import mlp, stages
-from ringcoll.training.pipeline import Pipeline
-from ringcoll.training.pipeline_check import bubble, peak_activations
-from ringcoll.training.pipeline_orders import SCHEDULES
+from ringcoll.training import SCHEDULES, Pipeline, bubble, mlp, peak_activations, stages
 
 TORCH = "torch 1F1B"
 

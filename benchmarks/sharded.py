@@ -33,8 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ringcoll.bench import Meeting, alternate, summarize
 from ringcoll.bench.units import as_size, parse_size
 from ringcoll.launch.processes import Ranks
-from ringcoll.training.sharded import ShardedAdamW
-from ringcoll.training.state_bytes import ModelStates, model_state_bytes, storage_nbytes
+from ringcoll.training import ModelStates, ShardedAdamW, model_state_bytes, storage_nbytes
 
 LR = 1e-3
 

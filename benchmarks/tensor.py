@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from ringcoll.bench import Meeting, alternate, summarize
 from ringcoll.launch.processes import Ranks
-from ringcoll.training.models import mlp
-from ringcoll.training.tensor_parallel import tensor_parallel
+from ringcoll.training import mlp, tensor_parallel
 
 OURS, TORCH, NATIVE = "ringcoll", "DTensor on ringcoll", "DTensor on gloo"
 

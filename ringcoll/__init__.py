@@ -74,7 +74,7 @@ _HOME = {
     "trace": "ringcoll.tracing",
 }
 
-_ROOMS = {"ddp": "ringcoll.training.data_parallel", "testing": "ringcoll.testing"}
+_ROOMS = {"ddp": "ringcoll.training.data", "testing": "ringcoll.testing"}
 
 if TYPE_CHECKING:
     from ringcoll.backend.options import Options

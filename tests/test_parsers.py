@@ -56,10 +56,14 @@ from ringcoll.operation.operation import Turn
 from ringcoll.resilient.succession import Record, View
 from ringcoll.schedule import Schedule, verify
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
-from ringcoll.training.pipeline_check import check
-from ringcoll.training.pipeline_orders import one_f_one_b, zero_bubble
-from ringcoll.training.pipeline_schedule import Action, PipelineSchedule
-from ringcoll.training.trainers import find_trainer
+from ringcoll.training import (
+    Action,
+    PipelineSchedule,
+    check,
+    find_trainer,
+    one_f_one_b,
+    zero_bubble,
+)
 from ringcoll.transport import catalogue, gloo
 from ringcoll.transport.base import meet
 from ringcoll.transport.catalogue import costs_of

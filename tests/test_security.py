@@ -75,7 +75,7 @@ ONLY = {
     # modules whose name is made while the program runs
     "import_module(variable)": {
         *("__init__", "cli/app", "transport/catalogue", "machine/user_modules"),
-        *("testing/__init__", "testing/pool"),
+        *("testing/__init__", "testing/pool", "training/__init__"),
     },
     "subprocess": {"cli/run", "launch/mpiexec", "cli/versions"},
     "socket": {
@@ -99,7 +99,7 @@ ONLY = {
     # what reads text that was written elsewhere
     "json.load*": {
         *("machine/tuning", "machine/stores", "tracing/records"),  # tests/test_parsers.py tries them
-        *("training/checks", "training/pipeline_agreement", "launch/mpi", "bench/peers"),
+        *("training/checks", "launch/mpi", "bench/peers"),
         *("watch/flight_report", "formats/tree", "resilient/membership"),
     },
     "xml": {"formats/xml"},  # expat, without document types

@@ -13,10 +13,7 @@ import ringcoll
 from ringcoll.bench.contenders import Buffers, Workload, caller
 from ringcoll.machine.user_modules import UserModule
 from ringcoll.tracing import Recording
-from ringcoll.training.data import batches
-from ringcoll.training.task import Task
-from ringcoll.training.trainer import Gradients
-from ringcoll.training.trainers import make_trainer
+from ringcoll.training import Gradients, Task, batches, make_trainer
 
 __all__ = ["TraceRequest", "TrainerTraceRequest", "on_rank", "train_on_rank"]
 

@@ -28,13 +28,17 @@ from ringcoll.bench.summary import Summary, summarize
 from ringcoll.collectives.functions import barrier
 from ringcoll.launch.processes import report
 from ringcoll.machine.user_modules import UserModule
-from ringcoll.training.checks import check_finite
-from ringcoll.training.data import batches
-from ringcoll.training.models import next_token_loss
-from ringcoll.training.state_bytes import ModelStates
-from ringcoll.training.task import Task
-from ringcoll.training.trainer import Gradients
-from ringcoll.training.trainers import check_trainer, find_trainer, make_trainer
+from ringcoll.training import (
+    Gradients,
+    ModelStates,
+    Task,
+    batches,
+    check_finite,
+    check_trainer,
+    find_trainer,
+    make_trainer,
+    next_token_loss,
+)
 
 __all__ = [
     "NATIVE",
@@ -70,23 +74,9 @@ NATIVE = Contender("torch-ddp")
 class TrainingRequest:
     """What to train, and how.
 
-    Parameters
-    ----------
-    contenders
-        Trainers with their algorithms; `NATIVE` takes part in any case.
-    task
-        Model, data and optimizer.
-    backend
-        Backend of the process group: ``"gloo"`` or ``"ringcoll"``.
-    epochs
-        Times that each sample is seen.
-    wire
-        A name in `WIRE_DTYPES`, or ``None``: how gradients are sent by the trainers that have the
-        choice, except natively.
-    bucket_bytes
-        Size of a bucket, for trainers that have buckets.
-    modules
-        Modules of the user, which register further algorithms.
+    `NATIVE` takes part in any case. ``wire`` is a name in `WIRE_DTYPES`, or ``None``: how gradients
+    are sent by the trainers that have the choice, except natively. ``modules`` of the user register
+    further algorithms.
     """
 
     contenders: tuple[Contender, ...]
@@ -136,8 +126,6 @@ class TrainingResult:
 
     Parameters
     ----------
-    contender
-        The trainer and the algorithm.
     epochs
         The reports, an epoch each.
     start_loss
@@ -147,8 +135,7 @@ class TrainingResult:
     nbytes_sent
         Bytes that the rank that sends most has sent in a step, on average.
     memory
-        Bytes of parameters, gradients and optimizer state of the rank that holds most; ``None`` if
-        there were fewer than two steps.
+        Bytes of the rank that holds most; ``None`` if there were fewer than two steps.
     overlap
         Share of the communication that is hidden behind backward, median over rank 0's
         steps; ``None`` if it cannot be measured.
@@ -187,15 +174,11 @@ class TrainingResult:
             yield f"ranks differ by {self.between_ranks:.2g}"
         if not system.is_exact:
             if not self.epochs[-1].loss < self.start_loss:
-                yield f"it has learned nothing: loss {self.epochs[-1].loss:.4f}, at first {self.start_loss:.4f}"
+                loss = f"loss {self.epochs[-1].loss:.4f}, at first {self.start_loss:.4f}"
+                yield f"it has learned nothing: {loss}"
             return
-        moments = zip(
-            ("after the first step", "at the end"),
-            (self.first, self.end),
-            tolerances(request, self),
-            strict=True,
-        )
-        for moment, compared, limit in moments:
+        moments, limits = ("after the first step", "at the end"), tolerances(request, self)
+        for moment, compared, limit in zip(moments, (self.first, self.end), limits, strict=True):
             assert compared is not None  # of a system that is exact
             if not compared.from_native <= limit:
                 yield f"{moment} {compared.from_native:.2g} from native, allowed {limit:.2g}"
@@ -233,21 +216,7 @@ def tolerances(request: TrainingRequest, result: TrainingResult) -> tuple[float,
 
 
 def check_fit(request: TrainingRequest, world_size: int) -> None:
-    """Make sure that all trainers can train the task.
-
-    Parameters
-    ----------
-    request
-        What to train.
-    world_size
-        Number of ranks.
-
-    Raises
-    ------
-    ArgumentError
-        A trainer cannot split the model or the batch, needs another model or optimizer, or there
-        are fewer samples than in one step of all ranks.
-    """
+    """Raise `ArgumentError` unless all trainers can train the task, with samples for a step."""
     task = request.task
     batches(len(task.examples.train_inputs), task.batch, 0, 0, world_size)
     for contender in request.contenders:
@@ -331,25 +300,10 @@ def _flat(whole: dict[str, Tensor]) -> Tensor:
 
 
 def on_rank(request: TrainingRequest) -> list[TrainingResult]:
-    """Train all contenders; called on all ranks of a default group.
+    """Train all contenders, `NATIVE` last; called on all ranks of a default group, with one result.
 
-    Parameters
-    ----------
-    request
-        What to train.
-
-    Returns
-    -------
-    list of TrainingResult
-        The same on all ranks, `NATIVE` last. Rank 0 gives each `Epoch` to
-        `ringcoll.launch.processes.report` as it comes.
-
-    Raises
-    ------
-    ArgumentError
-        A trainer cannot train the task.
-    TrainingError
-        A loss is not finite.
+    Rank 0 gives each `Epoch` to `ringcoll.launch.processes.report` as it comes. A loss that is not
+    finite raises `TrainingError`.
     """
     for module in request.modules:
         module.load()

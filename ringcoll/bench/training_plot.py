@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ringcoll.bench.plot import check_matplotlib, save, styles
 from ringcoll.errors import ArgumentError
-from ringcoll.training.pipeline_check import grid
-from ringcoll.training.pipeline_schedule import UNIT_COSTS, Action, Kind, PipelineSchedule
-from ringcoll.training.state_bytes import ModelStates
+from ringcoll.training import UNIT_COSTS, Action, Kind, ModelStates, PipelineSchedule, grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,51 +32,28 @@ LossCurve = Sequence[tuple[float, int, float]]
 """Points of a run: seconds since its begin, number of the step, loss."""
 
 _MOST_MARKERS = 12  # of a curve; more of them hide the line
-_KIND_COLOURS = {
-    Kind.FORWARD: "#56B4E9",
-    Kind.BACKWARD: "#E69F00",
-    Kind.BACKWARD_INPUTS: "#D55E00",
-    Kind.BACKWARD_WEIGHTS: "#009E73",
-}
-_KIND_NAMES = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.BACKWARD_INPUTS: "backward, inputs",
-    Kind.BACKWARD_WEIGHTS: "backward, weights",
-}
+_KINDS = {
+    Kind.FORWARD: ("#56B4E9", "forward"),
+    Kind.BACKWARD: ("#E69F00", "backward"),
+    Kind.BACKWARD_INPUTS: ("#D55E00", "backward, inputs"),
+    Kind.BACKWARD_WEIGHTS: ("#009E73", "backward, weights"),
+}  # colour, and name in the legend
 
 
 # --- losses ---------------------------------------------------------------------------
 
 
 def loss_curves(panels: Sequence[Axes], curves: Mapping[str, LossCurve]) -> None:
-    """Draw the loss of each run over steps, and over time.
-
-    Parameters
-    ----------
-    panels
-        Two axes: for the steps, and for the time. They share the scale of the loss.
-    curves
-        Points of each run, by its name in the legend.
-
-    Raises
-    ------
-    ArgumentError
-        There are not two axes.
-    """
+    """Draw the loss of each run over steps and over time, into two axes with one scale."""
     if len(panels) != 2:
-        raise ArgumentError(
-            "one for steps, one for time", argument="panels", expected="2 axes", got=len(panels)
-        )
+        raise ArgumentError("one for steps, one for time", argument="panels", expected="2 axes",
+                            got=len(panels))  # fmt: skip
     over_steps, over_time = panels
     looks = styles(list(curves))
     for name, points in curves.items():
         losses = [loss for _, _, loss in points]
-        look = looks[name] | {
-            "markersize": 4,
-            "linewidth": 1.5,
-            "markevery": max(1, len(points) // _MOST_MARKERS),
-        }
+        every = max(1, len(points) // _MOST_MARKERS)
+        look = looks[name] | {"markersize": 4, "linewidth": 1.5, "markevery": every}
         over_steps.plot([step for _, step, _ in points], losses, label=name, **look)
         over_time.plot([seconds for seconds, _, _ in points], losses, label=name, **look)
     over_time.sharey(over_steps)
@@ -90,22 +65,7 @@ def loss_curves(panels: Sequence[Axes], curves: Mapping[str, LossCurve]) -> None
 
 
 def draw_losses(curves: Mapping[str, LossCurve], path: Path, title: str = "") -> None:
-    """Write a picture of the losses over steps and over time.
-
-    Parameters
-    ----------
-    curves
-        As for `loss_curves`.
-    path
-        File; its ending says in which format.
-    title
-        Title of the picture.
-
-    Raises
-    ------
-    MissingExtraError
-        matplotlib is not installed.
-    """
+    """Write a picture of the losses, in the format of the file's ending."""
     check_matplotlib()
     from matplotlib.figure import Figure
 
@@ -119,15 +79,7 @@ def draw_losses(curves: Mapping[str, LossCurve], path: Path, title: str = "") ->
 
 
 class TimeSpan(NamedTuple):
-    """A piece of time, and what it was spent on.
-
-    Parameters
-    ----------
-    kind
-        Name of the work, for colour and legend.
-    begin_s, end_s
-        Begin and end, in seconds.
-    """
+    """A piece of time, in seconds, and the kind of work, for colour and legend."""
 
     kind: str
     begin_s: float
@@ -137,29 +89,17 @@ class TimeSpan(NamedTuple):
 def timeline(axes: Axes, lanes: Mapping[str, Sequence[TimeSpan]]) -> None:
     """Draw spans of time in lanes, in milliseconds; each kind of work has a colour.
 
-    Parameters
-    ----------
-    axes
-        Where to draw.
-    lanes
-        Spans of each lane, from the top, by the name of the lane: for example "rank 0" and
-        "rank 0, network". Spans of a lane that overlap cover each other.
+    ``lanes`` has the spans of each lane, from the top, by its name: for example "rank 0" and
+    "rank 0, network". Spans of a lane that overlap cover each other.
     """
     kinds = dict.fromkeys(span.kind for spans in lanes.values() for span in spans)
     looks = styles(list(kinds))
     is_labelled: set[str] = set()
     for row, spans in enumerate(lanes.values()):
         for span in spans:
-            axes.barh(
-                row,
-                1e3 * (span.end_s - span.begin_s),
-                left=1e3 * span.begin_s,
-                height=0.7,
-                color=looks[span.kind]["color"],
-                edgecolor="white",
-                linewidth=0.5,
-                label="_" if span.kind in is_labelled else span.kind,
-            )
+            axes.barh(row, 1e3 * (span.end_s - span.begin_s), left=1e3 * span.begin_s, height=0.7,
+                      color=looks[span.kind]["color"], edgecolor="white", linewidth=0.5,
+                      label="_" if span.kind in is_labelled else span.kind)  # fmt: skip
             is_labelled.add(span.kind)
     axes.set_yticks(range(len(lanes)), list(lanes))
     axes.set_ylim(len(lanes) - 0.5, -0.5)
@@ -175,22 +115,10 @@ def timeline(axes: Axes, lanes: Mapping[str, Sequence[TimeSpan]]) -> None:
 def pipeline_grid(
     axes: Axes, schedule: PipelineSchedule, costs: Mapping[Kind, int] = UNIT_COSTS
 ) -> None:
-    """Draw when each rank does what, as `ringcoll.training.pipeline_check.grid` does.
+    """Draw when each rank does what, as `ringcoll.training.grid` does.
 
-    A box is an action, with the number of its micro-batch; its colour is the kind of the action. The
-    later stages of a rank have paler boxes. White is idle.
-
-    Parameters
-    ----------
-    axes
-        Where to draw.
-    schedule, costs
-        As for `ringcoll.training.pipeline_check.grid`.
-
-    Raises
-    ------
-    VerificationError
-        The schedule cannot be run.
+    A box is an action, with the number of its micro-batch; its colour is the kind of the action.
+    The later stages of a rank have paler boxes. White is idle.
     """
     kinds: set[Kind] = set()
     length = 0
@@ -203,24 +131,15 @@ def pipeline_grid(
             action = Action.parse(cell)
             cost = costs[action.kind]
             depth = action.stage // schedule.world_size
-            axes.barh(
-                rank,
-                cost,
-                left=begin,
-                height=0.9,
-                color=_KIND_COLOURS[action.kind],
-                alpha=0.5**depth,
-                edgecolor="black",
-                linewidth=0.5,
-                label="_" if action.kind in kinds else _KIND_NAMES[action.kind],
-            )
-            axes.text(
-                begin + cost / 2, rank, str(action.microbatch), ha="center", va="center", fontsize=7
-            )
+            colour, name = _KINDS[action.kind]
+            axes.barh(rank, cost, left=begin, height=0.9, color=colour, alpha=0.5**depth,
+                      edgecolor="black", linewidth=0.5,
+                      label="_" if action.kind in kinds else name)  # fmt: skip
+            axes.text(begin + cost / 2, rank, str(action.microbatch), ha="center", va="center",
+                      fontsize=7)  # fmt: skip
             kinds.add(action.kind)
-    axes.set_yticks(
-        range(schedule.world_size), [f"rank {rank}" for rank in range(schedule.world_size)]
-    )
+    ranks = range(schedule.world_size)
+    axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
     axes.set_xlim(0, length)
     axes.set_ylim(schedule.world_size - 0.5, -0.5)
 
@@ -231,17 +150,7 @@ def pipeline_grid(
 def memory_bars(
     axes: Axes, measured: Mapping[str, ModelStates], predicted: Mapping[str, ModelStates]
 ) -> None:
-    """Draw the bytes that a rank holds, in MiB, as stacked bars; a line is the formula's total.
-
-    Parameters
-    ----------
-    axes
-        Where to draw.
-    measured
-        Bytes of each bar, by its name.
-    predicted
-        Bytes by the formula, for bars that have a formula.
-    """
+    """Draw bytes of a rank, in MiB, as stacked bars by name; a line is the formula's total."""
     kinds = ("parameters", "gradients", "optimizer")
     looks, names = styles(kinds), list(measured)
     bottoms = [0.0] * len(names)
@@ -250,14 +159,9 @@ def memory_bars(
         axes.bar(names, heights, bottom=bottoms, width=0.6, label=kind, color=looks[kind]["color"])
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     marked = [(place, predicted[name]) for place, name in enumerate(names) if name in predicted]
-    axes.hlines(
-        [states.total / (1 << 20) for _, states in marked],
-        [place - 0.4 for place, _ in marked],
-        [place + 0.4 for place, _ in marked],
-        colors="black",
-        linestyles="--",
-        label="formula",
-    )
+    axes.hlines([states.total / (1 << 20) for _, states in marked],
+                [place - 0.4 for place, _ in marked], [place + 0.4 for place, _ in marked],
+                colors="black", linestyles="--", label="formula")  # fmt: skip
     axes.set_ylabel("model states per rank (MiB)")
     axes.grid(visible=True, axis="y", alpha=0.3)
     axes.legend()

@@ -23,8 +23,7 @@ from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.machine.user_modules import UserModule
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule.contracts import contract
-from ringcoll.training.trainer import Gradients
-from ringcoll.training.trainers import TRAINERS, find_trainer, trainer_names, usual_task
+from ringcoll.training import TRAINERS, Gradients, find_trainer, trainer_names, usual_task
 
 __all__ = ["trace"]
 

@@ -31,9 +31,16 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import FiniteRange, json_option
 from ringcoll.errors import ArgumentError
-from ringcoll.training.task import LEARNING_RATES, MODELS, Task
-from ringcoll.training.trainer import Trainer
-from ringcoll.training.trainers import TRAINERS, find_trainer, trainer_names, usual_task
+from ringcoll.training import (
+    LEARNING_RATES,
+    MODELS,
+    TRAINERS,
+    Task,
+    TrainerEntry,
+    find_trainer,
+    trainer_names,
+    usual_task,
+)
 
 __all__ = ["train"]
 
@@ -52,7 +59,7 @@ _EXAMPLES = """
 
 def _trainers(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> dict[str, type[Trainer]]:
+) -> dict[str, TrainerEntry]:
     """Read names that are separated by commas, or by repeating the option."""
     names = list(filter(None, map(str.strip, ",".join(values).split(","))))
     if not names:
@@ -65,32 +72,15 @@ def _trainers(
 
 _TERMS = {
     "Trainers": {
-        "one-process": "no messages: each rank trains on the batches of all",
-        "per-parameter": "an all-reduce for each parameter, after backward",
-        "bucketed": "an all-reduce for each bucket, while backward goes on",
-        "torch-ddp": "DistributedDataParallel on a group of --backend",
-        "torch-ddp-hook": "DistributedDataParallel that calls ringcoll in a hook",
-        "compressed:HOW": "topk, int8 or powersgd, with error feedback",
-        "tensor": "each layer is split over the ranks; all see the samples of all",
-        "sequence": "tensor, and activations between layers are split by tokens; transformer",
-        "context": "sequences are split over the ranks: ring attention; transformer",
-        "pipeline:NAME": "the layers are shared out; a batch passes in 4 micro-batches",
-        "sharded:STAGE": "AdamW: each rank has a share of its state, 2: of gradients, "
-        "3: of parameters",
-        "3d:DxPxT": "data x pipeline x tensor parallel; transformer",
-        "gossip:GRAPH": "each rank averages its model with its neighbours'",
-        "local-sgd": "the ranks average their models every 8 steps",
-        "diloco": "the same, and Nesterov's momentum from meeting to meeting",
-        "server:HOW": "rank 0 has the model, all others send gradients; sync or async",
+        name + (f":{entry.placeholder}" if entry.placeholder else ""): entry.about
+        for name, entry in TRAINERS.items()
     }
 }
 
 
 def _taking(what: str) -> str:
     """The trainers that take an algorithm, or a wire dtype."""
-    return ", ".join(
-        name for name, entry in TRAINERS.items() if getattr(entry.system, f"takes_{what}")
-    )
+    return ", ".join(name for name, entry in TRAINERS.items() if getattr(entry, f"takes_{what}"))
 
 
 @command(examples=_EXAMPLES, terms=_TERMS)
@@ -134,7 +124,7 @@ def _taking(what: str) -> str:
 def train(
     ctx: click.Context,
     /,
-    trainers: dict[str, type[Trainer]],
+    trainers: dict[str, TrainerEntry],
     names: str,
     backend: str,
     ranks: int | None,
@@ -172,16 +162,8 @@ def train(
     algorithms, modules = measuring.contenders("all_reduce", names, world_size)
     if NATIVE_ALGORITHM in algorithms and names.strip() != "all":
         raise click.BadParameter("native takes part in any case", param_hint="--algorithm")
-    task = usual_task(
-        trainers,
-        model=model,
-        optimizer=optimizer,
-        layers=layers,
-        width=width,
-        batch=batch,
-        lr=lr,
-        seed=seed,
-    )
+    task = usual_task(trainers, model=model, optimizer=optimizer, layers=layers, width=width,
+                      batch=batch, lr=lr, seed=seed)  # fmt: skip
     contenders = tuple(_contenders(trainers, algorithms, backend))
     request = TrainingRequest(contenders, task, backend, modules=modules, **settings)
     check_fit(request, world_size)  # before ranks are started
@@ -209,7 +191,7 @@ def train(
 
 
 def _contenders(
-    trainers: dict[str, type[Trainer]], names: tuple[str, ...], backend: str
+    trainers: dict[str, TrainerEntry], names: tuple[str, ...], backend: str
 ) -> Iterator[Contender]:
     for trainer, system in trainers.items():
         if trainer == "torch-ddp" and backend == "gloo":
@@ -266,18 +248,9 @@ def _quality(epoch: Epoch) -> str:
 
 
 _COLUMNS = (
-    "trainer\n",
-    "test\nloss",
-    "test\naccuracy",
-    "step\n(ms)",
-    "\nspread",
-    "sent\na step",
-    "\nmemory",
-    "overlap\n",
-    "bubble\n",
-    "between\nranks",
-    "from\nnative",
-)
+    "trainer\n", "test\nloss", "test\naccuracy", "step\n(ms)", "\nspread", "sent\na step",
+    "\nmemory", "overlap\n", "bubble\n", "between\nranks", "from\nnative",
+)  # fmt: skip
 
 
 def _print(

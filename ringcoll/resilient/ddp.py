@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.backend.process_group import ProcessGroup
 from ringcoll.resilient.group import ResilientGroup
-from ringcoll.training.ddp_hook import HookOptions, all_reduce_hook
+from ringcoll.training import HookOptions, all_reduce_hook
 
 __all__ = ["data_parallel"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -15,7 +16,34 @@ from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, MismatchError, TrainingError
 
-__all__ = ["check_dense", "check_finite", "check_same", "check_same_kinds", "require"]
+
+def require(
+    holds: bool, argument: str, message: str, expected: object, got: object, rank: int | None = None
+) -> None:
+    """Raise `ArgumentError` unless a value is as a system needs it."""
+    if not holds:
+        raise ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
+
+
+def gathered(value: object, group: Any, device: torch.device | str = "cpu") -> list[Any]:
+    """A value of each rank, which JSON can hold, on every rank; it travels on a device."""
+    own = torch.frombuffer(bytearray(json.dumps(value), "utf-8"), dtype=torch.uint8).to(device)
+    ranks = range(as_group(group).size())
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in ranks]
+    api.all_gather(lengths, torch.tensor([own.numel()], device=device), group)
+    texts = [own.new_empty(int(length)) for length in lengths]
+    api.all_gather(texts, own, group)
+    return [json.loads(bytes(text.tolist())) for text in texts]
+
+
+def check_alike(
+    lines: Sequence[Sequence[str]], argument: str, what: str, rank: int | None = None
+) -> None:
+    """Raise `ArgumentError` at the first line of a rank that is not that of rank 0."""
+    for peer, theirs in enumerate(lines):
+        for expected, got in zip_longest(lines[0], theirs, fillvalue="nothing"):
+            message = f"rank {peer} has another {what} than rank 0"
+            require(expected == got, argument, message, expected, got, rank)
 
 
 def _hash(module: nn.Module) -> str:
@@ -29,32 +57,17 @@ def _hash(module: nn.Module) -> str:
 
 
 def check_same(module: nn.Module, group: Any = None) -> None:
-    """Make sure that all ranks begin with the same model.
+    """Raise `MismatchError`, on all ranks, unless all begin with the same model, to the last bit.
 
-    Parameters
-    ----------
-    module
-        The model of this rank.
-    group
-        Group of the ranks that train together; ``None`` for the default group.
-
-    Raises
-    ------
-    MismatchError
-        The parameters or buffers of some rank differ from rank 0's in name, dtype, shape or value;
-        all ranks raise it.
+    Parameters and buffers are compared in name, dtype, shape and value, with those of rank 0.
     """
-    member = as_group(group)
-    own = _hash(module)
-    mine = torch.tensor(list(own.encode()), dtype=torch.uint8, device="cpu")
-    table = mine.new_empty(member.size(), len(mine))
-    api.all_gather_single(table, mine[None], group)
-    hashes = [bytes(row.tolist()).decode() for row in table]
-    others = [rank for rank, peer_hash in enumerate(hashes) if peer_hash != hashes[0]]
+    rank, own = as_group(group).rank(), _hash(module)
+    hashes = gathered(own, group)
+    others = [peer for peer, peer_hash in enumerate(hashes) if peer_hash != hashes[0]]
     if others:
-        peer = others[0] if member.rank() == 0 or hashes[0] == own else 0
+        peer = others[0] if rank == 0 or hashes[0] == own else 0
         raise MismatchError(
-            f"rank {member.rank()}: the ranks begin with different models: rank 0 has "
+            f"rank {rank}: the ranks begin with different models: rank 0 has "
             f"{hashes[0]}, {', '.join(f'rank {rank} has {hashes[rank]}' for rank in others)}",
             peer=peer,
             mine=own,
@@ -63,48 +76,18 @@ def check_same(module: nn.Module, group: Any = None) -> None:
 
 
 def check_same_kinds(module: nn.Module, group: Any = None) -> None:
-    """Make sure that parameters and buffers are of one kind on all ranks; values may differ.
-
-    Parameters
-    ----------
-    module
-        The model of this rank.
-    group
-        Group of the ranks that train together; ``None`` for the default group.
-
-    Raises
-    ------
-    ArgumentError
-        Some rank has another name, shape or dtype than rank 0, or needs a gradient where rank 0
-        does not; all ranks raise it.
-    """
+    """Raise, on all ranks, unless parameters and buffers are of one kind; values may differ."""
     kinds = {"parameter": module.named_parameters(), "buffer": module.named_buffers()}
     own = [
         f"{name}: {kind} {tuple(item.shape)} {item.dtype} requires_grad={item.requires_grad}"
         for kind, items in kinds.items()
         for name, item in items
     ]
-    text = torch.frombuffer(bytearray(json.dumps(own), "utf-8"), dtype=torch.uint8)
-    lengths = [
-        torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(as_group(group).size())
-    ]
-    api.all_gather(lengths, torch.tensor([text.numel()], device="cpu"), group)
-    texts = [torch.empty(int(length), dtype=torch.uint8, device="cpu") for length in lengths]
-    api.all_gather(texts, text, group)
-    first, *others = (json.loads(bytes(item.tolist())) for item in texts)
-    for rank, theirs in enumerate(others, start=1):
-        for expected, got in zip_longest(first, theirs, fillvalue="nothing"):
-            if expected != got:
-                raise ArgumentError(
-                    f"rank {rank} has another module than rank 0",
-                    argument="module",
-                    expected=expected,
-                    got=got,
-                )
+    check_alike(gathered(own, group), "module", "module")
 
 
 def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
-    """Make sure that the loss is finite on all ranks; they stop at the same step.
+    """Raise `TrainingError`, on all ranks, if the loss of some rank is infinite or NaN.
 
     Parameters
     ----------
@@ -112,13 +95,6 @@ def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
         The loss of this rank, or the losses of steps in a row; any number of elements.
     step
         Number of the first of these steps, for the error; the same on all ranks.
-    group
-        Group of the ranks that train together; ``None`` for the default group.
-
-    Raises
-    ------
-    TrainingError
-        The loss of some rank is infinite or NaN; all ranks raise it, and name the first step.
     """
     member = as_group(group)
     rank, size, none = member.rank(), member.size(), torch.iinfo(torch.int64).max
@@ -133,24 +109,6 @@ def check_finite(loss: Tensor, step: int, group: Any = None) -> None:
 
 
 def check_dense(grad: Tensor, name: str) -> None:
-    """Raise `ArgumentError` if the gradient of a parameter is sparse; ``name`` is the parameter's."""
-    if grad.layout is not torch.strided:
-        raise ArgumentError(
-            f"the gradient of parameter {name} is not dense",
-            argument="module",
-            expected=torch.strided,
-            got=grad.layout,
-        )
-
-
-def require(
-    holds: bool,
-    argument: str,
-    message: str,
-    expected: object,
-    got: object,
-    rank: int | None = None,
-) -> None:
-    """Raise `ArgumentError` unless a value is as a system needs it."""
-    if not holds:
-        raise ArgumentError(message, rank=rank, argument=argument, expected=expected, got=got)
+    """Raise `ArgumentError` if the gradient of the parameter with a name is sparse."""
+    message = f"the gradient of parameter {name} is not dense"
+    require(grad.layout is torch.strided, "module", message, torch.strided, grad.layout)

@@ -12,9 +12,9 @@ process group of torch               ``torch.distributed.isend`` and ``irecv``; 
 ===================================  =========================================================
 
 The receiver knows the length of a message, and messages with the same tag arrive in the order in
-which they were sent. Every wait has a time limit. A rank that waits for a process that has ended gets
-`PeerLostError` at once; a thread that has returned is missed at the time limit. After an error the
-group's messages should not be used any more: a late message may meet the next receive.
+which they were sent. Every wait has a time limit. A rank that waits for a process that has ended
+gets `PeerLostError` at once; a thread that has returned is missed at the time limit. After an error
+the group's messages should not be used any more: a late message may meet the next receive.
 
 An all-to-all with empty blocks would be a public collective for gossip. But empty blocks are
 messages too, so that each rank would wait for all others, which is what gossip avoids.
@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import reduce
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -35,11 +36,11 @@ from torch import Tensor
 
 from ringcoll.collectives.groups import as_group, time_limit_s
 from ringcoll.collectives.own_groups import OwnGroup
-from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
+from ringcoll.machine.ending import started
 from ringcoll.machine.limits import seconds_of
+from ringcoll.training.checks import require
 from ringcoll.training.phases import waiting
-
-__all__ = ["Messages", "tie"]
 
 _TAG = 0x6F55  # the first tag; any number that the user's own messages are unlikely to have
 
@@ -51,21 +52,9 @@ class Messages:
     ----------
     group
         A process group of torch, a `LocalGroup`, a group of `ringcoll.mpi_group` that has run a
-        collective, or ``None`` for the default group.
+        collective, or ``None`` for the default group, which ``.group`` then is.
     timeout_s
         Time limit of each wait, in seconds; by default the group's.
-
-    Attributes
-    ----------
-    rank, world_size
-        This rank, and the number of ranks.
-    group
-        The group; the default group in place of ``None``.
-
-    Raises
-    ------
-    ArgumentError
-        The time limit is not positive, or there is no such group.
     """
 
     def __init__(self, group: Any = None, timeout_s: float | None = None) -> None:
@@ -74,62 +63,23 @@ class Messages:
         limit = time_limit_s(member) if timeout_s is None else timeout_s
         self._timeout_s = seconds_of(limit, "timeout_s", self.rank)
 
-    def _require(self, argument: str, holds: bool, expected: object, got: object) -> None:
-        if not holds:
-            raise ArgumentError(
-                "cannot be used", rank=self.rank, argument=argument, expected=expected, got=got
-            )
-
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> Callable[[], None]:
-        """Start to send a tensor; the tensor stays as it is until the returned function was called.
+        """Start to send a contiguous tensor; return the function that waits until it was sent.
 
-        Parameters
-        ----------
-        tensor
-            Any shape, contiguous.
-        dst
-            Rank in the group that receives the tensor.
-        tag
-            Number of the message.
-
-        Returns
-        -------
-        callable
-            Waits until the tensor was sent; raises as `recv`.
+        The tensor stays as it is until then. The function raises as `recv`.
         """
         return self._started("isend", "dst", dst, tensor, tag)
 
     def receive(self, tensor: Tensor, src: int, tag: int = 0) -> Callable[[], None]:
-        """Start to receive into a tensor; parameters as for `recv`.
-
-        Returns
-        -------
-        callable
-            Waits until the tensor was received; raises as `recv`.
-        """
+        """Start to receive into a tensor; the function that is returned does the rest of `recv`."""
         return self._started("irecv", "src", src, tensor, tag)
 
     def recv(self, tensor: Tensor, src: int, tag: int = 0) -> None:
-        """Receive into a tensor.
+        """Receive into a contiguous tensor as many elements as a rank has sent, of the same dtype.
 
-        Parameters
-        ----------
-        tensor
-            As many elements as were sent, of the same dtype; contiguous.
-        src
-            Rank in the group that sends.
-        tag
-            Number of the message.
-
-        Raises
-        ------
-        ArgumentError
-            The peer is no other rank of the group, or the tensor is not contiguous or needs a
-            gradient; nothing was started.
-        CollectiveTimeoutError
-            No message came within the time limit.
-        PeerLostError
-            The rank's process has ended, or the connection to it.
+        A tensor that needs a gradient, or a peer that is no other rank, raises `ArgumentError`, and
+        nothing is started. `CollectiveTimeoutError` is raised if no message comes within the time
+        limit, `PeerLostError` if the rank's process has ended, or the connection to it.
         """
         self.receive(tensor, src, tag)()
 
@@ -138,10 +88,12 @@ class Messages:
     ) -> Callable[[], None]:
         """Start a message; return the function that waits for it."""
         is_peer = 0 <= peer < self.world_size and peer != self.rank
-        self._require(role, is_peer, f"another rank below {self.world_size}", peer)
+        others = f"another rank below {self.world_size}"
+        require(is_peer, role, "cannot be used", others, peer, self.rank)
         is_plain = tensor.is_contiguous() and not (role == "src" and tensor.requires_grad)
         state = f"strides {tensor.stride()}, requires_grad={tensor.requires_grad}"
-        self._require("tensor", is_plain, "a contiguous tensor without gradient", state)
+        plain = "a contiguous tensor without gradient"
+        require(is_plain, "tensor", "cannot be used", plain, state, self.rank)
         purpose = f"{'send to' if role == 'dst' else 'receive from'} rank {peer}"
         with self._typed_errors(purpose, peer):
             if isinstance(self.group, OwnGroup):
@@ -172,12 +124,57 @@ class Messages:
             ) from error
 
 
+class Arrivals:
+    """Receives messages of one length from several ranks, each as it comes.
+
+    A server takes the message of whichever rank is ready. gloo has a receive from any rank, but
+    does not notice in it that a rank has left. So each expected message has a thread of its own,
+    some 0.1 ms, which waits for its rank alone: it notices the end of the connection at once, and
+    the messages of the other ranks go on.
+
+    ``like`` has the length, dtype and device of a message; nothing else may receive from the ranks.
+    """
+
+    def __init__(self, messages: Messages, like: Tensor) -> None:
+        self._messages, self._like = messages, like
+        self._arrived: SimpleQueue[tuple[int, Tensor | Exception]] = SimpleQueue()
+
+    def expect(self, peer: int, reply: Tensor | None = None) -> None:
+        """Send a reply, if any, and begin to wait for the one next message of a rank.
+
+        The reply must not change any more.
+        """
+        # A thread that still waits when the program ends does not hold up the program.
+        started(self._converse, "ringcoll-arrivals", peer, reply)
+
+    def _converse(self, peer: int, reply: Tensor | None) -> None:
+        message = torch.empty_like(self._like)
+        try:
+            if reply is not None:
+                self._messages.send(reply, peer)()
+            self._messages.recv(message, peer)
+        except Exception as error:  # noqa: BLE001  # `take` hands it over
+            self._arrived.put((peer, error))
+        else:
+            self._arrived.put((peer, message))
+
+    def take(self) -> tuple[int, Tensor | Exception]:
+        """Wait for the next message: its rank, and the message, or the error of the wait or reply.
+
+        The error is a `PeerLostError` if the rank was lost. Each message has a time limit.
+        """
+        with waiting(None, self._messages.group) as awaited:
+            peer, message = self._arrived.get()
+            awaited.peer = peer
+        return peer, message
+
+
 def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> int:
     """Sum the gradients of a parameter that several ranks hold, such as a tied embedding.
 
     Call it on those ranks, after the step of the pipeline. With equal copies at first and the same
     optimizer, the copies stay equal to the last bit: each rank adds the gradients in the order of
-    the ranks.
+    the ranks. It returns the bytes that this rank has sent.
 
     Parameters
     ----------
@@ -185,31 +182,14 @@ def tie(param: Tensor, ranks: Sequence[int], group: Any = None) -> int:
         This rank's copy, of the same shape and dtype on all ranks that hold a copy. Its ``.grad``
         is overwritten; ``None`` counts as zeros.
     ranks
-        The ranks of the group that hold a copy; a single rank needs no messages.
-    group
-        As for `Messages`.
-
-    Returns
-    -------
-    int
-        Bytes that this rank has sent.
-
-    Raises
-    ------
-    ArgumentError
-        This rank is not among the ranks, or a rank is repeated or not in the group.
+        The ranks of the group that hold a copy, each once and this one among them.
     """
     messages = Messages(group)
     rank, world_size, peers = messages.rank, messages.world_size, sorted(set(ranks))
     is_among = rank in peers and len(peers) == len(ranks)
-    if not is_among or not 0 <= peers[0] <= peers[-1] < world_size:
-        raise ArgumentError(
-            "the ranks cannot share a parameter",
-            rank=rank,
-            argument="ranks",
-            expected=f"different ranks below {world_size}, among them {rank}",
-            got=list(ranks),
-        )
+    wanted = f"different ranks below {world_size}, among them {rank}"
+    require(is_among and 0 <= peers[0] <= peers[-1] < world_size, "ranks",
+            "the ranks cannot share a parameter", wanted, list(ranks), rank)  # fmt: skip
     grads = {peer: torch.zeros_like(param, memory_format=torch.contiguous_format) for peer in peers}
     if param.grad is not None:
         grads[rank].copy_(param.grad)

@@ -23,22 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringcoll.errors import ArgumentError
-
-__all__ = [
-    "Attention",
-    "AttentionFunction",
-    "Block",
-    "Embedding",
-    "Head",
-    "Perceptron",
-    "Transformer",
-    "TransformerShape",
-    "causal_attention",
-    "mlp",
-    "next_token_loss",
-    "stages",
-]
+from ringcoll.training.checks import require
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of queries, keys and values, each (batch, heads, tokens, width of a head)."""
@@ -70,23 +55,8 @@ def mlp(
 class TransformerShape:
     """Sizes of a transformer.
 
-    Parameters
-    ----------
-    vocabulary
-        Number of different tokens.
-    context
-        Tokens of a sequence, at most.
-    width
-        Numbers that stand for a token between the blocks.
-    heads
-        Heads of the attention; they share the width evenly.
-    layers
-        Number of blocks.
-
-    Raises
-    ------
-    ArgumentError
-        The heads do not divide the width.
+    Number of different tokens; tokens of a sequence, at most; numbers that stand for a token
+    between the blocks; heads of the attention, which share the width evenly; number of blocks.
     """
 
     vocabulary: int
@@ -96,24 +66,15 @@ class TransformerShape:
     layers: int = 4
 
     def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise ArgumentError(
-                "the heads do not share the width evenly",
-                argument="heads",
-                expected=f"a divisor of {self.width}",
-                got=self.heads,
-            )
+        require(self.width % self.heads == 0, "heads", "the heads do not share the width evenly",
+                f"a divisor of {self.width}", self.heads)  # fmt: skip
 
 
 def causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention in which a token sees itself and the tokens before it.
 
-    ``softmax(q k^T / sqrt(width)) v``, with the scores of later tokens at minus infinity.
-
-    Parameters
-    ----------
-    queries, keys, values
-        (batch, heads, tokens, width of a head).
+    ``softmax(q k^T / sqrt(width)) v``, with the scores of later tokens at minus infinity; all are
+    (batch, heads, tokens, width of a head).
     """
     scores = queries @ keys.transpose(-2, -1) / queries.shape[-1] ** 0.5
     tokens = queries.shape[-2]
@@ -126,13 +87,6 @@ class Attention(nn.Module):
     """Self-attention by heads.
 
     ``query``, ``key`` and ``value`` are layers of their own, so that each can be split by heads.
-
-    Parameters
-    ----------
-    width, heads
-        As for `TransformerShape`.
-    attention
-        What computes the attention from queries, keys and values.
     """
 
     def __init__(
@@ -226,15 +180,7 @@ class Head(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder-only transformer, from tokens to the scores of the next tokens.
-
-    Parameters
-    ----------
-    shape
-        Its sizes.
-    seed
-        Seed of the first weights.
-    """
+    """A decoder-only transformer, from tokens to the scores of the next tokens."""
 
     def __init__(self, shape: TransformerShape, seed: int = 0) -> None:
         super().__init__()
@@ -262,18 +208,9 @@ def next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
 def stages(model: nn.Module, num_stages: int) -> list[nn.Sequential]:
     """Cut a chain of modules into stages, with layers shared out as evenly as possible.
 
-    Parameters
-    ----------
-    model
-        A `Transformer`, or an ``nn.Sequential``. The stages hold its own modules, no copies. What
-        has no parameters, such as ReLU, stays with the layer before it.
-    num_stages
-        Number of stages.
-
-    Raises
-    ------
-    ArgumentError
-        There are fewer layers than stages.
+    The model is a `Transformer`, or an ``nn.Sequential``. The stages hold its own modules, no
+    copies. A module without parameters, such as ReLU, stays with the layer before it. More stages
+    than layers raise `ArgumentError`.
     """
     if isinstance(model, Transformer):
         chain = [model.embedding, *model.blocks, model.head]
@@ -287,13 +224,8 @@ def stages(model: nn.Module, num_stages: int) -> list[nn.Sequential]:
                 layers[-1].append(module)
             else:
                 layers.append([module])
-    if not 1 <= num_stages <= len(layers):
-        raise ArgumentError(
-            "a stage would have no layers",
-            argument="num_stages",
-            expected=f"1 to {len(layers)}",
-            got=num_stages,
-        )
+    require(1 <= num_stages <= len(layers), "num_stages", "a stage would have no layers",
+            f"1 to {len(layers)}", num_stages)  # fmt: skip
     ends = [len(layers) * stage // num_stages for stage in range(num_stages + 1)]
     return [
         nn.Sequential(*(module for layer in layers[begin:end] for module in layer))

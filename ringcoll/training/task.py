@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ringcoll.training.checks import require
-from ringcoll.training.data import Examples, load_digits, text_examples
+from ringcoll.training.data.samples import Examples, load_digits, text_examples
 from ringcoll.training.models import Transformer, TransformerShape, mlp
-
-__all__ = ["LEARNING_RATES", "MODELS", "Task"]
 
 MODELS = ("perceptron", "transformer")
 """The models by name: a perceptron reads digits, a transformer continues a text."""
@@ -40,15 +38,10 @@ class Task:
     batch
         Samples in a step, for each rank.
     optimizer, lr
-        A name in `LEARNING_RATES`, and the learning rate, ``None`` for the rate given there. SGD has
-        momentum 0.9.
+        A name in `LEARNING_RATES`, and the learning rate, ``None`` for the rate given there. SGD
+        has momentum 0.9.
     seed
         Seed of the first weights and of the order of the samples.
-
-    Raises
-    ------
-    ArgumentError
-        There is no such model or optimizer, or a number is not positive.
     """
 
     model: str
@@ -77,24 +70,12 @@ class Task:
 
     @staticmethod
     def load(model: str, context: int = 32) -> Examples:
-        """The data of a model: digits, or pieces of a text with so many tokens each.
-
-        Raises
-        ------
-        MissingExtraError
-            What the data come with is not installed.
-        """
+        """The data of a model: digits, or pieces of a text with so many tokens each."""
         return load_digits() if model == "perceptron" else text_examples(context)
 
     @property
     def shape(self) -> TransformerShape:
-        """The sizes of the transformer.
-
-        Raises
-        ------
-        ArgumentError
-            The heads do not divide the width.
-        """
+        """The sizes of the transformer; the heads have to divide the width."""
         examples = self.examples
         largest = max(int(tokens.max()) for tokens in examples)
         # A multiple of 16, so that several numbers of ranks divide the vocabulary.
@@ -104,7 +85,7 @@ class Task:
         )
 
     def make(self) -> nn.Module:
-        """The model with its first weights, on the CPU, the same in every call and on every rank."""
+        """The model with its first weights, on the CPU, the same in every call on every rank."""
         with torch.device("cpu"):
             if self.model == "perceptron":
                 return mlp(self.layers, self.width, self.seed)

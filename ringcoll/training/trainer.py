@@ -1,7 +1,7 @@
 """One shape for all training systems, so that they can be trained side by side.
 
-A `Trainer` is one rank of a system. It takes batches of all ranks, picks what its rank computes, and
-says what the rank holds, has sent, and has waited for. `ringcoll.training.trainers` has the
+A `Trainer` is one rank of a system. It takes batches of all ranks, picks what its rank computes,
+and says what the rank holds, has sent, and has waited for. `ringcoll.training.trainers` has the
 systems by name. A trainer is what a user would write around a system: make it, then step by step::
 
     trainer = make_trainer("sharded:2", task)
@@ -13,34 +13,28 @@ systems by name. A trainer is what a user would write around a system: make it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from ringcoll.collectives.groups import bytes_sent
 from ringcoll.training.checks import check_same, require
 from ringcoll.training.models import next_token_loss
 from ringcoll.training.phases import phase
-from ringcoll.training.state_bytes import ModelStates, storage_nbytes
+from ringcoll.training.sharded.state import ModelStates, storage_nbytes
 from ringcoll.training.task import Task
-
-__all__ = ["Gradients", "Setup", "Trainer"]
 
 
 @dataclass(frozen=True)
 class Gradients:
     """How gradients are averaged, by the trainers that have a choice.
 
-    Parameters
-    ----------
-    algorithm, wire_dtype
-        As for `ringcoll.all_reduce`; the algorithm ``None`` is gloo's own all-reduce.
-    bucket_bytes
-        Bytes of a bucket, for trainers that have buckets.
+    ``algorithm`` and ``wire_dtype`` are as for `ringcoll.all_reduce`; the algorithm ``None`` is
+    gloo's own all-reduce. ``bucket_bytes`` is for trainers that have buckets.
     """
 
     algorithm: str | None = "auto"
@@ -57,87 +51,87 @@ class Gradients:
         return {"algorithm": self.algorithm, "wire_dtype": self.wire_dtype}
 
 
-class Setup(NamedTuple):
-    """A task, what follows the colon in a system's name, and the number of ranks."""
-
-    task: Task
-    option: str
-    world_size: int
-
-
 class Trainer:
-    """One rank of data-parallel training; other systems change what they do differently.
+    """One rank of data-parallel training; a system replaces what it does differently.
 
-    Parameters
-    ----------
-    task
-        What is trained.
-    option
-        What follows the colon in the system's name.
-    gradients
-        How gradients are averaged, if the system leaves a choice.
+    ``option`` is what follows the colon in the system's name, and ``meets`` says whether all ranks
+    hold the same model after each step, whole or in pieces. ``params`` are the parameters that this
+    rank holds, ``groups`` the groups whose bytes are counted, ``None`` for the default group.
+    ``peak`` has the bytes that this rank held when the second step's backward was over.
 
-    Attributes
-    ----------
-    peak : ModelStates or None
-        Bytes of parameters, gradients and optimizer state that this rank held when the second
-        step's backward was over.
-
-    Raises
-    ------
-    MismatchError
-        The ranks begin with different models.
+    If the ranks begin with different models, all raise `MismatchError`.
     """
 
-    meets: ClassVar[bool] = True
-    """Whether all ranks hold the same model after each step, whole or in pieces."""
-    is_exact: ClassVar[bool] = True
-    """Whether the model is that of one process, up to rounding."""
-    takes_algorithm: ClassVar[bool] = False
-    """Whether the algorithm of `Gradients` is used."""
-    takes_wire: ClassVar[bool] = False
-    """Whether the wire dtype of `Gradients` is used."""
-    needs_model: ClassVar[str | None] = None
-    needs_optimizer: ClassVar[str | None] = None
-    """The only model, and optimizer, that the system works with."""
-    params: Sequence[Tensor] = ()
-    """The parameters that this rank holds."""
-
-    def __init__(self, task: Task, option: str, gradients: Gradients) -> None:
-        self.task, self.option, self.gradients = task, option, gradients
+    def __init__(self, task: Task, option: str, gradients: Gradients, *, meets: bool) -> None:
+        self.task, self.option, self.gradients, self.meets = task, option, gradients, meets
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.module = task.make()
         check_same(self.module)
         self.shapes = dict(task.make().named_parameters())
-        self.model: nn.Module = self.module
+        self.params: Sequence[Tensor] = list(self.module.parameters())
         self.groups: list[Any] = [None]
         self.num_steps = 0
         self.peak: ModelStates | None = None
-        self.prepare()
-        self.params = self.params or list(self.module.parameters())
-        self.optimizer = self.make_optimizer()
+        self.optimizer: Any = None  # made of the parameters at last, unless the system makes one
 
-    @classmethod
-    def check(cls, setup: Setup) -> None:
-        """Raise `ArgumentError` if the system cannot split the model or the batch."""
+        # What a system may replace, in the order of a step.
+        self.model: Callable[[Tensor], Tensor] = self.module
+        # Train on batches of all ranks, indices of samples; yield this rank's loss of each step.
+        self.steps: Callable[[Iterable[Tensor]], Iterator[Tensor]] = self.all_steps
+        # The samples of a batch that this rank computes.
+        self.share: Callable[[Tensor], Tensor] = self._even_share
+        # Forget the gradients of the step before.
+        self.forget: Callable[[], object] = lambda: self.optimizer.zero_grad()  # noqa: PLW0108
+        # Compute the gradients of a share; return the loss.
+        self.compute: Callable[[Tensor, Tensor], Tensor] = self.forward_and_backward
+        # The mean loss of some outputs.
+        self.loss: Callable[[Tensor, Tensor], Tensor] = next_token_loss
+        # Let gradients be those of the whole batch.
+        self.average: Callable[[], object] = lambda: None
+        # Do the optimizer's step, and what follows it.
+        self.update: Callable[[], object] = lambda: self.optimizer.step()  # noqa: PLW0108
 
-    # --- what systems change --------------------------------------------------------------
+        # What it holds, has sent, and has waited for.
+        # Bytes that this rank holds.
+        self.memory: Callable[[], ModelStates] = self.states
+        # The parameters of the model by name, whole; all ranks call it.
+        self.whole: Callable[[], dict[str, Tensor]] = lambda: {
+            name: param.detach() for name, param in self.module.named_parameters()
+        }
+        # Bytes that this rank has sent so far.
+        self.nbytes_sent: Callable[[], int] = self.nbytes_of_groups
+        # Share of the last step's communication behind backward; ``None`` if unknown.
+        self.overlap: Callable[[], float | None] = lambda: None
+        # Share of the last step in which this rank waited for other stages; ``None`` if none.
+        self.bubble: Callable[[], float | None] = lambda: None
+        # Release the groups of the system.
+        self.close: Callable[[], object] = lambda: None
 
-    def prepare(self) -> None:
-        """Set the system up around ``module``."""
+    def all_steps(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Train on batches of all ranks, indices of samples; yield this rank's loss of each step.
 
-    def make_optimizer(self) -> Any:
-        """The optimizer of what this rank holds."""
-        return self.task.make_optimizer(self.params)
+        If the ranks cannot share a batch, all raise `ArgumentError`, and the step was not begun.
+        """
+        examples = self.task.examples
+        for batch in batches:
+            with phase("step"):
+                share = self.share(batch)
+                self.forget()
+                loss = self.compute(examples.train_inputs[share], examples.train_targets[share])
+                if self.num_steps == 1:  # the optimizer has its state
+                    self.peak = self.memory()
+                with phase("update"):
+                    self.update()
+            self.num_steps += 1
+            yield loss
 
-    def share(self, batch: Tensor) -> Tensor:
-        """The samples of a batch that this rank computes."""
+    def _even_share(self, batch: Tensor) -> Tensor:
         fits, size = len(batch) % self.world_size == 0, self.world_size
         require(fits, "batches", "the ranks do not share it", f"a multiple of {size}", len(batch))
         return batch.chunk(self.world_size)[self.rank]
 
-    def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Compute the gradients of a share; return the loss."""
+    def forward_and_backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the gradients of a share by autograd, and average them; return the loss."""
         with phase("forward"):
             loss = self.loss(self.model(inputs), targets)
         with phase("backward"):
@@ -146,23 +140,8 @@ class Trainer:
             self.average()
         return loss.detach()
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of some outputs."""
-        return next_token_loss(outputs, targets)
-
-    def average(self) -> None:
-        """Let gradients be those of the whole batch."""
-
-    def update(self) -> None:
-        """Do the optimizer's step, and what follows it."""
-        self.optimizer.step()
-
-    def forget(self) -> None:
-        """Forget the gradients of the step before."""
-        self.optimizer.zero_grad()
-
-    def memory(self) -> ModelStates:
-        """Bytes that this rank holds."""
+    def states(self) -> ModelStates:
+        """Bytes of parameters, gradients and the state of a plain optimizer."""
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         return ModelStates(
             storage_nbytes(self.params),
@@ -170,47 +149,6 @@ class Trainer:
             storage_nbytes(value for value in states if isinstance(value, Tensor) and value.ndim),
         )
 
-    def whole(self) -> dict[str, Tensor]:
-        """The parameters of the model by name, whole; all ranks call it."""
-        return {name: param.detach() for name, param in self.module.named_parameters()}
-
-    def nbytes_sent(self) -> int:
-        """Bytes that this rank has sent so far."""
+    def nbytes_of_groups(self) -> int:
+        """Bytes that this rank has sent in collectives so far."""
         return sum(map(bytes_sent, self.groups))
-
-    def overlap(self) -> float | None:
-        """Share of the last step's communication behind backward; ``None`` if unknown."""
-        return None
-
-    def bubble(self) -> float | None:
-        """Share of the last step in which this rank waited for other stages; ``None`` if none."""
-        return None
-
-    def close(self) -> None:
-        """Release the groups of the system."""
-
-    # --- the loop -------------------------------------------------------------------------
-
-    def steps(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Train on batches of all ranks, indices of samples; yield this rank's loss of each step.
-
-        Raises
-        ------
-        ArgumentError
-            The ranks cannot share a batch; all ranks raise it, and the step was not begun.
-        RingcollError
-            A message or a collective failed.
-        """
-        for batch in batches:
-            with phase("step"):
-                share = self.share(batch)
-                self.forget()
-                loss = self.compute(
-                    self.task.examples.train_inputs[share], self.task.examples.train_targets[share]
-                )
-                if self.num_steps == 1:  # the optimizer has its state
-                    self.peak = self.memory()
-                with phase("update"):
-                    self.update()
-            self.num_steps += 1
-            yield loss

@@ -1,160 +1,181 @@
-"""All training systems as trainers, by name.
-
-========================  ====================================================================
-name                      system
-========================  ====================================================================
-one-process               no messages: each rank trains on the batches of all ranks
-per-parameter             an all-reduce for each parameter, after backward
-bucketed                  an all-reduce for each bucket, while backward goes on
-torch-ddp                 torch's ``DistributedDataParallel``
-torch-ddp-hook            the same, with ringcoll in a hook
-compressed:HOW            compressed gradients with error feedback
-tensor                    each layer split over the ranks
-sequence                  and activations between the layers by tokens
-context                   sequences split over the ranks, with ring attention
-pipeline:SCHEDULE         layers in stages, and batches in micro-batches
-sharded:STAGE             AdamW with sharded state, gradients, parameters
-3d:DxPxT                  data x pipeline x tensor
-gossip:GRAPH              averages with neighbours
-local-sgd, diloco         averages every 8 steps, without and with an outer optimizer
-server:sync, server:async a parameter server on rank 0, and workers on all others
-========================  ====================================================================
-"""
+"""All training systems as trainers, by name: the one table."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
-from ringcoll.training import free_trainers as free
-from ringcoll.training import replicated_trainers as replicated
-from ringcoll.training import split_trainers as split
+from ringcoll.training import systems
 from ringcoll.training.checks import require
-from ringcoll.training.gossip import GRAPHS
-from ringcoll.training.pipeline_orders import SCHEDULES
+from ringcoll.training.free.gossip import GRAPHS
+from ringcoll.training.pipeline.orders import SCHEDULES
 from ringcoll.training.task import LEARNING_RATES, MODELS, Task
-from ringcoll.training.trainer import Gradients, Setup, Trainer
-
-__all__ = [
-    "TRAINERS",
-    "TrainerEntry",
-    "check_trainer",
-    "find_trainer",
-    "make_trainer",
-    "trainer_names",
-    "usual_task",
-]
+from ringcoll.training.trainer import Gradients, Trainer
 
 _SIZES = {"perceptron": (256, 32), "transformer": (64, 8)}  # width and batch, if none are given
 
 
 class TrainerEntry(NamedTuple):
-    """A system, and what may follow the colon in its name; ``None`` for the sizes of a mesh."""
+    """A system, and all that has to be known of it.
 
-    system: type[Trainer]
+    ``options`` may follow the colon in its name, ``None`` for the sizes of a mesh; ``placeholder``
+    stands for them in the help.
+    """
+
+    about: str
+    prepare: Callable[[Trainer], object]
+    """Sets a trainer up."""
     options: tuple[str, ...] | None = ("",)
+    placeholder: str = ""
+    check: Callable[[Task, str, int], object] = lambda task, option, world_size: None
+    """Raises `ArgumentError` if so many ranks cannot split the model or the batch."""
+    meets: bool = True
+    """Whether all ranks hold the same model after each step, whole or in pieces."""
+    is_exact: bool = True
+    """Whether the model is that of one process, up to rounding."""
+    takes_algorithm: bool = False
+    """Whether the algorithm of `Gradients` is used."""
+    takes_wire: bool = False
+    """Whether the wire dtype of `Gradients` is used."""
+    needs_model: str | None = None
+    needs_optimizer: str | None = None
+    """The only model, and optimizer, that the system works with."""
 
 
 TRAINERS = {
-    "one-process": TrainerEntry(replicated.OneProcessTrainer),
-    "per-parameter": TrainerEntry(replicated.PerParameterTrainer),
-    "bucketed": TrainerEntry(replicated.BucketedTrainer),
-    "torch-ddp": TrainerEntry(replicated.DDPTrainer),
-    "torch-ddp-hook": TrainerEntry(replicated.HookedDDPTrainer),
-    "compressed": TrainerEntry(replicated.CompressedTrainer, tuple(replicated.COMPRESSORS)),
-    "tensor": TrainerEntry(split.TensorTrainer),
-    "sequence": TrainerEntry(split.SequenceTrainer),
-    "context": TrainerEntry(replicated.ContextTrainer),
-    "pipeline": TrainerEntry(split.PipelineTrainer, tuple(SCHEDULES)),
-    "sharded": TrainerEntry(replicated.ShardedTrainer, ("1", "2", "3")),
-    "3d": TrainerEntry(split.MeshTrainer, None),
-    "gossip": TrainerEntry(free.GossipTrainer, GRAPHS),
-    "local-sgd": TrainerEntry(free.LocalTrainer),
-    "diloco": TrainerEntry(free.DiLoCoTrainer),
-    "server": TrainerEntry(free.ServerTrainer, ("sync", "async")),
-}
+    "one-process": TrainerEntry(
+        "no messages: each rank trains on the batches of all", systems.one_process
+    ),
+    "per-parameter": TrainerEntry(
+        "an all-reduce for each parameter, after backward",
+        systems.per_parameter, takes_algorithm=True, takes_wire=True,
+    ),
+    "bucketed": TrainerEntry(
+        "an all-reduce for each bucket, while backward goes on",
+        systems.bucketed, takes_algorithm=True, takes_wire=True,
+    ),
+    "torch-ddp": TrainerEntry(
+        "DistributedDataParallel on a group of --backend", systems.torch_ddp, takes_algorithm=True
+    ),
+    "torch-ddp-hook": TrainerEntry(
+        "DistributedDataParallel that calls ringcoll in a hook",
+        systems.hooked_ddp, takes_algorithm=True, takes_wire=True,
+    ),
+    "compressed": TrainerEntry(
+        "topk, int8 or powersgd, with error feedback",
+        systems.compressed, tuple(systems.COMPRESSORS), "HOW", is_exact=False,
+    ),
+    "tensor": TrainerEntry(
+        "each layer is split over the ranks; all see the samples of all",
+        systems.tensor, check=systems.check_tensor,
+    ),
+    "sequence": TrainerEntry(
+        "tensor, and activations between layers are split by tokens; transformer",
+        systems.sequence, check=systems.check_sequence, needs_model="transformer",
+    ),
+    "context": TrainerEntry(
+        "sequences are split over the ranks: ring attention; transformer",
+        systems.context, check=systems.check_context, needs_model="transformer",
+    ),
+    "pipeline": TrainerEntry(
+        "the layers are shared out; a batch passes in 4 micro-batches",
+        systems.pipeline, tuple(SCHEDULES), "NAME", check=systems.check_pipeline,
+    ),
+    "sharded": TrainerEntry(
+        "AdamW: each rank has a share of its state, 2: of gradients, 3: of parameters",
+        systems.sharded, ("1", "2", "3"), "STAGE", needs_optimizer="adamw",
+    ),
+    "3d": TrainerEntry(
+        "data x pipeline x tensor parallel; transformer",
+        systems.mesh, None, "DxPxT", check=systems.check_mesh, needs_model="transformer",
+    ),
+    "gossip": TrainerEntry(
+        "each rank averages its model with its neighbours'",
+        systems.mixing, GRAPHS, "GRAPH", meets=False, is_exact=False,
+    ),
+    "local-sgd": TrainerEntry(
+        "the ranks average their models every 8 steps",
+        systems.local, meets=False, is_exact=False,
+    ),
+    "diloco": TrainerEntry(
+        "the same, and Nesterov's momentum from meeting to meeting",
+        systems.outer, meets=False, is_exact=False,
+    ),
+    "server": TrainerEntry(
+        "rank 0 has the model, all others send gradients; sync or async",
+        systems.server, ("sync", "async"), "HOW", systems.check_server, meets=False, is_exact=False,
+    ),
+}  # fmt: skip
 """The systems by name, without what follows the colon."""
 
 
 def trainer_names() -> list[str]:
     """All names, as help and errors list them: ``server:sync|async``."""
     return [
-        name + ("" if options == ("",) else f":{'|'.join(options or ['2x2x2'])}")
-        for name, (_, options) in TRAINERS.items()
+        name + ("" if entry.options == ("",) else f":{'|'.join(entry.options or ['2x2x2'])}")
+        for name, entry in TRAINERS.items()
     ]
 
 
-def find_trainer(name: str) -> tuple[type[Trainer], str]:
-    """The system of a name, and what follows the colon.
+def find_trainer(name: str) -> tuple[TrainerEntry, str]:
+    """The system of a name, and what follows the colon; `ArgumentError` is raised for other names.
 
-    Raises
-    ------
-    ArgumentError
-        There is no such system, or it has no such option.
-
-    Examples
-    --------
-    >>> system, option = find_trainer("pipeline:1f1b")
-    >>> system.__name__, option
-    ('PipelineTrainer', '1f1b')
+    >>> entry, option = find_trainer("pipeline:1f1b")
+    >>> entry.is_exact, option
+    (True, '1f1b')
     """
     base, _, option = name.partition(":")
     entry = TRAINERS.get(base)
     if entry is not None:
         is_mesh = entry.options is None and re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", option)
         if is_mesh or option in (entry.options or ()):
-            return entry.system, option
+            return entry, option
     raise ArgumentError(
         "no such trainer", argument="trainer", expected=", ".join(trainer_names()), got=name
     )
 
 
 def check_trainer(name: str, task: Task, world_size: int, gradients: Gradients) -> None:
-    """Make sure that a trainer can train a task on so many ranks; parameters as for `make_trainer`.
+    """Raise `ArgumentError` unless a trainer can train a task on so many ranks.
 
-    Raises
-    ------
-    ArgumentError
-        There is no such trainer, it needs another model or optimizer, it cannot split the model or
-        the batch, or it cannot average gradients natively.
+    It may need another model or optimizer, be unable to split the model or the batch, or be unable
+    to average gradients natively.
     """
-    system, option = find_trainer(name)
+    entry, option = find_trainer(name)
     for what in ("model", "optimizer"):
-        needed, chosen = getattr(system, f"needs_{what}"), getattr(task, what)
+        needed, chosen = getattr(entry, f"needs_{what}"), getattr(task, what)
         require(needed in (None, chosen), what, f"{name} needs another", needed, chosen)
-    is_native = gradients.algorithm is None
-    can_run = not is_native or name == "torch-ddp"
+    can_run = gradients.algorithm is not None or name == "torch-ddp"
     require(can_run, "algorithm", f"{name} does not average natively", "an algorithm", None)
-    system.check(Setup(task, option, world_size))
+    entry.check(task, option, world_size)
 
 
 def make_trainer(name: str, task: Task, gradients: Gradients | None = None) -> Trainer:
     """Make this rank's trainer; all ranks of the default group call it.
 
+    It raises as `check_trainer`, and `MismatchError` if the ranks begin with different models.
+
     Parameters
     ----------
     name
-        A name of the table above.
+        A name of `TRAINERS`, with an option behind a colon if it has options.
     task
         What is trained; the same on all ranks.
     gradients
         How gradients are averaged, if the system leaves a choice.
-
-    Raises
-    ------
-    ArgumentError
-        As for `check_trainer`.
-    MismatchError
-        The ranks begin with different models.
     """
     gradients = gradients or Gradients()
     check_trainer(name, task, dist.get_world_size(), gradients)
-    system, option = find_trainer(name)
-    return system(task, option, gradients)
+    entry, option = find_trainer(name)
+    trainer = Trainer(task, option, gradients, meets=entry.meets)
+    entry.prepare(trainer)
+    if trainer.optimizer is None:
+        trainer.optimizer = task.make_optimizer(trainer.params)
+    return trainer
 
 
 def usual_task(
@@ -170,25 +191,13 @@ def usual_task(
 ) -> Task:
     """A task for some trainers, with the usual value in place of each ``None``.
 
-    Parameters
-    ----------
-    names
-        Names of trainers: model and optimizer are those that a trainer needs, or a perceptron
-        and SGD.
-    model, optimizer, layers, width, batch, lr, seed
-        As for `Task`.
-
-    Raises
-    ------
-    ArgumentError
-        There is no such trainer.
-    MissingExtraError
-        What the data come with is not installed.
+    Model and optimizer are those that a trainer needs, or a perceptron and SGD; all else is as for
+    `Task`.
     """
-    systems = [find_trainer(name)[0] for name in names]
-    model = model or next(filter(None, (each.needs_model for each in systems)), MODELS[0])
+    entries = [find_trainer(name)[0] for name in names]
+    model = model or next(filter(None, (entry.needs_model for entry in entries)), MODELS[0])
     if optimizer is None:
-        needs = (each.needs_optimizer for each in systems)
+        needs = (entry.needs_optimizer for entry in entries)
         optimizer = next(filter(None, needs), next(iter(LEARNING_RATES)))
     usual_width, usual_batch = _SIZES[model]
     return Task(

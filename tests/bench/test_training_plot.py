@@ -16,10 +16,7 @@ from ringcoll.bench.training_plot import (
     timeline,
 )
 from ringcoll.errors import ArgumentError, VerificationError
-from ringcoll.training.pipeline_check import bubble, grid
-from ringcoll.training.pipeline_orders import SCHEDULES
-from ringcoll.training.pipeline_schedule import UNIT_COSTS, PipelineSchedule
-from ringcoll.training.state_bytes import ModelStates
+from ringcoll.training import SCHEDULES, UNIT_COSTS, ModelStates, PipelineSchedule, bubble, grid
 
 CURVES = {
     "lock-step": [(0.5, 1, 2.0), (1.5, 2, 1.0), (2.5, 3, 0.5)],

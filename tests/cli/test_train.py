@@ -17,7 +17,7 @@ from ringcoll.bench.training import (
     TrainingResult,
 )
 from ringcoll.cli import measuring
-from ringcoll.training.state_bytes import ModelStates
+from ringcoll.training import ModelStates
 from tests.programs.started import run_program
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
 from ringcoll.group.work import Work
 from ringcoll.machine.limits import FOREVER_S, seconds_of, whole
-from ringcoll.training.messages import Messages
+from ringcoll.training import Messages
 
 ONE: tuple[Any, ...] = (
     np.int64(1),

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll.collectives.arguments
-from ringcoll.training.data_parallel import HookOptions, all_reduce_hook
+from ringcoll.training import HookOptions, all_reduce_hook
 from tests.programs.faults import catch
 
 __all__ = ["SHORT_FORMS"]

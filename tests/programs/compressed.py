@@ -12,9 +12,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.training.compression import Compressor, Sent
-from ringcoll.training.compression_hook import CompressedBuckets, compressed_hook
-from ringcoll.training.compressors import Int8, PowerSGD, TopK
+from ringcoll.training import (
+    CompressedBuckets,
+    Compressor,
+    Int8,
+    PowerSGD,
+    Sent,
+    TopK,
+    compressed_hook,
+)
 from tests.programs import out_of_step
 from tests.programs.faults import Caught, catch
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringcoll
-from ringcoll.training.trainers import make_trainer, usual_task
+from ringcoll.training import make_trainer, usual_task
 
 __all__ = ["called", "trained"]
 

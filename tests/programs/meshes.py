@@ -9,9 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.training.mesh import Mesh, ParallelTransformer
-from ringcoll.training.models import TransformerShape
-from ringcoll.training.whole import whole_parameters
+from ringcoll.training import Mesh, ParallelTransformer, TransformerShape, whole_parameters
 from tests.programs.faults import catch
 from tests.training.reference import tokens, transformer
 

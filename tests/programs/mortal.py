@@ -26,7 +26,7 @@ from ringcoll.errors import PeerLostError, RingcollError
 from ringcoll.group.communicator import Communicator
 from ringcoll.machine.stores import served
 from ringcoll.resilient.membership import Member, Membership
-from ringcoll.training.data_parallel import BucketedDataParallel
+from ringcoll.training import BucketedDataParallel
 from tests.fakes.hosts import SWITCH, Hosts, Place
 
 _LIMIT = timedelta(seconds=30)

@@ -14,10 +14,15 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ringcoll.collectives.groups import as_group
 from ringcoll.launch.processes import report
-from ringcoll.training.gossip import Gossip, mixing_matrix
-from ringcoll.training.local_sgd import LocalSGD, diloco
-from ringcoll.training.messages import Messages
-from ringcoll.training.server import ParameterServer, ServerWorker
+from ringcoll.training import (
+    Gossip,
+    LocalSGD,
+    Messages,
+    ParameterServer,
+    ServerWorker,
+    diloco,
+    mixing_matrix,
+)
 from tests.programs.faults import Caught, catch
 
 __all__ = ["REFERENCES", "TRAINERS", "close", "initial", "loss_on_all"]

@@ -11,9 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss, stages
-from ringcoll.training.pipeline import Pipeline, PipelineReport
-from ringcoll.training.pipeline_schedule import PipelineSchedule
+from ringcoll.training import (
+    Pipeline,
+    PipelineReport,
+    PipelineSchedule,
+    Transformer,
+    TransformerShape,
+    mlp,
+    next_token_loss,
+    stages,
+)
 
 __all__ = ["MODELS", "Trained", "in_pipeline", "in_process", "on_processes"]
 

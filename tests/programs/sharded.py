@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss
-from ringcoll.training.sharded import ShardedAdamW
+from ringcoll.training import ShardedAdamW, Transformer, TransformerShape, mlp, next_token_loss
 
 __all__ = ["BUCKET_BYTES", "KINDS", "OPTIONS", "STEPS", "Loss", "on_process", "params_of", "train"]
 

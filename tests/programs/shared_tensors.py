@@ -16,7 +16,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll.errors import GroupBrokenError, PeerLostError, TransportError
 from ringcoll.launch.processes import report
-from ringcoll.training.ddp_hook import HookOptions, all_reduce_hook
+from ringcoll.training import HookOptions, all_reduce_hook
 from ringcoll.transport.base import Message
 from ringcoll.transport.shared import tensors as shared_tensors
 from ringcoll.transport.shared.layout import SHORT

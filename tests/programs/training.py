@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
 from ringcoll.errors import BackwardError
-from ringcoll.training.data_parallel import (
+from ringcoll.training import (
     BucketedDataParallel,
     HookOptions,
     StepReport,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss
+from ringcoll.training import Transformer, TransformerShape, mlp, next_token_loss
 
 __all__ = ["SHAPE", "far", "perceptron", "samples", "tokens", "train", "transformer"]
 

@@ -9,7 +9,7 @@ import torch
 
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import MismatchError, TrainingError
-from ringcoll.training.checks import check_finite, check_same
+from ringcoll.training import check_finite, check_same
 from tests.training.reference import perceptron
 
 

@@ -12,9 +12,16 @@ from torch import nn
 
 from ringcoll import run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.training.compression import CompressedGradients, Compressor, Sent
-from ringcoll.training.compressors import Int8, PowerSGD, TopK, gram_schmidt
-from ringcoll.training.data_parallel import average_gradients
+from ringcoll.training import (
+    CompressedGradients,
+    Compressor,
+    Int8,
+    PowerSGD,
+    Sent,
+    TopK,
+    average_gradients,
+)
+from ringcoll.training.data.compression import gram_schmidt
 from tests.cases.effort import effort
 
 COMPRESSORS = {

@@ -10,9 +10,7 @@ import torch
 
 from ringcoll import run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.training.compression import CompressedGradients
-from ringcoll.training.compression_hook import CompressedBuckets
-from ringcoll.training.compressors import Int8
+from ringcoll.training import CompressedBuckets, CompressedGradients, Int8
 from tests.programs import compressed
 from tests.programs.compressed import COMPRESSORS, SHAPES, VECTOR, Averaged, gradients
 from tests.programs.out_of_step import flat, initial, loss_on_all

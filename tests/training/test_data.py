@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ringcoll.errors import ArgumentError, MissingExtraError
-from ringcoll.training.data import batches, load_digits, load_text, windows
+from ringcoll.training import batches, load_digits, load_text, windows
 
 
 def test_the_digits_are_standardised_and_always_the_same():

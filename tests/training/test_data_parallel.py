@@ -13,12 +13,7 @@ from torch import nn
 
 from ringcoll import run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.training.data_parallel import (
-    BucketedDataParallel,
-    StepReport,
-    assign_buckets,
-    average_gradients,
-)
+from ringcoll.training import BucketedDataParallel, StepReport, assign_buckets, average_gradients
 from tests.cases.effort import effort
 from tests.programs import training
 from tests.programs.training import Setting, Trained

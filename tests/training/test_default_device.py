@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ringcoll
-from ringcoll.training import trainers
+from ringcoll import training
 from tests.programs import default_device
 
 PACKAGE = Path(ringcoll.__file__).parent
@@ -21,8 +21,8 @@ FACTORIES = {
     "triu_indices",
 }
 TRAINERS = [
-    ":".join(filter(None, (name, options[-1] if options else "1x2x1")))
-    for name, (_, options) in trainers.TRAINERS.items()
+    ":".join(filter(None, (name, entry.options[-1] if entry.options else "1x2x1")))
+    for name, entry in training.TRAINERS.items()
 ]
 
 

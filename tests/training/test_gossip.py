@@ -12,14 +12,8 @@ from torch import nn
 
 from ringcoll import run_threads
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError
-from ringcoll.training.gossip import (
-    GRAPHS,
-    Gossip,
-    check_mixing,
-    mixing_matrix,
-    period,
-    spectral_gap,
-)
+from ringcoll.training import Gossip, check_mixing, mixing_matrix, period, spectral_gap
+from ringcoll.training.free.gossip import GRAPHS
 from tests.programs.out_of_step import REFERENCES, TRAINERS, close
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17)

@@ -8,7 +8,7 @@ from torch import nn
 
 from ringcoll import run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.training.local_sgd import LocalSGD
+from ringcoll.training import LocalSGD
 from tests.programs.out_of_step import EVERY, REFERENCES, TRAINERS, close
 
 

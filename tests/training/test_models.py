@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from ringcoll.errors import ArgumentError
-from ringcoll.training.models import (
-    Attention,
+from ringcoll.training import (
     Transformer,
     TransformerShape,
     causal_attention,
@@ -17,6 +16,7 @@ from ringcoll.training.models import (
     next_token_loss,
     stages,
 )
+from ringcoll.training.models import Attention
 
 SHAPE = TransformerShape(vocabulary=11, context=6, width=12, heads=3, layers=5)
 

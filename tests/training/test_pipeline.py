@@ -14,18 +14,20 @@ from torch import Tensor, nn
 
 from ringcoll import LocalGroup, all_reduce, run_threads
 from ringcoll.errors import ArgumentError, RingcollError, VerificationError
-from ringcoll.training.messages import tie
-from ringcoll.training.models import mlp, stages
-from ringcoll.training.pipeline import Pipeline
-from ringcoll.training.pipeline_check import check, peak_activations
-from ringcoll.training.pipeline_orders import (
+from ringcoll.training import (
     SCHEDULES,
+    Pipeline,
+    PipelineSchedule,
+    check,
     gpipe,
     interleaved,
+    mlp,
     one_f_one_b,
+    peak_activations,
+    stages,
+    tie,
     zero_bubble,
 )
-from ringcoll.training.pipeline_schedule import PipelineSchedule
 from tests.programs import pipelines
 from tests.programs.pipelines import MODELS, Trained, in_pipeline, in_process
 

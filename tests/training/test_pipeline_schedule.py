@@ -14,24 +14,25 @@ from typing import Any
 import pytest
 
 from ringcoll.errors import ScheduleError, VerificationError
-from ringcoll.training import pipeline_check, pipeline_orders, pipeline_schedule
-from ringcoll.training.pipeline_check import bubble, check, grid, peak_activations
-from ringcoll.training.pipeline_orders import (
+from ringcoll.training import (
     SCHEDULES,
-    gpipe,
-    interleaved,
-    one_f_one_b,
-    zero_bubble,
-)
-from ringcoll.training.pipeline_schedule import (
     UNIT_COSTS,
     Action,
     Kind,
     PipelineSchedule,
-    Transfer,
-    consumed,
-    produced,
+    bubble,
+    check,
+    gpipe,
+    grid,
+    interleaved,
+    one_f_one_b,
+    peak_activations,
+    zero_bubble,
 )
+from ringcoll.training.pipeline import check as pipeline_check
+from ringcoll.training.pipeline import orders
+from ringcoll.training.pipeline import schedule as pipeline_schedule
+from ringcoll.training.pipeline.schedule import Transfer, consumed, produced
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 MICROBATCHES = (1, 2, 3, 4, 5, 7, 8, 12, 16)
@@ -156,7 +157,7 @@ class TestData:
                 units = sum(UNIT_COSTS[action.kind] for action in program)
                 assert len(line) - line.count(".") == units
 
-    @pytest.mark.parametrize("module", [pipeline_schedule, pipeline_orders, pipeline_check])
+    @pytest.mark.parametrize("module", [pipeline_schedule, orders, pipeline_check])
     def test_it_needs_no_torch(self, module):
         tree = ast.parse(Path(module.__file__).read_text("utf-8"))
         modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -167,7 +168,7 @@ class TestData:
             for alias in node.names
         }
         used = {name for name in modules if name and name.startswith(("ringcoll", "torch"))}
-        assert used <= {"ringcoll.errors", "ringcoll.training.pipeline_schedule"}
+        assert used <= {"ringcoll.errors", "ringcoll.training.pipeline.schedule"}
 
 
 def can_run(schedule: PipelineSchedule) -> bool:

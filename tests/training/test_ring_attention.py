@@ -10,9 +10,16 @@ import torch
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.training.data_parallel import average_gradients
-from ringcoll.training.models import TransformerShape, causal_attention, next_token_loss
-from ringcoll.training.ring_attention import _Ring, context_parallel, places, ring_attention
+from ringcoll.training import (
+    TransformerShape,
+    average_gradients,
+    causal_attention,
+    context_parallel,
+    next_token_loss,
+    places,
+    ring_attention,
+)
+from ringcoll.training.split.ring import _Ring
 from tests.training.reference import far, tokens, train, transformer
 
 WORLD_SIZES = (1, 2, 3, 4, 8)

@@ -11,7 +11,7 @@ from torch import nn
 from ringcoll import run_threads
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
 from ringcoll.launch.processes import RankError
-from ringcoll.training.server import ParameterServer, ServerWorker
+from ringcoll.training import ParameterServer, ServerWorker
 from tests.programs import out_of_step
 from tests.programs.out_of_step import REFERENCES, close, initial, loss_on_all, with_server
 

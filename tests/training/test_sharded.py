@@ -17,9 +17,14 @@ from torch.utils.checkpoint import checkpoint
 from ringcoll import run_threads
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError, BackwardError, MismatchError
-from ringcoll.training.models import Transformer, TransformerShape, mlp
-from ringcoll.training.sharded import ShardedAdamW
-from ringcoll.training.state_bytes import ModelStates, model_state_bytes
+from ringcoll.training import (
+    ModelStates,
+    ShardedAdamW,
+    Transformer,
+    TransformerShape,
+    mlp,
+    model_state_bytes,
+)
 from tests.programs import training
 from tests.programs.sharded import (
     BUCKET_BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringcoll.errors import ArgumentError
-from ringcoll.training.straggler import slowed
+from ringcoll.training import slowed
 
 
 @pytest.mark.parametrize(

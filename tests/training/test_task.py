@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from ringcoll.errors import ArgumentError
-from ringcoll.training import data
-from ringcoll.training.models import Transformer
-from ringcoll.training.task import LEARNING_RATES, MODELS, Task
+from ringcoll.training import LEARNING_RATES, MODELS, Task, Text, Transformer, text_examples
+from ringcoll.training.data import samples
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -25,8 +24,8 @@ def test_a_task_makes_the_same_model_every_time(model: str):
 
 
 def test_a_text_is_learned_from_another_part_than_it_is_tested_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(data, "load_text", lambda: data.Text(torch.arange(1000), ""))
-    examples = data.text_examples(context=24, num_train=40, num_test=9)
+    monkeypatch.setattr(samples, "load_text", lambda: Text(torch.arange(1000), ""))
+    examples = text_examples(context=24, num_train=40, num_test=9)
     assert [tuple(tokens.shape) for tokens in examples] == [(40, 24), (40, 24), (9, 24), (9, 24)]
     assert torch.equal(examples.train_inputs + 1, examples.train_targets)
     assert torch.equal(examples.test_inputs + 1, examples.test_targets)

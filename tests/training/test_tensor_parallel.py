@@ -14,9 +14,15 @@ from torch.nn import functional
 from ringcoll import LocalGroup, run_threads
 from ringcoll.collectives import functions
 from ringcoll.errors import ArgumentError
-from ringcoll.training import conjugate
-from ringcoll.training import tensor_parallel as tp
-from ringcoll.training.models import Transformer, TransformerShape, mlp, next_token_loss
+from ringcoll.training import (
+    Transformer,
+    TransformerShape,
+    conjugate,
+    mlp,
+    next_token_loss,
+    tensor_parallel,
+    vocabulary_loss,
+)
 from tests.training.reference import SHAPE, far, perceptron, samples, tokens, train, transformer
 
 WORLD_SIZES = (1, 2, 4, 8)
@@ -123,7 +129,7 @@ def test_a_split_perceptron_is_that_of_one_process(layers: int, world_size: int)
     expected = train(whole, samples, loss=functional.cross_entropy)
 
     def main(group: LocalGroup) -> tuple[list[float], float]:
-        model = tp.tensor_parallel(perceptron(layers), group)
+        model = tensor_parallel(perceptron(layers), group)
         losses = train(model, samples, loss=functional.cross_entropy)
         return losses, far(pieces(model, whole, group.rank()))
 
@@ -139,8 +145,8 @@ def test_a_split_transformer_is_that_of_one_process(sequence: bool, world_size: 
     expected = train(whole, tokens)
 
     def main(group: LocalGroup) -> tuple[list[float], float]:
-        model = tp.tensor_parallel(transformer(), group, sequence=sequence)
-        losses = train(model, tokens, loss=partial(tp.vocabulary_loss, group=group))
+        model = tensor_parallel(transformer(), group, sequence=sequence)
+        losses = train(model, tokens, loss=partial(vocabulary_loss, group=group))
         return losses, far(pieces(model, whole, group.rank()))
 
     for losses, distance in run_threads(main, world_size):
@@ -159,7 +165,7 @@ def test_the_loss_by_vocabulary_is_cross_entropy(world_size: int):
 
     def main(group: LocalGroup) -> tuple[Tensor, Tensor]:
         local = scores.chunk(world_size, -1)[group.rank()].clone().requires_grad_()
-        loss = tp.vocabulary_loss(local, targets, group)
+        loss = vocabulary_loss(local, targets, group)
         torch.autograd.backward(3 * loss)
         assert local.grad is not None
         return loss.detach(), local.grad
@@ -199,8 +205,8 @@ def test_a_block_sends_what_the_formula_says(sequence: bool, monkeypatch: pytest
         shape = TransformerShape(vocabulary=16, context=16, width=32, heads=8, layers=layers)
 
         def main(group: LocalGroup, shape: TransformerShape = shape) -> None:
-            model = tp.tensor_parallel(transformer(shape), group, sequence=sequence)
-            train(model, tokens, 1, loss=partial(tp.vocabulary_loss, group=group))
+            model = tensor_parallel(transformer(shape), group, sequence=sequence)
+            train(model, tokens, 1, loss=partial(vocabulary_loss, group=group))
 
         run_threads(main, 2)
         monkeypatch.undo()
@@ -221,7 +227,7 @@ def test_a_rank_holds_its_share_of_the_parameters():
     whole = sum(param.numel() for param in transformer().parameters())
 
     def main(group: LocalGroup) -> int:
-        model = tp.tensor_parallel(transformer(), group)
+        model = tensor_parallel(transformer(), group)
         return sum(param.numel() for param in model.parameters())
 
     (held, *others) = run_threads(main, 8)
@@ -260,7 +266,7 @@ def test_what_cannot_be_split_is_refused_on_all_ranks(
         refused = model()
         before = str(refused)
         with pytest.raises(ArgumentError, match=message):
-            tp.tensor_parallel(refused, group)
+            tensor_parallel(refused, group)
         assert str(refused) == before
 
     run_threads(main, world_size)

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from ringcoll.errors import ArgumentError
-from ringcoll.training import trainers
-from ringcoll.training.trainer import Gradients
-from ringcoll.training.trainers import (
+from ringcoll.training import (
     TRAINERS,
+    Gradients,
     check_trainer,
     find_trainer,
     trainer_names,
@@ -22,9 +21,10 @@ def test_every_name_is_found_and_explained():
     for name in trainer_names():
         base, _, options = name.partition(":")
         for option in options.split("|"):
-            system, found = find_trainer(f"{base}:{option}" if option else base)
-            assert (system, found) == (TRAINERS[base].system, option)
-        assert base in (trainers.__doc__ or ""), "the table of the module"
+            entry, found = find_trainer(f"{base}:{option}" if option else base)
+            assert (entry, found) == (TRAINERS[base], option)
+        assert TRAINERS[base].about, "what `ringcoll train --help` says"
+        assert bool(TRAINERS[base].placeholder) == bool(options), "what may follow the colon"
 
 
 @pytest.mark.parametrize(

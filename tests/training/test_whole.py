@@ -9,7 +9,7 @@ import torch
 
 import ringcoll
 from ringcoll.errors import TrainingError
-from ringcoll.training.whole import whole_parameters
+from ringcoll.training import whole_parameters
 
 SHAPES = {"rows": torch.empty(6, 2), "shared": torch.empty(3), "far": torch.empty(1)}
 

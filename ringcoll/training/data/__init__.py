@@ -1,0 +1,31 @@
+"""Data parallel: the samples of each rank, and the averages of the ranks' gradients.
+
+==============  =================================================================
+`samples`       digits and text, and who sees which samples
+`buckets`       gradients that travel together
+`parallel`      averages parameter by parameter, and in buckets during backward
+`compression`   compressed averages of gradients, with error feedback
+`hooks`         both kinds of averages inside torch's DistributedDataParallel
+==============  =================================================================
+
+`ringcoll.ddp` is this folder.
+"""
+
+from ringcoll.training.data.buckets import StepReport, assign_buckets
+from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
+from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
+from ringcoll.training.data.samples import (
+    Examples,
+    Text,
+    batches,
+    load_digits,
+    load_text,
+    text_examples,
+    windows,
+)
+
+__all__ = [
+    "BucketedDataParallel", "Examples", "HookOptions", "StepReport", "Text", "all_reduce_hook",
+    "assign_buckets", "average_gradients", "batches", "load_digits", "load_text", "text_examples",
+    "windows",
+]  # fmt: skip

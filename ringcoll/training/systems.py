@@ -1,0 +1,354 @@
+"""What each training system does differently from a plain `Trainer`: a function each.
+
+A system is a function that sets a trainer up. A check is a function of the task, of what follows
+the colon in the system's name, and of the number of ranks; it raises `ArgumentError` if the system
+cannot split the model or the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ringcoll.training.checks import require
+from ringcoll.training.data.compression import CompressedGradients, Compressor, Int8, PowerSGD, TopK
+from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
+from ringcoll.training.data.parallel import BucketedDataParallel, average_gradients
+from ringcoll.training.flat import whole_parameters
+from ringcoll.training.free.gossip import Gossip
+from ringcoll.training.free.local_sgd import LocalSGD, diloco
+from ringcoll.training.free.server import SERVER, ParameterServer, ServerWorker
+from ringcoll.training.models import Transformer, stages
+from ringcoll.training.phases import phase, waiting
+from ringcoll.training.pipeline.orders import SCHEDULES
+from ringcoll.training.pipeline.runner import Pipeline
+from ringcoll.training.sharded.optimizer import ShardedAdamW
+from ringcoll.training.sharded.state import storage_nbytes
+from ringcoll.training.split.mesh import Mesh, ParallelTransformer
+from ringcoll.training.split.ring import context_parallel
+from ringcoll.training.split.tensor import tensor_parallel, vocabulary_loss
+from ringcoll.training.task import Task
+from ringcoll.training.trainer import Trainer
+
+COMPRESSORS: dict[str, Callable[[], Compressor]] = {
+    "topk": lambda: TopK(0.1),
+    "int8": Int8,
+    "powersgd": lambda: PowerSGD(4),
+}
+"""The compressors by name, with usual options."""
+
+_MICROBATCHES = 4
+_EVERY = 8  # steps between two meetings; the paper of DiLoCo has 500, of some 90,000
+_STALENESS = 4
+
+
+def _all_samples(batch: Tensor) -> Tensor:
+    return batch
+
+
+def one_process(trainer: Trainer) -> None:
+    """Each rank trains on the batches of all ranks, without messages."""
+    trainer.share, trainer.nbytes_sent = _all_samples, lambda: 0
+
+
+# --- data parallel --------------------------------------------------------------------
+
+
+def per_parameter(trainer: Trainer) -> None:
+    """Each gradient is averaged after backward, and nothing is sent before."""
+    trainer.average = lambda: average_gradients(trainer.module, **trainer.gradients.options)
+    trainer.overlap = lambda: 0.0
+
+
+def bucketed(trainer: Trainer) -> None:
+    """Buckets are averaged while backward goes on."""
+    gradients = trainer.gradients
+    trainer.model = model = BucketedDataParallel(
+        trainer.module, bucket_bytes=gradients.bucket_bytes, **gradients.options
+    )
+    trainer.average = model.finish
+    trainer.overlap = lambda: model.last_step.overlap if model.last_step else None
+
+
+def _wrapped(trainer: Trainer, group: Any) -> DistributedDataParallel:
+    """The module in torch's wrapper, which averages its gradients in backward."""
+    model = DistributedDataParallel(
+        trainer.module,
+        process_group=group,
+        bucket_cap_mb=trainer.gradients.bucket_bytes / (1 << 20),
+    )
+
+    def compute(inputs: Tensor, targets: Tensor) -> Tensor:
+        with phase("forward"):
+            loss = trainer.loss(model(inputs), targets)
+        with phase("backward"), ExitStack() as ends:
+            # torch waits for the all-reduces in a callback of backward; this callback precedes it.
+            engine: Any = torch.autograd.Variable._execution_engine
+            wait = lambda: ends.enter_context(waiting(None))  # noqa: E731
+            loss.register_hook(lambda _: engine.queue_callback(wait))  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
+        return loss.detach()
+
+    trainer.model, trainer.compute = model, compute
+    return model
+
+
+def torch_ddp(trainer: Trainer) -> None:
+    """Torch's ``DistributedDataParallel`` averages, on a group of its own."""
+    algorithm, k = trainer.gradients.algorithm, trainer.world_size
+    if algorithm is None:
+        group = dist.new_group(backend="gloo")
+        nbytes = sum(param.nbytes for param in trainer.params)
+        # gloo's bytes are not counted: they are taken to be those of a ring.
+        trainer.nbytes_sent = lambda: trainer.num_steps * (2 * (k - 1) * nbytes // k)
+    else:
+        options = import_module("ringcoll").Options(algorithm=algorithm)
+        group = dist.new_group(backend="ringcoll", pg_options=options)
+    trainer.groups = [group]
+    _wrapped(trainer, group)
+    trainer.close = lambda: dist.destroy_process_group(group)
+
+
+def hooked_ddp(trainer: Trainer) -> None:
+    """``DistributedDataParallel`` on the default group calls ringcoll in a hook."""
+    options = HookOptions(**trainer.gradients.options)
+    _wrapped(trainer, None).register_comm_hook(options, all_reduce_hook)
+
+
+def compressed(trainer: Trainer) -> None:
+    """Gradients are averaged in a form that loses something."""
+    trainer.average = CompressedGradients(trainer.module, COMPRESSORS[trainer.option]).average
+
+
+def sharded(trainer: Trainer) -> None:
+    """The optimizer averages, and keeps shards of state, gradients and parameters."""
+    trainer.optimizer = optimizer = ShardedAdamW(
+        trainer.module,
+        stage=int(trainer.option),
+        lr=trainer.task.learning_rate,
+        bucket_bytes=trainer.gradients.bucket_bytes,
+    )
+    trainer.average, trainer.memory = optimizer.finish, optimizer.memory
+    trainer.forget = lambda: None  # each step forgets its gradients
+
+    def whole() -> dict[str, Tensor]:
+        optimizer.gather()
+        return {name: param.detach().clone() for name, param in trainer.module.named_parameters()}
+
+    trainer.whole, trainer.close = whole, optimizer.gather  # which waits for what is on its way
+
+
+# --- split models ---------------------------------------------------------------------
+
+
+def check_context(task: Task, option: str, world_size: int) -> None:
+    """The ranks have to share the sequences evenly."""
+    tokens = task.shape.context
+    require(tokens % (2 * world_size) == 0, "ranks", "they do not share the sequences evenly",
+            f"half a divisor of {tokens}", world_size)  # fmt: skip
+
+
+def context(trainer: Trainer) -> None:
+    """Attention goes round a ring; the loss is the average of the ranks' losses."""
+    assert isinstance(trainer.module, Transformer)
+    own = context_parallel(trainer.module).embedding.places
+    trainer.share = _all_samples
+    trainer.compute = lambda inputs, targets: trainer.forward_and_backward(
+        inputs[:, own], targets[:, own]
+    )
+    trainer.average = lambda: average_gradients(trainer.module)
+
+
+def _hold_pieces(trainer: Trainer, piece: int) -> None:
+    """Each rank computes a part of the model on all samples; ``piece`` is its place, from 0."""
+
+    def whole() -> dict[str, Tensor]:
+        held = {id(param) for param in trainer.params}
+        named = trainer.module.named_parameters()
+        pieces = {name: param for name, param in named if id(param) in held}
+        return whole_parameters(pieces, trainer.shapes, None, piece)
+
+    trainer.share, trainer.whole = _all_samples, whole
+
+
+def check_tensor(task: Task, option: str, ranks: int) -> None:
+    """Each rank needs a piece of each layer."""
+    if task.model == "perceptron":
+        require(task.layers == 1 or task.width % ranks == 0, "width", "the ranks do not divide it",
+                f"a multiple of {ranks}", task.width)  # fmt: skip
+    else:
+        require(task.shape.heads % ranks == 0, "ranks", "they do not divide the heads",
+                f"a divisor of {task.shape.heads}", ranks)  # fmt: skip
+
+
+def check_sequence(task: Task, option: str, ranks: int) -> None:
+    """The ranks have to divide the tokens, too."""
+    check_tensor(task, option, ranks)
+    require(task.shape.context % ranks == 0, "ranks", "they do not divide the tokens",
+            f"a divisor of {task.shape.context}", ranks)  # fmt: skip
+
+
+def tensor(trainer: Trainer, *, by_tokens: bool = False) -> None:
+    """Each layer is split over the ranks, and the vocabulary."""
+    tensor_parallel(trainer.module, sequence=by_tokens)
+    trainer.params = list(trainer.module.parameters())
+    _hold_pieces(trainer, trainer.rank)
+    if trainer.task.model == "transformer":  # digits are not split
+        trainer.loss = vocabulary_loss
+
+
+def sequence(trainer: Trainer) -> None:
+    """As `tensor`, and activations between the layers are split by tokens."""
+    tensor(trainer, by_tokens=True)
+
+
+def _check_stages(task: Task, num_stages: int, batch: int) -> None:
+    require(task.layers >= num_stages, "layers", "a stage would have no layer",
+            f"at least {num_stages}", task.layers)  # fmt: skip
+    require(batch % _MICROBATCHES == 0, "batch",
+            f"the {_MICROBATCHES} micro-batches do not divide it",
+            f"a multiple of {_MICROBATCHES}", batch)  # fmt: skip
+
+
+def _run_stages(trainer: Trainer, runner: Pipeline) -> None:
+    """Count what goes from stage to stage, and the waits for other stages."""
+    trainer.nbytes_sent = lambda: trainer.nbytes_of_groups() + runner.nbytes_sent
+    trainer.bubble = lambda: runner.last_step.waited_s / runner.last_step.total_s
+
+
+def check_pipeline(task: Task, option: str, world_size: int) -> None:
+    """Each stage needs a layer, and each micro-batch a sample."""
+    num_stages = SCHEDULES[option](world_size, _MICROBATCHES).num_stages
+    _check_stages(task, num_stages, task.batch * world_size)
+
+
+def pipeline(trainer: Trainer) -> None:
+    """Each rank has stages of the layers, through which micro-batches pass."""
+    model, k = trainer.module, trainer.world_size
+    schedule = SCHEDULES[trainer.option](k, _MICROBATCHES)
+    own_stages = stages(model, schedule.num_stages)[trainer.rank :: k]
+    trainer.params = [param for stage in own_stages for param in stage.parameters()]
+    _hold_pieces(trainer, trainer.rank)
+    tied = model.head.scores.weight if isinstance(model, Transformer) else None
+    runner = Pipeline(own_stages, trainer.loss, schedule, tied=tied)
+    trainer.compute = runner.step
+    _run_stages(trainer, runner)
+
+
+def _axes(option: str) -> list[int]:
+    return list(map(int, option.split("x")))
+
+
+def check_mesh(task: Task, option: str, world_size: int) -> None:
+    """The sizes have to make up the ranks, and each rank needs its part."""
+    data, pipes, tensors = _axes(option)
+    places = data * pipes * tensors
+    require(places == world_size, "ranks", "the mesh has other places", places, world_size)
+    check_tensor(task, option, tensors)
+    _check_stages(task, pipes, task.batch * pipes * tensors)
+
+
+def mesh(trainer: Trainer) -> None:
+    """Data, pipeline and tensor parallel at once."""
+    box = Mesh(*_axes(trainer.option))
+    assert isinstance(trainer.module, Transformer)
+    parallel = ParallelTransformer(trainer.module, box, num_microbatches=_MICROBATCHES)
+    trainer.params, trainer.groups = parallel.params, [*box.groups.values()]
+    _hold_pieces(trainer, box.place["tensor"])
+    trainer.compute, trainer.close = parallel.step, box.close
+    _run_stages(trainer, parallel.pipeline)
+
+
+# --- out of lock-step: each rank holds a model of its own, or works for a server ----------
+
+
+def _then(trainer: Trainer, meet: Callable[[], object]) -> None:
+    """After its own step of the optimizer, a rank meets others."""
+
+    def update() -> None:
+        trainer.optimizer.step()
+        with phase("average"):
+            meet()
+
+    trainer.update = update
+
+
+def mixing(trainer: Trainer) -> None:
+    """Parameters are averaged with those of neighbours."""
+    gossip = Gossip(trainer.module, graph=trainer.option)
+    _then(trainer, gossip.mix)
+    trainer.nbytes_sent = lambda: gossip.nbytes_sent
+
+
+def local(trainer: Trainer, make: Callable[..., LocalSGD] = LocalSGD) -> None:
+    """Parameters are averaged every few steps; those of the last meeting are kept."""
+    averaging = make(trainer.module, every=_EVERY)
+    _then(trainer, averaging.step)
+
+    def memory() -> Any:
+        states = trainer.states()
+        return replace(states, optimizer=states.optimizer + storage_nbytes(averaging.kept()))
+
+    trainer.memory = memory
+
+
+def outer(trainer: Trainer) -> None:
+    """As `local`, with an outer optimizer, whose state is kept, too."""
+    local(trainer, diloco)
+
+
+def check_server(task: Task, option: str, world_size: int) -> None:
+    """There has to be a worker."""
+    require(world_size > 1, "ranks", "a server needs workers", "at least 2", world_size)
+
+
+def server(trainer: Trainer) -> None:
+    """Rank 0 has the model; all other ranks are workers, and share its part of the batch."""
+    staleness = _STALENESS if trainer.option == "async" else None
+    workers, nbytes = trainer.world_size - 1, [0]  # sent in the calls of `steps` so far
+    lr = trainer.task.learning_rate
+    # With bounded staleness, each worker's step counts for its share.
+    lr = lr if staleness is None else lr / workers
+    trainer.optimizer = trainer.task.make_optimizer(trainer.params, lr)
+
+    def share(batch: Tensor) -> Tensor:
+        fits, least = len(batch) >= workers, f"at least {workers}"
+        require(fits, "batches", "there is not a sample for each worker", least, len(batch))
+        return batch.tensor_split(workers)[trainer.rank - 1]
+
+    def serve(parameters: ParameterServer) -> Iterator[Tensor]:
+        """Serve until the batches are over; only workers have steps."""
+
+        def look() -> None:
+            trainer.num_steps += 1
+            if trainer.num_steps == 2:  # the optimizer has its state
+                trainer.peak = trainer.memory()
+
+        with phase("serve"):
+            parameters.serve(look)
+        nbytes[0] += parameters.nbytes_sent
+        yield from ()
+
+    def work(worker: ServerWorker, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        trainer.update = worker.step  # sends gradients, and gets parameters
+        try:
+            with worker:
+                yield from trainer.all_steps(batches)
+        finally:
+            nbytes[0] += worker.nbytes_sent
+
+    def steps(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        module = trainer.module  # all ranks begin alike in the call, before the first step
+        if trainer.rank == SERVER:
+            return serve(ParameterServer(module, trainer.optimizer, staleness=staleness))
+        return work(ServerWorker(module), batches)
+
+    trainer.share, trainer.steps, trainer.nbytes_sent = share, steps, lambda: nbytes[0]
