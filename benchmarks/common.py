@@ -22,8 +22,8 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from ringcoll.bench import as_size, time_in_words
 from ringcoll.bench import environment as machine
-from ringcoll.bench.units import as_size, time_in_words
 from ringcoll.system.stores import served
 from ringcoll.transport import catalogue
 

@@ -75,7 +75,7 @@ ONLY = {
     # modules whose name is made while the program runs
     "import_module(variable)": {
         *("__init__", "cli/app", "transport/catalogue", "system/user_modules"),
-        *("testing/__init__", "testing/pool"),
+        *("bench/__init__", "testing/__init__", "testing/pool"),
     },
     "subprocess": {"cli/run", "launch/mpiexec", "system/versions"},
     "socket": {
@@ -100,6 +100,7 @@ ONLY = {
     "json.load*": {
         *("system/tuning", "system/stores", "tracing/records"),  # tests/test_parsers.py tries them
         *("training/checks", "training/pipeline_agreement", "launch/mpi", "bench/peers"),
+        "bench/mpi_peer",  # the command line on which its own program starts it
         *("runtime/flight_report", "formats/tree", "resilient/membership"),
     },
     "xml": {"formats/xml"},  # expat, without document types

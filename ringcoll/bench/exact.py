@@ -60,15 +60,7 @@ def _doublings(dtype: torch.dtype) -> int:
 class Oracle:
     """Inputs and exact results of one collective.
 
-    Parameters
-    ----------
-    collective, world_size, root
-        What is called, on how many ranks.
-    op
-        Name of the operator: those of `ringcoll.reduction`; unused where nothing is
-        reduced.
-    dtype
-        Of the tensors.
+    ``op`` is the name of an operator of `ringcoll.reduction`, unused where nothing is reduced.
     """
 
     collective: str
@@ -91,15 +83,7 @@ class Oracle:
         return self._repeated(self._contribution(rank), 0, numel)
 
     def output(self, rank: int, count: int) -> Tensor | None:
-        """The output of a rank; ``None`` if the rank has no output.
-
-        Parameters
-        ----------
-        rank
-            The rank that has the output.
-        count
-            Elements of a block, or of the vector for collectives on a vector.
-        """
+        """The output of a rank, with so many elements of a block or vector; ``None`` if it has none."""
         k, rules = self.world_size, contract(self.collective)
         blocks = rules.outputs(rank, k, self.root)
         if not blocks:

@@ -23,20 +23,10 @@ __all__ = ["TraceRequest", "TrainerTraceRequest", "on_rank", "train_on_rank"]
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What to trace.
+    """The operation to trace, how often it runs before the trace and in it, and the absolute path.
 
-    Parameters
-    ----------
-    workload, algorithm, segment_bytes
-        The operation.
-    transport
-        The transport of CPU tensors; ``None`` for the transport that the group uses anyway.
-    warmup, times
-        How often it runs before the trace, and in it.
-    path
-        Of the file, absolute.
-    modules
-        Modules of the user, which register further algorithms.
+    The transport is that of CPU tensors; ``None`` for the transport that the group uses anyway.
+    ``modules`` are those of the user, which register further algorithms.
     """
 
     workload: Workload
@@ -52,11 +42,8 @@ class TraceRequest:
 def on_rank(request: TraceRequest) -> dict[str, Any]:
     """Run the operation on the default group, and trace it.
 
-    Returns
-    -------
-    dict
-        On rank 0 ``ranks`` and ``phases``, the summary of each rank as JSON has it, ``findings``,
-        ``clocks`` and ``transport``; empty on the others.
+    On rank 0 ``ranks`` and ``phases``, the summary of each rank as JSON has it, ``findings``,
+    ``clocks`` and ``transport`` are returned; on the others nothing.
     """
     for module in request.modules:
         module.load()
@@ -77,15 +64,7 @@ def on_rank(request: TraceRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TrainerTraceRequest:
-    """Which trainer to trace.
-
-    Parameters
-    ----------
-    trainer, task, gradients
-        As for `make_trainer`.
-    path, warmup, times, modules
-        As for `TraceRequest`, in steps.
-    """
+    """The trainer to trace, as for `make_trainer`; the rest as in `TraceRequest`, in steps."""
 
     trainer: str
     task: Task

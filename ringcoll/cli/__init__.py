@@ -6,6 +6,7 @@
 `compare`         ``ringcoll compare``
 `bench`           ``ringcoll bench``
 `measuring`       what the commands that measure share
+`nccl_table`      the table of nccl-tests, for ``ringcoll bench``
 `listing`         ``ringcoll list``
 `show`            ``ringcoll show``
 `export`          ``ringcoll export``

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, named, on_hosts
+from ringcoll.bench import parse_size
 from ringcoll.cli.output import progress
 from ringcoll.errors import (
     ScheduleError,
@@ -31,17 +32,21 @@ __all__ = [
     "FiniteRange",
     "as_ranges",
     "asked_schedule",
+    "bytes_option",
     "collective_name",
     "csv_option",
+    "file_option",
     "fitting_size",
     "hosts_option",
     "json_option",
     "named_algorithms",
+    "nbytes_of",
     "new_file",
     "proved",
     "rank_numbers",
     "root_option",
     "saying_what_would_do",
+    "size_option",
     "world_size_option",
     "world_sizes",
 ]
@@ -62,6 +67,36 @@ hosts_option = click.option(
 root_option = click.option(
     "--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0."
 )
+
+
+def nbytes_of(text: str) -> int:
+    """Read a number of bytes, such as 64K, or say what is wrong with the text."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+nbytes_of.__name__ = "size"  # as pages of help show the type
+
+
+def size_option(*names: str, help: str, default: str | None = None) -> Callable[..., Any]:  # noqa: A002  # as click calls it
+    """Make an option that takes a number of bytes."""
+    return click.option(*names, type=nbytes_of, default=default, show_default=True, help=help)
+
+
+def bytes_option(*names: str) -> Callable[..., Any]:
+    """Make the option for the size of a workload, with further names."""
+    about = "Size of the vector, or of all blocks of a rank."
+    return size_option("-b", "--bytes", *names, "nbytes", default="1M", help=about)
+
+
+def ranks_option(name: str, usual: int, help: str = "Number of ranks.") -> Callable[..., Any]:  # noqa: A002
+    """Make the option for the number of ranks of a command that starts none."""
+    return click.option(
+        "-k", "--ranks", "--world-size", name, type=click.IntRange(1, LARGEST_WORLD),
+        default=usual, show_default=True, help=help,
+    )  # fmt: skip
 
 
 class FiniteRange(click.FloatRange):
@@ -314,13 +349,7 @@ def _in_number(number: int, noun: str) -> str:
 
 
 def new_file(*suffixes: str) -> Callable[..., Path | None]:
-    """Make a callback that checks a file before hours are spent on what is written to it.
-
-    Parameters
-    ----------
-    suffixes
-        The endings that the file may have; any ending if there are none.
-    """
+    """Make a callback that checks a file to write, which may have these endings, or any."""
 
     def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
@@ -346,3 +375,9 @@ def new_file(*suffixes: str) -> Callable[..., Path | None]:
         return path
 
     return check
+
+
+def file_option(*names: str, **settings: Any) -> Callable[..., Any]:
+    """Make an option for a file to write, which is checked before hours are spent on its content."""
+    settings.setdefault("callback", new_file())
+    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), **settings)

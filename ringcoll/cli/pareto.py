@@ -11,6 +11,7 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import (
     collective_name,
+    file_option,
     hosts_option,
     json_option,
     new_file,
@@ -48,10 +49,8 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
     "--ports", "most_ports", type=click.IntRange(min=1), metavar="MESSAGES",
     help="Only algorithms in which a rank sends, and receives, at most so many messages at once.",
 )  # fmt: skip
-@click.option(
-    "--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    callback=_picture, help="Draw the front, too; needs ringcoll[plot].",
-)  # fmt: skip
+@file_option("--plot", "picture", metavar="FILE", callback=_picture,
+             help="Draw the front, too; needs ringcoll[plot].")  # fmt: skip
 @json_option
 def pareto(
     collective: str,
@@ -96,8 +95,7 @@ def pareto(
     all_ports = max([1, *ports.values()])
     bound = lower_bound(collective, world_size, ports=all_ports)
     if picture is not None:
-        from ringcoll.bench.pareto_plot import draw_front
-        from ringcoll.bench.plot import save
+        from ringcoll.bench.plot import draw_front, save
 
         title = f"{collective} on {world_size} rank{'s' * (world_size > 1)}"
         save(draw_front(costs, dominated_by, bound, title), picture)

@@ -8,10 +8,16 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import algorithms
-from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import FiniteRange, collective_name, json_option, new_file, root_option
+from ringcoll.cli.parameters import (
+    FiniteRange,
+    bytes_option,
+    collective_name,
+    file_option,
+    json_option,
+    root_option,
+)
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule.contracts import LARGEST_WORLD
 from ringcoll.schedule.verifier import verify
@@ -54,10 +60,8 @@ _REGISTERED = 3  # algorithms shown beside the schedules
 @click.option("--seed", type=click.IntRange(0, (1 << 31) - 1), default=0, show_default=True,
               help="Seed of what is drawn.")  # fmt: skip
 @root_option
-@click.option("-b", "--bytes", "--size", "nbytes", type=measuring.nbytes_of, default="1M",
-              show_default=True, help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
-@click.option("-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path),
-              callback=new_file(), help="Write the fastest schedule as text.")  # fmt: skip
+@bytes_option("--size")
+@file_option("-o", "--output", "file", help="Write the fastest schedule as text.")
 @json_option
 def search(
     collective: str,

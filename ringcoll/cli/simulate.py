@@ -11,16 +11,18 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import on_hosts
-from ringcoll.bench.units import as_size
-from ringcoll.cli import measuring
+from ringcoll.bench import as_size
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, progress
 from ringcoll.cli.parameters import (
+    bytes_option,
     collective_name,
+    file_option,
     fitting_size,
     json_option,
     named_algorithms,
-    new_file,
+    ranks_option,
+    root_option,
     saying_what_would_do,
 )
 from ringcoll.schedule.contracts import LARGEST_WORLD, contract
@@ -81,15 +83,13 @@ def _number(*names: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as c
 )
 @click.argument("algorithm")
 @click.argument("collective", type=collective_name, default="all_reduce")
-@click.option("-k", "--ranks", "--world-size", "world_size", type=click.IntRange(1, LARGEST_WORLD),
-              default=4, show_default=True, help="Number of ranks.")  # fmt: skip
+@ranks_option("world_size", 4)
 @click.option("--topology", "text", default="crossbar", show_default=True,
               help="The network, as below.")  # fmt: skip
-@click.option("-b", "--bytes", "--size", "nbytes", type=measuring.nbytes_of, default="1M",
-              show_default=True, help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
+@bytes_option("--size")
 @click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True,
               help="Pieces of a chunk that are pipelined.")  # fmt: skip
-@click.option("--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
+@root_option
 @click.option("--hosts", "num_hosts", type=click.IntRange(1, LARGEST_WORLD), default=2, show_default=True,
               help="Number of hosts among which the ranks are divided, for an algorithm that needs "
               "to know it.")  # fmt: skip
@@ -112,8 +112,7 @@ def _number(*names: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as c
               help="A rank that begins late, by so many microseconds.")  # fmt: skip
 @click.option("--fail", multiple=True, metavar="A-B", callback=_ends,
               help="A link that has failed, such as 0-1 or 'leaf 0-core'.")  # fmt: skip
-@click.option("-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path),
-              callback=new_file(), help="Write a trace for Perfetto, as `ringcoll trace` does.")  # fmt: skip
+@file_option("-o", "--output", "file", help="Write a trace for Perfetto, as `ringcoll trace` does.")
 @json_option
 def simulate_command(
     algorithm: str,

@@ -11,15 +11,13 @@ import click
 import torch
 
 from ringcoll.algorithms import Algorithm
+from ringcoll.bench import FEW_SAMPLES, Result, as_size, oversubscribed, ran_on, time_in_words
 from ringcoll.bench import tune as bench
-from ringcoll.bench.environment import environment, oversubscribed, ran_on
-from ringcoll.bench.measure import Result
-from ringcoll.bench.summary import FEW_SAMPLES
-from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.bench.environment import environment
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import FiniteRange, json_option, named_algorithms, new_file
+from ringcoll.cli.parameters import FiniteRange, file_option, json_option, named_algorithms
 from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import in_text
 from ringcoll.cost.table import MEASURED, Table
@@ -48,9 +46,7 @@ _EXAMPLES = """
 
 @command(examples=_EXAMPLES)
 @measuring.ranks_option(4)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-              callback=measuring.there,
-              help="Where the tensors are. Ranks share GPUs where there are fewer of these.")  # fmt: skip
+@measuring.device_option
 @measuring.transport
 @measuring.cuda_transport
 @click.option("--seconds", type=FiniteRange(min=0), default=60, show_default=True,
@@ -60,15 +56,9 @@ _EXAMPLES = """
               help="Which; names of `ringcoll list`, or algorithms of your own, such as "
               "star.py:star, which every rank of a group then has to import. Without it, "
               "all that come with ringcoll.")  # fmt: skip
-@click.option("-b", "--minbytes", type=measuring.nbytes_of, default="4", show_default=True,
-              help="Smallest size.")  # fmt: skip
-@click.option("-e", "--maxbytes", type=measuring.nbytes_of, default="64M", show_default=True,
-              help="Largest size.")  # fmt: skip
-@click.option("-f", "--stepfactor", type=click.IntRange(min=2), default=16, show_default=True,
-              help="From one size to the next.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
-              callback=new_file(),
-              help="File to write; that of RINGCOLL_TUNING, or in the user's cache.")  # fmt: skip
+@measuring.sizes_options("4", "64M", factor=16)
+@file_option("-o", "--output",
+             help="File to write; that of RINGCOLL_TUNING, or in the user's cache.")  # fmt: skip
 @json_option
 @click.pass_context
 def tune(

@@ -1,36 +1,29 @@
-"""Measure an MPI library's own collectives in the way of `ringcoll.bench.measure`; a script.
+"""Measure an MPI library's own collectives, in the rounds of `ringcoll.bench.rounds`; a script.
 
 The script runs on every rank under the library's ``mpiexec``, in an environment that has mpi4py and
-numpy, and neither torch nor ringcoll::
+numpy, and no torch; the package is found beside the script::
 
     mpiexec -n 4 python -P mpi_peer.py REQUEST
 
-REQUEST is JSON: ``collective``, ``op``, ``dtype``, ``root``, ``modes``, ``warmup``, ``most``,
-``over_ranks``, ``check``, ``blocking``, ``writes``, ``turn_s``, the seconds of a turn, and ``shapes``, a list
-of [send_numel, recv_numel].
-Rank 0 prints JSON: ``library``, and ``found``, for each shape a list of [in_place, samples_s,
-turn, wrong]; or ``refused``.
+REQUEST is JSON: ``collective``, ``op``, ``dtype``, ``root``, ``modes``, ``warmup``, ``least``, ``most``,
+``seconds``, ``over_ranks``, ``check``, ``blocking``, ``writes``, and ``shapes``, a list of
+[send_numel, recv_numel]. Rank 0 prints JSON: ``library``, and ``found``, for each shape a list of
+[in_place, samples_s, turn, wrong]; or ``refused``.
 """
 
 from __future__ import annotations
 
-import gc
 import json
-import random
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
-_MOST_A_TURN = 1000  # all these as in `ringcoll.bench.measure`
-_LEAD = 4
-_TRIES, _GROWTH = 6, 10
-_TURNS = 4
 _NO_TURNS = 1  # of `blocking`
+_SETTINGS = ("warmup", "least", "most", "seconds", "over_ranks")
 
 _DTYPES = {
     "int8": np.int8,
@@ -47,14 +40,14 @@ _DTYPES = {
     "complex128": np.complex128,
 }
 _OPS = {
-    "none": MPI.SUM,
-    "sum": MPI.SUM,
-    "prod": MPI.PROD,
-    "max": MPI.MAX,
-    "min": MPI.MIN,
-    "band": MPI.BAND,
-    "bor": MPI.BOR,
-    "bxor": MPI.BXOR,
+    "none": "SUM",
+    "sum": "SUM",
+    "prod": "PROD",
+    "max": "MAX",
+    "min": "MIN",
+    "band": "BAND",
+    "bor": "BOR",
+    "bxor": "BXOR",
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sum": np.add,
@@ -76,11 +69,11 @@ def own_input(rank: int, numel: int, dtype: Any) -> Array:
     return (1 + (index // 3 + index * (rank + 1) + rank) % 2).astype(dtype)
 
 
-class Peer:
+class MpiPeer:
     """A collective on buffers of one shape."""
 
-    def __init__(self, request: dict[str, Any], send_numel: int, recv_numel: int) -> None:
-        self.comm = MPI.COMM_WORLD
+    def __init__(self, mpi: Any, request: dict[str, Any], send_numel: int, recv_numel: int) -> None:
+        self.mpi, self.comm = mpi, mpi.COMM_WORLD
         self.rank, self.world_size = self.comm.Get_rank(), self.comm.Get_size()
         self.collective, self.op = request["collective"], request["op"]
         self.root, self.dtype = max(0, request["root"]), _DTYPES[request["dtype"]]
@@ -102,14 +95,15 @@ class Peer:
             self.whole[:] = 77
             self.whole[self.block(self.rank) if own else slice(self.send_numel)] = self.inp
 
-    def write(self) -> None:
-        """Write the inputs anew."""
+    def write(self, index: int) -> None:
+        """Write the inputs of every mode anew, before the turn of one of them."""
         self.inp[:] = 1
         self.whole[:] = 1
 
     def call(self, in_place: bool) -> None:
         """Run the collective once."""
-        comm, op, root, here = self.comm, _OPS[self.op], self.root, MPI.IN_PLACE
+        comm, root, here = self.comm, self.root, self.mpi.IN_PLACE
+        op = getattr(self.mpi, _OPS[self.op])
         inp, out, whole = self.inp, self.out, self.whole
         is_root = self.rank == root
         match self.collective:
@@ -174,68 +168,31 @@ class Peer:
         return int((result[: wanted.size] != wanted).sum())
 
 
-def alternate(
-    functions: Sequence[Callable[[int], object]],
-    write: Callable[[], object],
-    request: dict[str, Any],
-) -> tuple[list[list[float]], int]:
-    """Time functions side by side, as the function of that name in `ringcoll.bench.measure`."""
-    comm = MPI.COMM_WORLD
-    times: list[list[float]] = [[] for _ in functions]
-    has_turns = request["blocking"] != _NO_TURNS and not request["writes"]
+class MpiMeeting:
+    """The meeting point of the ranks, for `alternate`."""
 
-    def one_round(seed: int, turn: int) -> None:
-        order = list(range(len(functions)))
-        random.Random(seed).shuffle(order)  # the same order on all ranks
-        for index in order:
-            if request["writes"]:
-                write()
-            comm.Barrier()
-            if has_turns:
-                functions[index](max(1, turn // _LEAD))
-            start = time.perf_counter()
-            functions[index](turn)
-            times[index].append((time.perf_counter() - start) / turn)
+    def __init__(self, mpi: Any) -> None:
+        self.mpi, self.comm = mpi, mpi.COMM_WORLD
+        self.world_size = self.comm.Get_size()
 
-    def fitting(seconds: float, limit: int) -> int:
-        return int(comm.bcast(min(limit, max(1, round(request["turn_s"] / seconds))), 0))
+    def start(self) -> None:
+        """Wait until all ranks have come."""
+        self.comm.Barrier()
 
-    gc.disable()
-    for _ in range(max(1, request["warmup"])):
-        one_round(0, 1)
-    most, seconds = request["most"], request["seconds"]
-    shortest = min(map(min, times))
-    turn = 1
-    if has_turns and seconds is None:
-        turn = fitting(shortest, max(1, most // _TURNS))
-    elif has_turns:
-        for _ in range(_TRIES):
-            longer = fitting(min(map(min, times)), min(_GROWTH * turn, _MOST_A_TURN))
-            if longer <= turn:
-                break
-            turn = longer
-            one_round(0, turn)
-    times = [[] for _ in functions]
-    begin, number = time.perf_counter(), 0
-    rounds = request["least"] if seconds is not None else max(1, most // turn)
-    while number < rounds:
-        one_round(number, turn)
-        number += 1
-        if seconds is not None and number == rounds:
-            rounds += comm.bcast(number < most and time.perf_counter() - begin < seconds, 0)
-    gc.enable()
-    return times, turn
+    def agree(self, number: int) -> int:
+        """Give all ranks the number of rank 0."""
+        return int(self.comm.bcast(number, 0))
 
-
-def over_ranks(times: list[float], how: str) -> list[float]:
-    """Combine times that every rank has measured."""
-    comm = MPI.COMM_WORLD
-    table = np.array(times)
-    if how == "rank0":
-        return [float(time_s) for time_s in comm.bcast(table, 0)]
-    combined = np.empty_like(table)
-    comm.Allreduce(table, combined, {"avg": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX}[how])
-    return [float(time_s) for time_s in combined / (comm.Get_size() if how == "avg" else 1)]
+    def over_ranks(self, times_s: list[list[float]], how: str) -> list[tuple[float, ...]]:
+        """Combine times that every rank has measured."""
+        table = np.array(times_s)
+        if how == "rank0":
+            table = self.comm.bcast(table, 0)
+        else:
+            own, op = table.copy(), {"avg": "SUM", "min": "MIN", "max": "MAX"}[how]
+            self.comm.Allreduce(own, table, getattr(self.mpi, op))
+            table = table / self.world_size if how == "avg" else table
+        return [tuple(row) for row in table.tolist()]
 
 
 def several(call: Callable[[], object], times: int) -> None:
@@ -244,17 +201,18 @@ def several(call: Callable[[], object], times: int) -> None:
         call()
 
 
-def measure(request: dict[str, Any]) -> dict[str, Any]:
+def measure(mpi: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Measure all shapes."""
-    comm = MPI.COMM_WORLD
-    answer: dict[str, Any] = {"library": MPI.Get_library_version().split(",")[0].split("\n")[0]}
+    from ringcoll.bench import alternate
+
+    answer: dict[str, Any] = {"library": mpi.Get_library_version().split(",")[0].split("\n")[0]}
     if request["dtype"] not in _DTYPES:
         return answer | {"refused": f"numpy and MPI have no {request['dtype']}"}
     if request["op"] not in _OPS:
         return answer | {"refused": f"MPI has no operator {request['op']}"}
     answer["found"] = []
     for send_numel, recv_numel in request["shapes"]:
-        peer = Peer(request, send_numel, recv_numel)
+        peer = MpiPeer(mpi, request, send_numel, recv_numel)
         modes = [
             mode
             for mode in request["modes"]
@@ -264,20 +222,26 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         for mode in modes:
             peer.fill(mode)
             peer.call(mode)
-            wrong.append(comm.allreduce(peer.wrong(mode)) if request["check"] else None)
+            wrong.append(peer.comm.allreduce(peer.wrong(mode)) if request["check"] else None)
         peer.whole[:] = 1  # what is reduced again and again should stay finite
-        functions = [partial(several, partial(peer.call, mode)) for mode in modes]
-        times, turn = alternate(functions, peer.write, request)
-        rows = [over_ranks(samples, request["over_ranks"]) for samples in times]
-        answer["found"].append(
-            [[mode, row, turn, bad] for mode, row, bad in zip(modes, rows, wrong, strict=True)]
+        samples = alternate(
+            MpiMeeting(mpi),
+            [partial(several, partial(peer.call, mode)) for mode in modes],
+            turn=1 if request["blocking"] == _NO_TURNS or request["writes"] else None,
+            before=peer.write if request["writes"] else None,
+            **{name: request[name] for name in _SETTINGS},
         )
+        rows = zip(modes, samples.times_s, samples.turns, wrong, strict=True)
+        answer["found"].append([list(row) for row in rows])
     return answer
 
 
 def main() -> None:
     """Measure, and print on rank 0."""
-    answer = measure(json.loads(sys.argv[1]))
+    sys.path.append(str(Path(__file__).parents[2]))  # last: the environment has its own numpy
+    from mpi4py import MPI
+
+    answer = measure(MPI, json.loads(sys.argv[1]))
     if MPI.COMM_WORLD.Get_rank() == 0:
         sys.stdout.write(json.dumps(answer) + "\n")
 
