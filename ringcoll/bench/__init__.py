@@ -29,9 +29,9 @@
     with Ranks(4) as ranks:
         results = ranks.run(on_rank, request)[0]
 
-May be imported from outside: ``__all__``; the functions `measure` and `environment` of the modules of
-these names; and what `peers`, `plot`, `traced`, `training`, `training_plot` and `tune` name. A module
-is imported when a name of it is used, so that commands without tensors need no torch.
+May be imported from outside: ``__all__``; the functions `measure` and `environment` of the modules
+of these names; and what `peers`, `plot`, `traced`, `training`, `training_plot` and `tune` name. A
+module is imported when a name of it is used, so that commands without tensors need no torch.
 """
 
 from __future__ import annotations
@@ -115,62 +115,15 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "AUTO",
-    "DTYPES",
-    "EVEN",
-    "FEW_SAMPLES",
-    "LIMITS",
-    "NATIVE",
-    "OVER",
-    "OVER_RANKS",
-    "PERSISTENT",
-    "SHARED",
-    "BenchRequest",
-    "BySize",
-    "Efficiency",
-    "Meeting",
-    "Oracle",
-    "Result",
-    "Samples",
-    "Summary",
-    "Timing",
-    "Workload",
-    "added_numel",
-    "algbw",
-    "alternate",
-    "as_size",
-    "average_busbw",
-    "busbw",
-    "by_size",
-    "caller",
-    "comparison_records",
-    "count_wrong",
-    "csv_records",
-    "default_backend",
-    "device",
-    "device_of",
-    "document",
-    "duel",
-    "efficiencies",
-    "exchanged_nbytes",
-    "failed",
-    "faster",
-    "label",
-    "on_rank",
-    "oversubscribed",
-    "parse_size",
-    "ran_on",
-    "sentences",
-    "shape",
-    "speed_against",
-    "spoil",
-    "spread_in_words",
-    "summarize",
-    "time_in_words",
-    "timings",
-    "turn_seconds",
-    "wrong_in",
-]
+    "AUTO", "DTYPES", "EVEN", "FEW_SAMPLES", "LIMITS", "NATIVE", "OVER", "OVER_RANKS", "PERSISTENT",
+    "SHARED", "BenchRequest", "BySize", "Efficiency", "Meeting", "Oracle", "Result", "Samples",
+    "Summary", "Timing", "Workload", "added_numel", "algbw", "alternate", "as_size",
+    "average_busbw", "busbw", "by_size", "caller", "comparison_records", "count_wrong",
+    "csv_records", "default_backend", "device", "device_of", "document", "duel", "efficiencies",
+    "exchanged_nbytes", "failed", "faster", "label", "on_rank", "oversubscribed", "parse_size",
+    "ran_on", "sentences", "shape", "speed_against", "spoil", "spread_in_words", "summarize",
+    "time_in_words", "timings", "turn_seconds", "wrong_in",
+]  # fmt: skip
 
 # Those without torch stand first: a name is looked up in one after the other.
 _MODULES = (

@@ -1,4 +1,4 @@
-"""What is measured: one call of a collective by ringcoll or torch.distributed, or a limit of both.
+"""The contenders: one call of a collective by ringcoll or torch.distributed, or a limit of both.
 
 Sizes are those of nccl-tests: ``nbytes`` is asked for; for the collectives on blocks
 (all-gather, reduce-scatter, gather, scatter, all-to-all) it is divided by the number of
@@ -108,17 +108,15 @@ _FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Workload:
-    """One line of a table: what is called, on how much.
+    """One line of a table: a collective, and the size that is asked for.
 
     Parameters
     ----------
-    collective
-        Its name.
-    nbytes
-        Size that is asked for.
+    collective, nbytes
+        Name of the collective, and size in bytes.
     dtype, op
-        By the names of nccl-tests: see `DTYPES` and `ringcoll.reduction.OPERATORS`. ``op`` is ``"none"`` where
-        nothing is reduced.
+        By the names of nccl-tests: see `DTYPES` and `ringcoll.reduction.OPERATORS`. ``op`` is
+        ``"none"`` where nothing is reduced.
     root
         -1 where there is none.
     """
@@ -132,7 +130,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Shape:
-    """The elements of the vector or of one block, the size of the whole, and both sides of a rank."""
+    """Elements of the vector or of a block, size of the whole, elements of input and output."""
 
     count: int
     nbytes: int
@@ -229,13 +227,13 @@ def caller(
     if contender == NATIVE:
         if workload.op == "mulsum":
             return _refuse_mulsum
-        op = workload.op if workload.op == "none" else _native_op(workload.op)
-        return _call(*_bound(dist, op, *place), buffers)
+        op = OPERATORS.get(workload.op, "sum").upper()  # of a collective that has none, any
+        return _call(*_bound(dist, getattr(dist.ReduceOp, op), *place), buffers)
     name, _, transport = contender.partition(OVER)
-    op = premul_sum(FACTOR) if workload.op == "mulsum" else workload.op
+    own_op = premul_sum(FACTOR) if workload.op == "mulsum" else workload.op
     is_persistent = name in (PERSISTENT, SHARED)
     library = _Plans() if is_persistent else ringcoll
-    function, copies = _bound(library, op, *place)
+    function, copies = _bound(library, own_op, *place)
     function = partial(
         function,
         group=_group_over(transport) if transport else None,
@@ -245,10 +243,6 @@ def caller(
     return _call(_prepared_once(function) if is_persistent else function, copies, buffers)
 
 
-def _native_op(op: str) -> Any:
-    return getattr(dist.ReduceOp, OPERATORS[op].upper())
-
-
 def _refuse_mulsum(async_op: bool) -> None:
     raise NotImplementedError("torch.distributed makes PREMUL_SUM for NCCL only")
 
@@ -256,7 +250,7 @@ def _refuse_mulsum(async_op: bool) -> None:
 def _bound(
     library: Any, op: object, workload: Workload, buffers: Buffers, rank: int, world_size: int
 ) -> tuple[Callable[..., Any], bool]:
-    """A library's function with its tensors; and whether the input is first copied to the output."""
+    """A library's function with its tensors; and whether the output is a copy of the input."""
     names = _FUNCTIONS.get(workload.collective, (workload.collective,))
     function = getattr(library, next(name for name in names if hasattr(library, name)))
     inp, out, apart = buffers.inp, buffers.out, not buffers.in_place

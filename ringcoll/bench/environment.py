@@ -1,4 +1,4 @@
-"""What a measurement has to be read with: versions, machine, load, command."""
+"""The facts that a measurement has to be read with: versions, machine, load, command."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Measure contenders side by side: what runs on every rank.
 
-Contenders take turns, as `ringcoll.bench.rounds` says. Results are checked apart from that, untimed.
+Contenders take turns, as `ringcoll.bench.rounds` says. Results are checked apart from that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringcoll.bench.contenders import (
 )
 from ringcoll.bench.environment import device_of
 from ringcoll.bench.exact import Oracle, count_wrong, spoil
-from ringcoll.bench.rounds import Samples, alternate
+from ringcoll.bench.rounds import alternate
 from ringcoll.bench.summary import Summary, algbw, busbw, summarize
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch.processes import report as to_parent
@@ -49,52 +49,34 @@ _SCOUTING_ROUNDS = 3
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What to measure.
+    """The question that a measurement answers.
 
     Parameters
     ----------
-    collective
-        Its name.
-    contenders
-        Names of algorithms, ``"auto"``, ``"native"`` for torch.distributed's own, or
-        one of `LIMITS`.
-    nbytes
-        Sizes, in bytes.
-    dtypes, ops
+    collective, contenders, nbytes
+        Names of the collective and of algorithms, ``"auto"``, ``"native"`` or `LIMITS`; sizes.
+    dtypes, ops, roots
         By the names of nccl-tests. Pairs that no library defines are left out.
-    roots
-        Roots, for rooted collectives.
-    modes
-        Whether in place: ``False``, ``True``, or both.
-    timed_modes
-        Those of them that are also timed.
+    modes, timed_modes
+        Whether in place: ``False``, ``True``, or both; and those of them that are also timed.
     scouts
         More algorithms. They run a few times in advance, and for each size the fastest
         joins the contenders; its time is measured anew, so that luck does not count.
-    warmup
-        Rounds before timing.
-    least, most
-        Limits on the number of rounds. Without ``seconds``, ``most`` is the number of
-        operations of each contender.
-    seconds
-        Time for all sizes together, within those limits.
-    over_ranks
-        One of `OVER_RANKS`.
-    check
-        Whether results are checked.
+    warmup, least, most, seconds
+        Rounds before timing, and limits on the number of rounds; time for all sizes together within
+        these. Without ``seconds``, ``most`` is the number of operations of each contender.
+    over_ranks, check
+        One of `OVER_RANKS`; whether results are checked.
     blocking
         How the operations of a turn follow each other. 2: each is waited for. 0: all are
         started, then waited for. 1: a turn has one operation only.
     writes
         Whether every rank writes its input anew before each operation, so that no other rank has
         it in its caches. A turn has one operation then.
-    segment_bytes
-        See `ringcoll.collectives.functions`.
-    modules
-        Modules of the user, which register further algorithms.
+    segment_bytes, modules
+        As for `ringcoll.all_reduce`; modules of the user, which register further algorithms.
     device
-        Where the tensors are: ``"cpu"`` or ``"cuda"``. There a turn ends when the GPU has done
-        everything.
+        Where the tensors are: ``"cpu"`` or ``"cuda"``. There a turn ends when the GPU is done.
     """
 
     collective: str
@@ -282,13 +264,20 @@ class Meeting:
 
 @dataclass
 class _Entry:
-    """One contender on one workload, on this rank."""
+    """One contender on one workload, on this rank; all dictionaries by whether it is in place."""
 
     contender: str
     scouted: bool = False
     refused: str | None = None
-    run: dict[bool, Callable[[int], object]] = field(default_factory=dict)  # by in_place
+    run: dict[bool, Callable[[int], object]] = field(default_factory=dict)
     wrong: dict[bool, int | None] = field(default_factory=dict)
+    times: dict[bool, tuple[tuple[float, ...], int]] = field(default_factory=dict)
+
+    def timing(self, mode: bool) -> Timing | None:
+        """The times in a mode in which the contender ran, perhaps only to be checked."""
+        return (
+            Timing(*self.times.get(mode, ((), 1)), self.wrong[mode]) if mode in self.run else None
+        )
 
 
 class _Bench:
@@ -316,26 +305,22 @@ class _Bench:
         entries = [self._entry(name) for name in self.request.contenders]
         best = self._best_scout(seconds)
         entries += [best] if best is not None else []
-        running = [entry for entry in entries if entry.refused is None]
-        jobs = [
-            (entry, mode)
-            for entry in running
-            for mode in self.modes
-            if mode in self.request.timed_modes and mode in entry.run
-        ]
         left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - start))
-        inputs = [self._buffers_of(entry.contender, mode).inp for entry, mode in jobs]
-        samples = self._time([entry.run[mode] for entry, mode in jobs], inputs, left)
-        keys = [(id(entry), mode) for entry, mode in jobs]
-        times = dict(zip(keys, zip(samples.times_s, samples.turns, strict=True), strict=True))
-        results = []
-        for entry in entries:
-            timings = {
-                mode: Timing(*times.get((id(entry), mode), ((), 1)), entry.wrong[mode])
-                for mode in entry.run
-            }
-            results.append(self._result(entry, timings))
-        return results
+        self._time(entries, left)
+        return [
+            Result(
+                workload=self.workload,
+                contender=entry.contender,
+                world_size=self.world_size,
+                count=self.shape.count,
+                nbytes=self.shape.nbytes,
+                out_of_place=entry.timing(False),
+                in_place=entry.timing(True),
+                refused=entry.refused,
+                scouted=entry.scouted,
+            )
+            for entry in entries
+        ]
 
     def _buffers_of(self, contender: str, mode: bool) -> Buffers:
         """The tensors that a contender works on, in place or not."""
@@ -351,18 +336,17 @@ class _Bench:
             )
         return self._buffers[key]
 
-    def _time(
-        self,
-        functions: list[Callable[[int], object]],
-        inputs: list[torch.Tensor],
-        seconds: float | None,
-    ) -> Samples:
+    def _time(self, entries: list[_Entry], seconds: float | None) -> None:
+        """Let all contenders take turns, in the modes that are to be timed."""
         request = self.request
-        if not functions:
-            return Samples([], [])
-        return alternate(
+        modes = [mode for mode in self.modes if mode in request.timed_modes]
+        jobs = [(entry, mode) for entry in entries for mode in modes if mode in entry.run]
+        inputs = [self._buffers_of(entry.contender, mode).inp for entry, mode in jobs]
+        if not jobs:
+            return
+        samples = alternate(
             self.meeting,
-            functions,
+            [entry.run[mode] for entry, mode in jobs],
             warmup=request.warmup,
             least=request.least,
             most=request.most,
@@ -371,12 +355,21 @@ class _Bench:
             turn=1 if request.blocking == 1 or request.writes else None,
             before=(lambda index: inputs[index].fill_(1)) if request.writes else None,
         )
+        for (entry, mode), times_s, turn in zip(jobs, samples.times_s, samples.turns, strict=True):
+            entry.times[mode] = times_s, turn
 
     def _entry(self, contender: str, *, scout: bool = False) -> _Entry:
         """Run a contender once in each mode, and check the results."""
-        if contender in LIMITS:
-            return self._limit(contender)
         entry = _Entry(contender)
+        if contender in LIMITS:  # it has no result to be checked, and is timed in one mode
+            mode = self.modes[-1]
+            try:
+                limit = limit_caller(contender, self.workload, self.world_size, self.device)
+            except ArgumentError as error:
+                entry.refused = str(error)
+                return entry
+            entry.run[mode], entry.wrong[mode] = partial(_settled, limit, self.device), None
+            return entry
         for mode in self.modes:
             call = caller(
                 contender,
@@ -391,20 +384,6 @@ class _Bench:
                 entry.run.clear()
                 break
             entry.run[mode] = partial(_several, call, self.request.blocking == 0, self.device)
-        return entry
-
-    def _limit(self, name: str) -> _Entry:
-        """One of the limits, which has no result to be checked, and is timed once."""
-        entry, mode = _Entry(name), self.modes[-1]
-        try:
-            entry.run[mode] = partial(
-                _settled,
-                limit_caller(name, self.workload, self.world_size, self.device),
-                self.device,
-            )
-            entry.wrong[mode] = None
-        except ArgumentError as error:
-            entry.refused = str(error)
         return entry
 
     def _try(
@@ -459,19 +438,6 @@ class _Bench:
         best = self._entry(scouts[medians.index(min(medians))].contender)
         best.scouted = True
         return best
-
-    def _result(self, entry: _Entry, timings: dict[bool, Timing]) -> Result:
-        return Result(
-            workload=self.workload,
-            contender=entry.contender,
-            world_size=self.world_size,
-            count=self.shape.count,
-            nbytes=self.shape.nbytes,
-            out_of_place=timings.get(False),
-            in_place=timings.get(True),
-            refused=entry.refused,
-            scouted=entry.scouted,
-        )
 
 
 def _several(call: Callable[[bool], Any], async_op: bool, device: torch.device, times: int) -> None:

@@ -5,14 +5,15 @@ numpy, and no torch; the package is found beside the script::
 
     mpiexec -n 4 python -P mpi_peer.py REQUEST
 
-REQUEST is JSON: ``collective``, ``op``, ``dtype``, ``root``, ``modes``, ``warmup``, ``least``, ``most``,
-``seconds``, ``over_ranks``, ``check``, ``blocking``, ``writes``, and ``shapes``, a list of
-[send_numel, recv_numel]. Rank 0 prints JSON: ``library``, and ``found``, for each shape a list of
+REQUEST is JSON: ``collective``, ``op``, ``dtype``, ``root``, ``modes``, ``warmup``, ``least``,
+``most``, ``seconds``, ``over_ranks``, ``check``, ``blocking``, ``writes``, and ``shapes``, a list
+of [send_numel, recv_numel]. Rank 0 prints JSON: ``library``, and ``found``, for each shape a list of
 [in_place, samples_s, turn, wrong]; or ``refused``.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -25,38 +26,22 @@ import numpy as np
 _NO_TURNS = 1  # of `blocking`
 _SETTINGS = ("warmup", "least", "most", "seconds", "over_ranks")
 
-_DTYPES = {
-    "int8": np.int8,
-    "uint8": np.uint8,
-    "int16": np.int16,
-    "uint16": np.uint16,
-    "int32": np.int32,
-    "uint32": np.uint32,
-    "int64": np.int64,
-    "uint64": np.uint64,
-    "float": np.float32,
-    "double": np.float64,
-    "complex64": np.complex64,
-    "complex128": np.complex128,
+_DTYPES = {  # of numpy, by the names of nccl-tests
+    **{f"{kind}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    "float": "float32",
+    "double": "float64",
+    "complex64": "complex64",
+    "complex128": "complex128",
 }
-_OPS = {
-    "none": "SUM",
-    "sum": "SUM",
-    "prod": "PROD",
-    "max": "MAX",
-    "min": "MIN",
-    "band": "BAND",
-    "bor": "BOR",
-    "bxor": "BXOR",
-}
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
+_OPS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "none": ("SUM", np.add),
+    "sum": ("SUM", np.add),
+    "prod": ("PROD", np.multiply),
+    "max": ("MAX", np.maximum),
+    "min": ("MIN", np.minimum),
+    "band": ("BAND", np.bitwise_and),
+    "bor": ("BOR", np.bitwise_or),
+    "bxor": ("BXOR", np.bitwise_xor),
 }
 _ONLY_OUT_OF_PLACE = ("all_to_all", "barrier")
 
@@ -76,16 +61,16 @@ class MpiPeer:
         self.mpi, self.comm = mpi, mpi.COMM_WORLD
         self.rank, self.world_size = self.comm.Get_rank(), self.comm.Get_size()
         self.collective, self.op = request["collective"], request["op"]
-        self.root, self.dtype = max(0, request["root"]), _DTYPES[request["dtype"]]
+        self.root, self.dtype = max(0, request["root"]), np.dtype(_DTYPES[request["dtype"]])
         self.send_numel, self.recv_numel = send_numel, recv_numel
+        self.numel = min(send_numel, recv_numel)  # of a block, where there are blocks
         self.out = np.ones(recv_numel, self.dtype)
         self.inp = own_input(self.rank, send_numel, self.dtype)
         self.whole = np.ones(max(send_numel, recv_numel), self.dtype)
 
     def block(self, index: int) -> slice:
         """The elements of a block in the larger side."""
-        numel = min(self.send_numel, self.recv_numel)
-        return slice(index * numel, (index + 1) * numel)
+        return slice(index * self.numel, (index + 1) * self.numel)
 
     def fill(self, in_place: bool) -> None:
         """Put the inputs into their places, and garbage elsewhere."""
@@ -103,7 +88,7 @@ class MpiPeer:
     def call(self, in_place: bool) -> None:
         """Run the collective once."""
         comm, root, here = self.comm, self.root, self.mpi.IN_PLACE
-        op = getattr(self.mpi, _OPS[self.op])
+        op = getattr(self.mpi, _OPS[self.op][0])
         inp, out, whole = self.inp, self.out, self.whole
         is_root = self.rank == root
         match self.collective:
@@ -138,33 +123,29 @@ class MpiPeer:
 
     def wrong(self, in_place: bool) -> int:
         """Elements of the result that are wrong on this rank."""
-        every = [own_input(rank, self.send_numel, self.dtype) for rank in range(self.world_size)]
-        is_root = self.rank == self.root
+        from ringcoll.schedule.contracts import contract
+
+        k, rules = self.world_size, contract(self.collective)
+        blocks = rules.outputs(self.rank, k, self.root)
+        if rules.at_least_once or not blocks:
+            return 0
+        every = [own_input(rank, self.send_numel, self.dtype) for rank in range(k)]
+        numel = self.send_numel // k if self.collective == "all_to_all" else self.numel
+        if rules.reduces:
+            start = blocks[0] * numel
+            wanted = functools.reduce(_OPS[self.op][1], every)[start : start + numel]
+        else:
+            sources = [rules.owner(block, k, self.root) for block in blocks]
+            firsts = [rules.inputs(source, k, self.root)[0] for source in sources]
+            wanted = np.concatenate(
+                [
+                    every[source][(block - first) * numel :][:numel]
+                    for block, source, first in zip(blocks, sources, firsts, strict=True)
+                ]
+            )
         result = self.whole if in_place else self.out
-        match self.collective:
-            case "all_reduce" | "reduce" | "reduce_scatter":
-                wanted = every[0]
-                for other in every[1:]:
-                    wanted = _FUNCTIONS[self.op](wanted, other)
-                if self.collective == "reduce_scatter":
-                    wanted = wanted[self.block(self.rank)]
-                elif self.collective == "reduce" and not is_root:
-                    return 0
-            case "broadcast":
-                wanted = every[self.root]
-            case "all_gather" | "gather":
-                if self.collective == "gather" and not is_root:
-                    return 0
-                wanted = np.concatenate(every)
-            case "scatter":
-                wanted = every[self.root][self.block(self.rank)]
-                result = result[self.block(self.rank)] if in_place else result
-            case "all_to_all":
-                numel = self.send_numel // self.world_size
-                mine = slice(self.rank * numel, (self.rank + 1) * numel)
-                wanted = np.concatenate([inputs[mine] for inputs in every])
-            case _:
-                return 0
+        if in_place and self.collective == "scatter":
+            result = result[self.block(self.rank)]
         return int((result[: wanted.size] != wanted).sum())
 
 

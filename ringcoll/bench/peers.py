@@ -39,7 +39,7 @@ _LIMIT_S = 86400.0
 
 
 def read(names: str) -> tuple[str, ...]:
-    """Read a list of peers, separated by commas; `ArgumentError` if a name is not that of a peer."""
+    """Read a list of peers, separated by commas; `ArgumentError` if there is no such peer."""
     peers = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in peers:
         if name not in PEERS:
@@ -55,12 +55,9 @@ def contenders(peers: Sequence[str]) -> tuple[str, ...]:
 
 
 def find(name: str, folder: Path = FOLDER) -> tuple[Path, Path]:
-    """The ``mpiexec`` and the Python of one of `MPI_PEERS` in a folder with an environment for each.
+    """The ``mpiexec`` and the Python of one of `MPI_PEERS`, in a folder of environments.
 
-    Raises
-    ------
-    MissingExtraError
-        The peer is not installed; the message says how to install it.
+    `MissingExtraError` says how to install a peer that is not there.
     """
     python = folder / name / "bin" / "python"
     command = mpiexec.beside(python)
@@ -76,21 +73,9 @@ def find(name: str, folder: Path = FOLDER) -> tuple[Path, Path]:
 def measure_peer(
     name: str, request: BenchRequest, world_size: int, folder: Path = FOLDER
 ) -> list[Result]:
-    """Measure an MPI library's own collective on this host.
+    """Measure an MPI library's own collective on this host, as often as our own algorithms.
 
-    Parameters
-    ----------
-    name, folder
-        As for `find`.
-    request, world_size
-        What to measure, and how often, as for our own algorithms; and on how many ranks.
-
-    Raises
-    ------
-    MissingExtraError
-        The peer is not installed.
-    MpiexecError
-        The program failed.
+    `MissingExtraError` if the peer is not installed, `MpiexecError` if its program failed.
     """
     command, python = find(name, folder)
     results = []

@@ -40,13 +40,7 @@ _NATIVE_LOOK: tuple[str, str, object] = ("#000000", "x", (0, (1, 1)))
 
 
 def check_matplotlib() -> None:
-    """Make sure that pictures can be drawn, before an hour is spent on measuring.
-
-    Raises
-    ------
-    MissingExtraError
-        matplotlib is not installed.
-    """
+    """Raise `MissingExtraError` if matplotlib is missing, before an hour is spent on measuring."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -57,13 +51,7 @@ def check_matplotlib() -> None:
 
 
 def suffixes() -> tuple[str, ...]:
-    """Endings of the files that a picture can be written to.
-
-    Raises
-    ------
-    MissingExtraError
-        matplotlib is not installed.
-    """
+    """Endings of the files that a picture can be written to."""
     check_matplotlib()
     from matplotlib.figure import Figure
 
@@ -81,20 +69,9 @@ def styles(names: Sequence[str]) -> dict[str, Style]:
 
 
 def draw(curves: Mapping[str, Sequence[Result]], title: str) -> Figure:
-    """Draw time and bus bandwidth over the size of the data.
+    """Draw time and bus bandwidth over the size of the data, a curve for each name in the legend.
 
-    Parameters
-    ----------
-    curves
-        For each name in the legend the results of its curve. Around each median the
-        quartiles are shaded.
-    title
-        Title of the picture.
-
-    Raises
-    ------
-    MissingExtraError
-        matplotlib is not installed.
+    Around each median the quartiles are shaded.
     """
     check_matplotlib()
     from matplotlib.figure import Figure
@@ -143,23 +120,10 @@ def _size_axis(axes: Axes, sizes: Sequence[int]) -> None:
 def draw_front(
     costs: Mapping[str, Counts], dominated_by: Mapping[str, Sequence[str]], bound: Bound, title: str
 ) -> Figure:
-    """Draw each algorithm as a point: filled if it is on the front, otherwise hollow.
+    """Draw the costs of each algorithm as points: filled if it is on the front, otherwise hollow.
 
-    Parameters
-    ----------
-    costs
-        Cost of each algorithm, by its name.
-    dominated_by
-        The names that dominate each algorithm; see `ringcoll.cost.pareto.dominators`.
-    bound
-        Lower bounds, drawn as dashed lines.
-    title
-        Title of the picture.
-
-    Raises
-    ------
-    MissingExtraError
-        matplotlib is not installed.
+    ``dominated_by`` has the names that dominate each algorithm: see
+    `ringcoll.cost.pareto.dominators`. The lower bounds are dashed lines.
     """
     check_matplotlib()
     from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ rank, unless the request says otherwise.
 
 Ranks start at different moments, on an oversubscribed machine milliseconds apart, and with cold
 caches. So that the start does not count, a turn consists of as many operations, in a row, as last a
-few milliseconds, after a quarter as many, and at least one, that are not timed; a sample is the mean
-of the others. Where a turn is to have one operation only, that is timed with its start.
+few milliseconds, after a quarter as many, and at least one, that are not timed; a sample is the
+mean of the others. Where a turn is to have one operation only, that is timed with its start.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _no_collection() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Samples:
-    """What `alternate` measured: for each function its times in seconds, round by round.
+    """The answer of `alternate`: for each function its times in seconds, round by round.
 
     Each time is the mean of as many operations as ``turns`` says for the function.
     """
@@ -98,13 +98,13 @@ def alternate(
     meeting
         Where the ranks meet before each turn.
     functions
-        What to time; called with the number of operations that they have to do.
+        The functions to time; called with the number of operations that they have to do.
     warmup, least, most, seconds
         As for `BenchRequest`; the clock is rank 0's.
     over_ranks
         One of `OVER_RANKS`.
     turn
-        Operations in a turn, all timed; by default as many as take some milliseconds, and some before.
+        Operations in a turn, all timed; by default as many as take some milliseconds.
     before
         Called before each turn, untimed, with the number of the function whose turn it is.
     """

@@ -17,7 +17,7 @@ __all__ = ["FEW_SAMPLES", "Summary", "algbw", "busbw", "spread_in_words", "summa
 
 _FEW = 5  # with 5 samples the quartiles are samples; with fewer they lie between samples
 FEW_SAMPLES = f"of fewer than {_FEW} samples, and rough"
-"""What the mark ``~`` of `spread_in_words` says of median and spread."""
+"""The meaning of the mark ``~`` of `spread_in_words`, for median and spread."""
 
 
 @dataclass(frozen=True)

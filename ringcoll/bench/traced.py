@@ -100,7 +100,7 @@ def train_on_rank(request: TrainerTraceRequest) -> dict[str, Any]:
 
 
 def _summary(recording: Recording) -> dict[str, Any]:
-    """What the command prints, on rank 0; empty on the others."""
+    """The summary that the command prints, on rank 0; empty on the others."""
     if not recording.summary:
         return {}
     return {

@@ -7,7 +7,7 @@ test of significance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -73,11 +73,6 @@ def faster(first: Result, second: Result) -> str:
     return second.contender if second.timed.summary.p75_s < first.timed.summary.p25_s else EVEN
 
 
-def _ranges(sizes: Sequence[int], verdict: Callable[[int], str]) -> Iterator[tuple[str, list[int]]]:
-    for word, group in groupby(sizes, verdict):
-        yield word, list(group)
-
-
 def _where(group: list[int], sizes: Sequence[int]) -> str:
     """A range of sizes in words.
 
@@ -95,25 +90,15 @@ def _where(group: list[int], sizes: Sequence[int]) -> str:
 
 
 def duel(table: BySize, first: str, second: str, *, names: tuple[str, str] | None = None) -> str:
-    """Say which of two contenders is faster at which sizes.
-
-    Parameters
-    ----------
-    table
-        What `by_size` returns.
-    first, second
-        The contenders.
-    names
-        How to call them; by default as `label` does.
-    """
+    """Say which of two contenders of `by_size` is faster at which sizes; ``names`` them so."""
     called = names or (label(first), label(second))
     sizes = [nbytes for nbytes, row in sorted(table.items()) if first in row and second in row]
     if not sizes:
         return f"{called[0].capitalize()} and {called[1]} were not measured at a common size."
     words = {first: f"{called[0]} is faster", second: f"{called[1]} is faster", EVEN: "about even"}
     parts = [
-        f"{words[word]} {_where(group, sizes)}"
-        for word, group in _ranges(sizes, lambda n: faster(table[n][first], table[n][second]))
+        f"{words[word]} {_where(list(group), sizes)}"
+        for word, group in groupby(sizes, lambda n: faster(table[n][first], table[n][second]))
     ]
     return f"{called[0].capitalize()} against {called[1]}: {', '.join(parts)}."
 
@@ -125,8 +110,8 @@ def _fastest(row: dict[str, Result]) -> str:
 def _winners(table: BySize) -> str:
     sizes = sorted(table)
     parts = [
-        f"{label(name)} {_where(group, sizes)}"
-        for name, group in _ranges(sizes, lambda nbytes: _fastest(table[nbytes]))
+        f"{label(name)} {_where(list(group), sizes)}"
+        for name, group in groupby(sizes, lambda nbytes: _fastest(table[nbytes]))
     ]
     return f"Lowest median: {', '.join(parts)}."
 

@@ -34,7 +34,7 @@ from ringcoll.bench import (
 from ringcoll.bench.environment import environment
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
-from ringcoll.cli.output import print_csv, print_json, print_table, print_text
+from ringcoll.cli.output import grouped, print_csv, print_json, print_table, print_text
 from ringcoll.cli.parameters import (
     FiniteRange,
     collective_name,
@@ -210,7 +210,7 @@ _UNITS = ("", "", "(us)", "", "(GB/s)", "/native", "", "")
 
 def _print(results: list[Result], facts: dict[str, Any], path: Path | None) -> None:
     headings = [f"{name}\n{unit}" for name, unit in zip(_COLUMNS, _UNITS, strict=True)]
-    print_table(headings, _rows(results), left=2)
+    print_table(headings, grouped(_rows(results)), left=2)
     print_text("", "* lowest median of its size")
     if any(result.scouted for result in results):
         print_text("+ the best of the rest at its size")
@@ -223,16 +223,11 @@ def _print(results: list[Result], facts: dict[str, Any], path: Path | None) -> N
 
 def _rows(results: list[Result]) -> Iterator[tuple[str, ...]]:
     table = by_size(results)
-    last = None
     for result in results:
-        row = table.get(result.nbytes, {})
-        first = "" if result.nbytes == last else as_size(result.nbytes)
-        if last is not None and first:
-            yield ("",) * len(_COLUMNS)
-        last = result.nbytes
+        row, first = table.get(result.nbytes, {}), as_size(result.nbytes)
         name = label(result.contender) + ("+" if result.scouted else "")
         if result.timed is None:
-            yield (first, name, "-", "-", "-", "-", "-", "-")
+            yield (first, name, *"-" * (len(_COLUMNS) - 2))
             continue
         summary = result.timed.summary
         fastest = summary.p50_s == min(

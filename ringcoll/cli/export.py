@@ -53,8 +53,8 @@ _FORMATS = {
 @root_option
 @click.option("--format", "kind", type=click.Choice(list(_FORMATS)), default="msccl",
               show_default=True, help="The format, as below.")  # fmt: skip
-@file_option("-o", "--output", "file", help="Write to this file, and not to the terminal; for chakra "
-             "the first part of the files' names.")  # fmt: skip
+@file_option("-o", "--output", "file", help="Write to this file, and not to the terminal; for "
+             "chakra the first part of the files' names.")  # fmt: skip
 @size_option("-b", "--bytes", "--size", "size",
              help="Size of the vector, or of all blocks of a rank, for goal and chakra; 1M.")  # fmt: skip
 @click.option("--gamma", type=FiniteRange(min=0), metavar="NUMBER",
@@ -78,8 +78,8 @@ def export(
     """Write ALGORITHM for COLLECTIVE in the format of another system.
 
     ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a file
-    of a schedule. The schedule is proved first. What msccl, mscclpp and text write is read again wherever an
-    algorithm is named: `ringcoll bench all_reduce -k 8 --algorithms ring.xml`.
+    of a schedule. The schedule is proved first. What msccl, mscclpp and text write is read again
+    wherever an algorithm is named: `ringcoll bench all_reduce -k 8 --algorithms ring.xml`.
     """
     if (size is not None or gamma is not None) and kind not in ("goal", "chakra"):
         raise click.UsageError(f"--bytes and --gamma are for goal and chakra, not for {kind}")
@@ -110,7 +110,7 @@ def export(
 def _contents(
     schedule: Schedule, kind: str, nbytes: int, gamma_ns: float, max_steps: int
 ) -> list[str] | list[bytes]:
-    """What the files hold."""
+    """The contents of the files."""
     if kind == "chakra":
         return to_chakra(schedule, nbytes, gamma_us_per_byte=gamma_ns / 1000)
     if kind == "goal":

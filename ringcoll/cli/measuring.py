@@ -1,4 +1,4 @@
-"""What the commands that measure share: options, and where the ranks come from.
+"""The options that the commands that measure share, and the ranks that they start.
 
 Ranks are either started here, on this machine, or were started by ``torchrun``: then
 every rank runs the command, and only rank 0 prints.
@@ -185,10 +185,13 @@ def sizes_options(
     A command that has a step, as nccl-tests do, takes the factor 1 for none.
     """
     about = "From one size to the next"
+    steps = [] if step is None else [
+        size_option("-i", "--stepbytes", default=step, help=f"{about}.")
+    ]  # fmt: skip
     options = [
         size_option("-b", "--minbytes", default=least, help="Smallest size."),
         size_option("-e", "--maxbytes", default=most, help="Largest size."),
-        *([] if step is None else [size_option("-i", "--stepbytes", default=step, help=f"{about}.")]),
+        *steps,
         click.option(
             "-f", "--stepfactor", type=click.IntRange(min=2 if step is None else 1),
             default=factor, show_default=True,
@@ -329,7 +332,7 @@ def on_ranks(
 
     ``on_report`` is called with what the ranks report, ``on_start`` before that with a description
     of each rank and its device of a kind, ``"cpu"`` or ``"cuda"``; under ``torchrun`` both on rank
-    0. What the function returned on rank 0 is returned, under ``torchrun`` on this rank.
+    0. The value of the function on rank 0 is returned, under ``torchrun`` on this rank.
     """
     if under_torchrun():
         dist.init_process_group(backend)

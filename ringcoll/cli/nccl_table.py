@@ -79,8 +79,8 @@ def preamble(
     yield "# Using devices"
     for item in devices:
         yield (
-            f"#  Rank {item['rank']:2} Group {item['group']:2} Pid {item['pid']:6} on "
-            f"{item['hostname']:>10} device {item['device']:2} [{item['device_kind']}] {item['device_info']}"
+            "#  Rank {rank:2} Group {group:2} Pid {pid:6} on {hostname:>10} "
+            "device {device:2} [{device_kind}] {device_info}".format(**item)
         )
 
 

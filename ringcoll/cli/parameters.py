@@ -80,9 +80,9 @@ def nbytes_of(text: str) -> int:
 nbytes_of.__name__ = "size"  # as pages of help show the type
 
 
-def size_option(*names: str, help: str, default: str | None = None) -> Callable[..., Any]:  # noqa: A002  # as click calls it
+def size_option(*names: str, default: str | None = None, **settings: Any) -> Callable[..., Any]:
     """Make an option that takes a number of bytes."""
-    return click.option(*names, type=nbytes_of, default=default, show_default=True, help=help)
+    return click.option(*names, type=nbytes_of, default=default, show_default=True, **settings)
 
 
 def bytes_option(*names: str) -> Callable[..., Any]:
@@ -91,11 +91,11 @@ def bytes_option(*names: str) -> Callable[..., Any]:
     return size_option("-b", "--bytes", *names, "nbytes", default="1M", help=about)
 
 
-def ranks_option(name: str, usual: int, help: str = "Number of ranks.") -> Callable[..., Any]:  # noqa: A002
+def ranks_option(name: str, usual: int, about: str = "Number of ranks.") -> Callable[..., Any]:
     """Make the option for the number of ranks of a command that starts none."""
     return click.option(
         "-k", "--ranks", "--world-size", name, type=click.IntRange(1, LARGEST_WORLD),
-        default=usual, show_default=True, help=help,
+        default=usual, show_default=True, help=about,
     )  # fmt: skip
 
 
@@ -378,6 +378,6 @@ def new_file(*suffixes: str) -> Callable[..., Path | None]:
 
 
 def file_option(*names: str, **settings: Any) -> Callable[..., Any]:
-    """Make an option for a file to write, which is checked before hours are spent on its content."""
+    """Make an option for a file to write, which is checked before hours are spent on it."""
     settings.setdefault("callback", new_file())
     return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), **settings)

@@ -45,8 +45,8 @@ _REGISTERED = 3  # algorithms shown beside the schedules
 @click.argument("collective", type=collective_name)
 @click.option("--topology", "text", help="The network, as below.")
 @click.option("--graph", "graph_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="A file with the network, a link a line, such as '0 -- 1 50 0.5': two nodes, GB/s and "
-              "microseconds.")  # fmt: skip
+              help="A file with the network, a link a line, such as '0 -- 1 50 0.5': two nodes, "
+              "GB/s and microseconds.")  # fmt: skip
 @click.option("-k", "--ranks", "--world-size", "world_size", type=click.IntRange(1, LARGEST_WORLD),
               help="Number of ranks, if the network does not say it; 4.")  # fmt: skip
 @click.option("--method", type=click.Choice(list(METHODS)), default="exact", show_default=True,
@@ -154,10 +154,11 @@ def _facts(front: SearchedFront, nbytes: int) -> dict[str, Any]:
 
 
 def _print(front: SearchedFront, rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    least_rounds = str(front.least_rounds_per_chunk)
     print_table(
         ("schedule", "steps", "rounds", "chunks", "rounds per chunk", "segments", "us"),
         [
-            ("lower bound", str(front.least_steps), "", "", str(front.least_rounds_per_chunk), "", ""),
+            ("lower bound", str(front.least_steps), "", "", least_rounds, "", ""),
             *([*map(str, list(row.values())[:6]), _us(row)] for row in rows),
             *((row["algorithm"], "", "", "", "", str(row["segments"]), _us(row)) for row in others),
         ],

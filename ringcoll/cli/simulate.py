@@ -90,9 +90,9 @@ def _number(*names: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as c
 @click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True,
               help="Pieces of a chunk that are pipelined.")  # fmt: skip
 @root_option
-@click.option("--hosts", "num_hosts", type=click.IntRange(1, LARGEST_WORLD), default=2, show_default=True,
-              help="Number of hosts among which the ranks are divided, for an algorithm that needs "
-              "to know it.")  # fmt: skip
+@click.option("--hosts", "num_hosts", type=click.IntRange(1, LARGEST_WORLD), default=2,
+              show_default=True, help="Number of hosts among which the ranks are divided, for an "
+              "algorithm that needs to know it.")  # fmt: skip
 @_number("--bandwidth", help="GB/s of a link; 10.")
 @_number("--latency", help="Microseconds of a link; 1.")
 @_number(

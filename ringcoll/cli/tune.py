@@ -16,7 +16,7 @@ from ringcoll.bench import tune as bench
 from ringcoll.bench.environment import environment
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
-from ringcoll.cli.output import print_json, print_table, print_text, progress
+from ringcoll.cli.output import grouped, print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import FiniteRange, file_option, json_option, named_algorithms
 from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import in_text
@@ -187,7 +187,7 @@ def _measure(
 
 def _print(table: Table, findings: list[bench.Finding], path: Path) -> None:
     columns = ("collective", "size", "fastest", "median", "model", "ratio")
-    print_table(columns, _rows(findings), left=3)
+    print_table(columns, grouped(_rows(findings)), left=3)
     costs = table.parameters
     if any(finding.few for finding in findings):
         print_text(f"~ medians are {FEW_SAMPLES}")
@@ -206,19 +206,15 @@ def _print(table: Table, findings: list[bench.Finding], path: Path) -> None:
 
 
 def _rows(findings: list[bench.Finding]) -> Iterator[tuple[str, ...]]:
-    last = None
     for finding in findings:
-        if last is not None and finding.collective != last:
-            yield ("",) * 6
         yield (
-            finding.collective if finding.collective != last else "",
+            finding.collective,
             as_size(finding.nbytes),
             finding.best,
             f"{'~' * finding.few}{time_in_words(finding.medians_s[finding.best])}",
             "the same" if finding.auto == finding.best else finding.auto,
             f"{finding.ratio:.2f}",
         )
-        last = finding.collective
 
 
 def _document(
