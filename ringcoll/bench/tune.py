@@ -42,11 +42,12 @@ from ringcoll.system.user_modules import UserModule
 __all__ = [
     "Finding",
     "TuningPlan",
-    "candidates",
     "costs_on_rank",
     "findings",
+    "promising",
     "rules_from",
     "time_on_rank",
+    "workloads",
 ]
 
 _TIMES = 5  # that the costs are measured
@@ -70,12 +71,6 @@ class TuningPlan:
     algorithms: Mapping[str, tuple[str, ...]] | None = None
     modules: tuple[UserModule, ...] = ()
     device: str = "cpu"
-
-    def leaves_a_choice(self, collective: str, world_size: int) -> bool:
-        """Whether there are algorithms of a collective to choose between."""
-        if self.algorithms is None:
-            return len(candidates(collective, world_size)) > 1
-        return collective in self.algorithms
 
     def contenders(self, collective: str, nbytes: int, world_size: int) -> tuple[str, ...]:
         """Algorithms to measure at a size; the algorithm that the model chooses is one of them."""
@@ -130,35 +125,34 @@ def costs_on_rank(transport: str, kind: str = "cpu", timeout_s: float = _LIMIT_S
     return Parameters(**dict(zip(names, map(median, zip(*costs, strict=True)), strict=True)))
 
 
-def candidates(collective: str, world_size: int) -> tuple[str, ...]:
-    """Algorithms that ``"auto"`` may choose."""
+def workloads(plan: TuningPlan, world_size: int) -> dict[str, tuple[int, ...]]:
+    """Sizes to measure of each collective that leaves a choice between algorithms."""
+    sizes = {}
+    for name in plan.collectives:
+        if plan.algorithms is None:
+            leaves_a_choice = len(promising(name, 0, world_size, None)) > 1
+        else:
+            leaves_a_choice = name in plan.algorithms
+        own = tuple(n for n in plan.sizes if shape(Workload(name, n), world_size).count)
+        if leaves_a_choice and own:
+            sizes[name] = own
+    return sizes
+
+
+def promising(
+    collective: str, nbytes: int, world_size: int, costs: Parameters | None
+) -> tuple[str, ...]:
+    """Algorithms of the library that are worth measuring at a size; all, while costs are unknown."""
+    if costs is not None:
+        predicted = predictions(collective, nbytes, world_size, costs)
+        limit_s = _HOPELESS * predicted[0].seconds
+        return tuple(each.algorithm for each in predicted if each.seconds <= limit_s)
     unequal = not contract(collective).common_lengths
     return tuple(
         entry.name
         for entry in algorithms(collective, world_size, variants=True)
         if entry.built_in and not (unequal and entry.equal_blocks)
     )
-
-
-def workloads(plan: TuningPlan, world_size: int) -> dict[str, tuple[int, ...]]:
-    """Sizes to measure of each collective that leaves a choice."""
-    sizes = {
-        name: tuple(n for n in plan.sizes if shape(Workload(name, n), world_size).count)
-        for name in plan.collectives
-        if plan.leaves_a_choice(name, world_size)
-    }
-    return {name: own for name, own in sizes.items() if own}
-
-
-def promising(
-    collective: str, nbytes: int, world_size: int, costs: Parameters | None
-) -> tuple[str, ...]:
-    """Algorithms of the library that are worth measuring at a size."""
-    if costs is None:
-        return candidates(collective, world_size)
-    predicted = predictions(collective, nbytes, world_size, costs)
-    limit_s = _HOPELESS * predicted[0].seconds
-    return tuple(each.algorithm for each in predicted if each.seconds <= limit_s)
 
 
 def time_on_rank(plan: TuningPlan) -> list[Result]:
@@ -196,12 +190,12 @@ def findings(results: Iterable[Result], table: Table) -> list[Finding]:
             key = result.workload.collective, result.nbytes
             rows.setdefault(key, {})[result.contender] = result.timed.summary
     comparisons = []
-    for (collective, nbytes), summaries in rows.items():
+    for workload, summaries in rows.items():
         medians_s = {name: summary.p50_s for name, summary in summaries.items()}
         best = min(medians_s, key=lambda name: (medians_s[name], name))
-        choice = choose(collective, nbytes, table.world_size, table)
+        auto = choose(*workload, table.world_size, table).algorithm
         few = any(summary.few for summary in summaries.values())
-        comparisons.append(Finding(collective, nbytes, best, choice.algorithm, medians_s, few))
+        comparisons.append(Finding(*workload, best, auto, medians_s, few))
     return comparisons
 
 

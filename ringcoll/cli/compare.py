@@ -41,6 +41,7 @@ from ringcoll.cli.parameters import (
     csv_option,
     file_option,
     json_option,
+    new_picture,
 )
 from ringcoll.schedule.contracts import contract
 from ringcoll.system.settings import forced_transport
@@ -67,7 +68,7 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
     """Make sure that the picture can be drawn; ``None`` if nothing is to be drawn."""
     if path is None or ctx.params["no_picture"]:
         return None
-    return measuring.new_picture(ctx, param, path)
+    return new_picture(ctx, param, path)
 
 
 @command(examples=_EXAMPLES)

@@ -32,9 +32,8 @@ from ringcoll.bench import (
     device,
     on_rank,
 )
-from ringcoll.bench.plot import suffixes
 from ringcoll.cli.output import progress
-from ringcoll.cli.parameters import named_algorithms, nbytes_of, new_file, size_option
+from ringcoll.cli.parameters import named_algorithms, nbytes_of, new_picture, size_option
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch.processes import Ranks, reports_to
 from ringcoll.reduction import OPERATORS, operator_named
@@ -213,11 +212,6 @@ def refuse_unused_transport(ctx: click.Context, device: str) -> None:
     if ctx.get_parameter_source(unused) is ParameterSource.COMMANDLINE:
         option = f"--{unused.replace('_', '-')}"
         raise click.UsageError(f"{option} says nothing about tensors with --device {device}")
-
-
-def new_picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    """Make sure, before anything is measured, that a picture can be drawn and written."""
-    return None if path is None else new_file(*suffixes())(ctx, param, path)
 
 
 def contenders(

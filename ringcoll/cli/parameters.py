@@ -42,6 +42,7 @@ __all__ = [
     "named_algorithms",
     "nbytes_of",
     "new_file",
+    "new_picture",
     "proved",
     "rank_numbers",
     "root_option",
@@ -375,6 +376,13 @@ def new_file(*suffixes: str) -> Callable[..., Path | None]:
         return path
 
     return check
+
+
+def new_picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Make sure, before anything is measured, that a picture can be drawn and written."""
+    from ringcoll.bench.plot import suffixes  # it imports torch
+
+    return None if path is None else new_file(*suffixes())(ctx, param, path)
 
 
 def file_option(*names: str, **settings: Any) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from ringcoll.cli.parameters import (
     file_option,
     hosts_option,
     json_option,
-    new_file,
+    new_picture,
     world_size_option,
 )
 from ringcoll.cost.counts import lower_bound
@@ -33,14 +33,6 @@ _EXAMPLES = """
 """
 
 
-def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    if path is None:
-        return None
-    from ringcoll.bench.plot import suffixes
-
-    return new_file(*suffixes())(ctx, param, path)
-
-
 @command("pareto", examples=_EXAMPLES)
 @click.argument("collective", type=collective_name)
 @world_size_option
@@ -49,7 +41,7 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
     "--ports", "most_ports", type=click.IntRange(min=1), metavar="MESSAGES",
     help="Only algorithms in which a rank sends, and receives, at most so many messages at once.",
 )  # fmt: skip
-@file_option("--plot", "picture", metavar="FILE", callback=_picture,
+@file_option("--plot", "picture", metavar="FILE", callback=new_picture,
              help="Draw the front, too; needs ringcoll[plot].")  # fmt: skip
 @json_option
 def pareto(

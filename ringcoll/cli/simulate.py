@@ -26,7 +26,7 @@ from ringcoll.cli.parameters import (
     saying_what_would_do,
 )
 from ringcoll.schedule.contracts import LARGEST_WORLD, contract
-from ringcoll.simulation import PRESETS, Topology, simulate, topology_named
+from ringcoll.simulation import PRESETS, simulate, topology_named
 from ringcoll.simulation.texts import FORMS
 from ringcoll.system.files import json_text, replace_file
 
@@ -72,8 +72,13 @@ def _node(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
-def _number(*names: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as click calls it
-    return click.option(*names, type=float, metavar="NUMBER", help=help)
+def _number(name: str, unit: float, about: str) -> Callable[..., Any]:
+    """An option for a number in a unit, which is read in units of SI."""
+
+    def in_si(ctx: click.Context, param: click.Parameter, number: float | None) -> float | None:
+        return None if number is None else number * unit
+
+    return click.option(name, type=float, metavar="NUMBER", callback=in_si, help=about)
 
 
 @command(
@@ -93,19 +98,14 @@ def _number(*names: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as c
 @click.option("--hosts", "num_hosts", type=click.IntRange(1, LARGEST_WORLD), default=2,
               show_default=True, help="Number of hosts among which the ranks are divided, for an "
               "algorithm that needs to know it.")  # fmt: skip
-@_number("--bandwidth", help="GB/s of a link; 10.")
-@_number("--latency", help="Microseconds of a link; 1.")
-@_number(
-    "--across-bandwidth",
-    help="GB/s of a card between hosts, a tenth of --bandwidth; or of a cable between "
-    "the groups of a dragonfly, --bandwidth.",
-)
-@_number(
-    "--across-latency",
-    help="Microseconds between hosts, ten times --latency; or between groups, --latency.",
-)
-@_number("--alpha", help="Microseconds until the bytes of a message begin to move; 0.")
-@_number("--gamma", help="Nanoseconds to reduce a byte; 0.")
+@_number("--bandwidth", 1e9, "GB/s of a link; 10.")
+@_number("--latency", 1e-6, "Microseconds of a link; 1.")
+@_number("--across-bandwidth", 1e9, "GB/s of a card between hosts, a tenth of --bandwidth; or of a "
+         "cable between the groups of a dragonfly, --bandwidth.")  # fmt: skip
+@_number("--across-latency", 1e-6, "Microseconds between hosts, ten times --latency; or between "
+         "groups, --latency.")  # fmt: skip
+@_number("--alpha", 1e-6, "Microseconds until the bytes of a message begin to move; 0.")
+@_number("--gamma", 1e-9, "Nanoseconds to reduce a byte; 0.")
 @click.option("--slow", multiple=True, metavar="RANK=FACTOR", callback=_of_ranks,
               help="A rank that is slower by a factor.")  # fmt: skip
 @click.option("--late", multiple=True, metavar="RANK=TIME", callback=_of_ranks,
@@ -148,12 +148,14 @@ def simulate_command(
     topology = topology_named(
         text,
         world_size,
-        bandwidth=_times(bandwidth, 1e9),
-        latency_s=_times(latency, 1e-6),
-        across_bandwidth=_times(across_bandwidth, 1e9),
-        across_latency_s=_times(across_latency, 1e-6),
+        bandwidth=bandwidth,
+        latency_s=latency,
+        across_bandwidth=across_bandwidth,
+        across_latency_s=across_latency,
     )
-    topology = _with_costs(topology, _times(alpha, 1e-6), _times(gamma, 1e-9))
+    costs = {"alpha_s": alpha, "gamma_s_per_byte": gamma}
+    asked: dict[str, Any] = {name: value for name, value in costs.items() if value is not None}
+    topology = replace(topology, **asked)
     for first, second in fail:
         topology = topology.without(first, second)
     schedule = entry.schedule(world_size, root or 0, on_hosts(world_size, num_hosts))
@@ -188,15 +190,3 @@ def simulate_command(
         click.echo(f"\nNumbers: {topology.source}.")
     if file is not None:
         click.echo(f"\nWrote {file}: open it in https://ui.perfetto.dev or chrome://tracing.")
-
-
-def _times(number: float | None, unit: float) -> float | None:
-    return None if number is None else number * unit
-
-
-def _with_costs(topology: Topology, alpha_s: float | None, gamma: float | None) -> Topology:
-    return replace(
-        topology,
-        alpha_s=topology.alpha_s if alpha_s is None else alpha_s,
-        gamma_s_per_byte=topology.gamma_s_per_byte if gamma is None else gamma,
-    )

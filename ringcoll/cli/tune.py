@@ -10,7 +10,6 @@ from typing import Any
 import click
 import torch
 
-from ringcoll.algorithms import Algorithm
 from ringcoll.bench import FEW_SAMPLES, Result, as_size, oversubscribed, ran_on, time_in_words
 from ringcoll.bench import tune as bench
 from ringcoll.bench.environment import environment
@@ -98,10 +97,9 @@ def tune(
     world_size = ranks or 4
     measuring.check_memory(maxbytes, world_size, device)
     collectives = _collectives(names)
-    chosen: dict[str, tuple[str, ...]] | None = None
-    modules: tuple[UserModule, ...] = ()
-    if algorithms is not None:
-        chosen, modules = _chosen(algorithms, collectives, world_size)
+    chosen, modules = (
+        (None, ()) if algorithms is None else _chosen(algorithms, collectives, world_size)
+    )
     plan = bench.TuningPlan(
         collectives,
         measuring.chosen(minbytes, maxbytes, stepfactor, 0),
@@ -142,27 +140,24 @@ def _chosen(
 ) -> tuple[dict[str, tuple[str, ...]], tuple[UserModule, ...]]:
     """The algorithms to measure, by collective, and the modules that have them."""
     modules: list[UserModule] = []
-    entries: dict[str, list[Algorithm]] = {}
+    algorithms: dict[str, list[str]] = {}
     for name in filter(None, map(str.strip, names.split(","))):
         if is_schedule_file(name):
             raise click.BadParameter(
                 f"{name}: rules name registered algorithms, not files", param_hint="--algorithms"
             )
-        named, own = named_algorithms(name)
+        entries, own = named_algorithms(name)
         modules += own
-        for entry in named:
+        for entry in entries:
             if entry.collective in collectives and not entry.restriction(world_size):
-                entries.setdefault(entry.collective, []).append(entry)
-    if not entries:
+                algorithms.setdefault(entry.collective, []).append(entry.name)
+    if not algorithms:
         raise click.BadParameter(
             f"none is for {', '.join(collectives)} on {world_size} ranks",
             param_hint="--algorithms",
         )
-    algorithms = {
-        collective: tuple(dict.fromkeys(entry.name for entry in own))
-        for collective, own in entries.items()
-    }
-    return algorithms, tuple(dict.fromkeys(modules))
+    unique = {name: tuple(dict.fromkeys(own)) for name, own in algorithms.items()}
+    return unique, tuple(dict.fromkeys(modules))
 
 
 def _measure(
