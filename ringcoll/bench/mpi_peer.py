@@ -7,7 +7,8 @@ numpy, and no torch; the package is found beside the script::
 
 REQUEST is JSON: ``collective``, ``op``, ``dtype``, ``root``, ``modes``, ``warmup``, ``least``,
 ``most``, ``seconds``, ``over_ranks``, ``check``, ``blocking``, ``writes``, and ``shapes``, a list
-of [send_numel, recv_numel]. Rank 0 prints JSON: ``library``, and ``found``, for each shape a list of
+of [send_numel, recv_numel]. Rank 0 prints JSON: ``library``, and ``found``,
+for each shape a list of
 [in_place, samples_s, turn, wrong]; or ``refused``.
 """
 

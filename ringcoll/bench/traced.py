@@ -1,4 +1,4 @@
-"""A collective, or a trainer, under `ringcoll.trace`: what runs on every rank of ``ringcoll trace``."""
+"""A collective, or a trainer, under `ringcoll.trace`: the part of a rank of ``ringcoll trace``."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def workloads(plan: TuningPlan, world_size: int) -> dict[str, tuple[int, ...]]:
 def promising(
     collective: str, nbytes: int, world_size: int, costs: Parameters | None
 ) -> tuple[str, ...]:
-    """Algorithms of the library that are worth measuring at a size; all, while costs are unknown."""
+    """Algorithms of the library that are worth measuring at a size; all without costs."""
     if costs is not None:
         predicted = predictions(collective, nbytes, world_size, costs)
         limit_s = _HOPELESS * predicted[0].seconds

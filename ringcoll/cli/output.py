@@ -106,10 +106,9 @@ def print_table(
     ----------
     columns, rows
         Headings, and rows with as many cells.
-    left
-        Number of columns, from the first, that hold words and not numbers.
-    prose
-        Number of columns, to the last, that hold text, which may be broken to fit a terminal.
+    left, prose
+        Number of columns, from the first, that hold words and not numbers; and of columns, to the
+        last, that hold text, which may be broken to fit a terminal.
     """
     from rich.console import Console
     from rich.table import Table

@@ -128,13 +128,6 @@ def _numbers(text: str, lowest: int) -> tuple[int, ...]:
 def world_sizes(text: str) -> tuple[int, ...]:
     """Read numbers and ranges, such as ``1-8,13,64``; sorted, each number once.
 
-    Raises
-    ------
-    click.BadParameter
-        The text is something else; the message names the piece of the text.
-
-    Examples
-    --------
     >>> world_sizes("8,1-3,2")
     (1, 2, 3, 8)
     """
@@ -206,24 +199,8 @@ def named_algorithms(
 ) -> tuple[list[Algorithm], tuple[UserModule, ...]]:
     """Find the algorithms of a name, of ``module:algorithm``, which is imported, or of a file.
 
-    Parameters
-    ----------
-    text
-        The name as the user typed it.
-    collective
-        The collective that the algorithm has to be for; ``None`` for any collective.
-
-    Returns
-    -------
-    tuple
-        At least one algorithm; and the module to import on every rank, if there is one.
-
-    Raises
-    ------
-    UnknownAlgorithmError
-        There is no such algorithm; the message lists the known ones, and the nearest.
-    ScheduleError
-        The file cannot be read, or holds no schedule.
+    At least one algorithm is returned, for the collective or for any, and the module to import on
+    every rank, if there is one. `UnknownAlgorithmError` lists the known names, and the nearest.
     """
     if is_schedule_file(text):
         entry = algorithm_in(text)
@@ -264,28 +241,9 @@ def fitting_size(text: str, world_size: int) -> int:
 def asked_schedule(
     text: str, collective: str, world_size: int, root: int | None, num_hosts: int | None
 ) -> tuple[Algorithm, Schedule, str]:
-    """Build the schedule that the user asks for.
+    """The algorithm that the user asks for (see `named_algorithms`), its schedule, both in words.
 
-    Parameters
-    ----------
-    text
-        The name of the algorithm as the user typed it; see `named_algorithms`.
-    collective, world_size
-        The collective, and the number of ranks.
-    root, num_hosts
-        The root, and the number of hosts; ``None`` if the user typed no number.
-
-    Returns
-    -------
-    tuple
-        The algorithm, its schedule, and both in words.
-
-    Raises
-    ------
-    click.UsageError
-        The collective has no root, or the algorithm does not need hosts.
-    ScheduleError
-        There is no such algorithm, or it does not run on these ranks.
+    ``root`` and ``num_hosts`` are ``None`` if the user typed no number.
     """
     rooted = contract(collective).rooted
     if root is not None and not rooted:
@@ -380,9 +338,11 @@ def new_file(*suffixes: str) -> Callable[..., Path | None]:
 
 def new_picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
     """Make sure, before anything is measured, that a picture can be drawn and written."""
+    if path is None:
+        return None
     from ringcoll.bench.plot import suffixes  # it imports torch
 
-    return None if path is None else new_file(*suffixes())(ctx, param, path)
+    return new_file(*suffixes())(ctx, param, path)
 
 
 def file_option(*names: str, **settings: Any) -> Callable[..., Any]:
