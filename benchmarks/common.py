@@ -22,8 +22,9 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from ringcoll.bench import as_size, time_in_words
 from ringcoll.bench import environment as machine
-from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.cli import print_table
 from ringcoll.machine.stores import served
 from ringcoll.transport import catalogue
 
@@ -152,12 +153,8 @@ class Table:
 
     def show(self) -> None:
         """Print the table; the first column is left-justified."""
-        lines = [list(self.columns), *self.cells()]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         print(f"\n{self.caption}" if self.caption else "")
-        for first, *others in lines:
-            padded = map(str.rjust, others, widths[1:])
-            print("  ".join([first.ljust(widths[0]), *padded]).rstrip(), flush=True)
+        print_table(list(self.columns), self.cells(), left=1)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

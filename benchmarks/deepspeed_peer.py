@@ -25,8 +25,7 @@ from overhead import checked, repeated
 from torch.utils import cpp_extension
 
 import ringcoll
-from ringcoll.bench import Meeting, alternate, summarize
-from ringcoll.bench.units import as_size, parse_size
+from ringcoll.bench import Meeting, alternate, as_size, parse_size, summarize
 from ringcoll.launch.processes import Ranks
 from ringcoll.machine.settings import TRANSPORT_VARIABLES
 

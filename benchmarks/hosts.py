@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.pro
 from common import Table, environment, introduce, parser, write
 
 from ringcoll.algorithms import on_hosts, schedule_of
-from ringcoll.bench.units import as_size, parse_size
+from ringcoll.bench import as_size, parse_size
 from ringcoll.cost.counts import seconds_on_hosts
 from ringcoll.cost.links import LinkCosts
 from tests.fakes.hosts import HostRanks, Hosts, reason_why_not_slow

@@ -18,9 +18,7 @@ import torch.distributed as dist
 from common import Table, environment, introduce, parser, write
 
 import ringcoll
-from ringcoll.bench import Meeting, alternate, summarize
-from ringcoll.bench.exact import Oracle, count_wrong
-from ringcoll.bench.units import parse_size
+from ringcoll.bench import Meeting, Oracle, alternate, count_wrong, parse_size, summarize
 from ringcoll.collectives.groups import communicator
 from ringcoll.launch.processes import Ranks
 from ringcoll.machine.settings import TRANSPORT_VARIABLES

@@ -21,8 +21,7 @@ from common import Table, environment, introduce, parser, write
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.bench import Meeting, alternate, summarize
-from ringcoll.bench.units import as_size, parse_size
+from ringcoll.bench import Meeting, alternate, as_size, parse_size, summarize
 from ringcoll.launch.processes import Ranks
 from ringcoll.training import BucketedDataParallel, average_gradients
 

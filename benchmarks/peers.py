@@ -20,13 +20,19 @@ from typing import Any
 
 from common import Table, busy_loops, environment, introduce, parser, write
 
-from ringcoll.bench import NATIVE, BenchRequest, Result, Timing, peers
+from ringcoll.bench import (
+    LIMITS,
+    NATIVE,
+    BenchRequest,
+    Result,
+    Timing,
+    efficiencies,
+    parse_size,
+    peers,
+    speed_against,
+)
 from ringcoll.bench import on_rank as measure_on_rank
-from ringcoll.bench.efficiency import efficiencies
-from ringcoll.bench.findings import speed_against
-from ringcoll.bench.limits import LIMITS
 from ringcoll.bench.plot import check_matplotlib, draw, save
-from ringcoll.bench.units import parse_size
 from ringcoll.launch.processes import Ranks
 from ringcoll.machine.settings import TRANSPORT_VARIABLES
 from ringcoll.schedule.contracts import contract

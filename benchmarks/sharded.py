@@ -30,8 +30,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.bench import Meeting, alternate, summarize
-from ringcoll.bench.units import as_size, parse_size
+from ringcoll.bench import Meeting, alternate, as_size, parse_size, summarize
 from ringcoll.launch.processes import Ranks
 from ringcoll.training import ModelStates, ShardedAdamW, model_state_bytes, storage_nbytes
 

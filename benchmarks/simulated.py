@@ -23,11 +23,8 @@ from common import Table, environment, introduce, parser, write
 
 import ringcoll
 from ringcoll.algorithms import algorithms, schedule_of
-from ringcoll.bench import Meeting
-from ringcoll.bench.measure import alternate
-from ringcoll.bench.summary import Summary, summarize
+from ringcoll.bench import Meeting, Summary, alternate, parse_size, summarize
 from ringcoll.bench.tune import costs_on_rank
-from ringcoll.bench.units import parse_size
 from ringcoll.cost.choice import segment_count
 from ringcoll.cost.predict import Parameters
 from ringcoll.launch.processes import Ranks

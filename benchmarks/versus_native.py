@@ -16,10 +16,8 @@ from typing import Any
 from common import Table, environment, introduce, parser, write
 
 from ringcoll.algorithms import algorithms
-from ringcoll.bench import BenchRequest, Result
+from ringcoll.bench import BenchRequest, Result, parse_size, speed_against
 from ringcoll.bench import on_rank as measure_on_rank
-from ringcoll.bench.findings import speed_against
-from ringcoll.bench.units import parse_size
 from ringcoll.launch.processes import Ranks
 from ringcoll.machine.settings import TRANSPORT_VARIABLES
 from ringcoll.schedule.contracts import contract

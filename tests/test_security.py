@@ -75,7 +75,7 @@ ONLY = {
     # modules whose name is made while the program runs
     "import_module(variable)": {
         *("__init__", "cli/app", "transport/catalogue", "machine/user_modules"),
-        *("testing/__init__", "testing/pool", "training/__init__"),
+        *("bench/__init__", "testing/__init__", "testing/pool", "training/__init__"),
     },
     "subprocess": {"cli/run", "launch/mpiexec", "cli/versions"},
     "socket": {
@@ -100,6 +100,7 @@ ONLY = {
     "json.load*": {
         *("machine/tuning", "machine/stores", "tracing/records"),  # tests/test_parsers.py tries them
         *("training/checks", "launch/mpi", "bench/peers"),
+        "bench/mpi_peer",  # the command line on which its own program starts it
         *("watch/flight_report", "formats/tree", "resilient/membership"),
     },
     "xml": {"formats/xml"},  # expat, without document types

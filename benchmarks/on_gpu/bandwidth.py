@@ -23,9 +23,7 @@ from torch import Tensor
 
 from benchmarks.on_gpu.clock import Ratio, Timer, alternate, paired, rotation, timer
 from benchmarks.on_gpu.rows import Row, Settings, missing
-from ringcoll.bench.contenders import DTYPES
-from ringcoll.bench.summary import summarize
-from ringcoll.bench.units import as_size
+from ringcoll.bench import DTYPES, as_size, summarize
 from ringcoll.errors import MissingExtraError
 from ringcoll.reduction import TORCH, Engine, gpu, resolve
 from ringcoll.reduction.gpu import CupyEngine

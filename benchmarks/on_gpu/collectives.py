@@ -34,10 +34,19 @@ from benchmarks.on_gpu import mps
 from benchmarks.on_gpu.bandwidth import copy_bandwidth
 from benchmarks.on_gpu.rows import NOT_RUN, Row, Settings, missing
 from ringcoll.algorithms import find, schedule_of
-from ringcoll.bench.contenders import AUTO, DTYPES, NATIVE, Workload, shape
-from ringcoll.bench.environment import default_backend, device_of
-from ringcoll.bench.measure import BenchRequest, Result, on_rank
-from ringcoll.bench.units import as_size
+from ringcoll.bench import (
+    AUTO,
+    DTYPES,
+    NATIVE,
+    BenchRequest,
+    Result,
+    Workload,
+    as_size,
+    default_backend,
+    device_of,
+    on_rank,
+    shape,
+)
 from ringcoll.collectives.groups import communicator
 from ringcoll.errors import RingcollError
 from ringcoll.launch.processes import Ranks

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.on_gpu.rows import Row, Settings, missing
-from ringcoll.bench.contenders import DTYPES
+from ringcoll.bench import DTYPES
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError
 from ringcoll.launch.processes import Ranks, rendezvous, report
 from ringcoll.machine.facts import cores

@@ -1,4 +1,4 @@
-"""What is measured: one call of a collective, by ringcoll or by torch.distributed.
+"""The contenders: one call of a collective by ringcoll or torch.distributed, or a limit of both.
 
 Sizes are those of nccl-tests: ``nbytes`` is asked for; for the collectives on blocks
 (all-gather, reduce-scatter, gather, scatter, all-to-all) it is divided by the number of
@@ -8,12 +8,23 @@ that is shown is that of the larger side: k blocks.
 Out of place means that the inputs survive. torch.distributed has no separate output
 for all-reduce, reduce and broadcast: there, a copy of the input counts into the time.
 In place means nccl-tests' places: the same tensor, or this rank's block of the larger one.
+
+Three limits are contenders, too, timed in the same rounds as the others, on tensors of their own:
+
+``exchange``
+    The bytes that a rank has to send, sent to the next rank and received from the previous
+    rank, in one message over the transport of the run: 2(k-1)/k of the data for all-reduce.
+``add``
+    The elements that a rank has to add, added to a tensor in place: (k-1)/k of the data.
+``copy``
+    A copy of the data in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,10 +37,12 @@ from ringcoll.collectives.groups import communicator
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import OPERATORS, premul_sum
 from ringcoll.schedule.contracts import contract
+from ringcoll.transport.base import Message
 
 __all__ = [
     "AUTO",
     "DTYPES",
+    "LIMITS",
     "NATIVE",
     "OVER",
     "PERSISTENT",
@@ -37,8 +50,11 @@ __all__ = [
     "Buffers",
     "Shape",
     "Workload",
+    "added_numel",
     "caller",
     "close_groups",
+    "exchanged_nbytes",
+    "limit_caller",
     "shape",
 ]
 
@@ -47,11 +63,13 @@ NATIVE = "native"
 AUTO = "auto"
 """Name of whatever algorithm the library chooses by itself."""
 PERSISTENT = "persistent"
-"""Name of the same, as an operation that is prepared once: see `ringcoll.collectives.calls.Collective.plan`."""
+"""Name of the same, as an operation that is prepared once: by ``plan`` of the public function."""
 SHARED = "shared_tensors"
 """Name of `PERSISTENT` on tensors in shared memory: see `ringcoll.empty_shared`."""
 OVER = "@"
 """Between the name of a contender and that of another transport than the run's: ``"ring@gloo"``."""
+LIMITS = ("exchange", "add", "copy")
+"""Names of the limits among the contenders."""
 
 DTYPES = {
     "int8": torch.int8,
@@ -77,21 +95,28 @@ DTYPES = {
 
 _CPU = torch.device("cpu")
 _VECTOR = ("all_reduce", "reduce", "broadcast")
+_NOT_CUT = ("all_to_all", "barrier")  # without ``segment_bytes``
+_TAG = 1
+_LIMIT_S = 300.0
+# The functions that the libraries have, the newest name first, where it is not the collective's.
+_FUNCTIONS = {
+    "all_gather": ("all_gather_single", "all_gather_into_tensor"),
+    "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
+    "all_to_all": ("all_to_all_single",),
+}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One line of a table: what is called, on how much.
+    """One line of a table: a collective, and the size that is asked for.
 
     Parameters
     ----------
-    collective
-        Its name.
-    nbytes
-        Size that is asked for.
+    collective, nbytes
+        Name of the collective, and size in bytes.
     dtype, op
-        By the names of nccl-tests: see `DTYPES` and `ringcoll.reduction.OPERATORS`. ``op`` is ``"none"`` where
-        nothing is reduced.
+        By the names of nccl-tests: see `DTYPES` and `ringcoll.reduction.OPERATORS`. ``op`` is
+        ``"none"`` where nothing is reduced.
     root
         -1 where there is none.
     """
@@ -105,17 +130,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Shape:
-    """How large the tensors of a workload are.
-
-    Parameters
-    ----------
-    count
-        Elements of the vector, or of one block.
-    nbytes
-        Size of the vector, or of all blocks of a rank.
-    send_numel, recv_numel
-        Elements of the input and of the output.
-    """
+    """Elements of the vector or of a block, size of the whole, elements of input and output."""
 
     count: int
     nbytes: int
@@ -203,32 +218,105 @@ def caller(
     world_size: int,
     segment_bytes: int | None = None,
 ) -> Caller:
-    """Make the function that runs a workload once.
+    """Make the function that runs a workload once on the default group.
 
-    Parameters
-    ----------
-    contender
-        Name of an algorithm, `AUTO`, `PERSISTENT` or `SHARED`, perhaps `OVER` a transport; or
-        `NATIVE`.
-    workload, buffers
-        What to run, on which tensors.
-    rank, world_size
-        This rank of the default group, and its size.
-    segment_bytes
-        For ringcoll's pipelined algorithms: see `ringcoll.collectives.functions`.
+    ``contender`` is the name of an algorithm, `AUTO`, `PERSISTENT` or `SHARED`, perhaps `OVER` a
+    transport; or `NATIVE`.
     """
-    arguments = _Arguments(workload, buffers, rank, world_size)
+    place = workload, buffers, rank, world_size
     if contender == NATIVE:
-        return getattr(_Native(arguments), workload.collective)  # type: ignore[no-any-return]
+        if workload.op == "mulsum":
+            return _refuse_mulsum
+        op = OPERATORS.get(workload.op, "sum").upper()  # of a collective that has none, any
+        return _call(*_bound(dist, getattr(dist.ReduceOp, op), *place), buffers)
     name, _, transport = contender.partition(OVER)
-    group = _group_over(transport) if transport else None
-    if name in (PERSISTENT, SHARED):
-        own = _Ringcoll(arguments, AUTO, segment_bytes, group, _Plans())
-        copies = workload.collective == "broadcast" and arguments.is_root and not buffers.in_place
-        prepare: Callable[[bool], Callable[[], object]] = getattr(own, workload.collective)
-        return _Persistent(prepare, arguments.ready if copies else None)
-    own = _Ringcoll(arguments, name, segment_bytes, group)
-    return getattr(own, workload.collective)  # type: ignore[no-any-return]
+    own_op = premul_sum(FACTOR) if workload.op == "mulsum" else workload.op
+    is_persistent = name in (PERSISTENT, SHARED)
+    library = _Plans() if is_persistent else ringcoll
+    function, copies = _bound(library, own_op, *place)
+    function = partial(
+        function,
+        group=_group_over(transport) if transport else None,
+        algorithm=AUTO if is_persistent else name,
+        **{} if workload.collective in _NOT_CUT else {"segment_bytes": segment_bytes},
+    )
+    return _call(_prepared_once(function) if is_persistent else function, copies, buffers)
+
+
+def _refuse_mulsum(async_op: bool) -> None:
+    raise NotImplementedError("torch.distributed makes PREMUL_SUM for NCCL only")
+
+
+def _bound(
+    library: Any, op: object, workload: Workload, buffers: Buffers, rank: int, world_size: int
+) -> tuple[Callable[..., Any], bool]:
+    """A library's function with its tensors; and whether the output is a copy of the input."""
+    names = _FUNCTIONS.get(workload.collective, (workload.collective,))
+    function = getattr(library, next(name for name in names if hasattr(library, name)))
+    inp, out, apart = buffers.inp, buffers.out, not buffers.in_place
+    root = max(0, workload.root)
+    is_root = rank == root
+    match workload.collective:
+        case "all_reduce" if library is dist:
+            return partial(function, out, op), apart
+        case "all_reduce":
+            return partial(function, inp, op, out=out if apart else None), False
+        case "reduce" if library is dist:
+            return partial(function, out, root, op), apart
+        case "reduce":
+            return partial(function, inp, root, op, out=out if apart and is_root else None), False
+        case "broadcast":
+            return partial(function, out, root), apart and is_root
+        case "reduce_scatter":
+            return partial(function, out, inp, op), False
+        case "gather":
+            return partial(
+                function, inp, _blocks(out, world_size) if is_root else None, root
+            ), False
+        case "scatter":
+            return partial(
+                function, out, _blocks(inp, world_size) if is_root else None, root
+            ), False
+        case "barrier":
+            return function, False
+        case _:
+            return partial(function, out, inp), False
+
+
+def _blocks(whole: Tensor, world_size: int) -> list[Tensor]:
+    count = whole.numel() // world_size
+    return [whole[block * count : (block + 1) * count] for block in range(world_size)]
+
+
+def _call(function: Callable[..., Any], copies: bool, buffers: Buffers) -> Caller:
+    """A function with ``async_op``; for functions that only work in place, the copy counts."""
+    inp, out = buffers.inp, buffers.out
+
+    def call(async_op: bool) -> Any:
+        if copies:
+            out.copy_(inp)
+        return function(async_op=async_op)
+
+    return call
+
+
+class _Plans:
+    """The library, of which every function prepares its call, and does not run it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ringcoll, name).plan
+
+
+def _prepared_once(plan: Callable[..., Callable[[], object]]) -> Callable[..., Any]:
+    """A call that is prepared when it is first made, asynchronous or not."""
+    prepared: dict[bool, Callable[[], object]] = {}
+
+    def call(async_op: bool) -> Any:
+        if async_op not in prepared:
+            prepared[async_op] = plan(async_op=async_op)
+        return prepared[async_op]()
+
+    return call
 
 
 _groups: dict[str, dist.ProcessGroup] = {}  # by their transport
@@ -259,159 +347,65 @@ def close_groups() -> None:
         dist.destroy_process_group(group)
 
 
-class _Plans:
-    """The library, of which every function prepares its call, and does not run it."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(ringcoll, name).plan
+# --- limits ---------------------------------------------------------------------------
 
 
-class _Persistent:
-    """A call that is prepared when it is first made; ``before`` runs before each call."""
+def exchanged_nbytes(workload: Workload, world_size: int) -> int:
+    """Bytes that a rank has to send: the data times the collective's bandwidth factor.
 
-    def __init__(
-        self,
-        prepare: Callable[[bool], Callable[[], object]],
-        before: Callable[[], object] | None,
-    ) -> None:
-        self._prepare, self._before = prepare, before
-        self._prepared: dict[bool, Callable[[], object]] = {}  # by whether it is asynchronous
-
-    def __call__(self, async_op: bool) -> Any:
-        if self._before is not None:
-            self._before()
-        prepared = self._prepared.get(async_op)
-        if prepared is None:
-            prepared = self._prepared[async_op] = self._prepare(async_op)
-        return prepared()
+    >>> exchanged_nbytes(Workload("all_reduce", 1000), 4)
+    1500
+    """
+    factor = contract(workload.collective).busbw_factor(world_size)
+    return int(shape(workload, world_size).nbytes * factor)
 
 
-class _Arguments:
-    """Arguments that both libraries take."""
+def added_numel(workload: Workload, world_size: int) -> int:
+    """Elements that a rank has to add; none where nothing is reduced.
 
-    def __init__(self, workload: Workload, buffers: Buffers, rank: int, world_size: int) -> None:
-        self.inp, self.out, self.in_place = buffers.inp, buffers.out, buffers.in_place
-        self.op, self.root = workload.op, max(0, workload.root)
-        self.is_root = rank == self.root
-        scatters = self.is_root and workload.collective == "scatter"
-        gathers = self.is_root and workload.collective == "gather"
-        self.sources = _blocks(self.inp, world_size) if scatters else None
-        self.results = _blocks(self.out, world_size) if gathers else None
-
-    def ready(self) -> Tensor:
-        """The output, holding the input: for functions that only work in place."""
-        if not self.in_place:
-            self.out.copy_(self.inp)
-        return self.out
+    >>> added_numel(Workload("all_reduce", 4000), 4)
+    750
+    """
+    if not contract(workload.collective).reduces:
+        return 0
+    sizes = shape(workload, world_size)
+    return sizes.nbytes // DTYPES[workload.dtype].itemsize * (world_size - 1) // world_size
 
 
-def _blocks(whole: Tensor, world_size: int) -> list[Tensor]:
-    count = whole.numel() // world_size
-    return [whole[block * count : (block + 1) * count] for block in range(world_size)]
+def limit_caller(
+    name: str, workload: Workload, world_size: int, device: torch.device
+) -> Callable[[int], object]:
+    """Make the function that does one of `LIMITS` so many times; called by all ranks alike."""
+    if name == "exchange":
+        return _exchange(exchanged_nbytes(workload, world_size), world_size, device)
+    dtype = DTYPES[workload.dtype]
+    adds = name == "add"
+    numel = added_numel(workload, world_size) if adds else 0
+    numel = numel if adds else shape(workload, world_size).nbytes // dtype.itemsize
+    here, there = (torch.ones(numel, device=device).to(dtype) for _ in range(2))
+    if not adds:
+        return lambda times: [here.copy_(there) for _ in range(times)]
+    there.zero_()  # the sum of thousands of additions stays what it is
+    try:
+        here.add_(there)
+    except RuntimeError as error:
+        raise ArgumentError(f"torch cannot add {workload.dtype}") from error
+    return lambda times: [here.add_(there) for _ in range(times)]
 
 
-class _Ringcoll:
-    """The collectives of this library."""
+def _exchange(nbytes: int, world_size: int, device: torch.device) -> Callable[[int], object]:
+    out, into = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    rank = dist.get_rank()
+    ringcoll.all_reduce(torch.ones(1, device=device))  # the ranks have met
+    transport = communicator(None, out.device).transport
+    receives = [Message((rank - 1) % world_size, into, _TAG)]
+    sends = [Message((rank + 1) % world_size, out, _TAG)]
+    if world_size == 1:
+        receives = sends = []
 
-    def __init__(
-        self,
-        arguments: _Arguments,
-        algorithm: str,
-        segment_bytes: int | None,
-        group: dist.ProcessGroup | None,
-        library: Any = ringcoll,
-    ) -> None:
-        self.a, self.library, self.group = arguments, library, group
-        self.whole: dict[str, Any] = {"algorithm": algorithm}
-        self.cut = self.whole | {"segment_bytes": segment_bytes}
-        self.op: object = premul_sum(FACTOR) if arguments.op == "mulsum" else arguments.op
+    def exchange(times: int) -> None:
+        for _ in range(times):
+            for handle in transport.post(receives, sends):
+                transport.wait(handle, _LIMIT_S)
 
-    def all_reduce(self, async_op: bool) -> Any:
-        out = None if self.a.in_place else self.a.out
-        return self.library.all_reduce(
-            self.a.inp, self.op, self.group, async_op, out=out, **self.cut
-        )
-
-    def reduce(self, async_op: bool) -> Any:
-        a = self.a
-        out = a.out if a.is_root and not a.in_place else None
-        return self.library.reduce(
-            a.inp, a.root, self.op, self.group, async_op, out=out, **self.cut
-        )
-
-    def broadcast(self, async_op: bool) -> Any:
-        a = self.a
-        tensor = a.ready() if a.is_root else a.out
-        return self.library.broadcast(tensor, a.root, self.group, async_op, **self.cut)
-
-    def all_gather(self, async_op: bool) -> Any:
-        return self.library.all_gather_single(
-            self.a.out, self.a.inp, self.group, async_op, **self.cut
-        )
-
-    def reduce_scatter(self, async_op: bool) -> Any:
-        a = self.a
-        return self.library.reduce_scatter_single(
-            a.out, a.inp, self.op, self.group, async_op, **self.cut
-        )
-
-    def gather(self, async_op: bool) -> Any:
-        a = self.a
-        return self.library.gather(a.inp, a.results, a.root, self.group, async_op, **self.cut)
-
-    def scatter(self, async_op: bool) -> Any:
-        a = self.a
-        return self.library.scatter(a.out, a.sources, a.root, self.group, async_op, **self.cut)
-
-    def all_to_all(self, async_op: bool) -> Any:
-        a = self.a
-        return self.library.all_to_all_single(
-            a.out, a.inp, None, None, self.group, async_op, **self.whole
-        )
-
-    def barrier(self, async_op: bool) -> Any:
-        return self.library.barrier(self.group, async_op, **self.whole)
-
-
-class _Native:
-    """The collectives of torch.distributed, on the same tensors."""
-
-    def __init__(self, arguments: _Arguments) -> None:
-        self.a = arguments
-
-    @property
-    def op(self) -> Any:
-        if self.a.op == "mulsum":
-            raise NotImplementedError("torch.distributed makes PREMUL_SUM for NCCL only")
-        return getattr(dist.ReduceOp, OPERATORS[self.a.op].upper())
-
-    def all_reduce(self, async_op: bool) -> Any:
-        return dist.all_reduce(self.a.ready(), self.op, async_op=async_op)
-
-    def reduce(self, async_op: bool) -> Any:
-        return dist.reduce(self.a.ready(), self.a.root, self.op, async_op=async_op)
-
-    def broadcast(self, async_op: bool) -> Any:
-        tensor = self.a.ready() if self.a.is_root else self.a.out
-        return dist.broadcast(tensor, self.a.root, async_op=async_op)
-
-    def all_gather(self, async_op: bool) -> Any:
-        # The newer name came with torch 2.13.
-        function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        return function(self.a.out, self.a.inp, async_op=async_op)
-
-    def reduce_scatter(self, async_op: bool) -> Any:
-        function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        return function(self.a.out, self.a.inp, self.op, async_op=async_op)
-
-    def gather(self, async_op: bool) -> Any:
-        return dist.gather(self.a.inp, self.a.results, self.a.root, async_op=async_op)
-
-    def scatter(self, async_op: bool) -> Any:
-        return dist.scatter(self.a.out, self.a.sources, self.a.root, async_op=async_op)
-
-    def all_to_all(self, async_op: bool) -> Any:
-        return dist.all_to_all_single(self.a.out, self.a.inp, async_op=async_op)
-
-    def barrier(self, async_op: bool) -> Any:
-        return dist.barrier(async_op=async_op)
+    return exchange

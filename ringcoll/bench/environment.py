@@ -1,4 +1,4 @@
-"""What a measurement has to be read with: versions, machine, load, command."""
+"""The facts that a measurement has to be read with: versions, machine, load, command."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ __all__ = [
     "ran_on",
 ]
 
-# Variables that change what is measured. Others are nobody's business: files of
-# results are passed on.
+# Variables that change what is measured. Files of results are passed on, so no others are in them.
 _VARIABLES = ("GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "RINGCOLL_", "TORCH_", "UCX_")
 
 
@@ -52,12 +51,9 @@ def ran_on(facts: dict[str, Any]) -> str:
 
 
 def environment(world_size: int) -> dict[str, Any]:
-    """Describe software, machine and load; to be called before anything is started.
+    """Describe software, machine and load, for JSON; called before anything is started.
 
-    Returns
-    -------
-    dict
-        Values that JSON can hold. ``load_average`` is over 1, 5 and 15 minutes.
+    ``load_average`` is over 1, 5 and 15 minutes.
     """
     return {
         "ringcoll": __version__,

@@ -22,7 +22,7 @@ from ringcoll.schedule.contracts import contract
 __all__ = ["FACTOR", "Oracle", "count_wrong", "spoil"]
 
 FACTOR = 2.0
-"""What the inputs of PREMUL_SUM are scaled by."""
+"""The factor of the inputs of PREMUL_SUM."""
 
 _PERIOD = 65521
 _LARGEST = 1 << 20  # more different values would not show more
@@ -60,15 +60,7 @@ def _doublings(dtype: torch.dtype) -> int:
 class Oracle:
     """Inputs and exact results of one collective.
 
-    Parameters
-    ----------
-    collective, world_size, root
-        What is called, on how many ranks.
-    op
-        Name of the operator: those of `ringcoll.reduction`; unused where nothing is
-        reduced.
-    dtype
-        Of the tensors.
+    ``op`` is the name of an operator of `ringcoll.reduction`, unused where nothing is reduced.
     """
 
     collective: str
@@ -91,15 +83,7 @@ class Oracle:
         return self._repeated(self._contribution(rank), 0, numel)
 
     def output(self, rank: int, count: int) -> Tensor | None:
-        """The output of a rank; ``None`` if the rank has no output.
-
-        Parameters
-        ----------
-        rank
-            The rank that has the output.
-        count
-            Elements of a block, or of the vector for collectives on a vector.
-        """
+        """The output of a rank; ``None`` if it has none. ``count`` is of a block, or the vector."""
         k, rules = self.world_size, contract(self.collective)
         blocks = rules.outputs(rank, k, self.root)
         if not blocks:
@@ -217,7 +201,7 @@ def count_wrong(result: Tensor, expected: Tensor) -> int:
 
 
 def spoil(result: Tensor, expected: Tensor) -> None:
-    """Overwrite every element with something wrong, so that an element that is never written shows."""
+    """Overwrite every element with a wrong one, so that an element that is never written shows."""
     if expected.dtype is torch.bool:
         result.copy_(~expected)
     elif expected.numel():

@@ -1,25 +1,12 @@
 """Measure contenders side by side: what runs on every rank.
 
-Problem: two libraries are compared on a machine whose speed changes from second to
-second, and whose caches and connections remember who ran last. So all contenders run
-in *rounds*: in each round every contender runs once, in a new random order that is the same
-on all ranks. Before each turn the ranks meet in a group of its own, which warms up no
-contender's connections, and start together. The time of an operation is that of the slowest
-rank, unless the request says otherwise. Results are checked apart from that, untimed.
-
-Ranks start at different moments, on an oversubscribed machine milliseconds apart, and with cold
-caches. So that the start does not count, a turn consists of as many operations, in a row, as last a
-few milliseconds, after a quarter as many, and at least one, that are not timed; a sample is the mean
-of the others. Where a turn is to have one operation only, that is timed with its start.
+Contenders take turns, as `ringcoll.bench.rounds` says. Results are checked apart from that.
 """
 
 from __future__ import annotations
 
-import gc
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
@@ -30,6 +17,7 @@ import torch.distributed as dist
 
 from ringcoll.bench.contenders import (
     DTYPES,
+    LIMITS,
     NATIVE,
     OVER,
     SHARED,
@@ -37,97 +25,58 @@ from ringcoll.bench.contenders import (
     Workload,
     caller,
     close_groups,
+    limit_caller,
     shape,
 )
 from ringcoll.bench.environment import device_of
 from ringcoll.bench.exact import Oracle, count_wrong, spoil
-from ringcoll.bench.limits import LIMITS, limit_caller
+from ringcoll.bench.rounds import alternate
 from ringcoll.bench.summary import Summary, algbw, busbw, summarize
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch.processes import report as to_parent
-from ringcoll.machine.facts import cores, place
+from ringcoll.machine.facts import place
 from ringcoll.machine.user_modules import UserModule
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule.contracts import contract
 
-__all__ = [
-    "OVER_RANKS",
-    "BenchRequest",
-    "Meeting",
-    "Result",
-    "Samples",
-    "Timing",
-    "alternate",
-    "measure",
-    "on_rank",
-    "turn_seconds",
-]
-
-OVER_RANKS = ("rank0", "avg", "min", "max")
-"""Whose time counts: the first rank's, the mean, the fastest, the slowest; nccl-tests' -a."""
+__all__ = ["BenchRequest", "Meeting", "Result", "Timing", "measure", "on_rank"]
 
 _QUIET_S = 5e-3  # from meeting to starting
 _AWAKE_S = 5e-4  # of these at the end, in which the processor is kept
-_TURN_S = 5e-3  # time that a turn should last, for each rank of a core: Linux's time slice is 3 ms
-_MOST_A_TURN = 1000
-_LEAD = 4  # before so many operations that are timed there is one that is not
-_TRIES, _GROWTH = (
-    5,
-    10,
-)  # to find the length of turns: rounds, and times the length of the last round
-_TURNS = 4  # at least, of a fixed number of operations
 _SCOUTING = 0.2  # of the time of a size, to find the best of many
 _SCOUTING_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What to measure.
+    """The question that a measurement answers.
 
     Parameters
     ----------
-    collective
-        Its name.
-    contenders
-        Names of algorithms, ``"auto"``, ``"native"`` for torch.distributed's own, or
-        `ringcoll.bench.limits.LIMITS`.
-    nbytes
-        Sizes, in bytes.
-    dtypes, ops
+    collective, contenders, nbytes
+        Names of the collective and of algorithms, ``"auto"``, ``"native"`` or `LIMITS`; sizes.
+    dtypes, ops, roots
         By the names of nccl-tests. Pairs that no library defines are left out.
-    roots
-        Roots, for rooted collectives.
-    modes
-        Whether in place: ``False``, ``True``, or both.
-    timed_modes
-        Those of them that are also timed.
+    modes, timed_modes
+        Whether in place: ``False``, ``True``, or both; and those of them that are also timed.
     scouts
         More algorithms. They run a few times in advance, and for each size the fastest
         joins the contenders; its time is measured anew, so that luck does not count.
-    warmup
-        Rounds before timing.
-    least, most
-        Limits on the number of rounds. Without ``seconds``, ``most`` is the number of
-        operations of each contender.
-    seconds
-        Time for all sizes together, within those limits.
-    over_ranks
-        One of `OVER_RANKS`.
-    check
-        Whether results are checked.
+    warmup, least, most, seconds
+        Rounds before timing, and limits on the number of rounds; time for all sizes together within
+        these. Without ``seconds``, ``most`` is the number of operations of each contender.
+    over_ranks, check
+        One of `OVER_RANKS`; whether results are checked.
     blocking
         How the operations of a turn follow each other. 2: each is waited for. 0: all are
         started, then waited for. 1: a turn has one operation only.
     writes
         Whether every rank writes its input anew before each operation, so that no other rank has
         it in its caches. A turn has one operation then.
-    segment_bytes
-        See `ringcoll.collectives.functions`.
-    modules
-        Modules of the user, which register further algorithms.
+    segment_bytes, modules
+        As for `ringcoll.all_reduce`; modules of the user, which register further algorithms.
     device
-        Where the tensors are: ``"cpu"`` or ``"cuda"``. There a turn ends when the GPU has done
-        everything.
+        Where the tensors are: ``"cpu"`` or ``"cuda"``. There a turn ends when the GPU is done.
     """
 
     collective: str
@@ -206,12 +155,8 @@ class Result:
 
     Parameters
     ----------
-    workload
-        The operation.
-    contender
-        Name of the contender in the request.
-    world_size
-        Number of ranks.
+    workload, contender, world_size
+        The operation, the name of the contender in the request, and the number of ranks.
     count, nbytes
         Elements of the vector or of one block, and size of the whole, as shown.
     out_of_place, in_place
@@ -317,159 +262,22 @@ class Meeting:
         dist.destroy_process_group(self._group)
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python's garbage collector out of the measurement."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@dataclass(frozen=True)
-class Samples:
-    """What `alternate` measured: for each function its times in seconds, round by round.
-
-    Each time is the mean of as many operations as ``turns`` says for the function.
-    """
-
-    times_s: list[tuple[float, ...]]
-    turns: list[int]
-
-
-def alternate(
-    meeting: Meeting,
-    functions: Sequence[Callable[[int], object]],
-    *,
-    warmup: int = 1,
-    least: int = 5,
-    most: int = 20,
-    seconds: float | None = None,
-    over_ranks: str = "max",
-    turn: int | None = None,
-    before: Callable[[int], object] | None = None,
-) -> Samples:
-    """Time functions side by side; called by all ranks alike.
-
-    Parameters
-    ----------
-    meeting
-        Where the ranks meet before each turn.
-    functions
-        What to time; called with the number of operations that they have to do.
-    warmup, least, most, seconds
-        As for `BenchRequest`; the clock is rank 0's.
-    over_ranks
-        One of `OVER_RANKS`.
-    turn
-        Operations in a turn, all timed; by default as many as take some milliseconds, and some before.
-    before
-        Called before each turn, untimed, with the number of the function whose turn it is.
-    """
-    times: list[list[float]] = [[] for _ in functions]
-    one_round = partial(_one_round, meeting, functions, before, turn is None)
-    with _no_collection():
-        for _ in range(warmup if turn else max(1, warmup)):
-            one_round(times, seed=0, turns=[1] * len(functions))
-        turns = (
-            [turn] * len(functions) if turn else _turns(meeting, one_round, times, most, seconds)
-        )
-        times = [[] for _ in functions]
-        done, start = 0, time.perf_counter()
-        rounds = least if seconds is not None else max(1, most // max(turns))
-        while rounds:
-            for number in range(done, done + rounds):
-                one_round(times, seed=number, turns=turns)
-            done += rounds
-            rounds = _more_rounds(done, most, time.perf_counter() - start, seconds)
-            rounds = meeting.agree(rounds) if seconds is not None else 0
-    return Samples(meeting.over_ranks(times, over_ranks), turns)
-
-
-def turn_seconds(world_size: int) -> float:
-    """Seconds that a turn should last."""
-    return _TURN_S * max(1.0, world_size / cores())
-
-
-def _turns(
-    meeting: Meeting,
-    one_round: Callable[..., object],
-    times: list[list[float]],
-    most: int,
-    seconds: float | None,
-) -> list[int]:
-    """How many operations of each function take some milliseconds.
-
-    With a fixed number of operations it is the same for all, so that all do that number.
-    """
-    turn_s = turn_seconds(meeting.world_size)
-
-    def fitting(time_s: float, limit: int) -> int:
-        return meeting.agree(min(limit, max(1, round(turn_s / time_s))))
-
-    shortest = min(map(min, times))
-    if seconds is None:
-        return [fitting(shortest, max(1, most // _TURNS))] * len(times)
-    # The first operation of a turn waits for the last rank: its time alone says too little.
-    turns = [1] * len(times)
-    for _ in range(_TRIES):
-        longer = [
-            fitting(min(own), min(_GROWTH * last, _MOST_A_TURN))
-            for own, last in zip(times, turns, strict=True)
-        ]
-        if all(new <= last for new, last in zip(longer, turns, strict=True)):
-            break
-        turns = longer
-        one_round(times, seed=0, turns=turns)
-    return turns
-
-
-def _one_round(
-    meeting: Meeting,
-    functions: Sequence[Callable[[int], object]],
-    before: Callable[[int], object] | None,
-    has_lead: bool,
-    times: list[list[float]],
-    *,
-    seed: int,
-    turns: Sequence[int],
-) -> None:
-    order = list(range(len(functions)))
-    random.Random(seed).shuffle(order)  # noqa: S311  # the same order on all ranks
-    for index in order:
-        if before is not None:
-            before(index)
-        meeting.start()
-        if has_lead:
-            functions[index](max(1, turns[index] // _LEAD))
-        start = time.perf_counter()
-        functions[index](turns[index])
-        times[index].append((time.perf_counter() - start) / turns[index])
-
-
-def _more_rounds(done: int, most: int, spent_s: float, seconds: float | None) -> int:
-    """How many rounds to run before looking at the clock again.
-
-    Half of those that the time seems to be good for: their speed may change.
-    """
-    if seconds is None:
-        return 0
-    possible = (seconds - spent_s) / (spent_s / done)
-    return min(most - done, max(int(possible / 2), int(possible >= 1), 0))
-
-
 @dataclass
 class _Entry:
-    """One contender on one workload, on this rank."""
+    """One contender on one workload, on this rank; all dictionaries by whether it is in place."""
 
     contender: str
     scouted: bool = False
     refused: str | None = None
-    run: dict[bool, Callable[[int], object]] = field(default_factory=dict)  # by in_place
+    run: dict[bool, Callable[[int], object]] = field(default_factory=dict)
     wrong: dict[bool, int | None] = field(default_factory=dict)
+    times: dict[bool, tuple[tuple[float, ...], int]] = field(default_factory=dict)
+
+    def timing(self, mode: bool) -> Timing | None:
+        """The times in a mode in which the contender ran, perhaps only to be checked."""
+        return (
+            Timing(*self.times.get(mode, ((), 1)), self.wrong[mode]) if mode in self.run else None
+        )
 
 
 class _Bench:
@@ -497,26 +305,22 @@ class _Bench:
         entries = [self._entry(name) for name in self.request.contenders]
         best = self._best_scout(seconds)
         entries += [best] if best is not None else []
-        running = [entry for entry in entries if entry.refused is None]
-        jobs = [
-            (entry, mode)
-            for entry in running
-            for mode in self.modes
-            if mode in self.request.timed_modes and mode in entry.run
-        ]
         left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - start))
-        inputs = [self._buffers_of(entry.contender, mode).inp for entry, mode in jobs]
-        samples = self._time([entry.run[mode] for entry, mode in jobs], inputs, left)
-        keys = [(id(entry), mode) for entry, mode in jobs]
-        times = dict(zip(keys, zip(samples.times_s, samples.turns, strict=True), strict=True))
-        results = []
-        for entry in entries:
-            timings = {
-                mode: Timing(*times.get((id(entry), mode), ((), 1)), entry.wrong[mode])
-                for mode in entry.run
-            }
-            results.append(self._result(entry, timings))
-        return results
+        self._time(entries, left)
+        return [
+            Result(
+                workload=self.workload,
+                contender=entry.contender,
+                world_size=self.world_size,
+                count=self.shape.count,
+                nbytes=self.shape.nbytes,
+                out_of_place=entry.timing(False),
+                in_place=entry.timing(True),
+                refused=entry.refused,
+                scouted=entry.scouted,
+            )
+            for entry in entries
+        ]
 
     def _buffers_of(self, contender: str, mode: bool) -> Buffers:
         """The tensors that a contender works on, in place or not."""
@@ -532,18 +336,17 @@ class _Bench:
             )
         return self._buffers[key]
 
-    def _time(
-        self,
-        functions: list[Callable[[int], object]],
-        inputs: list[torch.Tensor],
-        seconds: float | None,
-    ) -> Samples:
+    def _time(self, entries: list[_Entry], seconds: float | None) -> None:
+        """Let all contenders take turns, in the modes that are to be timed."""
         request = self.request
-        if not functions:
-            return Samples([], [])
-        return alternate(
+        modes = [mode for mode in self.modes if mode in request.timed_modes]
+        jobs = [(entry, mode) for entry in entries for mode in modes if mode in entry.run]
+        inputs = [self._buffers_of(entry.contender, mode).inp for entry, mode in jobs]
+        if not jobs:
+            return
+        samples = alternate(
             self.meeting,
-            functions,
+            [entry.run[mode] for entry, mode in jobs],
             warmup=request.warmup,
             least=request.least,
             most=request.most,
@@ -552,12 +355,21 @@ class _Bench:
             turn=1 if request.blocking == 1 or request.writes else None,
             before=(lambda index: inputs[index].fill_(1)) if request.writes else None,
         )
+        for (entry, mode), times_s, turn in zip(jobs, samples.times_s, samples.turns, strict=True):
+            entry.times[mode] = times_s, turn
 
     def _entry(self, contender: str, *, scout: bool = False) -> _Entry:
         """Run a contender once in each mode, and check the results."""
-        if contender in LIMITS:
-            return self._limit(contender)
         entry = _Entry(contender)
+        if contender in LIMITS:  # it has no result to be checked, and is timed in one mode
+            mode = self.modes[-1]
+            try:
+                limit = limit_caller(contender, self.workload, self.world_size, self.device)
+            except ArgumentError as error:
+                entry.refused = str(error)
+                return entry
+            entry.run[mode], entry.wrong[mode] = partial(_settled, limit, self.device), None
+            return entry
         for mode in self.modes:
             call = caller(
                 contender,
@@ -572,20 +384,6 @@ class _Bench:
                 entry.run.clear()
                 break
             entry.run[mode] = partial(_several, call, self.request.blocking == 0, self.device)
-        return entry
-
-    def _limit(self, name: str) -> _Entry:
-        """One of the limits, which has no result to be checked, and is timed once."""
-        entry, mode = _Entry(name), self.modes[-1]
-        try:
-            entry.run[mode] = partial(
-                _settled,
-                limit_caller(name, self.workload, self.world_size, self.device),
-                self.device,
-            )
-            entry.wrong[mode] = None
-        except ArgumentError as error:
-            entry.refused = str(error)
         return entry
 
     def _try(
@@ -641,19 +439,6 @@ class _Bench:
         best.scouted = True
         return best
 
-    def _result(self, entry: _Entry, timings: dict[bool, Timing]) -> Result:
-        return Result(
-            workload=self.workload,
-            contender=entry.contender,
-            world_size=self.world_size,
-            count=self.shape.count,
-            nbytes=self.shape.nbytes,
-            out_of_place=timings.get(False),
-            in_place=timings.get(True),
-            refused=entry.refused,
-            scouted=entry.scouted,
-        )
-
 
 def _several(call: Callable[[bool], Any], async_op: bool, device: torch.device, times: int) -> None:
     """Run an operation several times; asynchronously, all are started first."""
@@ -680,17 +465,8 @@ def measure(
 ) -> list[Result]:
     """Measure; called by all ranks of the default group alike.
 
-    Parameters
-    ----------
-    request
-        What to measure.
-    report
-        Called on rank 0 with the results of each workload as soon as they are there.
-
-    Returns
-    -------
-    list of Result
-        On every rank the same: for each workload, each contender.
+    ``report`` is called on rank 0 with the results of each workload as soon as they are there.
+    The results of each contender on each workload are returned, on every rank the same.
     """
     for module in request.modules:
         module.load()

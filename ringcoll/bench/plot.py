@@ -1,4 +1,4 @@
-"""Curves of time and bandwidth over size, or over world size.
+"""Curves of time and bandwidth over size, and the Pareto front of a collective.
 
 matplotlib is imported when something is drawn: it comes with ``ringcoll[plot]``. The
 curves differ in marker and line style as well as in colour; colours are those of Okabe
@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringcoll.bench.findings import label
 from ringcoll.bench.measure import Result
 from ringcoll.bench.units import as_size
+from ringcoll.bench.verdicts import label
+from ringcoll.cost.counts import Bound
 from ringcoll.errors import MissingExtraError
 from ringcoll.machine.files import replace_file
+from ringcoll.schedule.counting import Counts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Style", "check_matplotlib", "draw", "save", "styles", "suffixes"]
+__all__ = ["Style", "check_matplotlib", "draw", "draw_front", "save", "styles", "suffixes"]
 
 Style = dict[str, Any]
 _LOOKS: tuple[tuple[str, str, object], ...] = (
@@ -37,13 +40,7 @@ _NATIVE_LOOK: tuple[str, str, object] = ("#000000", "x", (0, (1, 1)))
 
 
 def check_matplotlib() -> None:
-    """Make sure that pictures can be drawn, before an hour is spent on measuring.
-
-    Raises
-    ------
-    MissingExtraError
-        matplotlib is not installed.
-    """
+    """Raise `MissingExtraError` if matplotlib is missing, before an hour is spent on measuring."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -54,13 +51,7 @@ def check_matplotlib() -> None:
 
 
 def suffixes() -> tuple[str, ...]:
-    """Endings of the files that a picture can be written to.
-
-    Raises
-    ------
-    MissingExtraError
-        matplotlib is not installed.
-    """
+    """Endings of the files that a picture can be written to."""
     check_matplotlib()
     from matplotlib.figure import Figure
 
@@ -69,31 +60,18 @@ def suffixes() -> tuple[str, ...]:
 
 def styles(names: Sequence[str]) -> dict[str, Style]:
     """A look for each contender: colour, marker and line; native is always black."""
-    looks: dict[str, Style] = {}
     others = [name for name in dict.fromkeys(names) if name != "native"]
-    for index, name in enumerate(others):
-        colour, marker, dashes = _LOOKS[index % len(_LOOKS)]
-        looks[name] = {"color": colour, "marker": marker, "linestyle": dashes}
-    colour, marker, dashes = _NATIVE_LOOK
-    looks["native"] = {"color": colour, "marker": marker, "linestyle": dashes}
-    return looks
+    looks = dict(zip(others, cycle(_LOOKS), strict=False)) | {"native": _NATIVE_LOOK}
+    return {
+        name: {"color": colour, "marker": marker, "linestyle": dashes}
+        for name, (colour, marker, dashes) in looks.items()
+    }
 
 
 def draw(curves: Mapping[str, Sequence[Result]], title: str) -> Figure:
-    """Draw time and bus bandwidth over the size of the data.
+    """Draw time and bus bandwidth over the size of the data, a curve for each name in the legend.
 
-    Parameters
-    ----------
-    curves
-        For each name in the legend the results of its curve. Around each median the
-        quartiles are shaded.
-    title
-        Title of the picture.
-
-    Raises
-    ------
-    MissingExtraError
-        matplotlib is not installed.
+    Around each median the quartiles are shaded.
     """
     check_matplotlib()
     from matplotlib.figure import Figure
@@ -137,6 +115,58 @@ def _size_axis(axes: Axes, sizes: Sequence[int]) -> None:
     axes.minorticks_off()
     axes.set_xlabel("size of the data on each rank")
     axes.grid(visible=True, alpha=0.3)
+
+
+def draw_front(
+    costs: Mapping[str, Counts], dominated_by: Mapping[str, Sequence[str]], bound: Bound, title: str
+) -> Figure:
+    """Draw the costs of each algorithm as points: filled if it is on the front, otherwise hollow.
+
+    ``dominated_by`` has the names that dominate each algorithm: see
+    `ringcoll.cost.pareto.dominators`. The lower bounds are dashed lines.
+    """
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    amounts = ["traffic", *["reduced"] * any(cost.reduced for cost in costs.values())]
+    figure = Figure(figsize=(6.5 * len(amounts), 5.2), layout="constrained")
+    for axes, amount in zip(
+        figure.subplots(1, len(amounts), squeeze=False)[0], amounts, strict=True
+    ):
+        _points(axes, costs, dominated_by, amount)
+        axes.axvline(bound.rounds, color="grey", linestyle="--", linewidth=1)
+        axes.axhline(float(getattr(bound, amount)), color="grey", linestyle="--", linewidth=1)
+        axes.set(xlabel="rounds", ylabel=f"{amount} / n")
+        axes.grid(visible=True, alpha=0.3)
+    figure.suptitle(f"{title}\nfilled: on the front; hollow: dominated; dashed: lower bounds")
+    return figure
+
+
+def _points(
+    axes: Axes, costs: Mapping[str, Counts], dominated_by: Mapping[str, Sequence[str]], amount: str
+) -> None:
+    """Draw the points of one amount of data; algorithms at the same point share a label."""
+    labels: dict[tuple[int, float], list[str]] = {}
+    for name, cost in costs.items():
+        point = cost.rounds, float(getattr(cost, amount))
+        labels.setdefault(point, []).append(name)
+        if dominated_by[name]:
+            axes.plot(*point, "s", color=_LOOKS[1][0], markersize=8, fillstyle="none")
+        else:
+            axes.plot(*point, "o", color=_LOOKS[0][0], markersize=7)
+    axes.set_xscale("symlog", base=2, linthresh=1)
+    axes.set_yscale("symlog", base=2, linthresh=0.25)
+    for point, names in labels.items():
+        axes.annotate(  # slanted, so that neighbours hardly cover each other
+            ", ".join(names),
+            point,
+            (6, -3),
+            textcoords="offset points",
+            fontsize=8,
+            rotation=-20,
+            rotation_mode="anchor",
+        )
+    axes.margins(0.4, 0.2)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -17,7 +17,7 @@ __all__ = ["FEW_SAMPLES", "Summary", "algbw", "busbw", "spread_in_words", "summa
 
 _FEW = 5  # with 5 samples the quartiles are samples; with fewer they lie between samples
 FEW_SAMPLES = f"of fewer than {_FEW} samples, and rough"
-"""What the mark ``~`` of `spread_in_words` says of median and spread."""
+"""The meaning of the mark ``~`` of `spread_in_words`, for median and spread."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,8 @@ def _nearest_rank(ordered: Sequence[float], percent: int) -> float:
 
 
 def summarize(samples_s: Sequence[float]) -> Summary:
-    """Summarize measurements.
+    """Summarize measurements: at least one time, in seconds.
 
-    Parameters
-    ----------
-    samples_s
-        Times in seconds; at least one time.
-
-    Examples
-    --------
     >>> summary = summarize([4.0, 1.0, 2.0, 3.0, 5.0])
     >>> summary.p50_s, summary.p95_s, summary.avg_s, summary.spread
     (3.0, 5.0, 3.0, 0.6666666666666666)
@@ -115,17 +108,8 @@ def algbw(nbytes: int, seconds: float) -> float:
 def busbw(collective: str, world_size: int, nbytes: int, seconds: float) -> float:
     """Bus bandwidth, in GB/s: the algorithm bandwidth times the collective's factor.
 
-    Parameters
-    ----------
-    collective, world_size
-        The collective, and the number of ranks.
-    nbytes
-        Size of the whole data: the vector, or all blocks of a rank.
-    seconds
-        Time of the operation.
+    ``nbytes`` is the size of the whole data: the vector, or all blocks of a rank.
 
-    Examples
-    --------
     >>> busbw("all_reduce", 4, 1_000_000_000, 1.0)
     1.5
     """

@@ -1,4 +1,4 @@
-"""A collective, or a trainer, under `ringcoll.trace`: what runs on every rank of ``ringcoll trace``."""
+"""A collective, or a trainer, under `ringcoll.trace`: the part of a rank of ``ringcoll trace``."""
 
 from __future__ import annotations
 
@@ -20,20 +20,10 @@ __all__ = ["TraceRequest", "TrainerTraceRequest", "on_rank", "train_on_rank"]
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What to trace.
+    """The operation to trace, how often it runs before the trace and in it, and the absolute path.
 
-    Parameters
-    ----------
-    workload, algorithm, segment_bytes
-        The operation.
-    transport
-        The transport of CPU tensors; ``None`` for the transport that the group uses anyway.
-    warmup, times
-        How often it runs before the trace, and in it.
-    path
-        Of the file, absolute.
-    modules
-        Modules of the user, which register further algorithms.
+    The transport is that of CPU tensors; ``None`` for the transport that the group uses anyway.
+    ``modules`` are those of the user, which register further algorithms.
     """
 
     workload: Workload
@@ -49,11 +39,8 @@ class TraceRequest:
 def on_rank(request: TraceRequest) -> dict[str, Any]:
     """Run the operation on the default group, and trace it.
 
-    Returns
-    -------
-    dict
-        On rank 0 ``ranks`` and ``phases``, the summary of each rank as JSON has it, ``findings``,
-        ``clocks`` and ``transport``; empty on the others.
+    On rank 0 ``ranks`` and ``phases``, the summary of each rank as JSON has it, ``findings``,
+    ``clocks`` and ``transport`` are returned; on the others nothing.
     """
     for module in request.modules:
         module.load()
@@ -74,15 +61,7 @@ def on_rank(request: TraceRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TrainerTraceRequest:
-    """Which trainer to trace.
-
-    Parameters
-    ----------
-    trainer, task, gradients
-        As for `make_trainer`.
-    path, warmup, times, modules
-        As for `TraceRequest`, in steps.
-    """
+    """The trainer to trace, as for `make_trainer`; the rest as in `TraceRequest`, in steps."""
 
     trainer: str
     task: Task
@@ -118,7 +97,7 @@ def train_on_rank(request: TrainerTraceRequest) -> dict[str, Any]:
 
 
 def _summary(recording: Recording) -> dict[str, Any]:
-    """What the command prints, on rank 0; empty on the others."""
+    """The summary that the command prints, on rank 0; empty on the others."""
     if not recording.summary:
         return {}
     return {

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
-from itertools import pairwise
+from dataclasses import astuple, dataclass, fields
+from itertools import groupby, pairwise
 from math import isqrt
 from statistics import median
 
@@ -42,11 +42,12 @@ from ringcoll.schedule.contracts import contract
 __all__ = [
     "Finding",
     "TuningPlan",
-    "candidates",
     "costs_on_rank",
     "findings",
+    "promising",
     "rules_from",
     "time_on_rank",
+    "workloads",
 ]
 
 _TIMES = 5  # that the costs are measured
@@ -57,25 +58,10 @@ _LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """What to measure.
+    """The collectives, sizes in bytes, rising, and seconds of a tuning run on a type of device.
 
-    Parameters
-    ----------
-    collectives
-        Their names.
-    sizes
-        In bytes, rising.
-    seconds
-        Time for all of it.
-    costs
-        Costs that were measured before. An algorithm that by these is many times slower
-        than the best algorithm is left out.
-    algorithms
-        Names of algorithms to measure, by collective; ``None`` for those of the library.
-    modules
-        Modules of the user, which register further algorithms.
-    device
-        Type of the device of the tensors: ``"cpu"`` or ``"cuda"``.
+    By ``costs`` that were measured before, algorithms many times slower than the best are left out.
+    ``algorithms`` has names by collective; ``None`` for those of the library.
     """
 
     collectives: tuple[str, ...]
@@ -85,12 +71,6 @@ class TuningPlan:
     algorithms: Mapping[str, tuple[str, ...]] | None = None
     modules: tuple[UserModule, ...] = ()
     device: str = "cpu"
-
-    def leaves_a_choice(self, collective: str, world_size: int) -> bool:
-        """Whether there are algorithms of a collective to choose between."""
-        if self.algorithms is None:
-            return len(candidates(collective, world_size)) > 1
-        return collective in self.algorithms
 
     def contenders(self, collective: str, nbytes: int, world_size: int) -> tuple[str, ...]:
         """Algorithms to measure at a size; the algorithm that the model chooses is one of them."""
@@ -102,20 +82,9 @@ class TuningPlan:
 
 @dataclass(frozen=True)
 class Finding:
-    """The fastest algorithm of one collective at one size, and the model's choice.
+    """The fastest algorithm of a collective at a size that ``"auto"`` sees, and the model's choice.
 
-    Parameters
-    ----------
-    collective, nbytes
-        The workload; the size is the one that ``"auto"`` sees.
-    best
-        The fastest algorithm.
-    auto
-        The algorithm that the model would choose, by the measured costs.
-    medians_s
-        Time of each algorithm.
-    few
-        Whether a median is that of few samples.
+    ``few`` says that a median is that of few samples.
     """
 
     collective: str
@@ -134,24 +103,8 @@ class Finding:
 def costs_on_rank(transport: str, kind: str = "cpu", timeout_s: float = _LIMIT_S) -> Parameters:
     """Measure the costs on the default group; called on all ranks, before anything else.
 
-    Parameters
-    ----------
-    transport
-        The transport to use for the group's tensors on such devices from now on.
-    kind
-        Type of the device of the tensors: ``"cpu"`` or ``"cuda"``.
-    timeout_s
-        Time limit.
-
-    Returns
-    -------
-    costs
-        Only those of rank 0 mean anything.
-
-    Raises
-    ------
-    ArgumentError
-        The environment asks for another transport.
+    The group uses the transport, for tensors on such devices, from then on; `ArgumentError` if the
+    environment asks for another one. Only the costs of rank 0 mean anything.
     """
     without_tuning()
     device = device_of(kind, dist.get_rank())
@@ -172,8 +125,28 @@ def costs_on_rank(transport: str, kind: str = "cpu", timeout_s: float = _LIMIT_S
     return Parameters(**dict(zip(names, map(median, zip(*costs, strict=True)), strict=True)))
 
 
-def candidates(collective: str, world_size: int) -> tuple[str, ...]:
-    """Algorithms that ``"auto"`` may choose."""
+def workloads(plan: TuningPlan, world_size: int) -> dict[str, tuple[int, ...]]:
+    """Sizes to measure of each collective that leaves a choice between algorithms."""
+    sizes = {}
+    for name in plan.collectives:
+        if plan.algorithms is None:
+            leaves_a_choice = len(promising(name, 0, world_size, None)) > 1
+        else:
+            leaves_a_choice = name in plan.algorithms
+        own = tuple(n for n in plan.sizes if shape(Workload(name, n), world_size).count)
+        if leaves_a_choice and own:
+            sizes[name] = own
+    return sizes
+
+
+def promising(
+    collective: str, nbytes: int, world_size: int, costs: Parameters | None
+) -> tuple[str, ...]:
+    """Algorithms of the library that are worth measuring at a size; all without costs."""
+    if costs is not None:
+        predicted = predictions(collective, nbytes, world_size, costs)
+        limit_s = _HOPELESS * predicted[0].seconds
+        return tuple(each.algorithm for each in predicted if each.seconds <= limit_s)
     unequal = not contract(collective).common_lengths
     return tuple(
         entry.name
@@ -182,32 +155,8 @@ def candidates(collective: str, world_size: int) -> tuple[str, ...]:
     )
 
 
-def workloads(plan: TuningPlan, world_size: int) -> dict[str, tuple[int, ...]]:
-    """Sizes to measure of each collective that leaves a choice."""
-    sizes = {
-        name: tuple(n for n in plan.sizes if shape(Workload(name, n), world_size).count)
-        for name in plan.collectives
-        if plan.leaves_a_choice(name, world_size)
-    }
-    return {name: own for name, own in sizes.items() if own}
-
-
-def promising(
-    collective: str, nbytes: int, world_size: int, costs: Parameters | None
-) -> tuple[str, ...]:
-    """Algorithms of the library that are worth measuring at a size."""
-    if costs is None:
-        return candidates(collective, world_size)
-    predicted = predictions(collective, nbytes, world_size, costs)
-    limit_s = _HOPELESS * predicted[0].seconds
-    return tuple(each.algorithm for each in predicted if each.seconds <= limit_s)
-
-
 def time_on_rank(plan: TuningPlan) -> list[Result]:
-    """Time the algorithms of all collectives; called on all ranks.
-
-    Results are reported to the parent as they come.
-    """
+    """Time the algorithms of all collectives on all ranks; results are reported as they come."""
     for module in plan.modules:
         module.load()
     start, results = time.perf_counter(), []
@@ -241,12 +190,12 @@ def findings(results: Iterable[Result], table: Table) -> list[Finding]:
             key = result.workload.collective, result.nbytes
             rows.setdefault(key, {})[result.contender] = result.timed.summary
     comparisons = []
-    for (collective, nbytes), summaries in rows.items():
+    for workload, summaries in rows.items():
         medians_s = {name: summary.p50_s for name, summary in summaries.items()}
         best = min(medians_s, key=lambda name: (medians_s[name], name))
-        choice = choose(collective, nbytes, table.world_size, table)
+        auto = choose(*workload, table.world_size, table).algorithm
         few = any(summary.few for summary in summaries.values())
-        comparisons.append(Finding(collective, nbytes, best, choice.algorithm, medians_s, few))
+        comparisons.append(Finding(*workload, best, auto, medians_s, few))
     return comparisons
 
 
@@ -260,8 +209,6 @@ def rules_from(
     Between two sizes, the border is their geometric mean. Below the smallest size and
     above the largest, the rule is the same as at that size.
 
-    Examples
-    --------
     >>> results = [
     ...     Finding("all_reduce", nbytes, best, "tree", {best: 1.0, "tree": 2.0})
     ...     for nbytes, best in ((1 << 10, "direct"), (1 << 14, "direct"), (1 << 18, "ring"))
@@ -273,32 +220,31 @@ def rules_from(
     """
     rules: list[Rule] = []
     for collective in dict.fromkeys(finding.collective for finding in results):
-        own = sorted(
-            (finding for finding in results if finding.collective == collective),
-            key=lambda finding: finding.nbytes,
-        )
-        borders: list[int | None] = [0]
-        borders += [isqrt(a.nbytes * b.nbytes) for a, b in pairwise(own)]
-        borders.append(None)
-        for index, finding in enumerate(own):
-            first, end = borders[index] or 0, borders[index + 1]
-            algorithm = AUTO if finding.ratio <= _NOISE else finding.best
-            last = rules[-1] if rules else None
-            if last and last.collective == collective and last.algorithm == algorithm:
-                rules[-1] = replace(last, nbytes=Range(last.nbytes.first, end))
-            else:
-                rule = Rule(
+        own = [finding for finding in results if finding.collective == collective]
+        own.sort(key=lambda finding: finding.nbytes)
+        middles = [isqrt(a.nbytes * b.nbytes) for a, b in pairwise(own)]
+        ranges = zip(own, [0, *middles], [*middles, None], strict=True)
+        for algorithm, alike in groupby(ranges, lambda row: _algorithm(row[0])):
+            if algorithm == AUTO:
+                continue
+            (_, first, end), *others = alike
+            rules.append(
+                Rule(
                     collective=collective,
-                    nbytes=Range(first, end),
+                    nbytes=Range(first, others[-1][2] if others else end),
                     algorithm=algorithm,
                     segment_bytes=_segment_bytes(collective, algorithm, device),
                     world_size=Range(world_size, world_size + 1),
                     hosts=Range(hosts, hosts + 1),
                 )
-                rules.append(rule)
-    return tuple(rule for rule in rules if rule.algorithm != AUTO)
+            )
+    return tuple(rules)
+
+
+def _algorithm(finding: Finding) -> str:
+    return AUTO if finding.ratio <= _NOISE else finding.best
 
 
 def _segment_bytes(collective: str, algorithm: str, device: str) -> int | None:
-    pipelined = algorithm != AUTO and find(collective, algorithm).pipelined
+    pipelined = find(collective, algorithm).pipelined
     return pipelined_segment_bytes(device) if pipelined else None

@@ -13,13 +13,6 @@ _SIZE = re.compile(r"(\d{1,18})\s*([KMGT]?)(?:I?B)?", re.IGNORECASE | re.ASCII)
 def parse_size(text: str) -> int:
     """Read a number of bytes, as nccl-tests does: K, M and G are powers of 1024.
 
-    Raises
-    ------
-    ValueError
-        The text is something else.
-
-    Examples
-    --------
     >>> parse_size("4"), parse_size("64K"), parse_size("16 MiB")
     (4, 65536, 16777216)
     """

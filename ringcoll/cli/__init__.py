@@ -6,6 +6,7 @@
 `compare`         ``ringcoll compare``
 `bench`           ``ringcoll bench``
 `measuring`       what the commands that measure share
+`nccl_table`      the table of nccl-tests, for ``ringcoll bench``
 `listing`         ``ringcoll list``
 `show`            ``ringcoll show``
 `export`          ``ringcoll export``
@@ -32,12 +33,17 @@
 A command's module is imported when the command is called, so that the list of commands
 is quick. ``import ringcoll`` imports nothing of the command line.
 
-May be imported from outside: `main`.
+May be imported from outside: `main`; and `print_table`, the one way in which tables are laid out.
 """
 
 from __future__ import annotations
 
-__all__ = ["main"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringcoll.cli.output import print_table
+
+__all__ = ["main", "print_table"]
 
 
 def main() -> None:
@@ -45,3 +51,11 @@ def main() -> None:
     from ringcoll.cli.app import cli
 
     cli(prog_name="ringcoll")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "print_table":
+        from ringcoll.cli.output import print_table
+
+        return print_table
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

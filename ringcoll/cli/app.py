@@ -1,6 +1,6 @@
 """The group of commands: how commands are found, described, and end.
 
-A new command is a module with a click command, and an entry in `COMMANDS`.
+A new command is a module with a click command, an entry in `COMMANDS`, and a name in `SECTIONS`.
 
 Exit status: 0 if all is well, 1 if something that was checked is wrong, 2 if the command
 could not do what it was asked to do, 130 if Ctrl-C ended it.
@@ -20,7 +20,7 @@ from ringcoll._version import __version__
 from ringcoll.cli.command import SETTINGS, write_examples
 from ringcoll.errors import RingcollError
 
-__all__ = ["COMMANDS", "INTERRUPTED", "CommandEntry", "cli"]
+__all__ = ["COMMANDS", "INTERRUPTED", "SECTIONS", "CommandEntry", "cli"]
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended; shells use the same number."""
@@ -136,6 +136,16 @@ COMMANDS = {
 }
 
 
+# Every command stands in one of them.
+SECTIONS = {
+    "Look": ("list", "show", "explain", "simulate", "search", "export", "new"),
+    "Prove": ("verify", "order", "pareto"),
+    "Measure": ("compare", "bench", "tune", "trace"),
+    "Train": ("train", "run"),
+    "Debug": ("dump", "doctor", "info"),
+}
+
+
 class _CannotDoError(click.ClickException):
     """An error of the library, printed as one line, without traceback."""
 
@@ -157,8 +167,10 @@ class _Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for heading, names in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:{width}}", COMMANDS[name].summary) for name in names])
         write_examples(formatter, "\n".join(entry.example for entry in COMMANDS.values()))
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ringcoll.bench import DTYPES, BenchRequest, Result, on_rank, table
+from ringcoll.bench import (
+    DTYPES,
+    LIMITS,
+    OVER_RANKS,
+    BenchRequest,
+    Result,
+    as_size,
+    csv_records,
+    document,
+    failed,
+)
 from ringcoll.bench import peers as asked
-from ringcoll.bench.efficiency import efficiencies, lines
-from ringcoll.bench.environment import default_backend, environment
-from ringcoll.bench.limits import LIMITS
-from ringcoll.bench.measure import OVER_RANKS
-from ringcoll.bench.units import as_size
-from ringcoll.cli import measuring
+from ringcoll.bench.environment import environment
+from ringcoll.cli import measuring, nccl_table
 from ringcoll.cli.command import command
-from ringcoll.cli.output import print_csv, print_json, progress
-from ringcoll.cli.parameters import collective_name, csv_option, json_option, new_file
+from ringcoll.cli.output import print_csv, print_json
+from ringcoll.cli.parameters import collective_name, csv_option, file_option, json_option
 from ringcoll.machine.files import json_text, replace_file
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule.contracts import contract
@@ -57,14 +62,7 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
     "ring@gloo: over gloo. "
     "One block is printed for each.",
 )
-@click.option("-b", "--minbytes", type=measuring.nbytes_of, default="32M", show_default=True,
-              help="Smallest size.")  # fmt: skip
-@click.option("-e", "--maxbytes", type=measuring.nbytes_of, default="32M", show_default=True,
-              help="Largest size.")  # fmt: skip
-@click.option("-i", "--stepbytes", type=measuring.nbytes_of, default="1M", show_default=True,
-              help="From one size to the next.")  # fmt: skip
-@click.option("-f", "--stepfactor", type=click.IntRange(min=1), default=1, show_default=True,
-              help="From one size to the next; above 1 it replaces -i.")  # fmt: skip
+@measuring.sizes_options("32M", "32M", factor=1, step="1M")
 @click.option("-n", "--iters", type=click.IntRange(1, 10**6), default=20, show_default=True,
               help="Times that each operation is timed.")  # fmt: skip
 @click.option("-w", "--warmup_iters", type=click.IntRange(0, 10**6), default=1, show_default=True,
@@ -85,11 +83,8 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option("-a", "--average", type=click.IntRange(0, 3), default=3, show_default=True,
               help="The time of: 0 rank 0, 1 the average of the ranks, 2 the fastest, "
               "3 the slowest.")  # fmt: skip
-@click.option("--segment-bytes", type=measuring.nbytes_of,
-              help="Size of the pieces in which chunks are pipelined.")  # fmt: skip
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-              callback=measuring.there,
-              help="Where the tensors are. Ranks share GPUs where there are fewer of these.")  # fmt: skip
+@measuring.segments_option
+@measuring.device_option
 @measuring.transport
 @measuring.cuda_transport
 @click.option("--peers", default="", metavar="NAMES",
@@ -101,8 +96,7 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option("--limits", is_flag=True,
               help="Also time an exchange of what has to be sent, an addition of what has to be "
               "added, and a copy; and print how near each algorithm comes.")  # fmt: skip
-@click.option("-J", "--output_file", "file", type=click.Path(dir_okay=False, path_type=Path),
-              callback=new_file(), help="Write everything to this file, as JSON.")  # fmt: skip
+@file_option("-J", "--output_file", "file", help="Write everything to this file, as JSON.")
 @json_option
 @csv_option
 @click.pass_context
@@ -189,28 +183,20 @@ def bench(
     facts = environment(world_size)
     facts["transport"] = catalogue.resolved(device)
     printer = _Printer(request, facts, streams=not (as_json or as_csv or mpi_peers))
-    with progress(
-        len(request.workloads), collective, shown=not printer.streams and measuring.is_first_rank()
-    ) as advance:
-
-        def on_results(results: list[Result]) -> None:
-            advance(as_size(results[0].nbytes))
-            printer.results(results)
-
-        results = measuring.on_ranks(
-            on_rank,
-            request,
-            world_size=world_size,
-            backend=default_backend(device),
-            on_report=on_results,
-            on_start=printer.start,
-            kind=device,
-        )
+    results = measuring.measured(
+        request,
+        world_size,
+        lambda results: as_size(results[0].nbytes),
+        first_text=collective,
+        shown=not printer.streams and measuring.is_first_rank(),
+        on_report=printer.results,
+        on_start=printer.start,
+    )
     for name in mpi_peers:
         results += asked.measure_peer(name, request, world_size, peer_dir)
     if printer.devices:  # under torchrun rank 0 has them, and prints
         _finish(printer, results, file, as_json=as_json, as_csv=as_csv)
-    if table.failed(results):
+    if failed(results):
         ctx.exit(1)
 
 
@@ -225,42 +211,42 @@ class _Printer:
     def start(self, devices: list[dict[str, Any]]) -> None:
         self.devices = devices
         if self.streams:
-            self._print(table.preamble(self.request, self.facts, devices))
-            self._print(table.header(self.request.contenders[0]))
+            _print(nccl_table.preamble(self.request, self.facts, devices))
+            _print(nccl_table.header(self.request.contenders[0]))
 
     def results(self, results: list[Result]) -> None:
         if self.streams:
-            self._print(map(table.line, results))
+            _print(map(nccl_table.line, results))
 
     def end(self, results: list[Result]) -> None:
         if not self.streams:
-            self._print(table.preamble(self.request, self.facts, self.devices))
+            _print(nccl_table.preamble(self.request, self.facts, self.devices))
         for name in dict.fromkeys((*self.request.contenders, *(r.contender for r in results))):
             own = [result for result in results if result.contender == name]
             if not self.streams:
-                self._print(table.header(name))
-                self._print(map(table.line, own))
-            self._print(table.footer(self.request, own))
-        self._print(lines(results))
+                _print(nccl_table.header(name))
+                _print(map(nccl_table.line, own))
+            _print(nccl_table.footer(self.request, own))
+        _print(nccl_table.limit_lines(results))
 
-    def _print(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            click.echo(line)
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
 
 
 def _finish(
     printer: _Printer, results: list[Result], file: Path | None, *, as_json: bool, as_csv: bool
 ) -> None:
     """Print what is not printed yet, and write the file."""
-    document = table.document(printer.request, printer.facts, printer.devices, results)
-    document["limits"] = [asdict(efficiency) for efficiency in efficiencies(results)]
+    everything = document(printer.request, printer.facts, printer.devices, results)
     if as_json:
-        print_json(document)
+        print_json(everything)
     elif as_csv:
-        print_csv(list(table.records(results)))
+        print_csv(list(csv_records(results)))
     else:
         printer.end(results)
     if file is not None:
-        replace_file(file, json_text(document, indent=2) + "\n")
+        replace_file(file, json_text(everything, indent=2) + "\n")
         if not (as_json or as_csv):
             click.echo(f"# Writing JSON output to {file}")

@@ -12,19 +12,11 @@ import click
 __all__ = ["SETTINGS", "DescribedCommand", "command", "write_examples"]
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""What click has to know of the group and of every command."""
+"""The settings of click for the group and every command."""
 
 
 class DescribedCommand(click.Command):
-    """A command whose page of help has definitions and examples.
-
-    Parameters
-    ----------
-    examples
-        Calls of the command, one a line.
-    terms
-        Words of the command that need a definition, under a heading.
-    """
+    """A command whose page of help has definitions, under headings, and examples, one a line."""
 
     def __init__(
         self,

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ringcoll.algorithms import ALIASES
-from ringcoll.bench import NATIVE, OVER, BenchRequest, Result, on_rank, plot
-from ringcoll.bench.contenders import Workload, shape
-from ringcoll.bench.environment import default_backend, environment, oversubscribed, ran_on
-from ringcoll.bench.findings import by_size, label, sentences, speed_against
-from ringcoll.bench.summary import FEW_SAMPLES, spread_in_words
-from ringcoll.bench.table import failed, wrong_in
-from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.bench import (
+    FEW_SAMPLES,
+    NATIVE,
+    OVER,
+    BenchRequest,
+    Result,
+    Workload,
+    as_size,
+    by_size,
+    comparison_records,
+    failed,
+    label,
+    oversubscribed,
+    plot,
+    ran_on,
+    sentences,
+    shape,
+    speed_against,
+    spread_in_words,
+    time_in_words,
+    wrong_in,
+)
+from ringcoll.bench.environment import environment
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
-from ringcoll.cli.output import print_csv, print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import FiniteRange, collective_name, csv_option, json_option
+from ringcoll.cli.output import grouped, print_csv, print_json, print_table, print_text
+from ringcoll.cli.parameters import (
+    FiniteRange,
+    collective_name,
+    csv_option,
+    file_option,
+    json_option,
+    new_picture,
+)
 from ringcoll.machine.settings import forced_transport
 from ringcoll.machine.user_modules import UserModule
 from ringcoll.schedule.contracts import contract
@@ -46,18 +68,13 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
     """Make sure that the picture can be drawn; ``None`` if nothing is to be drawn."""
     if path is None or ctx.params["no_picture"]:
         return None
-    return measuring.new_picture(ctx, param, path)
+    return new_picture(ctx, param, path)
 
 
 @command(examples=_EXAMPLES)
 @click.argument("collective", type=collective_name, default="all_reduce")
 @measuring.ranks_option(4)
-@click.option("-b", "--minbytes", type=measuring.nbytes_of, default="4", show_default=True,
-              help="Smallest size.")  # fmt: skip
-@click.option("-e", "--maxbytes", type=measuring.nbytes_of, default="16M", show_default=True,
-              help="Largest size.")  # fmt: skip
-@click.option("-f", "--stepfactor", type=click.IntRange(min=2), default=4, show_default=True,
-              help="From one size to the next.")  # fmt: skip
+@measuring.sizes_options("4", "16M", factor=4)
 @click.option("--seconds", type=FiniteRange(min=0), default=50, show_default=True,
               help="Time to spend on measuring; more of it means more repetitions.")  # fmt: skip
 @click.option("--algorithms", "names", metavar="NAMES",
@@ -66,9 +83,8 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
 @measuring.transport
 @click.option("--no-picture", is_flag=True, is_eager=True,
               help="Draw nothing; matplotlib is not needed then.")  # fmt: skip
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path),
-              default="ringcoll-compare.png", show_default=True, callback=_picture,
-              help="Where to draw the curves.")  # fmt: skip
+@file_option("--picture", default="ringcoll-compare.png", show_default=True, callback=_picture,
+             help="Where to draw the curves.")  # fmt: skip
 @json_option
 @csv_option
 @click.pass_context
@@ -115,12 +131,13 @@ def compare(
     facts = environment(world_size) | {"transport": transport}
     if not (as_json or as_csv):
         _announce(request, facts)
-    results = _measure(request, world_size)
+    results = measuring.measured(request, world_size, _medians)
+    results.sort(key=lambda result: (result.nbytes, result.contender == NATIVE))
     path = None if picture is None else _draw(results, picture, facts)
     if as_json:
         print_json(_document(request, facts, results, path))
     elif as_csv:
-        print_csv(list(_records(results)))
+        print_csv(list(comparison_records(results)))
     else:
         _print(results, facts, path)
     if failed(results):
@@ -178,19 +195,6 @@ def _announce(request: BenchRequest, facts: dict[str, Any]) -> None:
     )
 
 
-def _measure(request: BenchRequest, world_size: int) -> list[Result]:
-    sizes = request.nbytes
-    with progress(len(sizes), f"starting ranks, then {as_size(sizes[0])}") as advance:
-        results: list[Result] = measuring.on_ranks(
-            on_rank,
-            request,
-            world_size=world_size,
-            backend=default_backend(request.device),
-            on_report=lambda results: advance(_medians(results)),
-        )
-    return sorted(results, key=lambda result: (result.nbytes, result.contender == NATIVE))
-
-
 def _medians(results: list[Result]) -> str:
     """The last medians, for the progress bar."""
     medians = "  ".join(
@@ -207,7 +211,7 @@ _UNITS = ("", "", "(us)", "", "(GB/s)", "/native", "", "")
 
 def _print(results: list[Result], facts: dict[str, Any], path: Path | None) -> None:
     headings = [f"{name}\n{unit}" for name, unit in zip(_COLUMNS, _UNITS, strict=True)]
-    print_table(headings, _rows(results), left=2)
+    print_table(headings, grouped(_rows(results)), left=2)
     print_text("", "* lowest median of its size")
     if any(result.scouted for result in results):
         print_text("+ the best of the rest at its size")
@@ -220,16 +224,11 @@ def _print(results: list[Result], facts: dict[str, Any], path: Path | None) -> N
 
 def _rows(results: list[Result]) -> Iterator[tuple[str, ...]]:
     table = by_size(results)
-    last = None
     for result in results:
-        row = table.get(result.nbytes, {})
-        first = "" if result.nbytes == last else as_size(result.nbytes)
-        if last is not None and first:
-            yield ("",) * len(_COLUMNS)
-        last = result.nbytes
+        row, first = table.get(result.nbytes, {}), as_size(result.nbytes)
         name = label(result.contender) + ("+" if result.scouted else "")
         if result.timed is None:
-            yield (first, name, "-", "-", "-", "-", "-", "-")
+            yield (first, name, *"-" * (len(_COLUMNS) - 2))
             continue
         summary = result.timed.summary
         fastest = summary.p50_s == min(
@@ -267,33 +266,8 @@ def _document(
         "environment": facts,
         "collective": request.collective,
         "world_size": facts["world_size"],
-        "results": list(_records(results)),
+        "results": list(comparison_records(results)),
         "wrong": wrong_in(results),
         "findings": list(sentences(results)),
         "picture": None if path is None else str(path.resolve()),
     }
-
-
-def _records(results: list[Result]) -> Iterator[dict[str, Any]]:
-    table = by_size(results)
-    for result in results:
-        native = table.get(result.nbytes, {}).get(NATIVE)
-        timed = result.timed
-        record: dict[str, Any] = {
-            "nbytes": result.nbytes,
-            "numel": result.count,
-            "dtype": "float32",
-            "algorithm": result.contender,
-            "best_of_the_rest": result.scouted,
-            "wrong": result.wrong,
-            "refused": result.refused,
-        }
-        if timed is not None:
-            median = timed.summary.p50_s
-            record |= asdict(timed.summary) | {
-                "spread": timed.summary.spread,
-                "algbw": result.algbw(median),
-                "busbw": result.busbw(median),
-                "speed_against_native": speed_against(result, native) if native else None,
-            }
-        yield record

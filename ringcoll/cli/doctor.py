@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from ringcoll.bench.environment import oversubscribed
-from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.bench import as_size, oversubscribed, time_in_words
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text
-from ringcoll.cli.parameters import json_option
+from ringcoll.cli.parameters import json_option, ranks_option
 from ringcoll.collectives.explanation import explain_without_ranks
 from ringcoll.errors import RingcollError
 from ringcoll.machine.facts import cores
@@ -28,8 +27,7 @@ _SIZES = (4, 64 << 10, 16 << 20)  # bytes: a message's cost counts, then both, t
 
 
 @command(examples=_EXAMPLES)
-@click.option("-k", "--ranks", "--world-size", "ranks", type=click.IntRange(1, 1 << 16), default=2,
-              show_default=True, help="Number of ranks that are meant to run here.")  # fmt: skip
+@ranks_option("ranks", 2, "Number of ranks that are meant to run here.")
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, ranks: int, as_json: bool) -> None:

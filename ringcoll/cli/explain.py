@@ -7,10 +7,15 @@ from typing import Any
 
 import click
 
-from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json
-from ringcoll.cli.parameters import collective_name, json_option, named_algorithms
+from ringcoll.cli.parameters import (
+    bytes_option,
+    collective_name,
+    json_option,
+    named_algorithms,
+    ranks_option,
+)
 from ringcoll.collectives.explanation import Explanation, explain_without_ranks
 from ringcoll.cost.predict import predict
 from ringcoll.cost.rules import in_text
@@ -31,10 +36,8 @@ _EXAMPLES = """
 
 @command(examples=_EXAMPLES)
 @click.argument("collective", type=collective_name)
-@click.option("-k", "--ranks", "--world-size", "ranks", type=click.IntRange(1, 1 << 16), default=4,
-              show_default=True, help="Number of ranks.")  # fmt: skip
-@click.option("-b", "--bytes", "nbytes", type=measuring.nbytes_of, default="1M", show_default=True,
-              help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
+@ranks_option("ranks", 4)
+@bytes_option()
 @click.option("--hosts", type=click.IntRange(1, 1 << 16), default=1, show_default=True,
               help="Number of hosts.")  # fmt: skip
 @click.option("--transport", "name", type=click.Choice(_TRANSPORTS), default="auto",

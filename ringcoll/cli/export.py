@@ -7,18 +7,18 @@ from typing import Any
 
 import click
 
-from ringcoll.bench.units import parse_size
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import (
     FiniteRange,
     asked_schedule,
     collective_name,
+    file_option,
     hosts_option,
     json_option,
-    new_file,
     proved,
     root_option,
+    size_option,
     world_size_option,
 )
 from ringcoll.cli.report import header
@@ -53,11 +53,10 @@ _FORMATS = {
 @root_option
 @click.option("--format", "kind", type=click.Choice(list(_FORMATS)), default="msccl",
               show_default=True, help="The format, as below.")  # fmt: skip
-@click.option("-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path),
-              callback=new_file(), help="Write to this file, and not to the terminal; for chakra the "
-              "first part of the files' names.")  # fmt: skip
-@click.option("-b", "--bytes", "--size", "size", metavar="SIZE",
-              help="Size of the vector, or of all blocks of a rank, for goal and chakra; 1M.")  # fmt: skip
+@file_option("-o", "--output", "file", help="Write to this file, and not to the terminal; for "
+             "chakra the first part of the files' names.")  # fmt: skip
+@size_option("-b", "--bytes", "--size", "size",
+             help="Size of the vector, or of all blocks of a rank, for goal and chakra; 1M.")  # fmt: skip
 @click.option("--gamma", type=FiniteRange(min=0), metavar="NUMBER",
               help="Nanoseconds to reduce a byte, for goal and chakra; 0.")  # fmt: skip
 @click.option("--max-steps", type=click.IntRange(min=1),
@@ -71,7 +70,7 @@ def export(
     root: int | None,
     kind: str,
     file: Path | None,
-    size: str | None,
+    size: int | None,
     gamma: float | None,
     max_steps: int | None,
     as_json: bool,
@@ -79,8 +78,8 @@ def export(
     """Write ALGORITHM for COLLECTIVE in the format of another system.
 
     ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a file
-    of a schedule. The schedule is proved first. What msccl, mscclpp and text write is read again wherever an
-    algorithm is named: `ringcoll bench all_reduce -k 8 --algorithms ring.xml`.
+    of a schedule. The schedule is proved first. What msccl, mscclpp and text write is read again
+    wherever an algorithm is named: `ringcoll bench all_reduce -k 8 --algorithms ring.xml`.
     """
     if (size is not None or gamma is not None) and kind not in ("goal", "chakra"):
         raise click.UsageError(f"--bytes and --gamma are for goal and chakra, not for {kind}")
@@ -88,12 +87,9 @@ def export(
         raise click.UsageError(f"--max-steps is for msccl, not for {kind}")
     if kind == "chakra" and file is None:
         raise click.UsageError("chakra has a file for each rank: name them with --output")
-    try:
-        nbytes = parse_size(size or "1M")
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--bytes") from error
     entry, schedule, title = asked_schedule(algorithm, collective, world_size, root, num_hosts)
     proved(entry, schedule, num_hosts)
+    nbytes = 1 << 20 if size is None else size
     contents = _contents(schedule, kind, nbytes, gamma or 0.0, max_steps or 64)
     names = [] if file is None else [file]
     if kind == "chakra" and file is not None:
@@ -114,7 +110,7 @@ def export(
 def _contents(
     schedule: Schedule, kind: str, nbytes: int, gamma_ns: float, max_steps: int
 ) -> list[str] | list[bytes]:
-    """What the files hold."""
+    """The contents of the files."""
     if kind == "chakra":
         return to_chakra(schedule, nbytes, gamma_us_per_byte=gamma_ns / 1000)
     if kind == "goal":

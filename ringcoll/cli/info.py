@@ -32,13 +32,10 @@ def _version(distribution: str) -> str | None:
 
 
 def environment() -> dict[str, object]:
-    """Describe software and machine.
+    """Describe software and machine, for JSON.
 
-    Returns
-    -------
-    dict
-        Values that JSON can hold. ``cores`` are those that this process may use,
-        ``memory`` is in GiB; ``None`` stands for a fact that is unknown, or does not apply.
+    ``cores`` are those that this process may use, ``memory`` is in GiB; ``None`` stands for a
+    fact that is unknown, or does not apply.
     """
     import torch
     import torch.distributed as dist

@@ -8,7 +8,7 @@ import click
 
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms
 from ringcoll.cli.command import command
-from ringcoll.cli.output import amount, print_json, print_table, times
+from ringcoll.cli.output import amount, grouped, print_json, print_table, times
 from ringcoll.cli.parameters import collective_name, json_option, named_algorithms
 from ringcoll.cli.report import findings
 from ringcoll.errors import ScheduleError
@@ -25,6 +25,16 @@ ringcoll list star.py:star
 """
 
 
+_COLUMNS = (
+    *("collective", "algorithm", "restriction", "k", "rounds", "/bound", "traffic", "/bound"),
+    *("how", "source"),
+)
+
+
+def _origin(entry: Algorithm) -> tuple[str, str]:
+    return entry.summary, entry.source
+
+
 def _names(entry: Algorithm) -> str:
     """The name, with the short names that also find the algorithm."""
     short = [alias for alias, name in ALIASES.items() if name == entry.name]
@@ -32,7 +42,7 @@ def _names(entry: Algorithm) -> str:
 
 
 def _proved(entry: Algorithm) -> dict[str, Any] | None:
-    """What is proved for 8 ranks, or for a few more; ``None`` if the algorithm is wrong."""
+    """The proof for 8 ranks, or for a few more; ``None`` if the algorithm is wrong."""
     fitting = (k for k in range(8, 65) if not entry.restriction(k))
     try:
         proof = verify(entry.schedule(next(fitting, 1)))
@@ -70,11 +80,11 @@ def list_algorithms(collective: str | None, as_json: bool) -> None:
     first runs inside each host, the second across; a third is for groups of hosts.
     """
     if collective is None:
-        families = [list(algorithms(name)) for name in CONTRACTS]
+        entries = [entry for name in CONTRACTS for entry in algorithms(name)]
     elif is_reference(collective):
-        families = [[entry] for entry in named_algorithms(collective)[0]]
+        entries = named_algorithms(collective)[0]
     else:
-        families = [list(algorithms(collective_name.convert(collective, None, None)))]
+        entries = list(algorithms(collective_name.convert(collective, None, None)))
     if as_json:
         print_json(
             [
@@ -89,36 +99,12 @@ def list_algorithms(collective: str | None, as_json: bool) -> None:
                     "source": entry.source,
                     "at": _proved(entry),
                 }
-                for family in families
-                for entry in family
+                for entry in entries
             ]
         )
         return
-    print_table(
-        (
-            "collective",
-            "algorithm",
-            "restriction",
-            "k",
-            "rounds",
-            "/bound",
-            "traffic",
-            "/bound",
-            "how",
-            "source",
-        ),
-        [
-            (
-                entry.collective if index == 0 else "",
-                _names(entry),
-                entry.needs,
-                *_costs(_proved(entry)),
-                entry.summary,
-                entry.source,
-            )
-            for family in families
-            for index, entry in enumerate(family)
-        ],
-        left=3,
-        prose=2,
+    rows = (
+        (entry.collective, _names(entry), entry.needs, *_costs(_proved(entry)), *_origin(entry))
+        for entry in entries
     )
+    print_table(_COLUMNS, grouped(rows, apart=False), left=3, prose=2)

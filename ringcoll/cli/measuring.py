@@ -1,4 +1,4 @@
-"""What the commands that measure share: options, and where the ranks come from.
+"""The options that the commands that measure share, and the ranks that they start.
 
 Ranks are either started here, on this machine, or were started by ``torchrun``: then
 every rank runs the command, and only rank 0 prints.
@@ -18,11 +18,22 @@ import torch.distributed as dist
 from click.core import ParameterSource
 
 from ringcoll.algorithms import algorithms
-from ringcoll.bench import AUTO, DTYPES, NATIVE, OVER, PERSISTENT, SHARED
-from ringcoll.bench.environment import device
-from ringcoll.bench.plot import suffixes
-from ringcoll.bench.units import as_size, parse_size
-from ringcoll.cli.parameters import named_algorithms, new_file
+from ringcoll.bench import (
+    AUTO,
+    DTYPES,
+    NATIVE,
+    OVER,
+    PERSISTENT,
+    SHARED,
+    BenchRequest,
+    Result,
+    as_size,
+    default_backend,
+    device,
+    on_rank,
+)
+from ringcoll.cli.output import progress
+from ringcoll.cli.parameters import named_algorithms, nbytes_of, new_picture, size_option
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch.processes import Ranks, reports_to
 from ringcoll.machine.facts import free_bytes
@@ -41,9 +52,11 @@ __all__ = [
     "chosen",
     "contenders",
     "cuda_transport",
+    "device_option",
     "dtype",
     "dtypes",
     "is_first_rank",
+    "measured",
     "nbytes_of",
     "new_picture",
     "on_ranks",
@@ -52,7 +65,8 @@ __all__ = [
     "ranks_option",
     "ranks_to_use",
     "refuse_unused_transport",
-    "there",
+    "segments_option",
+    "sizes_options",
     "transport",
     "under_torchrun",
 ]
@@ -60,23 +74,6 @@ __all__ = [
 _MOST_SIZES = 10_000
 _OPERATION_S = 300.0  # time limit of one operation
 _RUN_S = 7 * 86400.0  # and of the whole: as long as the user is willing to wait
-
-
-def nbytes_of(text: str) -> int:
-    """Read a number of bytes, such as 64K.
-
-    Raises
-    ------
-    click.BadParameter
-        The text is something else.
-    """
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-nbytes_of.__name__ = "size"  # as pages of help show the type
 
 
 NCCL_OPERATORS, NCCL_DTYPES = 6, 12
@@ -163,30 +160,58 @@ transport = _transport_option("cpu", "--transport")
 cuda_transport = _transport_option("cuda", "--cuda-transport")
 
 
-def there(ctx: click.Context, param: click.Parameter, device: str) -> str:
+def _there(ctx: click.Context, param: click.Parameter, device: str) -> str:
     """Make sure that there is a device of the type that an option names."""
     if device == "cuda" and not torch.cuda.is_available():
         raise click.BadParameter("torch finds no GPU here")
     return device
 
 
-def refuse_unused_transport(ctx: click.Context, device: str) -> None:
-    """Refuse the transport of tensors that are on the other type of device.
+device_option = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+    callback=_there, help="Where the tensors are. Ranks share GPUs where there are fewer of these.",
+)  # fmt: skip
+segments_option = size_option(
+    "--segment-bytes", help="Size of the pieces in which chunks are pipelined."
+)
 
-    Raises
-    ------
-    click.UsageError
-        The command line names one.
+
+def sizes_options(
+    least: str, most: str, factor: int, step: str | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the options for the smallest and largest size, and the way from one to the next.
+
+    A command that has a step, as nccl-tests do, takes the factor 1 for none.
     """
+    about = "From one size to the next"
+    steps = [] if step is None else [
+        size_option("-i", "--stepbytes", default=step, help=f"{about}.")
+    ]  # fmt: skip
+    options = [
+        size_option("-b", "--minbytes", default=least, help="Smallest size."),
+        size_option("-e", "--maxbytes", default=most, help="Largest size."),
+        *steps,
+        click.option(
+            "-f", "--stepfactor", type=click.IntRange(min=2 if step is None else 1),
+            default=factor, show_default=True,
+            help=f"{about}." if step is None else f"{about}; above 1 it replaces -i.",
+        ),
+    ]  # fmt: skip
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def refuse_unused_transport(ctx: click.Context, device: str) -> None:
+    """Refuse the transport of tensors that are on the other type of device."""
     unused = "transport" if device == "cuda" else "cuda_transport"
     if ctx.get_parameter_source(unused) is ParameterSource.COMMANDLINE:
         option = f"--{unused.replace('_', '-')}"
         raise click.UsageError(f"{option} says nothing about tensors with --device {device}")
-
-
-def new_picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    """Make sure, before anything is measured, that a picture can be drawn and written."""
-    return None if path is None else new_file(*suffixes())(ctx, param, path)
 
 
 def contenders(
@@ -194,19 +219,7 @@ def contenders(
 ) -> tuple[tuple[str, ...], tuple[UserModule, ...]]:
     """Read a list of contenders, separated by commas; ``all`` is every algorithm, and native.
 
-    Returns
-    -------
-    tuple
-        Names of contenders, and the modules of the user to import on every rank.
-
-    Raises
-    ------
-    UnknownAlgorithmError
-        There is no such algorithm.
-    UnsupportedWorldSizeError
-        An algorithm that was named does not run on so many ranks.
-    click.BadParameter
-        No contender is named, or one is to go over another transport than all of the run.
+    The names are returned, and the modules of the user to import on every rank.
     """
     names: list[str] = []
     modules: list[UserModule] = []
@@ -265,21 +278,15 @@ def chosen(sizes_from: int, sizes_to: int, factor: int, step: int) -> tuple[int,
 
 
 def check_memory(nbytes: int, world_size: int, device: str = "cpu") -> None:
-    """Refuse sizes for which the ranks of this machine have no memory: input, output, and what is expected.
-
-    Raises
-    ------
-    click.UsageError
-        The message says which size would do.
-    """
-    if (
-        device == "cpu"
-        and not under_torchrun()
-        and 3 * nbytes * world_size > (free := free_bytes())
-    ):
+    """Refuse sizes for which the ranks here have no memory: input, output, and what is expected."""
+    if device != "cpu" or under_torchrun():
+        return
+    free = free_bytes()
+    if 3 * nbytes * world_size > free:
         raise click.UsageError(
-            f"{as_size(nbytes)} on {world_size} ranks need more memory than the {as_size(int(free))} that "
-            f"are free here; {as_size(int(free) // (3 * world_size))} would do"
+            f"{as_size(nbytes)} on {world_size} ranks need more memory than the "
+            f"{as_size(int(free))} that are free here; "
+            f"{as_size(int(free) // (3 * world_size))} would do"
         )
 
 
@@ -294,13 +301,7 @@ def is_first_rank() -> bool:
 
 
 def ranks_to_use(asked: int | None, usual: int) -> int:
-    """The number of ranks: as many as asked for, or as ``torchrun`` has started.
-
-    Raises
-    ------
-    click.BadParameter
-        These are two different numbers.
-    """
+    """The number of ranks: as many as asked for, or as ``torchrun`` has started."""
     if not under_torchrun():
         return asked or usual
     try:
@@ -323,23 +324,9 @@ def on_ranks(
 ) -> Any:
     """Call a function on ranks that are started here, or on those of ``torchrun``.
 
-    Parameters
-    ----------
-    function, args
-        See `ringcoll.launch.processes.Ranks.run`.
-    world_size, backend
-        Number of ranks to start; backend of the default group.
-    on_report
-        Called with what the ranks report; under ``torchrun`` on rank 0, with its reports.
-    on_start
-        Called with a description of each rank, before the function runs; on rank 0.
-    kind
-        Where the tensors are, for the description: ``"cpu"`` or ``"cuda"``.
-
-    Returns
-    -------
-    object
-        What the function returned on rank 0; under ``torchrun`` on this rank.
+    ``on_report`` is called with what the ranks report, ``on_start`` before that with a description
+    of each rank and its device of a kind, ``"cpu"`` or ``"cuda"``; under ``torchrun`` both on rank
+    0. The value of the function on rank 0 is returned, under ``torchrun`` on this rank.
     """
     if under_torchrun():
         dist.init_process_group(backend)
@@ -356,3 +343,33 @@ def on_ranks(
         if on_start is not None:
             on_start(ranks.run(device, kind))
         return ranks.run(function, *args, on_report=on_report, timeout_s=_RUN_S)[0]
+
+
+def measured(
+    request: BenchRequest,
+    world_size: int,
+    advance_text: Callable[[list[Result]], str],
+    *,
+    first_text: str | None = None,
+    shown: bool = True,
+    on_report: Callable[[list[Result]], object] = lambda results: None,
+    on_start: Callable[[list[dict[str, Any]]], object] | None = None,
+) -> list[Result]:
+    """Measure a request on ranks, with a clock on the terminal that says what was measured last."""
+    first_text = first_text or f"starting ranks, then {as_size(request.nbytes[0])}"
+    with progress(len(request.workloads), first_text, shown=shown) as advance:
+
+        def reported(results: list[Result]) -> None:
+            advance(advance_text(results))
+            on_report(results)
+
+        results: list[Result] = on_ranks(
+            on_rank,
+            request,
+            world_size=world_size,
+            backend=default_backend(request.device),
+            on_report=reported,
+            on_start=on_start,
+            kind=request.device,
+        )
+    return results

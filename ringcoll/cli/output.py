@@ -17,6 +17,7 @@ from ringcoll.machine.files import json_text
 
 __all__ = [
     "amount",
+    "grouped",
     "on_terminal",
     "print_csv",
     "print_json",
@@ -66,6 +67,20 @@ def times(value: Fraction | int, bound: Fraction | int) -> str:
     return f"{float(value / bound):.2f}x" if bound else ""
 
 
+def grouped(rows: Iterable[Sequence[str]], *, apart: bool = True) -> Iterator[tuple[str, ...]]:
+    """Rows of which the first cell is written only where it changes, perhaps with a line before.
+
+    >>> list(grouped([("a", "1"), ("a", "2"), ("b", "3")]))
+    [('a', '1'), ('', '2'), ('', ''), ('b', '3')]
+    """
+    last = None
+    for first, *others in rows:
+        if apart and last not in (None, first):
+            yield ("",) * (1 + len(others))
+        yield ("" if first == last else first, *others)
+        last = first
+
+
 def on_terminal() -> bool:
     """Whether standard output is a terminal."""
     return sys.stdout.isatty()
@@ -89,14 +104,11 @@ def print_table(
 
     Parameters
     ----------
-    columns
-        Headings.
-    rows
-        Rows with as many cells as there are headings.
-    left
-        Number of columns, from the first, that hold words and not numbers.
-    prose
-        Number of columns, to the last, that hold text, which may be broken to fit a terminal.
+    columns, rows
+        Headings, and rows with as many cells.
+    left, prose
+        Number of columns, from the first, that hold words and not numbers; and of columns, to the
+        last, that hold text, which may be broken to fit a terminal.
     """
     from rich.console import Console
     from rich.table import Table
@@ -119,21 +131,10 @@ def print_table(
 
 @contextmanager
 def progress(total: int, text: str = "", *, shown: bool = True) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on standard error, if that is a terminal.
+    """Show a progress bar of so many steps on standard error, if that is a terminal.
 
-    Parameters
-    ----------
-    total
-        Number of steps until the end.
-    text
-        Text beside the bar; a narrow terminal cuts it.
-    shown
-        Whether there is a bar at all.
-
-    Yields
-    ------
-    Callable
-        ``advance(text=None, steps=1)``: go on by some steps, with another text.
+    Yields ``advance(text=None, steps=1)``, which goes on by some steps, with another text beside
+    the bar; a narrow terminal cuts the text.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, named, on_hosts
+from ringcoll.bench import parse_size
 from ringcoll.cli.output import progress
 from ringcoll.errors import (
     ScheduleError,
@@ -31,17 +32,22 @@ __all__ = [
     "FiniteRange",
     "as_ranges",
     "asked_schedule",
+    "bytes_option",
     "collective_name",
     "csv_option",
+    "file_option",
     "fitting_size",
     "hosts_option",
     "json_option",
     "named_algorithms",
+    "nbytes_of",
     "new_file",
+    "new_picture",
     "proved",
     "rank_numbers",
     "root_option",
     "saying_what_would_do",
+    "size_option",
     "world_size_option",
     "world_sizes",
 ]
@@ -62,6 +68,36 @@ hosts_option = click.option(
 root_option = click.option(
     "--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0."
 )
+
+
+def nbytes_of(text: str) -> int:
+    """Read a number of bytes, such as 64K, or say what is wrong with the text."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+nbytes_of.__name__ = "size"  # as pages of help show the type
+
+
+def size_option(*names: str, default: str | None = None, **settings: Any) -> Callable[..., Any]:
+    """Make an option that takes a number of bytes."""
+    return click.option(*names, type=nbytes_of, default=default, show_default=True, **settings)
+
+
+def bytes_option(*names: str) -> Callable[..., Any]:
+    """Make the option for the size of a workload, with further names."""
+    about = "Size of the vector, or of all blocks of a rank."
+    return size_option("-b", "--bytes", *names, "nbytes", default="1M", help=about)
+
+
+def ranks_option(name: str, usual: int, about: str = "Number of ranks.") -> Callable[..., Any]:
+    """Make the option for the number of ranks of a command that starts none."""
+    return click.option(
+        "-k", "--ranks", "--world-size", name, type=click.IntRange(1, LARGEST_WORLD),
+        default=usual, show_default=True, help=about,
+    )  # fmt: skip
 
 
 class FiniteRange(click.FloatRange):
@@ -92,13 +128,6 @@ def _numbers(text: str, lowest: int) -> tuple[int, ...]:
 def world_sizes(text: str) -> tuple[int, ...]:
     """Read numbers and ranges, such as ``1-8,13,64``; sorted, each number once.
 
-    Raises
-    ------
-    click.BadParameter
-        The text is something else; the message names the piece of the text.
-
-    Examples
-    --------
     >>> world_sizes("8,1-3,2")
     (1, 2, 3, 8)
     """
@@ -170,24 +199,8 @@ def named_algorithms(
 ) -> tuple[list[Algorithm], tuple[UserModule, ...]]:
     """Find the algorithms of a name, of ``module:algorithm``, which is imported, or of a file.
 
-    Parameters
-    ----------
-    text
-        The name as the user typed it.
-    collective
-        The collective that the algorithm has to be for; ``None`` for any collective.
-
-    Returns
-    -------
-    tuple
-        At least one algorithm; and the module to import on every rank, if there is one.
-
-    Raises
-    ------
-    UnknownAlgorithmError
-        There is no such algorithm; the message lists the known ones, and the nearest.
-    ScheduleError
-        The file cannot be read, or holds no schedule.
+    At least one algorithm is returned, for the collective or for any, and the module to import on
+    every rank, if there is one. `UnknownAlgorithmError` lists the known names, and the nearest.
     """
     if is_schedule_file(text):
         entry = algorithm_in(text)
@@ -228,28 +241,9 @@ def fitting_size(text: str, world_size: int) -> int:
 def asked_schedule(
     text: str, collective: str, world_size: int, root: int | None, num_hosts: int | None
 ) -> tuple[Algorithm, Schedule, str]:
-    """Build the schedule that the user asks for.
+    """The algorithm that the user asks for (see `named_algorithms`), its schedule, both in words.
 
-    Parameters
-    ----------
-    text
-        The name of the algorithm as the user typed it; see `named_algorithms`.
-    collective, world_size
-        The collective, and the number of ranks.
-    root, num_hosts
-        The root, and the number of hosts; ``None`` if the user typed no number.
-
-    Returns
-    -------
-    tuple
-        The algorithm, its schedule, and both in words.
-
-    Raises
-    ------
-    click.UsageError
-        The collective has no root, or the algorithm does not need hosts.
-    ScheduleError
-        There is no such algorithm, or it does not run on these ranks.
+    ``root`` and ``num_hosts`` are ``None`` if the user typed no number.
     """
     rooted = contract(collective).rooted
     if root is not None and not rooted:
@@ -314,13 +308,7 @@ def _in_number(number: int, noun: str) -> str:
 
 
 def new_file(*suffixes: str) -> Callable[..., Path | None]:
-    """Make a callback that checks a file before hours are spent on what is written to it.
-
-    Parameters
-    ----------
-    suffixes
-        The endings that the file may have; any ending if there are none.
-    """
+    """Make a callback that checks a file to write, which may have these endings, or any."""
 
     def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
@@ -346,3 +334,18 @@ def new_file(*suffixes: str) -> Callable[..., Path | None]:
         return path
 
     return check
+
+
+def new_picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Make sure, before anything is measured, that a picture can be drawn and written."""
+    if path is None:
+        return None
+    from ringcoll.bench.plot import suffixes  # it imports torch
+
+    return new_file(*suffixes())(ctx, param, path)
+
+
+def file_option(*names: str, **settings: Any) -> Callable[..., Any]:
+    """Make an option for a file to write, which is checked before hours are spent on it."""
+    settings.setdefault("callback", new_file())
+    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), **settings)

@@ -11,9 +11,10 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import (
     collective_name,
+    file_option,
     hosts_option,
     json_option,
-    new_file,
+    new_picture,
     world_size_option,
 )
 from ringcoll.cost.counts import lower_bound
@@ -32,14 +33,6 @@ _EXAMPLES = """
 """
 
 
-def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    if path is None:
-        return None
-    from ringcoll.bench.plot import suffixes
-
-    return new_file(*suffixes())(ctx, param, path)
-
-
 @command("pareto", examples=_EXAMPLES)
 @click.argument("collective", type=collective_name)
 @world_size_option
@@ -48,10 +41,8 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
     "--ports", "most_ports", type=click.IntRange(min=1), metavar="MESSAGES",
     help="Only algorithms in which a rank sends, and receives, at most so many messages at once.",
 )  # fmt: skip
-@click.option(
-    "--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    callback=_picture, help="Draw the front, too; needs ringcoll[plot].",
-)  # fmt: skip
+@file_option("--plot", "picture", metavar="FILE", callback=new_picture,
+             help="Draw the front, too; needs ringcoll[plot].")  # fmt: skip
 @json_option
 def pareto(
     collective: str,
@@ -96,8 +87,7 @@ def pareto(
     all_ports = max([1, *ports.values()])
     bound = lower_bound(collective, world_size, ports=all_ports)
     if picture is not None:
-        from ringcoll.bench.pareto_plot import draw_front
-        from ringcoll.bench.plot import save
+        from ringcoll.bench.plot import draw_front, save
 
         title = f"{collective} on {world_size} rank{'s' * (world_size > 1)}"
         save(draw_front(costs, dominated_by, bound, title), picture)

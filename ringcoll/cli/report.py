@@ -19,7 +19,7 @@ _FEW = 4  # lines of reduction orders that still help; and ranks times two, term
 
 
 def header(schedule: Schedule) -> dict[str, object]:
-    """What a schedule is for, as data for JSON."""
+    """The purpose of a schedule, as data for JSON."""
     return {
         "collective": schedule.collective,
         "algorithm": schedule.algorithm,
@@ -76,7 +76,8 @@ def in_words(proof: Proof) -> Iterator[str]:
     if bound.reduced:
         yield f"reduced   {amount(proof.reduced)} n (at least {amount(bound.reduced)} n)"
     yield f"bounds    {distance(proof)}"
-    yield f"sent      at most {amount(proof.sent_max)} n by a rank, in {proof.messages_max} messages"
+    sent, messages = amount(proof.sent_max), proof.messages_max
+    yield f"sent      at most {sent} n by a rank, in {messages} messages"
     yield f"scratch   {schedule.num_slots or 'no'} chunk{'s' if schedule.num_slots != 1 else ''}"
     yield from _orders(proof)
 

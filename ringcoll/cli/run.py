@@ -1,4 +1,4 @@
-"""``ringcoll run``: the ranks of a script as processes of this host, which may go on when one of them dies."""
+"""``ringcoll run``: the ranks of a script as processes of this host, and the end of one of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOOK_S = 0.05
 _GRACE_S = 5.0  # between asking a rank to end and killing it
 
 
-# What stands behind the script is its own.
+# Arguments behind the script are the script's own.
 @command(examples=_EXAMPLES, context_settings={"allow_interspersed_args": False})
 @world_size_option
 @click.option("--resilient", is_flag=True, help="Let the other ranks go on when one fails.")
@@ -37,11 +37,11 @@ _GRACE_S = 5.0  # between asking a rank to end and killing it
 def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...]) -> None:
     """Run a script of Python on ranks that are processes of this host.
 
-    The ranks get the variables that init_process_group reads: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and so on.
-    What they print is printed with their rank. The command holds the store at which they meet.
-    If a rank fails, the others are ended, and the exit status is that rank's; with --resilient they go on, as
-    they can with ringcoll.resilient, and the exit status is 0 if any of them comes to its end. Options of
-    the script stand behind it.
+    The ranks get the variables that init_process_group reads: RANK, LOCAL_RANK, WORLD_SIZE,
+    MASTER_ADDR and so on. What they print is printed with their rank. The command holds the store
+    at which they meet. If a rank fails, the others are ended, and the exit status is that rank's;
+    with --resilient they go on, as they can with ringcoll.resilient, and the exit status is 0 if
+    any of them comes to its end. Options of the script stand behind it.
     """
     if not Path(script).is_file():
         raise click.BadParameter(f"File {script!r} does not exist.", param_hint="'SCRIPT'")
@@ -88,7 +88,7 @@ def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...
 
 
 def _pass_on(rank: int, source: IO[str], to: TextIO, lost: list[OSError]) -> None:
-    """Pass on what a rank prints, or drop it: a rank whose output nobody takes would wait for ever."""
+    """Pass on the lines of a rank, or drop them: a rank with a full pipe would wait for ever."""
     for line in source:
         text = f"[rank {rank}] {line}".removesuffix("\n") + "\n"
         try:

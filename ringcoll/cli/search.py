@@ -8,10 +8,16 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import algorithms
-from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import FiniteRange, collective_name, json_option, new_file, root_option
+from ringcoll.cli.parameters import (
+    FiniteRange,
+    bytes_option,
+    collective_name,
+    file_option,
+    json_option,
+    root_option,
+)
 from ringcoll.errors import ArgumentError
 from ringcoll.machine.files import read_file, replace_file
 from ringcoll.schedule.contracts import LARGEST_WORLD
@@ -39,8 +45,8 @@ _REGISTERED = 3  # algorithms shown beside the schedules
 @click.argument("collective", type=collective_name)
 @click.option("--topology", "text", help="The network, as below.")
 @click.option("--graph", "graph_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="A file with the network, a link a line, such as '0 -- 1 50 0.5': two nodes, GB/s and "
-              "microseconds.")  # fmt: skip
+              help="A file with the network, a link a line, such as '0 -- 1 50 0.5': two nodes, "
+              "GB/s and microseconds.")  # fmt: skip
 @click.option("-k", "--ranks", "--world-size", "world_size", type=click.IntRange(1, LARGEST_WORLD),
               help="Number of ranks, if the network does not say it; 4.")  # fmt: skip
 @click.option("--method", type=click.Choice(list(METHODS)), default="exact", show_default=True,
@@ -54,10 +60,8 @@ _REGISTERED = 3  # algorithms shown beside the schedules
 @click.option("--seed", type=click.IntRange(0, (1 << 31) - 1), default=0, show_default=True,
               help="Seed of what is drawn.")  # fmt: skip
 @root_option
-@click.option("-b", "--bytes", "--size", "nbytes", type=measuring.nbytes_of, default="1M",
-              show_default=True, help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
-@click.option("-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path),
-              callback=new_file(), help="Write the fastest schedule as text.")  # fmt: skip
+@bytes_option("--size")
+@file_option("-o", "--output", "file", help="Write the fastest schedule as text.")
 @json_option
 def search(
     collective: str,
@@ -155,10 +159,11 @@ def _facts(front: SearchedFront, nbytes: int) -> dict[str, Any]:
 
 
 def _print(front: SearchedFront, rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    least_rounds = str(front.least_rounds_per_chunk)
     print_table(
         ("schedule", "steps", "rounds", "chunks", "rounds per chunk", "segments", "us"),
         [
-            ("lower bound", str(front.least_steps), "", "", str(front.least_rounds_per_chunk), "", ""),
+            ("lower bound", str(front.least_steps), "", "", least_rounds, "", ""),
             *([*map(str, list(row.values())[:6]), _us(row)] for row in rows),
             *((row["algorithm"], "", "", "", "", str(row["segments"]), _us(row)) for row in others),
         ],

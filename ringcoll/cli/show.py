@@ -54,23 +54,13 @@ _EXAMPLES = """
 @world_size_option
 @hosts_option
 @root_option
-@click.option(
-    "--primitives",
-    "as_primitives",
-    is_flag=True,
-    help="Print the program of one rank in NCCL's vocabulary.",
-)
+@click.option("--primitives", "as_primitives", is_flag=True,
+              help="Print the program of one rank in NCCL's vocabulary.")  # fmt: skip
 @click.option("--rank", type=click.IntRange(min=0), help="The rank for --primitives; 0.")
-@click.option(
-    "--ranks", type=rank_numbers, metavar="RANKS",
-    help="Draw the columns of these ranks only: numbers and ranges, such as 0-3,7.",
-)  # fmt: skip
-@click.option(
-    "--text",
-    "as_text",
-    is_flag=True,
-    help="Print the schedule as text, which `ringcoll verify --schedule` reads.",
-)
+@click.option("--ranks", type=rank_numbers, metavar="RANKS",
+              help="Draw the columns of these ranks only: numbers and ranges, such as 0-3,7.")  # fmt: skip
+@click.option("--text", "as_text", is_flag=True,
+              help="Print the schedule as text, which `ringcoll verify --schedule` reads.")  # fmt: skip
 @json_option
 def show(
     algorithm: str,

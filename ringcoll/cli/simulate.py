@@ -11,21 +11,23 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import on_hosts
-from ringcoll.bench.units import as_size
-from ringcoll.cli import measuring
+from ringcoll.bench import as_size
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, progress
 from ringcoll.cli.parameters import (
+    bytes_option,
     collective_name,
+    file_option,
     fitting_size,
     json_option,
     named_algorithms,
-    new_file,
+    ranks_option,
+    root_option,
     saying_what_would_do,
 )
 from ringcoll.machine.files import json_text, replace_file
 from ringcoll.schedule.contracts import LARGEST_WORLD, contract
-from ringcoll.simulation import PRESETS, Topology, simulate, topology_named
+from ringcoll.simulation import PRESETS, simulate, topology_named
 from ringcoll.simulation.texts import FORMS
 
 __all__ = ["simulate_command"]
@@ -70,8 +72,13 @@ def _node(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
-def _number(*names: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as click calls it
-    return click.option(*names, type=float, metavar="NUMBER", help=help)
+def _number(name: str, unit: float, about: str) -> Callable[..., Any]:
+    """An option for a number in a unit, which is read in units of SI."""
+
+    def in_si(ctx: click.Context, param: click.Parameter, number: float | None) -> float | None:
+        return None if number is None else number * unit
+
+    return click.option(name, type=float, metavar="NUMBER", callback=in_si, help=about)
 
 
 @command(
@@ -81,39 +88,31 @@ def _number(*names: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as c
 )
 @click.argument("algorithm")
 @click.argument("collective", type=collective_name, default="all_reduce")
-@click.option("-k", "--ranks", "--world-size", "world_size", type=click.IntRange(1, LARGEST_WORLD),
-              default=4, show_default=True, help="Number of ranks.")  # fmt: skip
+@ranks_option("world_size", 4)
 @click.option("--topology", "text", default="crossbar", show_default=True,
               help="The network, as below.")  # fmt: skip
-@click.option("-b", "--bytes", "--size", "nbytes", type=measuring.nbytes_of, default="1M",
-              show_default=True, help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
+@bytes_option("--size")
 @click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True,
               help="Pieces of a chunk that are pipelined.")  # fmt: skip
-@click.option("--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
-@click.option("--hosts", "num_hosts", type=click.IntRange(1, LARGEST_WORLD), default=2, show_default=True,
-              help="Number of hosts among which the ranks are divided, for an algorithm that needs "
-              "to know it.")  # fmt: skip
-@_number("--bandwidth", help="GB/s of a link; 10.")
-@_number("--latency", help="Microseconds of a link; 1.")
-@_number(
-    "--across-bandwidth",
-    help="GB/s of a card between hosts, a tenth of --bandwidth; or of a cable between "
-    "the groups of a dragonfly, --bandwidth.",
-)
-@_number(
-    "--across-latency",
-    help="Microseconds between hosts, ten times --latency; or between groups, --latency.",
-)
-@_number("--alpha", help="Microseconds until the bytes of a message begin to move; 0.")
-@_number("--gamma", help="Nanoseconds to reduce a byte; 0.")
+@root_option
+@click.option("--hosts", "num_hosts", type=click.IntRange(1, LARGEST_WORLD), default=2,
+              show_default=True, help="Number of hosts among which the ranks are divided, for an "
+              "algorithm that needs to know it.")  # fmt: skip
+@_number("--bandwidth", 1e9, "GB/s of a link; 10.")
+@_number("--latency", 1e-6, "Microseconds of a link; 1.")
+@_number("--across-bandwidth", 1e9, "GB/s of a card between hosts, a tenth of --bandwidth; or of a "
+         "cable between the groups of a dragonfly, --bandwidth.")  # fmt: skip
+@_number("--across-latency", 1e-6, "Microseconds between hosts, ten times --latency; or between "
+         "groups, --latency.")  # fmt: skip
+@_number("--alpha", 1e-6, "Microseconds until the bytes of a message begin to move; 0.")
+@_number("--gamma", 1e-9, "Nanoseconds to reduce a byte; 0.")
 @click.option("--slow", multiple=True, metavar="RANK=FACTOR", callback=_of_ranks,
               help="A rank that is slower by a factor.")  # fmt: skip
 @click.option("--late", multiple=True, metavar="RANK=TIME", callback=_of_ranks,
               help="A rank that begins late, by so many microseconds.")  # fmt: skip
 @click.option("--fail", multiple=True, metavar="A-B", callback=_ends,
               help="A link that has failed, such as 0-1 or 'leaf 0-core'.")  # fmt: skip
-@click.option("-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path),
-              callback=new_file(), help="Write a trace for Perfetto, as `ringcoll trace` does.")  # fmt: skip
+@file_option("-o", "--output", "file", help="Write a trace for Perfetto, as `ringcoll trace` does.")
 @json_option
 def simulate_command(
     algorithm: str,
@@ -149,12 +148,14 @@ def simulate_command(
     topology = topology_named(
         text,
         world_size,
-        bandwidth=_times(bandwidth, 1e9),
-        latency_s=_times(latency, 1e-6),
-        across_bandwidth=_times(across_bandwidth, 1e9),
-        across_latency_s=_times(across_latency, 1e-6),
+        bandwidth=bandwidth,
+        latency_s=latency,
+        across_bandwidth=across_bandwidth,
+        across_latency_s=across_latency,
     )
-    topology = _with_costs(topology, _times(alpha, 1e-6), _times(gamma, 1e-9))
+    costs = {"alpha_s": alpha, "gamma_s_per_byte": gamma}
+    asked: dict[str, Any] = {name: value for name, value in costs.items() if value is not None}
+    topology = replace(topology, **asked)
     for first, second in fail:
         topology = topology.without(first, second)
     schedule = entry.schedule(world_size, root or 0, on_hosts(world_size, num_hosts))
@@ -189,15 +190,3 @@ def simulate_command(
         click.echo(f"\nNumbers: {topology.source}.")
     if file is not None:
         click.echo(f"\nWrote {file}: open it in https://ui.perfetto.dev or chrome://tracing.")
-
-
-def _times(number: float | None, unit: float) -> float | None:
-    return None if number is None else number * unit
-
-
-def _with_costs(topology: Topology, alpha_s: float | None, gamma: float | None) -> Topology:
-    return replace(
-        topology,
-        alpha_s=topology.alpha_s if alpha_s is None else alpha_s,
-        gamma_s_per_byte=topology.gamma_s_per_byte if gamma is None else gamma,
-    )

@@ -9,16 +9,14 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from ringcoll.bench import DTYPES
-from ringcoll.bench.contenders import Workload
-from ringcoll.bench.environment import environment, oversubscribed
+from ringcoll.bench import DTYPES, Workload, as_size, oversubscribed, time_in_words
+from ringcoll.bench.environment import environment
 from ringcoll.bench.traced import TraceRequest, TrainerTraceRequest, on_rank, train_on_rank
 from ringcoll.bench.training import Contender, TrainingRequest, check_fit
-from ringcoll.bench.units import as_size, time_in_words
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text
-from ringcoll.cli.parameters import collective_name, json_option, new_file
+from ringcoll.cli.parameters import bytes_option, collective_name, file_option, json_option
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.machine.user_modules import UserModule
 from ringcoll.reduction import OPERATORS
@@ -69,15 +67,13 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
 @command(examples=_EXAMPLES)
 @click.argument("what", type=_TracedName())
 @measuring.ranks_option(4)
-@click.option("-b", "--bytes", "nbytes", type=measuring.nbytes_of, default="1M", show_default=True,
-              help="Size of the vector, or of all blocks of a rank.")  # fmt: skip
+@bytes_option()
 @click.option("--algorithm", default="auto", show_default=True, metavar="NAME",
               help="A name from `ringcoll list`, auto, or an algorithm of your own, such as "
               "star.py:star.")  # fmt: skip
 @measuring.transport
-@click.option("-o", "--output", "file", type=click.Path(dir_okay=False, path_type=Path),
-              default="trace.json", show_default=True, callback=new_file(),
-              help="The file to write.")  # fmt: skip
+@file_option("-o", "--output", "file", default="trace.json", show_default=True,
+             help="The file to write.")  # fmt: skip
 @click.option("-n", "--iters", type=click.IntRange(1, 10**6), default=5, show_default=True,
               help="Times that the operation runs, or steps, in the trace.")  # fmt: skip
 @click.option("-w", "--warmup_iters", type=click.IntRange(0, 10**6), default=2, show_default=True,
@@ -87,8 +83,7 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
 @click.option("-d", "--datatype", "dtype", default="float", callback=measuring.dtype,
               show_default=True, metavar="TYPE", help=f"One of {', '.join(DTYPES)}.")  # fmt: skip
 @click.option("-r", "--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
-@click.option("--segment-bytes", type=measuring.nbytes_of,
-              help="Size of the pieces in which chunks are pipelined.")  # fmt: skip
+@measuring.segments_option
 @json_option
 @click.pass_context
 def trace(

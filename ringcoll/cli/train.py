@@ -11,7 +11,6 @@ import click
 
 from ringcoll.bench.contenders import NATIVE as NATIVE_ALGORITHM
 from ringcoll.bench.environment import environment, oversubscribed, ran_on
-from ringcoll.bench.findings import label
 from ringcoll.bench.summary import FEW_SAMPLES, spread_in_words
 from ringcoll.bench.training import (
     NATIVE,
@@ -26,6 +25,7 @@ from ringcoll.bench.training import (
 )
 from ringcoll.bench.training_plot import draw_losses
 from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.bench.verdicts import label
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress

@@ -10,16 +10,13 @@ from typing import Any
 import click
 import torch
 
-from ringcoll.algorithms import Algorithm
+from ringcoll.bench import FEW_SAMPLES, Result, as_size, oversubscribed, ran_on, time_in_words
 from ringcoll.bench import tune as bench
-from ringcoll.bench.environment import environment, oversubscribed, ran_on
-from ringcoll.bench.measure import Result
-from ringcoll.bench.summary import FEW_SAMPLES
-from ringcoll.bench.units import as_size, time_in_words
+from ringcoll.bench.environment import environment
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
-from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import FiniteRange, json_option, named_algorithms, new_file
+from ringcoll.cli.output import grouped, print_json, print_table, print_text, progress
+from ringcoll.cli.parameters import FiniteRange, file_option, json_option, named_algorithms
 from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import in_text
 from ringcoll.cost.table import MEASURED, Table
@@ -48,9 +45,7 @@ _EXAMPLES = """
 
 @command(examples=_EXAMPLES)
 @measuring.ranks_option(4)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-              callback=measuring.there,
-              help="Where the tensors are. Ranks share GPUs where there are fewer of these.")  # fmt: skip
+@measuring.device_option
 @measuring.transport
 @measuring.cuda_transport
 @click.option("--seconds", type=FiniteRange(min=0), default=60, show_default=True,
@@ -60,15 +55,9 @@ _EXAMPLES = """
               help="Which; names of `ringcoll list`, or algorithms of your own, such as "
               "star.py:star, which every rank of a group then has to import. Without it, "
               "all that come with ringcoll.")  # fmt: skip
-@click.option("-b", "--minbytes", type=measuring.nbytes_of, default="4", show_default=True,
-              help="Smallest size.")  # fmt: skip
-@click.option("-e", "--maxbytes", type=measuring.nbytes_of, default="64M", show_default=True,
-              help="Largest size.")  # fmt: skip
-@click.option("-f", "--stepfactor", type=click.IntRange(min=2), default=16, show_default=True,
-              help="From one size to the next.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
-              callback=new_file(),
-              help="File to write; that of RINGCOLL_TUNING, or in the user's cache.")  # fmt: skip
+@measuring.sizes_options("4", "64M", factor=16)
+@file_option("-o", "--output",
+             help="File to write; that of RINGCOLL_TUNING, or in the user's cache.")  # fmt: skip
 @json_option
 @click.pass_context
 def tune(
@@ -108,10 +97,9 @@ def tune(
     world_size = ranks or 4
     measuring.check_memory(maxbytes, world_size, device)
     collectives = _collectives(names)
-    chosen: dict[str, tuple[str, ...]] | None = None
-    modules: tuple[UserModule, ...] = ()
-    if algorithms is not None:
-        chosen, modules = _chosen(algorithms, collectives, world_size)
+    chosen, modules = (
+        (None, ()) if algorithms is None else _chosen(algorithms, collectives, world_size)
+    )
     plan = bench.TuningPlan(
         collectives,
         measuring.chosen(minbytes, maxbytes, stepfactor, 0),
@@ -152,27 +140,24 @@ def _chosen(
 ) -> tuple[dict[str, tuple[str, ...]], tuple[UserModule, ...]]:
     """The algorithms to measure, by collective, and the modules that have them."""
     modules: list[UserModule] = []
-    entries: dict[str, list[Algorithm]] = {}
+    algorithms: dict[str, list[str]] = {}
     for name in filter(None, map(str.strip, names.split(","))):
         if is_schedule_file(name):
             raise click.BadParameter(
                 f"{name}: rules name registered algorithms, not files", param_hint="--algorithms"
             )
-        named, own = named_algorithms(name)
+        entries, own = named_algorithms(name)
         modules += own
-        for entry in named:
+        for entry in entries:
             if entry.collective in collectives and not entry.restriction(world_size):
-                entries.setdefault(entry.collective, []).append(entry)
-    if not entries:
+                algorithms.setdefault(entry.collective, []).append(entry.name)
+    if not algorithms:
         raise click.BadParameter(
             f"none is for {', '.join(collectives)} on {world_size} ranks",
             param_hint="--algorithms",
         )
-    algorithms = {
-        collective: tuple(dict.fromkeys(entry.name for entry in own))
-        for collective, own in entries.items()
-    }
-    return algorithms, tuple(dict.fromkeys(modules))
+    unique = {name: tuple(dict.fromkeys(own)) for name, own in algorithms.items()}
+    return unique, tuple(dict.fromkeys(modules))
 
 
 def _measure(
@@ -197,7 +182,7 @@ def _measure(
 
 def _print(table: Table, findings: list[bench.Finding], path: Path) -> None:
     columns = ("collective", "size", "fastest", "median", "model", "ratio")
-    print_table(columns, _rows(findings), left=3)
+    print_table(columns, grouped(_rows(findings)), left=3)
     costs = table.parameters
     if any(finding.few for finding in findings):
         print_text(f"~ medians are {FEW_SAMPLES}")
@@ -216,19 +201,15 @@ def _print(table: Table, findings: list[bench.Finding], path: Path) -> None:
 
 
 def _rows(findings: list[bench.Finding]) -> Iterator[tuple[str, ...]]:
-    last = None
     for finding in findings:
-        if last is not None and finding.collective != last:
-            yield ("",) * 6
         yield (
-            finding.collective if finding.collective != last else "",
+            finding.collective,
             as_size(finding.nbytes),
             finding.best,
             f"{'~' * finding.few}{time_in_words(finding.medians_s[finding.best])}",
             "the same" if finding.auto == finding.best else finding.auto,
             f"{finding.ratio:.2f}",
         )
-        last = finding.collective
 
 
 def _document(

@@ -6,8 +6,7 @@ import operator
 import pytest
 import torch
 
-from ringcoll.bench import DTYPES
-from ringcoll.bench.exact import Oracle, count_wrong, spoil
+from ringcoll.bench import DTYPES, Oracle, count_wrong, spoil
 from ringcoll.bench.measure import _defined
 from ringcoll.reduction import OPERATORS
 

@@ -4,8 +4,18 @@ import sys
 
 import pytest
 
-from ringcoll.bench import Result, Timing, Workload, plot
-from ringcoll.bench.findings import EVEN, by_size, duel, faster, sentences, speed_against
+from ringcoll.bench import (
+    EVEN,
+    Result,
+    Timing,
+    Workload,
+    by_size,
+    duel,
+    faster,
+    plot,
+    sentences,
+    speed_against,
+)
 from ringcoll.errors import MissingExtraError
 
 

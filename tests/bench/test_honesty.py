@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.bench.contenders import caller
-from ringcoll.bench.measure import BenchRequest, Meeting, alternate, on_rank
+from ringcoll.bench import BenchRequest, Meeting, alternate, caller, on_rank
 
-module: Any = import_module("ringcoll.bench.measure")  # a function of the package has that name
+module: Any = import_module("ringcoll.bench.measure")
+rounds: Any = import_module("ringcoll.bench.rounds")
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+        monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
 
     def operation(self, *costs_s: float) -> Callable[[int], None]:
         """Operations that take these times, in turn."""
@@ -63,7 +63,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.mark.parametrize("most", [8, 40, 1000])
 def test_a_time_is_that_of_one_operation(clock: Clock, most: int) -> None:
     slow, quick = clock.operation(4e-4), clock.operation(1e-4)
-    samples = alternate(Alone(clock), [slow, quick], warmup=2, most=most)  # type: ignore[arg-type]
+    samples = alternate(Alone(clock), [slow, quick], warmup=2, most=most)
     for times_s, cost_s in zip(samples.times_s, (4e-4, 1e-4), strict=True):
         assert times_s == pytest.approx([cost_s] * len(times_s), rel=1e-6)
     (turn,) = set(samples.turns)
@@ -74,7 +74,7 @@ def test_a_time_is_that_of_one_operation(clock: Clock, most: int) -> None:
 
 def test_a_turn_is_the_mean_of_its_operations(clock: Clock) -> None:
     uneven = clock.operation(1e-3, 3e-3)
-    samples = alternate(Alone(clock), [uneven], most=16, turn=4)  # type: ignore[arg-type]
+    samples = alternate(Alone(clock), [uneven], most=16, turn=4)
     assert samples.turns == [4]
     assert samples.times_s == [pytest.approx((2e-3,) * 4)]
 
@@ -96,7 +96,7 @@ def test_what_comes_before_a_turn_is_not_timed(clock: Clock) -> None:
 
     functions = [noting("0"), noting("1")]
     samples = alternate(
-        Alone(clock),  # type: ignore[arg-type]
+        Alone(clock),
         functions, warmup=1, most=5, turn=1, before=before,
     )  # fmt: skip
     assert samples.times_s == [pytest.approx((1e-3,) * 5)] * 2

@@ -6,9 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from ringcoll.bench import BenchRequest, Result, Timing, Workload, on_rank
-from ringcoll.bench.efficiency import efficiencies, lines
-from ringcoll.bench.limits import LIMITS, added_numel, exchanged_nbytes
+from ringcoll.bench import (
+    LIMITS,
+    BenchRequest,
+    Result,
+    Timing,
+    Workload,
+    added_numel,
+    efficiencies,
+    exchanged_nbytes,
+    on_rank,
+)
+from ringcoll.cli.nccl_table import limit_lines
 
 
 @pytest.mark.parametrize(
@@ -45,7 +54,7 @@ def test_efficiency_is_the_limit_over_the_time():
     (found,) = efficiencies(results)
     assert found.of == pytest.approx({"ring": 0.5, "native": 0.25})
     assert (found.exchange_s, found.add_s, found.copy_s) == (3e-6, 1e-6, 2e-6)
-    (line,) = lines(results)
+    (line,) = limit_lines(results)
     assert "ring 0.50, native 0.25" in line
     assert not efficiencies(results[:2])
 

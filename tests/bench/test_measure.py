@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from ringcoll.algorithms import algorithms
-from ringcoll.bench import BenchRequest, Result, Workload, on_rank
-from ringcoll.bench.contenders import shape
-from ringcoll.bench.measure import _more_rounds
+from ringcoll.bench import BenchRequest, Result, Workload, on_rank, shape
+from ringcoll.bench.rounds import _more_rounds
 from ringcoll.machine.user_modules import UserModule
 from ringcoll.schedule.contracts import CONTRACTS
 from tests.fakes import wrong_algorithm

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from ringcoll.bench import BenchRequest, peers
-from ringcoll.bench.limits import LIMITS
+from ringcoll.bench import LIMITS, BenchRequest, peers
 from ringcoll.cli.app import cli
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.launch import mpiexec
@@ -27,8 +28,9 @@ def installed(name: str) -> None:
         pytest.skip(str(error))
 
 
-def test_the_script_needs_neither_torch_nor_this_library():
-    source = (ROOT / "benchmarks" / "mpi_peer.py").read_text(encoding="utf-8")
+@pytest.mark.processes
+def test_the_script_needs_no_torch():
+    source = peers.SCRIPT.read_text(encoding="utf-8")
     imported = {
         name.partition(".")[0]
         for node in ast.walk(ast.parse(source))
@@ -39,8 +41,10 @@ def test_the_script_needs_neither_torch_nor_this_library():
             else [alias.name for alias in node.names]
         )
     }
-    assert {"mpi4py", "numpy"} <= imported
-    assert not imported & {"torch", "ringcoll", ""}
+    assert {"mpi4py", "numpy", "ringcoll"} <= imported
+    assert not imported & {"torch", ""}
+    blocked = "import sys; sys.modules['torch'] = None; from ringcoll.bench import alternate"
+    subprocess.run([sys.executable, "-c", blocked], check=True, timeout=60)
 
 
 def test_names():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ringcoll.bench import algbw, busbw, summarize
-from ringcoll.bench.summary import spread_in_words
+from ringcoll.bench import algbw, busbw, spread_in_words, summarize
 
 
 def test_hand_computed_statistics():

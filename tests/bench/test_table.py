@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from ringcoll.bench import BenchRequest, Result, Timing, Workload, table
+from ringcoll.bench import BenchRequest, Result, Timing, Workload, average_busbw, document
 from ringcoll.bench.environment import environment
+from ringcoll.cli import nccl_table
 
 DEVICE = {
     "rank": 0, "group": 0, "pid": 1234, "hostname": "host", "device": 0, "device_kind": "cpu",
@@ -31,14 +32,14 @@ def result(out_of_place=2943.25, in_place=2953.54, wrong=0, **changes):
 
 
 def test_the_published_line():
-    assert " ".join(table.line(result()).split()) == (
+    assert " ".join(nccl_table.line(result()).split()) == (
         "33554432 8388608 float sum -1 2943.25 11.40 11.40 0 2953.54 11.36 11.36 0"
     )
 
 
 def test_columns_stand_under_their_names():
-    names, units = list(table.header("ring"))[-2:]
-    line = table.line(result())
+    names, units = list(nccl_table.header("ring"))[-2:]
+    line = nccl_table.line(result())
     ends = [match.end() for match in re.finditer(r"\S+", line)]
     assert names.startswith("# ")
     assert [match.end() for match in re.finditer(r"\S+", names[1:])] == [end - 1 for end in ends]
@@ -52,11 +53,11 @@ def test_columns_stand_under_their_names():
 def test_a_script_for_nccl_tests_reads_a_block():
     request = BenchRequest("all_reduce", ("ring",), (33554432,))
     lines = [
-        *table.preamble(request, environment(2), [DEVICE]),
-        *table.header("ring"),
-        table.line(result()),
-        table.line(result(in_place=None)),
-        *table.footer(request, [result(), result(in_place=None)]),
+        *nccl_table.preamble(request, environment(2), [DEVICE]),
+        *nccl_table.header("ring"),
+        nccl_table.line(result()),
+        nccl_table.line(result(in_place=None)),
+        *nccl_table.footer(request, [result(), result(in_place=None)]),
     ]
     data = [line.split() for line in lines if not line.startswith("#")]
     assert [len(row) for row in data] == [13, 13]
@@ -72,7 +73,9 @@ def test_a_script_for_nccl_tests_reads_a_block():
 def test_steps_are_named():
     def step(*sizes):
         request = BenchRequest("all_reduce", ("ring",), sizes)
-        (line,) = (line for line in table.preamble(request, environment(2), []) if "step" in line)
+        (line,) = (
+            line for line in nccl_table.preamble(request, environment(2), []) if "step" in line
+        )
         return re.findall(r"step: (\S+)", line)[0]
 
     assert step(8) == "0(bytes)"
@@ -84,17 +87,17 @@ def test_steps_are_named():
 def test_wrong_elements_fail():
     request = BenchRequest("all_reduce", ("ring",), (33554432,))
     bad = result(wrong=3)
-    assert table.line(bad).split()[8::4] == ["3", "3"]
-    assert "# Out of bounds values : 6 FAILED" in list(table.footer(request, [bad, result()]))
+    assert nccl_table.line(bad).split()[8::4] == ["3", "3"]
+    assert "# Out of bounds values : 6 FAILED" in list(nccl_table.footer(request, [bad, result()]))
 
 
 def test_what_was_not_checked_or_refused_is_no_number():
-    assert table.line(result(wrong=None)).split()[8::4] == ["N/A", "N/A"]
+    assert nccl_table.line(result(wrong=None)).split()[8::4] == ["N/A", "N/A"]
     refused = result(None, None, refused="no such dtype")
-    assert table.line(refused).split()[5:] == ["N/A"] * 8
+    assert nccl_table.line(refused).split()[5:] == ["N/A"] * 8
     request = BenchRequest("all_reduce", ("native",), (33554432,))
-    assert "# not available: no such dtype" in list(table.footer(request, [refused]))
-    assert table.average_busbw([refused]) == 0
+    assert "# not available: no such dtype" in list(nccl_table.footer(request, [refused]))
+    assert average_busbw([refused]) == 0
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ def test_what_was_not_checked_or_refused_is_no_number():
     ],
 )
 def test_numbers_fit_their_column(value, width, text):
-    written = table._number(value, width)
+    written = nccl_table._number(value, width)
     assert written.strip() == text
     assert len(written) == width
 
@@ -118,7 +121,7 @@ def test_json_has_what_nccl_tests_has():
     request = BenchRequest("all_reduce", ("ring", "native"), (33554432,))
     facts = environment(2)
     refused = result(None, None, contender="native", refused="no such dtype")
-    found = json.loads(json.dumps(table.document(request, facts, [DEVICE], [result(), refused])))
+    found = json.loads(json.dumps(document(request, facts, [DEVICE], [result(), refused])))
     assert set(found) >= {
         "version", "start_time", "args", "env", "config", "results", "out_of_bounds",
         "average_bus_bandwidth", "end_time", "errors",

@@ -12,27 +12,24 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.bench import BenchRequest, Workload
-from ringcoll.bench.contenders import DTYPES, SHARED
-from ringcoll.bench.limits import LIMITS
-from ringcoll.bench.measure import (
+from ringcoll.bench import (
+    DTYPES,
+    LIMITS,
+    SHARED,
+    BenchRequest,
     Meeting,
     Result,
     Timing,
-    _Bench,
-    _defined,
-    _more_rounds,
-    _one_round,
-    _settled,
-    _several,
-    _turns,
+    Workload,
     alternate,
-    measure,
     turn_seconds,
 )
+from ringcoll.bench.measure import _Bench, _defined, _settled, _several, measure
+from ringcoll.bench.rounds import _more_rounds, _one_round, _turns
 from ringcoll.errors import ArgumentError
 
-module: Any = import_module("ringcoll.bench.measure")  # a function of the package has that name
+module: Any = import_module("ringcoll.bench.measure")
+rounds: Any = import_module("ringcoll.bench.rounds")
 
 
 class Clock:
@@ -46,6 +43,7 @@ class Clock:
             perf_counter=lambda: self.now_s, monotonic=lambda: self.now_s, sleep=self.sleep
         )
         monkeypatch.setattr(module, "time", now)
+        monkeypatch.setattr(rounds, "time", now)
 
     def sleep(self, seconds: float) -> None:
         assert seconds >= 0
@@ -111,7 +109,7 @@ def test_rounds_follow_the_clock() -> None:
 def test_turns_of_a_fixed_number(clock: Clock, cost_s: float, most: int, turn: int) -> None:
     run = clock.operation(cost_s)
     slow = clock.operation(3 * cost_s)
-    samples = alternate(clock, [run, slow], most=most)  # type: ignore[arg-type]
+    samples = alternate(clock, [run, slow], most=most)
     assert samples.turns == [turn, turn]
     assert [len(times) for times in samples.times_s] == [max(1, most // turn)] * 2
     assert samples.times_s[0] == pytest.approx([cost_s] * len(samples.times_s[0]))
@@ -130,7 +128,7 @@ def test_turns_that_the_clock_limits(
         rounds.append(turns)
 
     times = [[2 * cost_s, cost_s], [10 * cost_s, 1.0]]
-    turns = _turns(clock, one_round, times, 20, 3.0)  # type: ignore[arg-type]
+    turns = _turns(clock, one_round, times, 20, 3.0)
     assert ([first for first, _ in rounds], turns[0]) == (tried, turn)
 
 
@@ -149,7 +147,7 @@ def test_the_start_of_a_turn_does_not_count(clock: Clock) -> None:
             is_cold = False
 
     clock.start = start  # type: ignore[method-assign]
-    samples = alternate(clock, [run], least=5, most=1000, seconds=0.5)  # type: ignore[arg-type]
+    samples = alternate(clock, [run], least=5, most=1000, seconds=0.5)
     assert samples.turns == [50]
     assert samples.times_s[0] == pytest.approx([1e-4] * len(samples.times_s[0]))
 
@@ -159,9 +157,9 @@ def test_rounds_end_with_the_time(clock: Clock) -> None:
         clock.now_s += 0.9
 
     clock.start = start  # type: ignore[method-assign]
-    samples = alternate(clock, [clock.operation(0.1)], turn=1, least=3, most=100, seconds=10.0)  # type: ignore[arg-type]
+    samples = alternate(clock, [clock.operation(0.1)], turn=1, least=3, most=100, seconds=10.0)
     assert 8 <= len(samples.times_s[0]) <= 10
-    samples = alternate(clock, [clock.operation(0.1)], turn=1, least=3, most=100, seconds=0.0)  # type: ignore[arg-type]
+    samples = alternate(clock, [clock.operation(0.1)], turn=1, least=3, most=100, seconds=0.0)
     assert len(samples.times_s[0]) == 3
 
 
@@ -171,7 +169,7 @@ def test_the_order_of_turns_changes_and_is_the_same_on_all_ranks(clock: Clock) -
         for seed in range(60):
             clock.orders = []
             runs = [clock.operation(1.0, name) for name in range(3)]
-            _one_round(clock, runs, None, False, [[], [], []], seed=seed, turns=[1, 1, 1])  # type: ignore[arg-type]
+            _one_round(clock, runs, None, False, [[], [], []], seed=seed, turns=[1, 1, 1])
             result.append(tuple(clock.orders))
         return result
 
@@ -180,7 +178,7 @@ def test_the_order_of_turns_changes_and_is_the_same_on_all_ranks(clock: Clock) -
     assert len(set(first)) == 6
     assert min(Counter(order[0] for order in first).values()) >= 10
     clock.orders = []
-    alternate(clock, [clock.operation(1.0, name) for name in range(3)], warmup=0, turn=1, most=60)  # type: ignore[arg-type]
+    alternate(clock, [clock.operation(1.0, name) for name in range(3)], warmup=0, turn=1, most=60)
     assert clock.orders == [name for order in first for name in order]
 
 
@@ -192,7 +190,7 @@ def test_before_is_called_for_each_turn_and_not_timed(clock: Clock) -> None:
         clock.now_s += 7.0
 
     runs = [clock.operation(1.0, 0), clock.operation(2.0, 1)]
-    samples = alternate(clock, runs, warmup=1, turn=1, most=4, before=before)  # type: ignore[arg-type]
+    samples = alternate(clock, runs, warmup=1, turn=1, most=4, before=before)
     assert asked == clock.orders
     assert samples.times_s == [(1.0,) * 4, (2.0,) * 4]
 
@@ -375,7 +373,7 @@ def test_without_check_nothing_is_called_right(contenders: Contenders) -> None:
 def test_how_operations_follow_each_other(
     contenders: Contenders, monkeypatch: pytest.MonkeyPatch, blocking: int
 ) -> None:
-    monkeypatch.setattr(module, "_TURN_S", 3.0)
+    monkeypatch.setattr(rounds, "_TURN_S", 3.0)
     request = BenchRequest(
         "all_gather", ("ring",), (400,), most=12, warmup=1, modes=(False,), blocking=blocking
     )
@@ -493,6 +491,6 @@ def test_contenders_in_shared_memory_have_buffers_of_their_own(world: None) -> N
 
 
 def test_a_turn_is_as_much_longer_as_ranks_share_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(rounds, "cores", lambda: 2)
     alone = turn_seconds(1)
     assert [turn_seconds(k) / alone for k in (1, 2, 3, 8)] == [1.0, 1.0, 1.5, 4.0]

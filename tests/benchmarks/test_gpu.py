@@ -35,8 +35,7 @@ from benchmarks.on_gpu import (
 )
 from benchmarks.on_gpu.rows import NOT_RUN, Row, Settings
 from benchmarks.on_gpu.stages import MOST_S, STAGES, USUAL
-from ringcoll.bench.contenders import DTYPES
-from ringcoll.bench.summary import summarize
+from ringcoll.bench import DTYPES, summarize
 from ringcoll.cli.app import cli
 from ringcoll.errors import MissingExtraError, RingcollError
 from ringcoll.reduction import TORCH, gpu, resolve

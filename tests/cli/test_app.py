@@ -10,7 +10,7 @@ import click
 import pytest
 
 from ringcoll import __version__
-from ringcoll.cli.app import COMMANDS, INTERRUPTED, cli
+from ringcoll.cli.app import COMMANDS, INTERRUPTED, SECTIONS, cli
 from ringcoll.cli.command import SETTINGS, DescribedCommand
 
 CHEAP = (
@@ -45,6 +45,19 @@ def test_help_lists_every_command_with_an_example(run):
     for name, entry in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(entry.summary)}$", result.stdout, re.MULTILINE)
         assert f"\n  {entry.example}\n" in result.stdout + "\n"
+
+
+def test_every_command_stands_in_one_section(run):
+    headings = re.findall(r"^(\w+):$|^  (\w+)  ", run("--help").stdout, re.MULTILINE)
+    sections: dict[str, list[str]] = {}
+    for heading, name in headings:
+        if heading:
+            names = sections.setdefault(heading, [])
+        elif name:
+            names.append(name)
+    shown = {heading: names for heading, names in sections.items() if heading in SECTIONS}
+    assert shown == {heading: [*names] for heading, names in SECTIONS.items()}
+    assert sorted(name for names in shown.values() for name in names) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -16,9 +16,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ringcoll.bench import table
-from ringcoll.bench.environment import device, oversubscribed
-from ringcoll.cli import measuring
+from ringcoll.bench import device, oversubscribed, records
+from ringcoll.cli import measuring, nccl_table
 from ringcoll.cli.app import INTERRUPTED, cli
 from tests.fakes import wrong_algorithm
 from tests.programs.started import of_session, run_program, started
@@ -95,7 +94,8 @@ class TestBench:
         assert sizes() == [8]
 
     def test_a_wrong_algorithm_ends_in_status_1(self, monkeypatch):
-        monkeypatch.setattr(table, "wrong_in", lambda results: 5)
+        for module in (records, nccl_table):
+            monkeypatch.setattr(module, "wrong_in", lambda results: 5)
         result = call("bench", "barrier", "-k", "2", "-n", "1")
         assert result.exit_code == 1
         assert "# Out of bounds values : 5 FAILED" in result.stdout

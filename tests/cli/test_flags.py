@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringcoll.bench.measure import OVER_RANKS
+from ringcoll.bench import OVER_RANKS
 from ringcoll.cli import measuring, train, tune
 from tests.cli.conftest import Run
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ringcoll.algorithms import algorithms, find
-from ringcoll.bench.pareto_plot import draw_front
+from ringcoll.bench.plot import draw_front
 from ringcoll.cli import pareto
 from ringcoll.cost.counts import lower_bound
 from ringcoll.cost.pareto import dominators

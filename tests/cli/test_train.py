@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.bench.environment import oversubscribed
-from ringcoll.bench.training import (
-    NATIVE,
-    Comparison,
-    Contender,
-    Epoch,
-    TrainingResult,
-)
+from ringcoll.bench import oversubscribed
+from ringcoll.bench.training import NATIVE, Comparison, Contender, Epoch, TrainingResult
 from ringcoll.cli import measuring
 from ringcoll.training import ModelStates
 from tests.programs.started import run_program

@@ -11,7 +11,8 @@ from fractions import Fraction
 from ringcoll.algorithms import Cost, find, register, unregister
 from ringcoll.algorithms.entry import mark_built_in
 from ringcoll.algorithms.ring import ring_all_reduce
-from ringcoll.bench import BenchRequest, Result, measure
+from ringcoll.bench import BenchRequest, Result
+from ringcoll.bench.measure import measure
 from ringcoll.schedule.ir import Operation, Program, RecvReduce, Step, recv
 
 __all__ = ["NAME", "measure_wrong"]

@@ -1,4 +1,4 @@
-"""Measurements in sentences.
+"""Measurements compared, in numbers and in sentences.
 
 A contender counts as faster than another at a size if the quartiles of their times do
 not overlap; otherwise the two are about even. That describes the measurements, and is no
@@ -7,15 +7,27 @@ test of significance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from ringcoll.algorithms import ALIASES
-from ringcoll.bench.contenders import NATIVE, OVER
+from ringcoll.bench.contenders import LIMITS, NATIVE, OVER, Workload
 from ringcoll.bench.measure import Result
 from ringcoll.bench.units import as_size
 
-__all__ = ["EVEN", "BySize", "by_size", "duel", "faster", "label", "sentences", "speed_against"]
+__all__ = [
+    "EVEN",
+    "BySize",
+    "Efficiency",
+    "by_size",
+    "duel",
+    "efficiencies",
+    "faster",
+    "label",
+    "sentences",
+    "speed_against",
+]
 
 EVEN = "even"
 """The answer of `faster` if the difference is within the spread."""
@@ -61,11 +73,6 @@ def faster(first: Result, second: Result) -> str:
     return second.contender if second.timed.summary.p75_s < first.timed.summary.p25_s else EVEN
 
 
-def _ranges(sizes: Sequence[int], verdict: Callable[[int], str]) -> Iterator[tuple[str, list[int]]]:
-    for word, group in groupby(sizes, verdict):
-        yield word, list(group)
-
-
 def _where(group: list[int], sizes: Sequence[int]) -> str:
     """A range of sizes in words.
 
@@ -83,25 +90,15 @@ def _where(group: list[int], sizes: Sequence[int]) -> str:
 
 
 def duel(table: BySize, first: str, second: str, *, names: tuple[str, str] | None = None) -> str:
-    """Say which of two contenders is faster at which sizes.
-
-    Parameters
-    ----------
-    table
-        What `by_size` returns.
-    first, second
-        The contenders.
-    names
-        How to call them; by default as `label` does.
-    """
+    """Say which of two contenders of `by_size` is faster at which sizes; ``names`` them so."""
     called = names or (label(first), label(second))
     sizes = [nbytes for nbytes, row in sorted(table.items()) if first in row and second in row]
     if not sizes:
         return f"{called[0].capitalize()} and {called[1]} were not measured at a common size."
     words = {first: f"{called[0]} is faster", second: f"{called[1]} is faster", EVEN: "about even"}
     parts = [
-        f"{words[word]} {_where(group, sizes)}"
-        for word, group in _ranges(sizes, lambda n: faster(table[n][first], table[n][second]))
+        f"{words[word]} {_where(list(group), sizes)}"
+        for word, group in groupby(sizes, lambda n: faster(table[n][first], table[n][second]))
     ]
     return f"{called[0].capitalize()} against {called[1]}: {', '.join(parts)}."
 
@@ -113,8 +110,8 @@ def _fastest(row: dict[str, Result]) -> str:
 def _winners(table: BySize) -> str:
     sizes = sorted(table)
     parts = [
-        f"{label(name)} {_where(group, sizes)}"
-        for name, group in _ranges(sizes, lambda nbytes: _fastest(table[nbytes]))
+        f"{label(name)} {_where(list(group), sizes)}"
+        for name, group in groupby(sizes, lambda nbytes: _fastest(table[nbytes]))
     ]
     return f"Lowest median: {', '.join(parts)}."
 
@@ -170,3 +167,37 @@ def sentences(results: Sequence[Result]) -> Iterator[str]:
     for name, reason in dict.fromkeys((r.contender, r.refused) for r in results if r.refused):
         yield f"{label(name).capitalize()} is not available: {reason}"
     yield _correctness(results)
+
+
+# --- limits ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The limits of one workload and size shown, and how near each contender comes to them.
+
+    The times are medians; ``add_s`` is 0 where nothing is reduced. ``of`` has for each contender
+    ``(exchange_s + add_s)`` over its median.
+    """
+
+    workload: Workload
+    nbytes: int
+    exchange_s: float
+    add_s: float
+    copy_s: float
+    of: dict[str, float]
+
+
+def efficiencies(results: Sequence[Result]) -> list[Efficiency]:
+    """Compare with the limits, where these were measured."""
+    comparisons = []
+    for workload in dict.fromkeys(result.workload for result in results):
+        own = [result for result in results if result.workload == workload]
+        medians = {result.contender: _median(result) for result in own if result.timed is not None}
+        if "exchange" not in medians:
+            continue
+        exchange_s, add_s, copy_s = (medians.pop(name, 0.0) for name in LIMITS)
+        shares = {name: (exchange_s + add_s) / time_s for name, time_s in medians.items()}
+        nbytes = own[0].nbytes
+        comparisons.append(Efficiency(workload, nbytes, exchange_s, add_s, copy_s, shares))
+    return comparisons
