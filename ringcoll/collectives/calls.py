@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
+from itertools import chain, islice
 from typing import Any, ParamSpec, Protocol, cast
 
 import torch
@@ -215,8 +216,14 @@ def together(group: Any, calls: Sequence[Call]) -> Work | None:
                 expected=first.operation.device,
                 got=call.operation.device,
             )
-    first.following = [(call.operation, call.tensors) for call in following]
-    first.num_parts = len(calls)
+    # Parts of a sparse call are known only when those before them are done.
+    is_known = all(isinstance(call.following, Sequence) for call in calls)
+    each = [chain([(call.operation, call.tensors)], call.following) for call in calls]
+    parts = islice(chain.from_iterable(each), 1, None)
+    first.following = list(parts) if is_known else parts
+    if not is_known:
+        first.tensors = [tensor for call in calls for tensor in call.tensors]  # for `Lane.use`
+    first.num_parts = sum(call.num_parts for call in calls)
     first.results = [tensor for call in calls for tensor in call.results]
     if type(group) is not Deferred:
         return first()

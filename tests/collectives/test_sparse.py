@@ -68,6 +68,31 @@ def test_sparse_tensors_are_added_up(case, op, async_op):
         assert torch.equal(tensor.indices(), results[0].indices())
 
 
+@given(st.lists(st.booleans(), min_size=1, max_size=5), worlds, st.booleans())
+def test_a_coalesced_call_takes_sparse_and_dense_tensors(kinds, world_size, async_op):
+    def own(rank: int) -> list[Tensor]:
+        dense = [torch.arange(4.0) * (number + rank) for number in range(len(kinds))]
+        return [
+            tensor.to_sparse() if is_sparse else tensor
+            for tensor, is_sparse in zip(dense, kinds, strict=True)
+        ]
+
+    def main(group: LocalGroup) -> list[list[float]]:
+        tensors = own(group.rank())
+        work = ringcoll.all_reduce_coalesced(tensors, "sum", group, async_op)
+        after = torch.full((2,), group.rank())
+        ringcoll.all_reduce(after, group=group)
+        assert after.tolist() == [sum(range(world_size))] * 2
+        if work is not None:
+            work.wait()
+        assert [tensor.is_sparse for tensor in tensors] == kinds
+        return [tensor.to_dense().tolist() for tensor in tensors]
+
+    lists = zip(*map(own, range(world_size)), strict=True)
+    wanted = [torch.stack([each.to_dense() for each in rank]).sum(0).tolist() for rank in lists]
+    assert run_threads(main, world_size) == [wanted] * world_size
+
+
 def test_sparse_tensors_of_different_shapes_are_a_mismatch():
     def main(group: LocalGroup) -> None:
         tensor = sparse([4 + (group.rank() == 1)], 1, [[0], [2]], group.rank())
