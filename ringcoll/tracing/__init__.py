@@ -2,7 +2,7 @@
 
 Problem: an operation, or a training step, is slow, and nobody sees whether ranks wait for each
 other, move bytes, reduce, or compute. `trace` notes every send, receive, wait, reduction and copy of
-the operations of a group, and the phases of `ringcoll.training.phases`; rank 0 writes a file that
+the operations of a group, and the phases of `ringcoll.tracing.phases`; rank 0 writes a file that
 Perfetto reads.
 
 Cost: nothing without a trace. With a trace, two looks at the clock and a small tuple for each
@@ -15,11 +15,12 @@ instruction; docs/trace.md has the microseconds.
 `clocks`       a common clock for all ranks
 `events`       the picture, for Perfetto
 `summary`      the numbers of the operations
+`phases`       phases of a step that a program names, and waits between ranks
 `phase_times`  the numbers of the phases
 `findings`     sentences on the phases
 =============  ==========================================================
 
-May be imported from outside: ``__all__``.
+May be imported from outside: ``__all__``, and `phases`.
 """
 
 from ringcoll.tracing.block import Recording, trace

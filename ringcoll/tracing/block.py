@@ -28,10 +28,10 @@ from ringcoll.tracing.clocks import Sighting
 from ringcoll.tracing.events import document
 from ringcoll.tracing.findings import findings
 from ringcoll.tracing.phase_times import PhaseTimes, summarize_phases
+from ringcoll.tracing.phases import PhaseLog
 from ringcoll.tracing.recorder import Clocks, Tracer
 from ringcoll.tracing.records import Records
 from ringcoll.tracing.summary import Shares, summarize
-from ringcoll.training.phases import PhaseLog
 from ringcoll.transport.base import Message
 
 __all__ = ["Recording", "trace"]
@@ -53,7 +53,7 @@ class Recording:
         On rank 0, for each rank: the shares of each call, by its description, and of
         ``"total"``. Empty on the other ranks.
     phases
-        On rank 0, for each rank: the times of each phase (`ringcoll.training.phases`), by its name,
+        On rank 0, for each rank: the times of each phase (`ringcoll.tracing.phases`), by its name,
         and of ``"total"``; empty without phases.
     findings
         On rank 0, sentences: which rank waits for which rank, in which phase, and the peak of

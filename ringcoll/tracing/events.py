@@ -14,6 +14,7 @@ from typing import Any
 from ringcoll.tracing.clocks import Clock, Sighting, agree
 from ringcoll.tracing.findings import findings
 from ringcoll.tracing.phase_times import PhaseTimes, phase_times, summarize_phases
+from ringcoll.tracing.phases import PhaseSpan, ThreadWait
 from ringcoll.tracing.records import (
     Delivery,
     MessageEnd,
@@ -23,7 +24,6 @@ from ringcoll.tracing.records import (
     deliveries,
 )
 from ringcoll.tracing.summary import shares, summarize
-from ringcoll.training.phases import PhaseSpan, ThreadWait
 
 __all__ = ["document"]
 

@@ -18,7 +18,7 @@ def findings(ranks: Sequence[Records]) -> list[str]:
 
     Examples
     --------
-    >>> from ringcoll.training.phases import PhaseSpan, ThreadWait
+    >>> from ringcoll.tracing.phases import PhaseSpan, ThreadWait
     >>> records = [Records(rank, 2, "local") for rank in range(2)]
     >>> for rank in records:
     ...     rank.phases.append(PhaseSpan("step", {}, 0, begin=0, end=100))

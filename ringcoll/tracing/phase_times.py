@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from ringcoll.tracing.phases import PhaseSpan
 from ringcoll.tracing.records import Records
-from ringcoll.training.phases import PhaseSpan
 
 __all__ = ["PhaseTimes", "phase_times", "summarize_phases"]
 

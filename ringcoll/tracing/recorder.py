@@ -20,8 +20,8 @@ from ringcoll.operation.executor import Instruction, Posting, Reading
 from ringcoll.operation.operation import Binding, Operation, Turn
 from ringcoll.operation.plan import Combine, Move, Plan, Post, Wait
 from ringcoll.operation.regions import Space
+from ringcoll.tracing.phases import Awaited, PhaseLog
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
-from ringcoll.training.phases import Awaited, PhaseLog
 from ringcoll.transport.base import Handle
 
 __all__ = ["Clocks", "Tracer"]

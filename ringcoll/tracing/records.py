@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from ringcoll.errors import TraceError
 from ringcoll.tracing.clocks import Sighting
-from ringcoll.training.phases import PhaseSpan, ThreadWait
+from ringcoll.tracing.phases import PhaseSpan, ThreadWait
 
 __all__ = ["Delivery", "MessageEnd", "Records", "Span", "TracedOperation", "deliveries"]
 

@@ -8,7 +8,6 @@ What is trained
 `checks`       what all ranks look at together before and during training
 `flat`         parameters end to end in a flat tensor, and put together from pieces
 `messages`     messages between two ranks, and from several ranks as they come
-`phases`       phases of a step, and waits between ranks, for `ringcoll.trace`
 -------------  ---------------------------------------------------------------------------------
 Systems
 ------------------------------------------------------------------------------------------------
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
     from ringcoll.training.models import (
         Transformer, TransformerShape, causal_attention, mlp, next_token_loss, stages,
     )  # fmt: skip
-    from ringcoll.training.phases import phase, waiting
+    from ringcoll.tracing.phases import phase, waiting
     from ringcoll.training.pipeline.check import bubble, check, grid, peak_activations
     from ringcoll.training.pipeline.orders import (
         SCHEDULES, gpipe, interleaved, one_f_one_b, zero_bubble,
@@ -116,7 +115,7 @@ _HOME = {
         "free.straggler": "slowed",
         "messages": "Messages tie",
         "models": "Transformer TransformerShape causal_attention mlp next_token_loss stages",
-        "phases": "phase waiting",
+        "ringcoll.tracing.phases": "phase waiting",
         "pipeline.check": "bubble check grid peak_activations",
         "pipeline.orders": "SCHEDULES gpipe interleaved one_f_one_b zero_bubble",
         "pipeline.runner": "Pipeline PipelineReport",
@@ -140,4 +139,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.split.conjugate")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    home = _HOME[name]
+    return getattr(
+        import_module(home if home.startswith("ringcoll.") else f"{__name__}.{home}"), name
+    )

@@ -39,8 +39,8 @@ from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.machine.ending import started
 from ringcoll.machine.limits import seconds_of
+from ringcoll.tracing.phases import waiting
 from ringcoll.training.checks import require
-from ringcoll.training.phases import waiting
 
 _TAG = 0x6F55  # the first tag; any number that the user's own messages are unlikely to have
 

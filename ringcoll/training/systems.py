@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ringcoll.tracing.phases import phase, waiting
 from ringcoll.training.checks import require
 from ringcoll.training.data.compression import CompressedGradients, Compressor, Int8, PowerSGD, TopK
 from ringcoll.training.data.hooks import HookOptions, all_reduce_hook
@@ -27,7 +28,6 @@ from ringcoll.training.free.gossip import Gossip
 from ringcoll.training.free.local_sgd import LocalSGD, diloco
 from ringcoll.training.free.server import SERVER, ParameterServer, ServerWorker
 from ringcoll.training.models import Transformer, stages
-from ringcoll.training.phases import phase, waiting
 from ringcoll.training.pipeline.orders import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
 from ringcoll.training.sharded.optimizer import ShardedAdamW

@@ -22,10 +22,10 @@ from ringcoll.group.communicator import Communicator
 from ringcoll.tracing import Recording
 from ringcoll.tracing.findings import findings
 from ringcoll.tracing.phase_times import PhaseTimes, phase_times, summarize_phases
+from ringcoll.tracing.phases import PhaseLog, PhaseSpan, ThreadWait
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
 from ringcoll.training import Messages, phase, waiting
 from ringcoll.training.messages import Arrivals
-from ringcoll.training.phases import PhaseLog, PhaseSpan, ThreadWait
 from ringcoll.transport.local import Hub
 from tests.cases.pictures import PictureError, check, messages
 

@@ -38,10 +38,10 @@ from torch.nn.functional import pad
 from torch.optim import Optimizer
 
 from ringcoll.errors import PeerLostError
+from ringcoll.tracing.phases import phase
 from ringcoll.training.checks import require
 from ringcoll.training.flat import FlatParameters, begin_alike
 from ringcoll.training.messages import Arrivals, Messages
-from ringcoll.training.phases import phase
 
 SERVER = 0
 """Rank of the server."""

@@ -40,9 +40,9 @@ from torch import Tensor, nn
 from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.tracing.phases import phase
 from ringcoll.training.checks import check_alike, gathered, require
 from ringcoll.training.messages import tie
-from ringcoll.training.phases import phase
 from ringcoll.training.pipeline.check import check
 from ringcoll.training.pipeline.mailbox import Mailbox
 from ringcoll.training.pipeline.schedule import Action, Kind, PipelineSchedule

@@ -29,10 +29,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.collectives import functions as api
+from ringcoll.tracing.phases import phase
 from ringcoll.training.checks import require
 from ringcoll.training.data.parallel import average_gradients
 from ringcoll.training.models import Transformer, stages
-from ringcoll.training.phases import phase
 from ringcoll.training.pipeline.orders import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
 from ringcoll.training.split.tensor import tensor_parallel, vocabulary_loss
