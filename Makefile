@@ -19,7 +19,7 @@ MUTANTS_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-versions lint format mutants bench bench-gpu peers bench-peers bench-deepspeed results docs notebooks clean
+.PHONY: help demo test check test-versions lint format mutants bench bench-gpu peers bench-peers bench-deepspeed results docs notebooks clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ demo: $(VENV)/.installed-demo ## Ring, tree and native side by side: all-reduce,
 test: lint ## Lint, type check, then all tests, doctests and notebooks
 	@$(BIN)/python -m compileall -q ringcoll tests benchmarks # as an installation does: tests start many programs
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+check: lint ## Lint, types, and the tests that start no processes and are not slow
+	@$(BIN)/python -m pytest -n $(WORKERS) -m 'not processes and not slow'
 
 # With the Pythons that are on PATH; a CUDA build of torch takes 6 GB, one at a time.
 VERSIONS_TESTS ?=
