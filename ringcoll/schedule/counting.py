@@ -19,6 +19,7 @@ __all__ = [
     "MOST_STEPS",
     "Counts",
     "Tally",
+    "check_end",
     "check_work",
     "chunks_of_data",
     "count",
@@ -129,6 +130,28 @@ def moved(step: Step) -> int:
     return 8 * sum(count(step)[2:4]) or 1
 
 
+def _is_small(schedule: Schedule) -> bool:
+    world_size = schedule.world_size
+    return world_size <= _SMALL and world_size * schedule.num_chunks <= _SMALL**2
+
+
+def check_end(schedule: Schedule, number: int) -> None:
+    """Refuse a program that has so many steps that it may have no end.
+
+    Raises
+    ------
+    TooLargeError
+        The step of this number is one too many.
+    """
+    most = MOST_STEPS // schedule.world_size if _is_small(schedule) else MOST_STEPS
+    if number > most:
+        raise TooLargeError(
+            f"{schedule.algorithm} {schedule.collective} on {schedule.world_size} ranks is too large: "
+            f"its programs have more than {most:,} steps, or no end",
+            most=most,
+        )
+
+
 def check_work(schedule: Schedule) -> None:
     """Refuse a schedule that is too large to be run on symbols, before that begins.
 
@@ -138,7 +161,7 @@ def check_work(schedule: Schedule) -> None:
         The ranks send and receive far too many chunks.
     """
     world_size = schedule.world_size
-    if world_size <= _SMALL and world_size * schedule.num_chunks <= _SMALL**2:
+    if _is_small(schedule):
         return
     most = int(_MOST_WORK / (1 + world_size / 16384))  # a chunk's set of ranks has a bit for each
     if world_size > LARGEST_WORLD:

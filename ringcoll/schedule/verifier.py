@@ -27,12 +27,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import takewhile, zip_longest
+from itertools import islice, takewhile, zip_longest
 from math import isclose
 
 from ringcoll.errors import ScheduleError, VerificationError
 from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.counting import Counts, Tally, check_work, chunks_of_data
+from ringcoll.schedule.counting import Counts, Tally, check_end, check_work, chunks_of_data
 from ringcoll.schedule.drawing import grid
 from ringcoll.schedule.ir import (
     Buffer,
@@ -56,6 +56,7 @@ _GLOBAL_STEPS = (
 )
 _END = Step()  # known by identity
 _DRAWN = 16  # ranks up to which a grid without a mark can be read
+_DRAWN_STEPS = 1 << 12  # that a grid has at least, of a program with so many
 _OFTEN = 10**6  # contributions of a rank that are not counted one by one any more
 
 Order = tuple[int | str, ...]
@@ -314,8 +315,10 @@ class _Verifier:
 
     def drawable(self, rank: int, world_size: int) -> Program:
         """The steps of a rank, as they are written, up to a fault of its program."""
+        most = max(_DRAWN_STEPS, 2 * self.step)  # the program may have no end
         with suppress(Exception):
-            yield from takewhile(lambda step: isinstance(step, Step), self.schedule.program(rank))
+            steps = islice(self.schedule.program(rank), most)
+            yield from takewhile(lambda step: isinstance(step, Step), steps)
 
     def started(self, rank: int) -> Program:
         """The steps of a rank; an error in the call of its program is raised by the first step."""
@@ -352,6 +355,7 @@ class _Verifier:
                     self.check_references(steps)
                     raise
             self.step += 1
+            check_end(self.schedule, self.step)
         return self.conclude()
 
     def do(self, steps: list[tuple[int, Step]]) -> None:

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 from ringcoll.algorithms import Algorithm, find, schedule_of
-from ringcoll.errors import RingcollError, ScheduleError, VerificationError
+from ringcoll.errors import RingcollError, ScheduleError, TooLargeError, VerificationError
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.drawing import grid, primitives
 from ringcoll.schedule.ir import (
@@ -1382,3 +1383,28 @@ def test_a_reduce_of_one_operand_completes_nothing():
     with pytest.raises(VerificationError, match="is marked final") as caught:
         verify(Schedule.from_text(TWICE_FINAL.format(mark=" final")))
     assert (caught.value.rank, caught.value.step, caught.value.chunk) == (0, 1, 0)
+
+
+def _exchanges_for_ever(rank: int) -> Iterator[Step]:
+    while True:
+        yield Step(send(1 - rank, inp(0)), recv(1 - rank, out(0)))
+
+
+@pytest.mark.parametrize(
+    "programs, error, text",
+    [
+        (lambda rank: iter(Step, None), TooLargeError, "no end"),
+        (_exchanges_for_ever, TooLargeError, "no end"),
+        (
+            lambda rank: iter(()) if rank else _exchanges_for_ever(0),
+            VerificationError,
+            "nothing is sent",
+        ),
+    ],
+    ids=["idle", "exchange", "one rank goes on"],
+)
+def test_programs_without_an_end_are_refused(
+    programs: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        verify(Schedule("all_reduce", "endless", 2, 1, 0, programs))
