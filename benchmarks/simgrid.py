@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it need not be i
 
 from benchmarks.common import Table, environment, introduce, parser, write
 from ringcoll.algorithms import find
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.counting import chunks_of_data
-from ringcoll.schedule.ir import Schedule
 from ringcoll.simulation import Topology, crossbar, fat_tree, simulate
 from ringcoll.simulation.waves import wave_of
 

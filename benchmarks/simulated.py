@@ -28,8 +28,8 @@ from ringcoll.bench.tune import costs_on_rank
 from ringcoll.cost.choice import segment_count
 from ringcoll.cost.predict import Parameters
 from ringcoll.launch.processes import Ranks
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.counting import chunks_of_data, tally_of
-from ringcoll.schedule.ir import Schedule
 from ringcoll.simulation import crossbar
 
 LIMIT = 0.25

@@ -11,8 +11,9 @@ from functools import lru_cache
 from ringcoll.algorithms.names import find, schedule_of
 from ringcoll.algorithms.registry import Algorithm, algorithms
 from ringcoll.errors import ArgumentError
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import OperandOrder, contract
-from ringcoll.schedule.ir import Recv, RecvReduce, Schedule
+from ringcoll.schedule.ir import Recv, RecvReduce
 from ringcoll.schedule.verifier import verify
 
 __all__ = ["order_of", "passes_on_blocks", "proved_schedule"]

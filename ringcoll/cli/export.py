@@ -24,7 +24,7 @@ from ringcoll.cli.parameters import (
 from ringcoll.cli.report import header
 from ringcoll.formats import to_chakra, to_goal, to_msccl, to_mscclpp
 from ringcoll.machine.files import replace_files
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule import Schedule
 
 __all__ = ["export"]
 

@@ -22,9 +22,9 @@ from ringcoll.errors import (
 )
 from ringcoll.machine.schedule_files import algorithm_in, is_schedule_file, read_schedule
 from ringcoll.machine.user_modules import UserModule, algorithms_named, is_reference
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import CONTRACTS, LARGEST_WORLD, contract
 from ringcoll.schedule.counting import estimated, moved
-from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof
 from ringcoll.schedule.verifier import verify as prove
 

@@ -27,9 +27,9 @@ from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
 from ringcoll.formats import schedule_in
 from ringcoll.machine.files import read_file, read_text
 from ringcoll.machine.schedule_files import is_schedule_file, read_schedule
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.counting import check_work
-from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof
 from ringcoll.schedule.verifier import verify as prove
 

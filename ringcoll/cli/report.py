@@ -8,8 +8,8 @@ from typing import Any
 from ringcoll.cli.output import amount
 from ringcoll.cli.parameters import as_ranges
 from ringcoll.cost.counts import bound_of, distance
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.orders import chunks_by_order, infix
 from ringcoll.schedule.verifier import Proof
 

@@ -36,8 +36,8 @@ from ringcoll.reduction import (
     reproduced,
     resolve,
 )
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import OperandOrder, contract
-from ringcoll.schedule.ir import Schedule
 
 __all__ = ["AlgorithmChoice", "Arguments", "Timeout", "check_dtype", "seconds", "side_by_side"]
 

@@ -33,7 +33,7 @@ from ringcoll.group.work import Work
 from ringcoll.machine.schedule_files import as_algorithm, rules_in
 from ringcoll.operation.operation import Operation
 from ringcoll.reduction import Operator, as_operator
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule import Schedule
 from ringcoll.transport.tensor_memory import extent, has_memory, with_memory
 
 __all__ = ["Collective", "Deferred", "collective", "operator", "start", "together"]

@@ -20,8 +20,8 @@ from ringcoll.machine import settings, tuning
 from ringcoll.machine.facts import cores
 from ringcoll.machine.schedule_files import as_algorithm, is_rules, rules_in
 from ringcoll.reduction import as_operator, reproduced, resolve
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import OperandOrder, contract
-from ringcoll.schedule.ir import Schedule
 from ringcoll.transport.catalogue import costs_of, names
 
 __all__ = ["Explanation", "explain", "explain_without_ranks"]

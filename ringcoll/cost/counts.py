@@ -44,9 +44,10 @@ from typing import NamedTuple
 
 from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.counting import Counts, chunks_of_data, count
-from ringcoll.schedule.ir import Schedule, Send, Step
+from ringcoll.schedule.ir import Send, Step
 from ringcoll.schedule.verifier import Proof
 
 __all__ = [

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 
 from ringcoll.errors import ScheduleError
 from ringcoll.formats.traffic import chunk_nbytes, traffic
-from ringcoll.schedule.ir import Schedule, Send
+from ringcoll.schedule import Schedule
+from ringcoll.schedule.ir import Send
 
 __all__ = ["to_goal"]
 

@@ -31,8 +31,8 @@ from ringcoll.formats.levels import levelled
 from ringcoll.formats.pieces import Piece, pieces
 from ringcoll.formats.places import Places
 from ringcoll.formats.xml import Element, parse_xml
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.counting import chunks_of_data
-from ringcoll.schedule.ir import Schedule
 
 __all__ = ["from_msccl", "to_msccl"]
 

@@ -27,7 +27,7 @@ from ringcoll.formats.one_sided import events_of
 from ringcoll.formats.pieces import Piece, pieces
 from ringcoll.formats.places import Places
 from ringcoll.formats.tree import parse_json
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule import Schedule
 
 __all__ = ["from_mscclpp", "to_mscclpp"]
 

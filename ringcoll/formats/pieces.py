@@ -14,18 +14,8 @@ from itertools import zip_longest
 
 from ringcoll.errors import ScheduleError
 from ringcoll.formats.places import Places
-from ringcoll.schedule.ir import (
-    Buffer,
-    Copy,
-    Operation,
-    Recv,
-    RecvReduce,
-    Reduce,
-    Ref,
-    Schedule,
-    Send,
-    Step,
-)
+from ringcoll.schedule import Schedule
+from ringcoll.schedule.ir import Buffer, Copy, Operation, Recv, RecvReduce, Reduce, Ref, Send, Step
 
 __all__ = ["Memory", "Piece", "pieces"]
 

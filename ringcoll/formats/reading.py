@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ringcoll.formats.msccl import from_msccl
 from ringcoll.formats.mscclpp import from_mscclpp
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule import Schedule
 
 __all__ = ["schedule_in"]
 

@@ -22,7 +22,8 @@ from ringcoll.errors import ScheduleError
 from ringcoll.formats import schedule_in
 from ringcoll.machine.files import read_file
 from ringcoll.machine.user_modules import algorithms_named, is_reference
-from ringcoll.schedule.ir import Program, Schedule
+from ringcoll.schedule import Schedule
+from ringcoll.schedule.ir import Program
 
 __all__ = [
     "algorithm_in",

@@ -39,8 +39,8 @@ from ringcoll.operation.regions import Layout
 from ringcoll.operation.rehearsal import Silent, rehearse
 from ringcoll.operation.stage import Load, Stage
 from ringcoll.reduction.operators import SERIAL_NUMEL
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import OperandOrder, contract
-from ringcoll.schedule.ir import Schedule
 from ringcoll.transport.base import Handle, Transport
 from ringcoll.transport.narrow import NarrowTransport
 from ringcoll.transport.streams import has_streams

@@ -15,8 +15,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ringcoll.errors import ScheduleError
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import balanced_share, contract
-from ringcoll.schedule.ir import Buffer, Ref, Schedule
+from ringcoll.schedule.ir import Buffer, Ref
 
 __all__ = ["ALIGNMENT", "Layout", "Memory", "Region", "Space", "Supply", "joined"]
 

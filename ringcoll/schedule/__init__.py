@@ -1,14 +1,16 @@
 """Schedules, and the modules that only read them. Pure: no torch, no I/O, no clock.
 
 =============  ==========================================================
-`ir`           operations, steps, schedules, their text form
+`ir`           operations, steps, programs as they are written
 `contracts`    the promise of each collective; the orders of operands
 `counting`     the one counter of rounds, messages and data
 `compose`      programs made of programs: in parallel, renumbered, in place
 `opening`      an all-reduce in two parts, between which others can combine
-`drawing`      the step-by-rank grid, and NCCL's words
+`drawing`      the step-by-rank grid
 `verifier`     the proof that a schedule keeps its contract
 `orders`       the order of reduction: as a sum, and by element
+`schedule`     what the other rooms read: all facts of the steps filled in, and the text form
+`primitives`   NCCL's words for a rank's program
 =============  ==========================================================
 
 May be imported from outside: the names in ``__all__``, and in the ``__all__`` of each module.
@@ -40,7 +42,7 @@ region
 """
 
 from ringcoll.schedule.contracts import CONTRACTS, Contract, OperandOrder, contract
-from ringcoll.schedule.drawing import grid, primitives
+from ringcoll.schedule.drawing import grid
 from ringcoll.schedule.ir import (
     Buffer,
     Copy,
@@ -50,7 +52,6 @@ from ringcoll.schedule.ir import (
     RecvReduce,
     Reduce,
     Ref,
-    Schedule,
     Send,
     Step,
     copy,
@@ -62,6 +63,8 @@ from ringcoll.schedule.ir import (
     send,
     tmp,
 )
+from ringcoll.schedule.primitives import primitives
+from ringcoll.schedule.schedule import Schedule
 from ringcoll.schedule.verifier import Proof, verify
 
 __all__ = [

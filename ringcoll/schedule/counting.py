@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ringcoll.errors import TooLargeError
 from ringcoll.schedule.contracts import LARGEST_WORLD, contract
-from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Schedule, Send, Step, num_places
+from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Send, Step, Written, num_places
 
 __all__ = [
     "MOST_STEPS",
@@ -90,7 +90,7 @@ _MOST_WORK = 5 << 20
 bytes, and more for its set of ranks: it is a ring on 1,024 ranks, half a minute, 0.5 GiB."""
 
 
-def estimated(schedule: Schedule, weigh: Callable[[Step], int], most: int) -> int:
+def estimated(schedule: Written, weigh: Callable[[Step], int], most: int) -> int:
     """Estimate the sum of a weight over all steps, from those of the root and of some other ranks.
 
     The sum is not counted on far above ``most``.
@@ -120,7 +120,7 @@ def estimated(schedule: Schedule, weigh: Callable[[Step], int], most: int) -> in
     return of_root + int(of_others * (world_size - 1) / max(1, len(others)))
 
 
-def estimated_messages(schedule: Schedule, most: int) -> int:
+def estimated_messages(schedule: Written, most: int) -> int:
     """Estimate the messages of all ranks, as `estimated` does."""
     return estimated(schedule, lambda step: count(step)[0], most)
 
@@ -130,12 +130,12 @@ def moved(step: Step) -> int:
     return 8 * sum(count(step)[2:4]) or 1
 
 
-def _is_small(schedule: Schedule) -> bool:
+def _is_small(schedule: Written) -> bool:
     world_size = schedule.world_size
     return world_size <= _SMALL and world_size * schedule.num_chunks <= _SMALL**2
 
 
-def check_end(schedule: Schedule, number: int) -> None:
+def check_end(schedule: Written, number: int) -> None:
     """Refuse a program that has so many steps that it may have no end.
 
     Raises
@@ -152,7 +152,7 @@ def check_end(schedule: Schedule, number: int) -> None:
         )
 
 
-def check_work(schedule: Schedule) -> None:
+def check_work(schedule: Written) -> None:
     """Refuse a schedule that is too large to be run on symbols, before that begins.
 
     Raises
@@ -240,7 +240,7 @@ class Tally:
         return Counts(self.rounds, Fraction(self.traffic, chunks), Fraction(self.reduced, chunks))
 
 
-def tally_of(schedule: Schedule) -> Tally:
+def tally_of(schedule: Written) -> Tally:
     """Add up all steps of a schedule."""
     check_work(schedule)
     tally = Tally(schedule.world_size)
@@ -251,7 +251,7 @@ def tally_of(schedule: Schedule) -> Tally:
     return tally
 
 
-def chunks_of_data(schedule: Schedule) -> int:
+def chunks_of_data(schedule: Written) -> int:
     """Chunks in the whole data: in the vector, or in all blocks of one rank."""
     rules, world_size = contract(schedule.collective), schedule.world_size
     per_block = rules.chunks_per_block(schedule.num_chunks, world_size)

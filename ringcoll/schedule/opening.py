@@ -18,7 +18,8 @@ from functools import lru_cache
 
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.counting import check_work
-from ringcoll.schedule.ir import Buffer, RecvReduce, Reduce, Ref, Schedule
+from ringcoll.schedule.ir import Buffer, RecvReduce, Reduce, Ref
+from ringcoll.schedule.schedule import Schedule
 
 __all__ = ["Opening", "opening_of", "step_count"]
 

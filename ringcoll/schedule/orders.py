@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.contracts import balanced_share, contract
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule.ir import Written
 from ringcoll.schedule.verifier import Order, Proof
 
 __all__ = ["check_reduces", "chunk_elements", "chunks_by_order", "infix"]
@@ -60,7 +60,7 @@ def check_reduces(collective: str) -> None:
         raise ScheduleError(f"{collective} reduces no data, so that there is no order of reduction")
 
 
-def chunk_elements(schedule: Schedule, numel: int) -> list[range]:
+def chunk_elements(schedule: Written, numel: int) -> list[range]:
     """The elements of every chunk.
 
     Parameters

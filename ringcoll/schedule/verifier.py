@@ -43,9 +43,9 @@ from ringcoll.schedule.ir import (
     RecvReduce,
     Reduce,
     Ref,
-    Schedule,
     Send,
     Step,
+    Written,
     out,
 )
 
@@ -185,7 +185,7 @@ class Proof:
         Whether each reduction has the operands of all ranks, so that there are no partial results.
     """
 
-    schedule: Schedule
+    schedule: Written
     rounds: int
     traffic: Fraction
     reduced: Fraction
@@ -266,7 +266,7 @@ class _Verifier:
     rank also has as input gets the input's number.
     """
 
-    def __init__(self, schedule: Schedule, *, in_place: bool) -> None:
+    def __init__(self, schedule: Written, *, in_place: bool) -> None:
         self.schedule, self.in_place = schedule, in_place
         self.rules = contract(schedule.collective)
         self.symbols = _Symbols()
@@ -292,7 +292,7 @@ class _Verifier:
         self.step = 0
         self.tally = Tally(world_size)
         self.staged: set[tuple[int, int]] = set()
-        self.finals: set[tuple[int, int, int]] = set()  # as in `Schedule._finals`
+        self.finals: set[tuple[int, int, int]] = set()  # as in `Written._finals`
 
     def place(self, rank: int, ref: Ref) -> int:
         buffer, chunk, slot = ref
@@ -686,7 +686,7 @@ def _reads(operation: Operation) -> Iterator[tuple[Ref, Ref | None]]:
             pass
 
 
-def verify(schedule: Schedule) -> Proof:
+def verify(schedule: Written) -> Proof:
     """Prove a schedule, under every aliasing that its contract allows.
 
     Returns
@@ -722,7 +722,7 @@ def verify(schedule: Schedule) -> Proof:
     return proof
 
 
-def finals_of(schedule: Schedule) -> frozenset[tuple[int, int, int]]:
+def finals_of(schedule: Written) -> frozenset[tuple[int, int, int]]:
     """Find the reductions that complete a chunk and leave it to the library to say so.
 
     Returns

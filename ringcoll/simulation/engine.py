@@ -8,8 +8,8 @@ from functools import partial
 from math import isfinite
 
 from ringcoll.errors import ArgumentError, TooLargeError
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.counting import chunks_of_data, estimated_messages, tally_of
-from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import without_collection
 from ringcoll.simulation.events import EventEngine
 from ringcoll.simulation.links import Number, checked

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule import Schedule
 
 __all__ = ["TRACKS", "SimulatedSpan", "document"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule import Schedule
 from ringcoll.simulation.links import Link, Number
 from ringcoll.simulation.picture import SimulatedSpan, document
 from ringcoll.simulation.topology import Topology

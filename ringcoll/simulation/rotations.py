@@ -25,8 +25,8 @@ from itertools import zip_longest
 from math import lcm
 from typing import Any, NoReturn
 
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.counting import MOST_STEPS
-from ringcoll.schedule.ir import Schedule
 from ringcoll.simulation.waves import RankWave, wave_of
 
 __all__ = ["TurnedRank", "turned", "turned_programs"]

@@ -12,8 +12,8 @@ import pytest
 from ringcoll.algorithms import Algorithm, algorithms, find, schedule_of
 from ringcoll.algorithms.recursive import Fold
 from ringcoll.cost.counts import lower_bound
+from ringcoll.schedule import primitives
 from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.drawing import primitives
 from ringcoll.schedule.ir import (
     Buffer,
     Copy,

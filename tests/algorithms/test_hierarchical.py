@@ -13,19 +13,8 @@ from hypothesis import strategies as st
 from ringcoll.algorithms import algorithms, find, on_hosts, register, schedule_of, unregister
 from ringcoll.algorithms.layout import Hosts, layout_of
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule.ir import (
-    Program,
-    Schedule,
-    Send,
-    Step,
-    copy,
-    inp,
-    out,
-    recv,
-    recv_reduce,
-    send,
-    tmp,
-)
+from ringcoll.schedule import Schedule
+from ringcoll.schedule.ir import Program, Send, Step, copy, inp, out, recv, recv_reduce, send, tmp
 from ringcoll.schedule.verifier import Proof, verify
 
 ENTRY = find("all_reduce", "hierarchical")

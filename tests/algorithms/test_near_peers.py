@@ -10,9 +10,9 @@ import pytest
 from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.algorithms.exchanges import Rounds, exchange_vectors
 from ringcoll.algorithms.swing import swing, tripling
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import CONTRACTS
 from ringcoll.schedule.counting import packed_chunks
-from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import verify
 from tests.cases.messages import distances, far_traffic, messages_of
 

@@ -39,8 +39,9 @@ from ringcoll.errors import (
     UnsupportedWorldSizeError,
     VerificationError,
 )
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import CONTRACTS, OperandOrder
-from ringcoll.schedule.ir import Program, Schedule, Step, copy, inp, out, recv, send
+from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, send
 from ringcoll.schedule.verifier import verify
 
 EVERY = tuple(algorithms())

@@ -5,8 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.counting import chunks_of_data
-from ringcoll.schedule.ir import Schedule, Send
+from ringcoll.schedule.ir import Send
 
 __all__ = ["Message", "distances", "far_traffic", "messages_of"]
 

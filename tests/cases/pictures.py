@@ -11,8 +11,9 @@ from itertools import pairwise
 from math import isclose
 from typing import Any
 
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import Schedule, Send
+from ringcoll.schedule.ir import Send
 
 __all__ = ["PictureError", "check", "check_schedule", "messages"]
 

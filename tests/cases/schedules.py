@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import (
     Buffer,
@@ -18,7 +19,6 @@ from ringcoll.schedule.ir import (
     Recv,
     RecvReduce,
     Ref,
-    Schedule,
     Send,
     Step,
     copy,

@@ -18,9 +18,10 @@ from ringcoll.cost.counts import (
 )
 from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError, ScheduleError
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import CONTRACTS, contract
 from ringcoll.schedule.counting import Counts
-from ringcoll.schedule.ir import Recv, RecvReduce, Schedule, Send, Step
+from ringcoll.schedule.ir import Recv, RecvReduce, Send, Step
 from ringcoll.schedule.verifier import verify
 from tests.cases.algorithms import EVERY, each_on, name_of, worlds_of
 

@@ -25,8 +25,8 @@ from ringcoll.operation.executor import Posting, _apart, _Borrower, bind, drive
 from ringcoll.operation.plan import Wait, compile_plan
 from ringcoll.operation.regions import ALIGNMENT, Layout
 from ringcoll.reduction import TORCH, Reduction, resolve
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import Schedule
 from ringcoll.schedule.verifier import Proof, verify
 from ringcoll.testing import Expected, bits, inputs, mismatch
 from ringcoll.transport.local import Hub

@@ -25,8 +25,9 @@ from ringcoll.operation.loans import loans
 from ringcoll.operation.plan import Combine, Instruction, Move, Post, Wait, _Compiler, compile_plan
 from ringcoll.operation.regions import Layout, Region
 from ringcoll.reduction import Operator, Reduction, resolve
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import Buffer, Schedule
+from ringcoll.schedule.ir import Buffer
 from ringcoll.transport.narrow import NarrowTransport, _Arriving
 from tests.cases.effort import effort
 from tests.cases.schedules import Size, random_schedule

@@ -35,8 +35,9 @@ from ringcoll.collectives.groups import communicator
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import RingcollError
 from ringcoll.group.communicator import Communicator
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import CONTRACTS
-from ringcoll.schedule.ir import Schedule, Step, inp, out, recv, reduce, send, tmp
+from ringcoll.schedule.ir import Step, inp, out, recv, reduce, send, tmp
 from ringcoll.transport import streams
 from ringcoll.transport.local import Hub
 from tests.fakes.fake_nccl import World

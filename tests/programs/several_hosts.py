@@ -19,7 +19,7 @@ from ringcoll.collectives.sharing import share_for
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError, TransportError
 from ringcoll.launch.processes import rendezvous, report
 from ringcoll.machine.facts import place
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule import Schedule
 from ringcoll.transport import catalogue, ucx
 from ringcoll.transport.base import Message
 from tests.programs.transports import TRANSPORTS

@@ -12,6 +12,7 @@ from ringcoll.algorithms import find, ring, schedule_of
 from ringcoll.algorithms.direct import direct_all_reduce
 from ringcoll.algorithms.recursive import recursive_doubling_all_reduce
 from ringcoll.errors import VerificationError
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.compose import in_place, parallel, renumber, split, unfinished
 from ringcoll.schedule.ir import (
     Copy,
@@ -21,7 +22,6 @@ from ringcoll.schedule.ir import (
     RecvReduce,
     Reduce,
     Ref,
-    Schedule,
     Send,
     Step,
     copy,

@@ -8,20 +8,9 @@ from ringcoll.algorithms import schedule_of
 from ringcoll.algorithms.bruck import bruck_all_gather
 from ringcoll.algorithms.chain import chain_broadcast
 from ringcoll.algorithms.direct import direct_reduce
-from ringcoll.schedule.drawing import grid, primitives
-from ringcoll.schedule.ir import (
-    Program,
-    Schedule,
-    Step,
-    copy,
-    inp,
-    out,
-    recv,
-    recv_reduce,
-    reduce,
-    send,
-    tmp,
-)
+from ringcoll.schedule import Schedule, primitives
+from ringcoll.schedule.drawing import grid
+from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, recv_reduce, reduce, send, tmp
 
 
 def every_operation(rank: int) -> Program:

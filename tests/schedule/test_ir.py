@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import ringcoll.schedule.ir
 from ringcoll.algorithms import Algorithm, schedule_of
 from ringcoll.errors import ScheduleError
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.contracts import contract
 from ringcoll.schedule.ir import (
     Buffer,
@@ -20,7 +21,6 @@ from ringcoll.schedule.ir import (
     RecvReduce,
     Reduce,
     Ref,
-    Schedule,
     Send,
     Step,
     copy,

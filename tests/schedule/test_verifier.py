@@ -13,8 +13,9 @@ import pytest
 
 from ringcoll.algorithms import Algorithm, find, schedule_of
 from ringcoll.errors import RingcollError, ScheduleError, TooLargeError, VerificationError
+from ringcoll.schedule import Schedule, primitives
 from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.drawing import grid, primitives
+from ringcoll.schedule.drawing import grid
 from ringcoll.schedule.ir import (
     Buffer,
     Copy,
@@ -24,7 +25,6 @@ from ringcoll.schedule.ir import (
     RecvReduce,
     Reduce,
     Ref,
-    Schedule,
     Send,
     Step,
     copy,

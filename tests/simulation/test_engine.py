@@ -19,8 +19,9 @@ from ringcoll.algorithms import Algorithm, algorithms, find, schedule_of
 from ringcoll.cost.counts import lower_bound
 from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError, ScheduleError
+from ringcoll.schedule import Schedule
 from ringcoll.schedule.counting import chunks_of_data, tally_of
-from ringcoll.schedule.ir import Schedule, Send, Step, inp, out, recv, send
+from ringcoll.schedule.ir import Send, Step, inp, out, recv, send
 from ringcoll.simulation import (
     Link,
     SimulatedRun,

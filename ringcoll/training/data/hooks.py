@@ -40,7 +40,7 @@ from ringcoll.collectives import functions as api
 from ringcoll.collectives.groups import as_group
 from ringcoll.collectives.sharing import share_for
 from ringcoll.reduction import Reproducible
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule import Schedule
 from ringcoll.training.checks import require
 from ringcoll.training.data.compression import Compressor, Sent
 from ringcoll.training.data.parallel import average_op

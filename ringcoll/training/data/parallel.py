@@ -56,7 +56,7 @@ from ringcoll.collectives.groups import as_group
 from ringcoll.errors import BackwardError
 from ringcoll.group.work import Work
 from ringcoll.reduction import Reproducible, premul_sum
-from ringcoll.schedule.ir import Schedule
+from ringcoll.schedule import Schedule
 from ringcoll.training.checks import check_dense, require
 from ringcoll.training.data.buckets import (
     BUCKET_BYTES,
