@@ -23,8 +23,8 @@ import ringcoll.schedule.drawing
 from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.cli.app import cli
 from ringcoll.cost.counts import Bound, lower_bound, wavefront_counts
-from ringcoll.schedule.contracts import CONTRACTS, Contract
 from ringcoll.schedule import grid, primitives
+from ringcoll.schedule.contracts import CONTRACTS, Contract
 from ringcoll.schedule.orders import infix
 from ringcoll.schedule.verifier import Proof, verify
 
