@@ -278,6 +278,8 @@ def test_calls_of_several_devices_are_not_joined() -> None:
             operation=SimpleNamespace(device=torch.device(device)),
             member=SimpleNamespace(rank=0),
             tensors=[device],
+            following=(),
+            num_parts=1,
             results=[device],
         )
 

@@ -282,7 +282,7 @@ def _calls(group: Any) -> dict[str, Callable[[], Pairs]]:
         ringcoll.monitored_barrier(group)
         return []
 
-    return {name: call for name, call in locals().items() if getattr(ringcoll, name, 0)}
+    return {name: call for name, call in locals().items() if name in ringcoll.__all__}
 
 
 NO_COLLECTIVES = {

@@ -422,9 +422,10 @@ def test_who_fails_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     record = read_record(path.read_text())
     failed = [group for group in record["groups"] if "no sums on Sundays" in str(group["failure"])]
-    assert failed
-    assert failed[0]["running"]["number"] == 0
-    assert failed[0]["running"]["call"].startswith("all_reduce(")
+    # The rank that wrote last has its operation still; the other rank may have left its group by then.
+    running = [group["running"] for group in failed if group["running"] is not None]
+    assert running
+    assert all(one["number"] == 0 and one["call"].startswith("all_reduce(") for one in running)
 
 
 def test_a_folder_that_is_not_there_is_logged(
