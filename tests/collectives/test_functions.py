@@ -259,15 +259,19 @@ def test_waiting_has_a_limit_of_its_own():
 
 
 def test_a_failure_is_raised_by_wait_and_by_the_future():
+    both_are_begun = threading.Barrier(3)  # two ranks, and the operator of rank 0
+
     def main(group: LocalGroup) -> str:
         def broken(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             if group.rank() == 0:
+                both_are_begun.wait(60)
                 raise ArithmeticError("no sums today")
             return left + right
 
         tensor, op = torch.tensor([1]), UserOp(broken, commutative=True)
         work = ringcoll.all_reduce(tensor, op, group, async_op=True, algorithm="direct")
         later = ringcoll.barrier(group, async_op=True)
+        both_are_begun.wait(60)
         assert work is not None
         assert later is not None
         future = work.get_future()
