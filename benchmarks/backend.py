@@ -24,7 +24,7 @@ from torch import nn
 
 import ringcoll
 from ringcoll.bench import Meeting, alternate, summarize
-from ringcoll.launch.processes import Ranks
+from ringcoll.launch import Ranks
 
 WIDTH, LAYERS, BATCH = 1280, 4, 64  # 4 x 1280 x 1281 parameters of 4 bytes: 25.0 MiB
 

@@ -28,9 +28,9 @@ from torch import nn
 
 import ringcoll
 from ringcoll.bench import Meeting, Summary, alternate, summarize
-from ringcoll.collectives.groups import communicator
-from ringcoll.launch.processes import Ranks
-from ringcoll.transport.base import Message
+from ringcoll.collectives import communicator
+from ringcoll.launch import Ranks
+from ringcoll.transport import Message
 
 PARTS = ("functions", "by hand", "backend")
 SIZES = (4, 64 << 10)

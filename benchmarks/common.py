@@ -22,10 +22,10 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from ringcoll.bench import as_size, time_in_words
-from ringcoll.bench import environment as machine
+from ringcoll.bench import as_size, oversubscribed, time_in_words
+from ringcoll.bench import environment as facts_of
 from ringcoll.cli import print_table
-from ringcoll.machine.stores import served
+from ringcoll.machine import served
 from ringcoll.transport import catalogue
 
 __all__ = [
@@ -176,7 +176,7 @@ def environment(world_size: int, transport: str | None = None) -> dict[str, Any]
     transport
         Name of the transport; by default the one that ``"auto"`` stands for.
     """
-    facts = machine.environment(world_size)
+    facts = facts_of(world_size)
     if world_size > 1:
         facts["transport"] = catalogue.resolved("cpu") if transport is None else transport
     return facts
@@ -199,7 +199,7 @@ def introduction(facts: dict[str, Any]) -> str:
 def introduce(facts: dict[str, Any]) -> None:
     """Print where the numbers are measured."""
     print(introduction(facts))
-    if facts["world_size"] > 1 and (warning := machine.oversubscribed(facts["world_size"])):
+    if facts["world_size"] > 1 and (warning := oversubscribed(facts["world_size"])):
         print(*warning, sep="\n")
 
 

@@ -26,8 +26,8 @@ from torch.utils import cpp_extension
 
 import ringcoll
 from ringcoll.bench import Meeting, alternate, as_size, parse_size, summarize
-from ringcoll.launch.processes import Ranks
-from ringcoll.machine.settings import TRANSPORT_VARIABLES
+from ringcoll.launch import Ranks
+from ringcoll.machine import TRANSPORT_VARIABLES
 
 SIZES = "4,1K,64K,256K,1M,4M,16M,64M"
 CONTENDERS = ("persistent", "shared_tensors", "deepspeed")

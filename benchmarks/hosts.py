@@ -22,8 +22,7 @@ from common import Table, environment, introduce, parser, write
 
 from ringcoll.algorithms import on_hosts, schedule_of
 from ringcoll.bench import as_size, parse_size
-from ringcoll.cost.counts import seconds_on_hosts
-from ringcoll.cost.links import LinkCosts
+from ringcoll.cost import LinkCosts, seconds_on_hosts
 from tests.fakes.hosts import HostRanks, Hosts, reason_why_not_slow
 from tests.programs import several_hosts
 

@@ -47,8 +47,7 @@ from common import (
 
 import ringcoll
 from ringcoll.errors import RingcollError
-from ringcoll.machine.settings import TRANSPORT_VARIABLES
-from ringcoll.machine.stores import served
+from ringcoll.machine import TRANSPORT_VARIABLES, served
 from tests.fakes.hosts import SWITCH, Hosts, Place
 
 TRANSPORTS = ("shared", "ucx", "gloo")

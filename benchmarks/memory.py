@@ -26,9 +26,8 @@ from common import Table, environment, introduce, parser, write
 import ringcoll
 from ringcoll.algorithms import schedule_of
 from ringcoll.bench import as_size, parse_size
-from ringcoll.launch.processes import Ranks
-from ringcoll.operation.plan import compile_plan
-from ringcoll.operation.regions import Layout
+from ringcoll.launch import Ranks
+from ringcoll.operation import Layout, compile_plan
 
 
 def status(name: str) -> int:

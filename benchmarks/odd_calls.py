@@ -43,7 +43,7 @@ from torch.nn import Parameter
 
 import ringcoll
 from ringcoll.errors import TransportError
-from ringcoll.machine.stores import served
+from ringcoll.machine import served
 from ringcoll.reduction import MOVED
 from tests.fakes.without_memory import WITHOUT, Wrapper, pending
 

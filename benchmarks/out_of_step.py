@@ -46,10 +46,9 @@ from torch import nn
 from torch.nn import functional
 
 import ringcoll
-from ringcoll.bench import Meeting, summarize
-from ringcoll.bench.plot import check_matplotlib, save, styles
+from ringcoll.bench import Meeting, check_matplotlib, save, styles, summarize
 from ringcoll.errors import RingcollError
-from ringcoll.launch.processes import RankError, Ranks, report
+from ringcoll.launch import RankError, Ranks, report
 from ringcoll.training import (
     CompressedGradients,
     Compressor,

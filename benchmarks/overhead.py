@@ -19,9 +19,9 @@ from common import Table, environment, introduce, parser, write
 
 import ringcoll
 from ringcoll.bench import Meeting, Oracle, alternate, count_wrong, parse_size, summarize
-from ringcoll.collectives.groups import communicator
-from ringcoll.launch.processes import Ranks
-from ringcoll.machine.settings import TRANSPORT_VARIABLES
+from ringcoll.collectives import communicator
+from ringcoll.launch import Ranks
+from ringcoll.machine import TRANSPORT_VARIABLES
 
 SIZES = (4, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 CONTENDERS = ("ringcoll", "by hand", "isend/irecv")

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.bench import Meeting, alternate, as_size, parse_size, summarize
-from ringcoll.launch.processes import Ranks
+from ringcoll.launch import Ranks
 from ringcoll.training import BucketedDataParallel, average_gradients
 
 CONTENDERS = ("per parameter", "bucketed", "native DDP")

@@ -36,7 +36,7 @@ from common import (
 import ringcoll
 from ringcoll import resilient
 from ringcoll.errors import RingcollError
-from ringcoll.machine.stores import served
+from ringcoll.machine import served
 
 _NUM_CALLS = 60
 _PAUSE_S = 0.02  # between two calls

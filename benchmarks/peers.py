@@ -26,16 +26,18 @@ from ringcoll.bench import (
     BenchRequest,
     Result,
     Timing,
+    check_matplotlib,
+    draw,
     efficiencies,
     parse_size,
     peers,
+    save,
     speed_against,
 )
 from ringcoll.bench import on_rank as measure_on_rank
-from ringcoll.bench.plot import check_matplotlib, draw, save
-from ringcoll.launch.processes import Ranks
-from ringcoll.machine.settings import TRANSPORT_VARIABLES
-from ringcoll.schedule.contracts import contract
+from ringcoll.launch import Ranks
+from ringcoll.machine import TRANSPORT_VARIABLES
+from ringcoll.schedule import contract
 
 SIZES = "4,16,64,256,1K,4K,16K,64K,256K,1M,4M,16M,64M"
 _DRAWN = ("auto", "persistent", "shared_tensors", NATIVE, *peers.MPI_PEERS, "exchange")

@@ -23,7 +23,7 @@ from common import Table, environment, introduce, parser, write
 from torch import Tensor, nn
 
 from ringcoll.bench import Meeting, alternate, summarize
-from ringcoll.launch.processes import Ranks
+from ringcoll.launch import Ranks
 from ringcoll.training import SCHEDULES, Pipeline, bubble, mlp, peak_activations, stages
 
 TORCH = "torch 1F1B"

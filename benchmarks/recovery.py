@@ -34,8 +34,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
 from ringcoll import resilient
-from ringcoll.launch.processes import Ranks
-from ringcoll.machine.stores import served
+from ringcoll.launch import Ranks
+from ringcoll.machine import served
 
 _LIMIT = timedelta(seconds=60)
 _STEPS_AFTER = 5

@@ -13,12 +13,8 @@ from typing import Any
 
 from common import Table, environment, introduce, parser, write
 
-from ringcoll.schedule.verifier import verify
-from ringcoll.search.demand import demand_of
-from ringcoll.search.front import synthesize
-from ringcoll.search.greedy import greedy_moves
-from ringcoll.search.hops import hops_of
-from ringcoll.search.sccl import solve
+from ringcoll.schedule import verify
+from ringcoll.search import demand_of, greedy_moves, hops_of, solve, synthesize
 from ringcoll.simulation import dgx1, torus
 
 _SHAPES = ((2, 3, 2), (2, 7, 6), (3, 7, 6))

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ringcoll.bench import Meeting, alternate, as_size, parse_size, summarize
-from ringcoll.launch.processes import Ranks
+from ringcoll.launch import Ranks
 from ringcoll.training import ModelStates, ShardedAdamW, model_state_bytes, storage_nbytes
 
 LR = 1e-3

@@ -20,10 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it need not be i
 
 from benchmarks.common import Table, environment, introduce, parser, write
 from ringcoll.algorithms import find
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.counting import chunks_of_data
-from ringcoll.simulation import Topology, crossbar, fat_tree, simulate
-from ringcoll.simulation.waves import wave_of
+from ringcoll.schedule import Schedule, chunks_of_data
+from ringcoll.simulation import Topology, crossbar, fat_tree, simulate, wave_of
 
 ALGORITHMS = ("ring", "recursive_doubling", "rabenseifner", "binomial_tree", "circulant")
 SIZES = (64 << 10, 1 << 20, 16 << 20)

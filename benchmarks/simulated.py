@@ -23,13 +23,10 @@ from common import Table, environment, introduce, parser, write
 
 import ringcoll
 from ringcoll.algorithms import algorithms, schedule_of
-from ringcoll.bench import Meeting, Summary, alternate, parse_size, summarize
-from ringcoll.bench.tune import costs_on_rank
-from ringcoll.cost.choice import segment_count
-from ringcoll.cost.predict import Parameters
-from ringcoll.launch.processes import Ranks
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.counting import chunks_of_data, tally_of
+from ringcoll.bench import Meeting, Summary, alternate, costs_on_rank, parse_size, summarize
+from ringcoll.cost import Parameters, segment_count
+from ringcoll.launch import Ranks
+from ringcoll.schedule import Schedule, chunks_of_data, tally_of
 from ringcoll.simulation import crossbar
 
 LIMIT = 0.25

@@ -25,7 +25,7 @@ from common import Processes, Table, environment, introduce, parser, shared_memo
 import ringcoll
 from ringcoll import resilient
 from ringcoll.errors import GroupChangedError
-from ringcoll.machine.stores import served
+from ringcoll.machine import served
 
 _LIMIT = timedelta(seconds=60)
 _SIZES = (1, 300, 40_000, 700_000)

@@ -18,7 +18,7 @@ from common import Table, environment, introduce, parser, write
 from torch import Tensor, nn
 
 from ringcoll.bench import Meeting, alternate, summarize
-from ringcoll.launch.processes import Ranks
+from ringcoll.launch import Ranks
 from ringcoll.training import mlp, tensor_parallel
 
 OURS, TORCH, NATIVE = "ringcoll", "DTensor on ringcoll", "DTensor on gloo"

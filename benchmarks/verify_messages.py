@@ -15,7 +15,7 @@ from common import Table, environment, introduce, parser, write
 
 import ringcoll
 from ringcoll.bench import Meeting
-from ringcoll.launch.processes import Ranks
+from ringcoll.launch import Ranks
 
 TRANSPORTS = ("shared", "gloo")
 SIZES = (4, 64 << 10, 1 << 20, 16 << 20)

@@ -15,7 +15,7 @@ from common import Table, environment, introduce, parser, write
 
 from ringcoll.algorithms import algorithms, find
 from ringcoll.errors import UnsupportedWorldSizeError
-from ringcoll.schedule.verifier import verify
+from ringcoll.schedule import verify
 
 
 def all_up_to(largest: int) -> list[tuple[str, str, int, float]]:

@@ -18,9 +18,9 @@ from common import Table, environment, introduce, parser, write
 from ringcoll.algorithms import algorithms
 from ringcoll.bench import BenchRequest, Result, parse_size, speed_against
 from ringcoll.bench import on_rank as measure_on_rank
-from ringcoll.launch.processes import Ranks
-from ringcoll.machine.settings import TRANSPORT_VARIABLES
-from ringcoll.schedule.contracts import contract
+from ringcoll.launch import Ranks
+from ringcoll.machine import TRANSPORT_VARIABLES
+from ringcoll.schedule import contract
 
 SIZES = tuple(4**power for power in range(1, 14))  # 4 B to 64 MiB
 COLLECTIVES = "all_reduce,reduce_scatter,all_gather,broadcast,all_to_all"

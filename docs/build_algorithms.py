@@ -21,12 +21,9 @@ import ringcoll.algorithms
 import ringcoll.cost.counts
 import ringcoll.schedule.drawing
 from ringcoll.algorithms import Algorithm, algorithms
-from ringcoll.cli.app import cli
-from ringcoll.cost.counts import Bound, lower_bound, wavefront_counts
-from ringcoll.schedule import grid, primitives
-from ringcoll.schedule.contracts import CONTRACTS, Contract
-from ringcoll.schedule.orders import infix
-from ringcoll.schedule.verifier import Proof, verify
+from ringcoll.cli import cli
+from ringcoll.cost import Bound, lower_bound, wavefront_counts
+from ringcoll.schedule import CONTRACTS, Contract, Proof, grid, infix, primitives, verify
 
 PAGE = Path(__file__).with_name("algorithms.md")
 WORLDS = (4, 8, 9, 13)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from ringcoll.launch.processes import Ranks
+from ringcoll.launch import Ranks
 from tests.cases.algorithms import registered_meanwhile
 from tests.programs.ranks import join
 

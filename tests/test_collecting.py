@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.reduction.kernels import Kernel
+from ringcoll.reduction import Kernel
 from tests.cases.kernel_table import KERNELS
 from tests.programs import gpu_kernels
 

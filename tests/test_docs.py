@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from ringcoll.algorithms import algorithms
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule import CONTRACTS
 
 DOCS = Path(__file__).parents[1] / "docs"
 

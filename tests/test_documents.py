@@ -15,7 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ringcoll.cli.app import cli
+from ringcoll.cli import cli
 from ringcoll.machine import settings
 from tests.cases.algorithms import registered_meanwhile
 from tests.cases.pages import PAGES, ROOT, anchors, blocks, links, spans, write_files

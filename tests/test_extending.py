@@ -27,7 +27,7 @@ from ringcoll.algorithms import (
 from ringcoll.collectives.arguments import Arguments
 from ringcoll.collectives.calls import start
 from ringcoll.errors import ArgumentError
-from ringcoll.operation.operation import Operation
+from ringcoll.operation import Operation
 from ringcoll.schedule import CONTRACTS, Contract, Program, Step, inp, out, recv, send, verify
 from tests.fakes.added_transport import over_added_transport
 

@@ -27,12 +27,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import schedule_of
-from ringcoll.cli import measuring
-from ringcoll.cli.app import cli
+from ringcoll.cli import cli, measuring
 from ringcoll.cli.parameters import rank_numbers, world_sizes
-from ringcoll.cost.choice import choose
-from ringcoll.cost.rules import FORCED, in_text, parse_rules
-from ringcoll.cost.table import Table, built_in
+from ringcoll.cost import FORCED, Table, built_in, choose, in_text, parse_rules
 from ringcoll.errors import (
     ArgumentError,
     MismatchError,
@@ -47,15 +44,22 @@ from ringcoll.errors import (
 )
 from ringcoll.formats import from_msccl, from_mscclpp, schedule_in, to_msccl, to_mscclpp
 from ringcoll.group import agreement
-from ringcoll.machine import settings, tuning
-from ringcoll.machine.facts import is_address, is_loopback, place
-from ringcoll.machine.stores import as_fields, read_fields, read_json, read_text
-from ringcoll.machine.user_modules import algorithms_named
-from ringcoll.operation.instructions import Wait
-from ringcoll.operation.operation import Turn
-from ringcoll.resilient.succession import Record, View
+from ringcoll.machine import (
+    algorithms_named,
+    as_fields,
+    is_address,
+    is_loopback,
+    place,
+    read_fields,
+    read_json,
+    read_text,
+    settings,
+    tuning,
+)
+from ringcoll.operation import Turn, Wait
+from ringcoll.resilient import Record, View
 from ringcoll.schedule import Schedule, verify
-from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
+from ringcoll.tracing import MessageEnd, Records, Span, TracedOperation
 from ringcoll.training import (
     Action,
     PipelineSchedule,
@@ -64,16 +68,11 @@ from ringcoll.training import (
     one_f_one_b,
     zero_bubble,
 )
-from ringcoll.transport import catalogue, gloo
+from ringcoll.transport import Faults, Hub, catalogue, costs_of, gloo
 from ringcoll.transport.base import meet
-from ringcoll.transport.catalogue import costs_of
-from ringcoll.transport.faulty import Faults
-from ringcoll.transport.local import Hub
 from ringcoll.transport.shared import transport as shared
 from ringcoll.transport.shared.layout import SharedLayout
-from ringcoll.watch.flight_report import read_record, related, report
-from ringcoll.watch.lives import Lives, Process
-from ringcoll.watch.monitor import Monitor, Running
+from ringcoll.watch import Lives, Monitor, Process, Running, read_record, related, report
 from tests.cases.effort import effort
 from tests.cases.malformed import documents, words
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ PURE = (
     "search",
     "formats",
 )
-AT_THE_TOP = {"__init__.py", "_version.py", "errors.py", "py.typed"}
+AT_THE_TOP = {"__init__.py", "__init__.pyi", "_version.py", "errors.py", "py.typed"}
 # Without torch, too: `import ringcoll` reads the first, `ringcoll --help` the others.
 WITHOUT_TORCH = (
     "ringcoll.backend.registration",
@@ -75,6 +76,7 @@ ALLOWED = {
     "inspect",
     "itertools",
     "json",
+    "lazy_loader",  # finds what a door names
     "math",
     "operator",
     "re",
@@ -184,9 +186,88 @@ def test_and_the_test_finds_those_that_do_not(room: str, source: str) -> None:
 def test_every_room_says_what_lives_there(room: str) -> None:
     text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text("utf-8")))
     assert text is not None
-    assert "May be imported from outside" in text
     modules = {path.stem for path in (PACKAGE / room).glob("[!_]*.py")}
     assert not {name for name in modules if f"`{name}`" not in text}, "modules it does not name"
+
+
+# --- doors ------------------------------------------------------------------------------
+
+
+def door(room: str) -> set[str]:
+    """What a room's ``__init__.pyi`` names, to be loaded when used; or its ``__init__.py``, at once."""
+    stub = PACKAGE / room / "__init__.pyi"
+    file = stub if stub.exists() else stub.with_suffix(".py")
+    nodes = ast.parse(file.read_text(encoding="utf-8")).body
+    return {
+        alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+
+
+DOORS = {room: door(room) for room in ROOMS if room not in {"errors", "_version"}}
+
+
+def past_doors(own: str, source: str) -> set[str]:
+    """What a file imports of rooms, other than its own, that their doors do not name."""
+    wrong = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            named = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            named = [(*node.module.split("."), alias.name) for alias in node.names]
+        else:
+            continue
+        for package, room, *names in (one for one in named if len(one) > 2):
+            is_of_a_room = package == "ringcoll" and room in DOORS and room != own
+            if is_of_a_room and (len(names) > 1 or names[0] not in DOORS[room]):
+                wrong.add(".".join([package, room, *names]))
+    return wrong
+
+
+@pytest.mark.parametrize("file", [one for one in FILES if len(one.parts) > 1], ids=str)
+def test_rooms_import_through_doors(file: Path) -> None:
+    assert not past_doors(file.parts[0], (PACKAGE / file).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ringcoll.schedule.ir import send",
+        "from ringcoll.schedule import verify, _symbols",
+        "import ringcoll.schedule.ir",
+        "def f():\n    import ringcoll.machine.facts as facts",
+    ],
+)
+def test_and_a_way_past_a_door_is_found(source: str) -> None:
+    assert past_doors("cost", source)
+    assert not past_doors("cost", "from ringcoll.schedule import send, verify")
+
+
+@pytest.mark.parametrize("room", DOORS)
+def test_a_door_names_what_is_there(room: str) -> None:
+    assert not {
+        name for name in DOORS[room] if not hasattr(import_module(f"ringcoll.{room}"), name)
+    }
+
+
+ROOT = PACKAGE.parent
+MOST_PAST_DOORS = 80  # by tests: faults that are put into other rooms, mostly
+
+
+def test_scripts_use_doors() -> None:
+    scripts = ROOT.glob("benchmarks/**/*.py")
+    wrong = {path: past_doors("", path.read_text(encoding="utf-8")) for path in scripts}
+    assert not {path: names for path, names in wrong.items() if names}
+
+
+def test_tests_open_modules_of_their_own_room() -> None:
+    """Tests of a room may; what they, and tests of several rooms, need of others has a bound."""
+    tests = {path.relative_to(ROOT / "tests"): path for path in ROOT.glob("tests/**/*.py")}
+    wrong = [
+        f"{short}: {name}"
+        for short, path in tests.items()
+        for name in sorted(past_doors(short.parts[0], path.read_text(encoding="utf-8")))
+    ]
+    assert len(wrong) <= MOST_PAST_DOORS, "\n".join(wrong)
 
 
 # --- circles ----------------------------------------------------------------------------
@@ -201,14 +282,19 @@ def graph(sources: dict[str, str]) -> dict[str, set[str]]:
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             if isinstance(node, ast.ImportFrom):
-                each = [f"{node.module}.{alias.name}" for alias in node.names]
-                names |= {name if name in sources else node.module or "" for name in each}
+                home = ".".join(filter(None, [module if node.level else "", node.module]))
+                each = [f"{home}.{alias.name}" for alias in node.names]
+                names |= {name if name in sources else home for name in each}
         edges[module] = names & sources.keys()
     return edges
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    sources = {module_of(file): (PACKAGE / file).read_text(encoding="utf-8") for file in FILES}
+    stubs = {file: (PACKAGE / file).with_suffix(".pyi") for file in FILES}
+    sources = {
+        module_of(file): (stub if stub.exists() else PACKAGE / file).read_text(encoding="utf-8")
+        for file, stub in stubs.items()
+    }
     TopologicalSorter(graph(sources)).prepare()
 
 

@@ -29,27 +29,19 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 import ringcoll
-from ringcoll.backend.point_to_point import PointToPoint
-from ringcoll.bench.environment import environment
-from ringcoll.cli.app import cli
-from ringcoll.cost.table import built_in
+from ringcoll.backend import PointToPoint
+from ringcoll.bench import environment
+from ringcoll.cli import cli
+from ringcoll.cost import built_in
 from ringcoll.errors import MissingExtraError
-from ringcoll.launch import mpiexec
-from ringcoll.launch.processes import Ranks, _context
-from ringcoll.machine import tuning
-from ringcoll.machine.files import replace_file
-from ringcoll.machine.lines import Lines
-from ringcoll.machine.stores import served
-from ringcoll.machine.tuning import Tuned
-from ringcoll.resilient.membership import Membership
-from ringcoll.resilient.state import packed, unpacked
-from ringcoll.transport import catalogue, gloo, ucx_library
-from ringcoll.transport.catalogue import costs_of
-from ringcoll.transport.shared.memory import SharedMemory, identity
-from ringcoll.watch.announcement import announce
+from ringcoll.launch import Ranks, mpiexec
+from ringcoll.launch.processes import _context
+from ringcoll.machine import Lines, Tuned, replace_file, served, tuning
+from ringcoll.resilient import Membership, packed, unpacked
+from ringcoll.transport import SharedMemory, catalogue, costs_of, gloo, ucx_library
+from ringcoll.transport.shared.memory import identity
+from ringcoll.watch import Lives, Monitor, announce
 from ringcoll.watch.flight_recorder import save
-from ringcoll.watch.lives import Lives
-from ringcoll.watch.monitor import Monitor
 from tests.programs import listeners
 
 PACKAGE = Path(ringcoll.__file__).parent

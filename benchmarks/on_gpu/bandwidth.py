@@ -25,9 +25,7 @@ from benchmarks.on_gpu.clock import Ratio, Timer, alternate, paired, rotation, t
 from benchmarks.on_gpu.rows import Row, Settings, missing
 from ringcoll.bench import DTYPES, as_size, summarize
 from ringcoll.errors import MissingExtraError
-from ringcoll.reduction import TORCH, Engine, gpu, resolve
-from ringcoll.reduction.gpu import CupyEngine
-from ringcoll.reduction.kernels import Kernel, c_type, launch_of
+from ringcoll.reduction import TORCH, CupyEngine, Engine, Kernel, c_type, gpu, launch_of, resolve
 
 __all__ = [
     "EVERY_DTYPE",

@@ -47,12 +47,11 @@ from ringcoll.bench import (
     on_rank,
     shape,
 )
-from ringcoll.collectives.groups import communicator
+from ringcoll.collectives import communicator
 from ringcoll.errors import RingcollError
-from ringcoll.launch.processes import Ranks
-from ringcoll.machine.settings import TRANSPORT_VARIABLES
-from ringcoll.operation.plan import Combine, Move, Plan, Post, compile_plan
-from ringcoll.operation.regions import Layout
+from ringcoll.launch import Ranks
+from ringcoll.machine import TRANSPORT_VARIABLES
+from ringcoll.operation import Combine, Layout, Move, Plan, Post, compile_plan
 
 __all__ = ["NCCL", "SHARED", "moved_nbytes", "nccl", "shared", "shared_with_mps"]
 

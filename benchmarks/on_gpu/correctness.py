@@ -28,8 +28,8 @@ from torch import Tensor
 from benchmarks.on_gpu.rows import Row, Settings, missing
 from ringcoll.bench import DTYPES
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError
-from ringcoll.launch.processes import Ranks, rendezvous, report
-from ringcoll.machine.facts import cores
+from ringcoll.launch import Ranks, rendezvous, report
+from ringcoll.machine import cores
 from ringcoll.reduction import TORCH, Engine, Reduction, gpu, premul_sum, resolve
 
 __all__ = [

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from benchmarks.on_gpu import mps
 from benchmarks.on_gpu.rows import Row, Settings
 from ringcoll._version import __version__
-from ringcoll.cli.versions import ask_driver, driver, nccl, output_of, ucx, ucxx
-from ringcoll.machine.facts import cores, cpu
+from ringcoll.cli import ask_driver, driver, nccl, output_of, ucx, ucxx
+from ringcoll.machine import cores, cpu
 from ringcoll.reduction import gpu
 
 __all__ = ["TABLE", "facts"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import ringcoll
 from benchmarks.on_gpu.rows import Row, Settings
-from ringcoll.launch.threads import LocalGroup
+from ringcoll.launch import LocalGroup
 from ringcoll.reduction import UserOp, gpu
 
 __all__ = [

@@ -29,8 +29,6 @@
 A new algorithm is one function with one `register` entry. Once its module is imported,
 the algorithm can be verified, drawn, measured and selected by name; docs/extending.md
 walks through it.
-
-May be imported from outside: the names in ``__all__`` here, in `entry`, `registry` and `proved`.
 """
 
 from ringcoll.algorithms import (
@@ -50,10 +48,13 @@ from ringcoll.algorithms import (
     pairwise,
     parallel_trees,
     recursive,
+    registry,
     ring,
     swing,
 )
+from ringcoll.algorithms.entry import alone, mark_built_in
 from ringcoll.algorithms.names import find, named, required, schedule_of, where_possible
+from ringcoll.algorithms.proved import order_of, passes_on_blocks, proved_schedule
 from ringcoll.algorithms.registry import (
     ALIASES,
     Algorithm,
@@ -74,6 +75,7 @@ __all__ = [
     "Cost",
     "Parameter",
     "algorithms",
+    "alone",
     "binary_tree",
     "bine",
     "binomial",
@@ -88,12 +90,17 @@ __all__ = [
     "generalized",
     "hierarchical",
     "knomial",
+    "mark_built_in",
     "named",
     "on_hosts",
+    "order_of",
     "pairwise",
     "parallel_trees",
+    "passes_on_blocks",
+    "proved_schedule",
     "recursive",
     "register",
+    "registry",
     "required",
     "ring",
     "schedule_of",

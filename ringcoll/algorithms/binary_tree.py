@@ -28,9 +28,20 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule.compose import parallel, renumber, unfinished
-from ringcoll.schedule.contracts import OperandOrder
-from ringcoll.schedule.ir import Operation, Program, Step, inp, out, recv, recv_reduce, send
+from ringcoll.schedule import (
+    OperandOrder,
+    Operation,
+    Program,
+    Step,
+    inp,
+    out,
+    parallel,
+    recv,
+    recv_reduce,
+    renumber,
+    send,
+    unfinished,
+)
 
 
 def parent(label: int, world_size: int) -> int | None:

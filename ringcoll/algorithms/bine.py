@@ -26,9 +26,19 @@ from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.exchanges import needs_power, reached, spread
 from ringcoll.algorithms.registry import Cost, register
 from ringcoll.algorithms.swing import swing
-from ringcoll.schedule.compose import renumber
-from ringcoll.schedule.contracts import OperandOrder
-from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, recv_reduce, send, tmp
+from ringcoll.schedule import (
+    OperandOrder,
+    Program,
+    Step,
+    copy,
+    inp,
+    out,
+    recv,
+    recv_reduce,
+    renumber,
+    send,
+    tmp,
+)
 
 _register = partial(register, restriction=partial(needs_power, 2), second_choice=True)
 

@@ -20,8 +20,8 @@ from fractions import Fraction
 from ringcoll.algorithms import ring
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule.contracts import OperandOrder
-from ringcoll.schedule.ir import (
+from ringcoll.schedule import (
+    OperandOrder,
     Operation,
     Program,
     Ref,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, send, tmp
+from ringcoll.schedule import Program, Step, copy, inp, out, recv, send, tmp
 
 
 def rounds_to_reach_all(k: int) -> int:

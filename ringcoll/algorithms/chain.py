@@ -11,7 +11,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, send
+from ringcoll.schedule import Program, Step, copy, inp, out, recv, send
 
 
 @register(

@@ -22,7 +22,7 @@ from fractions import Fraction
 
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule.ir import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
+from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
 
 
 def halvings(k: int) -> Iterator[tuple[int, int]]:

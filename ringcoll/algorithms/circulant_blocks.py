@@ -28,18 +28,7 @@ from fractions import Fraction
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.circulant import halvings
 from ringcoll.algorithms.registry import Cost, Parameter, register
-from ringcoll.schedule.ir import (
-    Operation,
-    Program,
-    Step,
-    copy,
-    inp,
-    out,
-    recv,
-    recv_reduce,
-    send,
-    tmp,
-)
+from ringcoll.schedule import Operation, Program, Step, copy, inp, out, recv, recv_reduce, send, tmp
 
 
 def distances(k: int) -> list[int]:

@@ -13,8 +13,19 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule.contracts import OperandOrder
-from ringcoll.schedule.ir import Program, Ref, Step, copy, inp, out, recv, reduce, send, tmp
+from ringcoll.schedule import (
+    OperandOrder,
+    Program,
+    Ref,
+    Step,
+    copy,
+    inp,
+    out,
+    recv,
+    reduce,
+    send,
+    tmp,
+)
 
 
 def _fold(rank: int, world_size: int, chunk: int) -> Step:

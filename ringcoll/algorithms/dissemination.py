@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule.ir import Program, Step, inp, out, recv_reduce, send
+from ringcoll.schedule import Program, Step, inp, out, recv_reduce, send
 
 
 @register(

@@ -15,10 +15,20 @@ from inspect import getdoc, getmodule
 from typing import Any, cast
 
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import LARGEST_WORLD, OperandOrder, contract
-from ringcoll.schedule.counting import Counts, chunks_of_data, tally_of
-from ringcoll.schedule.ir import Program, Step, copy, inp, out
+from ringcoll.schedule import (
+    LARGEST_WORLD,
+    Counts,
+    OperandOrder,
+    Program,
+    Schedule,
+    Step,
+    chunks_of_data,
+    contract,
+    copy,
+    inp,
+    out,
+    tally_of,
+)
 
 __all__ = ["Algorithm", "Cost", "Parameter", "alone", "mark_built_in", "on_hosts"]
 

@@ -18,8 +18,19 @@ from fractions import Fraction
 from functools import partial
 
 from ringcoll.algorithms.registry import Cost, Parameter, register
-from ringcoll.schedule.contracts import OperandOrder
-from ringcoll.schedule.ir import Program, Ref, Step, inp, out, recv, recv_reduce, reduce, send, tmp
+from ringcoll.schedule import (
+    OperandOrder,
+    Program,
+    Ref,
+    Step,
+    inp,
+    out,
+    recv,
+    recv_reduce,
+    reduce,
+    send,
+    tmp,
+)
 
 Round = Callable[[int], tuple[int, ...]]
 """The peers of a rank in a round; a rank is a peer of each of its peers."""

@@ -24,7 +24,7 @@ from fractions import Fraction
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.hierarchical import run_on
 from ringcoll.algorithms.registry import Cost, Parameter, on_hosts, own, register
-from ringcoll.schedule.ir import Program
+from ringcoll.schedule import Program
 
 
 def _traffic(k: int, saved: int) -> Fraction:

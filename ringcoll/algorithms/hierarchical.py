@@ -38,10 +38,18 @@ from ringcoll.algorithms.entry import mark_built_in
 from ringcoll.algorithms.layout import HostLayout, Hosts, layout_of, rows_of
 from ringcoll.algorithms.registry import Algorithm, Cost, entry_of, own, register
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.compose import in_place, renumber, split, unfinished
-from ringcoll.schedule.ir import Program, Step, out
-from ringcoll.schedule.opening import opening_of, step_count
+from ringcoll.schedule import (
+    Program,
+    Schedule,
+    Step,
+    in_place,
+    opening_of,
+    out,
+    renumber,
+    split,
+    step_count,
+    unfinished,
+)
 
 # ---- Any algorithm inside, any across --------------------------------------------------------
 

@@ -17,7 +17,7 @@ from functools import partial
 
 from ringcoll.algorithms import binomial, exchanges
 from ringcoll.algorithms.registry import Cost, Parameter, register
-from ringcoll.schedule.ir import Program, inp, out, tmp
+from ringcoll.schedule import Program, inp, out, tmp
 
 # 4 halves the steps of a binomial tree.
 _RADIX = Parameter("radix", default=lambda k: 4)

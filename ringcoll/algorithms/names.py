@@ -12,8 +12,7 @@ from ringcoll.algorithms import registry
 from ringcoll.algorithms.hierarchical import hierarchy
 from ringcoll.algorithms.registry import Algorithm
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule import CONTRACTS, Schedule
 
 __all__ = ["find", "named", "required", "schedule_of", "where_possible"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, recv_reduce, send
+from ringcoll.schedule import Program, Step, copy, inp, out, recv, recv_reduce, send
 
 
 def _others(k: int) -> Fraction:

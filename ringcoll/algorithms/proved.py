@@ -11,10 +11,7 @@ from functools import lru_cache
 from ringcoll.algorithms.names import find, schedule_of
 from ringcoll.algorithms.registry import Algorithm, algorithms
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import OperandOrder, contract
-from ringcoll.schedule.ir import Recv, RecvReduce
-from ringcoll.schedule.verifier import verify
+from ringcoll.schedule import OperandOrder, Recv, RecvReduce, Schedule, contract, verify
 
 __all__ = ["order_of", "passes_on_blocks", "proved_schedule"]
 

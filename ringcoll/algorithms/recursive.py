@@ -22,8 +22,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule.contracts import OperandOrder
-from ringcoll.schedule.ir import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
+from ringcoll.schedule import (
+    OperandOrder,
+    Program,
+    Ref,
+    Step,
+    copy,
+    inp,
+    out,
+    recv,
+    recv_reduce,
+    send,
+    tmp,
+)
 
 
 def power_of_two_below(world_size: int) -> int:

@@ -19,8 +19,7 @@ from typing import Any
 
 from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, mark_built_in, on_hosts
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
-from ringcoll.schedule.contracts import CONTRACTS, LARGEST_WORLD, OperandOrder, contract
-from ringcoll.schedule.ir import Program
+from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, OperandOrder, Program, contract
 
 __all__ = [
     "ALIASES",

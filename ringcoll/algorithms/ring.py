@@ -21,8 +21,20 @@ from fractions import Fraction
 from math import gcd
 
 from ringcoll.algorithms.registry import Cost, register
-from ringcoll.schedule.compose import parallel, renumber
-from ringcoll.schedule.ir import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
+from ringcoll.schedule import (
+    Program,
+    Ref,
+    Step,
+    copy,
+    inp,
+    out,
+    parallel,
+    recv,
+    recv_reduce,
+    renumber,
+    send,
+    tmp,
+)
 
 
 def reduce_scatter_phase(

@@ -25,7 +25,7 @@ from ringcoll.algorithms.exchanges import (
     powers_below,
 )
 from ringcoll.algorithms.registry import register
-from ringcoll.schedule.ir import Program
+from ringcoll.schedule import Program
 
 
 def swing(k: int) -> Rounds:

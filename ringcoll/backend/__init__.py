@@ -10,6 +10,8 @@
 `point_to_point`  the user's own sends and receives
 `torch_gaps`      replacements for what torch lacks
 ================  ==========================================================
-
-May be imported from outside: `options.Options` and `registration`.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

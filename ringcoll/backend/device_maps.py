@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
-from ringcoll.machine.limits import FOREVER_S
+from ringcoll.machine import FOREVER_S
 
 __all__ = ["honour_device_maps", "made"]
 

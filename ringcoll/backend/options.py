@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from ringcoll.algorithms import required, where_possible
-from ringcoll.machine.schedule_files import as_algorithm, is_rules, rules_in
+from ringcoll.machine import as_algorithm, is_rules, rules_in
 from ringcoll.reduction import Reproducible, check_level
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import Schedule, contract
 from ringcoll.transport import catalogue
 
 __all__ = ["NAME", "Options"]

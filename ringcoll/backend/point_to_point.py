@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives.own_groups import messages_in_flight
+from ringcoll.collectives import messages_in_flight
 from ringcoll.errors import (
     FORKED,
     ArgumentError,
@@ -34,14 +34,17 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.machine.settings import hang_notice_s
-from ringcoll.machine.signals import hears_signals
-from ringcoll.machine.sites import in_words, user_line
-from ringcoll.machine.stores import MESSAGES, begun
-from ringcoll.machine.untraced import untraced
-from ringcoll.transport import nccl
-from ringcoll.transport.tensor_memory import with_memory
-from ringcoll.watch.announcement import say
+from ringcoll.machine import (
+    MESSAGES,
+    begun,
+    hang_notice_s,
+    hears_signals,
+    in_words,
+    untraced,
+    user_line,
+)
+from ringcoll.transport import nccl, with_memory
+from ringcoll.watch import say
 
 __all__ = ["PointToPoint", "PointToPointWork"]
 

@@ -36,17 +36,13 @@ from ringcoll.backend.options import NAME, Options
 from ringcoll.backend.point_to_point import PointToPoint
 from ringcoll.backend.torch_gaps import mend_torch
 from ringcoll.collectives import functions as api
-from ringcoll.collectives import groups
-from ringcoll.collectives.sharing import share_for
+from ringcoll.collectives import groups, share_for
 from ringcoll.errors import ArgumentError
-from ringcoll.group.work import Work
-from ringcoll.machine.ending import check_goes_on
-from ringcoll.machine.limits import seconds_of
-from ringcoll.machine.stores import answered, common
-from ringcoll.machine.untraced import untraced
-from ringcoll.schedule.contracts import CONTRACTS, contract
+from ringcoll.group import Work
+from ringcoll.machine import answered, check_goes_on, common, seconds_of, untraced
+from ringcoll.schedule import CONTRACTS, contract
 from ringcoll.transport import streams
-from ringcoll.watch.lives import Lives
+from ringcoll.watch import Lives
 
 __all__ = ["ProcessGroup", "create"]
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.group.work import Work
-from ringcoll.machine.untraced import untraced
+from ringcoll.group import Work
+from ringcoll.machine import untraced
 
 __all__ = ["mend_torch"]
 

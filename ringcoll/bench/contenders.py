@@ -33,11 +33,11 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll.bench.exact import FACTOR
-from ringcoll.collectives.groups import communicator
+from ringcoll.collectives import communicator
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import OPERATORS, premul_sum
-from ringcoll.schedule.contracts import contract
-from ringcoll.transport.base import Message
+from ringcoll.schedule import contract
+from ringcoll.transport import Message
 
 __all__ = [
     "AUTO",

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll._version import __version__
-from ringcoll.machine.facts import cores, cpu
+from ringcoll.machine import cores, cpu
 
 __all__ = [
     "cores",

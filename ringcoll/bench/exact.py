@@ -17,7 +17,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 
 __all__ = ["FACTOR", "Oracle", "count_wrong", "spoil"]
 

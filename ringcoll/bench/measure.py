@@ -33,11 +33,10 @@ from ringcoll.bench.exact import Oracle, count_wrong, spoil
 from ringcoll.bench.rounds import alternate
 from ringcoll.bench.summary import Summary, algbw, busbw, summarize
 from ringcoll.errors import ArgumentError, ScheduleError
-from ringcoll.launch.processes import report as to_parent
-from ringcoll.machine.facts import place
-from ringcoll.machine.user_modules import UserModule
+from ringcoll.launch import report as to_parent
+from ringcoll.machine import UserModule, place
 from ringcoll.reduction import OPERATORS
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 
 __all__ = ["BenchRequest", "Meeting", "Result", "Timing", "measure", "on_rank"]
 

@@ -124,7 +124,7 @@ class MpiPeer:
 
     def wrong(self, in_place: bool) -> int:
         """Elements of the result that are wrong on this rank."""
-        from ringcoll.schedule.contracts import contract
+        from ringcoll.schedule import contract
 
         k, rules = self.world_size, contract(self.collective)
         blocks = rules.outputs(self.rank, k, self.root)

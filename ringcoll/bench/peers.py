@@ -21,7 +21,7 @@ from ringcoll.bench.contenders import NATIVE, Workload, shape
 from ringcoll.bench.measure import BenchRequest, Result, Timing
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.launch import mpiexec
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 
 __all__ = ["FOLDER", "MPI_PEERS", "PEERS", "SCRIPT", "contenders", "find", "measure_peer", "read"]
 

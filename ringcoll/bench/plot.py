@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from ringcoll.bench.measure import Result
 from ringcoll.bench.units import as_size
 from ringcoll.bench.verdicts import label
-from ringcoll.cost.counts import Bound
+from ringcoll.cost import Bound
 from ringcoll.errors import MissingExtraError
-from ringcoll.machine.files import replace_file
-from ringcoll.schedule.counting import Counts
+from ringcoll.machine import replace_file
+from ringcoll.schedule import Counts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from ringcoll.machine.facts import cores
+from ringcoll.machine import cores
 
 __all__ = ["OVER_RANKS", "MeetingPlace", "Samples", "alternate", "turn_seconds"]
 

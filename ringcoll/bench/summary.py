@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 
 __all__ = ["FEW_SAMPLES", "Summary", "algbw", "busbw", "spread_in_words", "summarize"]
 

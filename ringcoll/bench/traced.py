@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.bench.contenders import Buffers, Workload, caller
-from ringcoll.machine.user_modules import UserModule
+from ringcoll.machine import UserModule
 from ringcoll.tracing import Recording
 from ringcoll.training import Gradients, Task, batches, make_trainer
 
-__all__ = ["TraceRequest", "TrainerTraceRequest", "on_rank", "train_on_rank"]
+__all__ = ["TraceRequest", "TrainerTraceRequest", "trace_on_rank", "trace_training_on_rank"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TraceRequest:
     modules: tuple[UserModule, ...] = ()
 
 
-def on_rank(request: TraceRequest) -> dict[str, Any]:
+def trace_on_rank(request: TraceRequest) -> dict[str, Any]:
     """Run the operation on the default group, and trace it.
 
     On rank 0 ``ranks`` and ``phases``, the summary of each rank as JSON has it, ``findings``,
@@ -72,8 +72,8 @@ class TrainerTraceRequest:
     modules: tuple[UserModule, ...] = ()
 
 
-def train_on_rank(request: TrainerTraceRequest) -> dict[str, Any]:
-    """Train on the default group, and trace all groups of the trainer; returns as `on_rank`."""
+def trace_training_on_rank(request: TrainerTraceRequest) -> dict[str, Any]:
+    """Train on the default group, and trace all groups of the trainer; returns as `trace_on_rank`."""
     for module in request.modules:
         module.load()
     task, k = request.task, dist.get_world_size()

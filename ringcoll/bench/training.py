@@ -25,9 +25,9 @@ from torch.func import functional_call
 
 from ringcoll.bench.measure import Meeting
 from ringcoll.bench.summary import Summary, summarize
-from ringcoll.collectives.functions import barrier
-from ringcoll.launch.processes import report
-from ringcoll.machine.user_modules import UserModule
+from ringcoll.collectives import barrier
+from ringcoll.launch import report
+from ringcoll.machine import UserModule
 from ringcoll.training import (
     Gradients,
     ModelStates,
@@ -41,7 +41,7 @@ from ringcoll.training import (
 )
 
 __all__ = [
-    "NATIVE",
+    "NATIVE_TRAINER",
     "WIRE_DTYPES",
     "Comparison",
     "Contender",
@@ -49,8 +49,8 @@ __all__ = [
     "TrainingRequest",
     "TrainingResult",
     "check_fit",
-    "on_rank",
     "tolerances",
+    "train_on_rank",
 ]
 
 WIRE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -66,7 +66,7 @@ class Contender(NamedTuple):
         return "native" if self.algorithm is None else f"{self.trainer}, {self.algorithm}"
 
 
-NATIVE = Contender("torch-ddp")
+NATIVE_TRAINER = Contender("torch-ddp")
 """torch's DistributedDataParallel on gloo."""
 
 
@@ -74,7 +74,7 @@ NATIVE = Contender("torch-ddp")
 class TrainingRequest:
     """What to train, and how.
 
-    `NATIVE` takes part in any case. ``wire`` is a name in `WIRE_DTYPES`, or ``None``: how gradients
+    `NATIVE_TRAINER` takes part in any case. ``wire`` is a name in `WIRE_DTYPES`, or ``None``: how gradients
     are sent by the trainers that have the choice, except natively. ``modules`` of the user register
     further algorithms.
     """
@@ -89,7 +89,7 @@ class TrainingRequest:
 
     def gradients(self, contender: Contender) -> Gradients:
         """How a contender averages gradients."""
-        wire = None if self.wire is None or contender == NATIVE else WIRE_DTYPES[self.wire]
+        wire = None if self.wire is None or contender == NATIVE_TRAINER else WIRE_DTYPES[self.wire]
         return Gradients(contender.algorithm, wire, self.bucket_bytes)
 
 
@@ -299,8 +299,8 @@ def _flat(whole: dict[str, Tensor]) -> Tensor:
     return torch.cat([param.detach().flatten() for param in whole.values()])
 
 
-def on_rank(request: TrainingRequest) -> list[TrainingResult]:
-    """Train all contenders, `NATIVE` last; called on all ranks of a default group, with one result.
+def train_on_rank(request: TrainingRequest) -> list[TrainingResult]:
+    """Train all contenders, `NATIVE_TRAINER` last; called on all ranks of a default group, with one result.
 
     Rank 0 gives each `Epoch` to `ringcoll.launch.processes.report` as it comes. A loss that is not
     finite raises `TrainingError`.
@@ -310,8 +310,8 @@ def on_rank(request: TrainingRequest) -> list[TrainingResult]:
     task, meeting = request.task, Meeting()
     check_fit(request, meeting.world_size)
     checks = dist.new_group(backend="gloo")  # its messages are not counted
-    contenders = [contender for contender in request.contenders if contender != NATIVE]
-    runners = [_Runner(request, contender) for contender in [*contenders, NATIVE]]
+    contenders = [contender for contender in request.contenders if contender != NATIVE_TRAINER]
+    runners = [_Runner(request, contender) for contender in [*contenders, NATIVE_TRAINER]]
     for epoch in range(request.epochs):
         seed, k = task.seed + 1000 * epoch, meeting.world_size
         num_samples = len(task.examples.train_inputs)

@@ -27,17 +27,21 @@ from ringcoll.bench.measure import BenchRequest, Result
 from ringcoll.bench.measure import measure as measure_all
 from ringcoll.bench.summary import Summary
 from ringcoll.collectives import groups
-from ringcoll.cost.choice import choose, pipelined_segment_bytes
-from ringcoll.cost.predict import Parameters, predictions
-from ringcoll.cost.rules import AUTO, Range, Rule
-from ringcoll.cost.table import Table
+from ringcoll.cost import (
+    AUTO,
+    Parameters,
+    Range,
+    Rule,
+    Table,
+    choose,
+    pipelined_segment_bytes,
+    predictions,
+)
 from ringcoll.errors import ArgumentError
-from ringcoll.group.agreement import measure
-from ringcoll.launch.processes import report
-from ringcoll.machine.facts import cores
-from ringcoll.machine.settings import without_tuning
-from ringcoll.machine.user_modules import UserModule
-from ringcoll.schedule.contracts import contract
+from ringcoll.group import measure
+from ringcoll.launch import report
+from ringcoll.machine import UserModule, cores, without_tuning
+from ringcoll.schedule import contract
 
 __all__ = [
     "Finding",

@@ -32,30 +32,8 @@
 
 A command's module is imported when the command is called, so that the list of commands
 is quick. ``import ringcoll`` imports nothing of the command line.
-
-May be imported from outside: `main`; and `print_table`, the one way in which tables are laid out.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ringcoll.cli.output import print_table
-
-__all__ = ["main", "print_table"]
-
-
-def main() -> None:
-    """Run the command line; the entry point of the ``ringcoll`` script."""
-    from ringcoll.cli.app import cli
-
-    cli(prog_name="ringcoll")
-
-
-def __getattr__(name: str) -> Any:
-    if name == "print_table":
-        from ringcoll.cli.output import print_table
-
-        return print_table
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

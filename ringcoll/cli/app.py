@@ -20,7 +20,7 @@ from ringcoll._version import __version__
 from ringcoll.cli.command import SETTINGS, write_examples
 from ringcoll.errors import RingcollError
 
-__all__ = ["COMMANDS", "INTERRUPTED", "SECTIONS", "CommandEntry", "cli"]
+__all__ = ["COMMANDS", "INTERRUPTED", "SECTIONS", "CommandEntry", "cli", "main"]
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended; shells use the same number."""
@@ -217,3 +217,8 @@ def cli() -> None:
     named module:algorithm or path/file.py:algorithm; a schedule in a file, such as
     MSCCL's XML, by the file.
     """
+
+
+def main() -> None:
+    """Run the command line; the entry point of the ``ringcoll`` script."""
+    cli(prog_name="ringcoll")

@@ -17,17 +17,17 @@ from ringcoll.bench import (
     as_size,
     csv_records,
     document,
+    environment,
     failed,
 )
 from ringcoll.bench import peers as asked
-from ringcoll.bench.environment import environment
 from ringcoll.cli import measuring, nccl_table
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_csv, print_json
 from ringcoll.cli.parameters import collective_name, csv_option, file_option, json_option
-from ringcoll.machine.files import json_text, replace_file
+from ringcoll.machine import json_text, replace_file
 from ringcoll.reduction import OPERATORS
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 from ringcoll.transport import catalogue
 
 __all__ = ["bench"]

@@ -19,6 +19,7 @@ from ringcoll.bench import (
     as_size,
     by_size,
     comparison_records,
+    environment,
     failed,
     label,
     oversubscribed,
@@ -31,7 +32,6 @@ from ringcoll.bench import (
     time_in_words,
     wrong_in,
 )
-from ringcoll.bench.environment import environment
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import grouped, print_csv, print_json, print_table, print_text
@@ -43,9 +43,8 @@ from ringcoll.cli.parameters import (
     json_option,
     new_picture,
 )
-from ringcoll.machine.settings import forced_transport
-from ringcoll.machine.user_modules import UserModule
-from ringcoll.schedule.contracts import contract
+from ringcoll.machine import UserModule, forced_transport
+from ringcoll.schedule import contract
 
 __all__ = ["compare"]
 

@@ -10,10 +10,9 @@ from ringcoll.bench import as_size, oversubscribed, time_in_words
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text
 from ringcoll.cli.parameters import json_option, ranks_option
-from ringcoll.collectives.explanation import explain_without_ranks
+from ringcoll.collectives import explain_without_ranks
 from ringcoll.errors import RingcollError
-from ringcoll.machine.facts import cores
-from ringcoll.machine.settings import TRANSPORT_VARIABLES, forced_transport
+from ringcoll.machine import TRANSPORT_VARIABLES, cores, forced_transport
 from ringcoll.transport import catalogue
 
 __all__ = ["doctor"]

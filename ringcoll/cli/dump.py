@@ -11,9 +11,8 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text
 from ringcoll.cli.parameters import json_option
 from ringcoll.errors import ArgumentError
-from ringcoll.machine.facts import process_state
-from ringcoll.watch.answers import FOREIGN, answering, ask, in_words
-from ringcoll.watch.flight_report import doing, read_record, related, report
+from ringcoll.machine import process_state
+from ringcoll.watch import FOREIGN, answering, ask, doing, in_words, read_record, related, report
 
 __all__ = ["dump"]
 

@@ -16,9 +16,8 @@ from ringcoll.cli.parameters import (
     named_algorithms,
     ranks_option,
 )
-from ringcoll.collectives.explanation import Explanation, explain_without_ranks
-from ringcoll.cost.predict import predict
-from ringcoll.cost.rules import in_text
+from ringcoll.collectives import Explanation, explain_without_ranks
+from ringcoll.cost import in_text, predict
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.transport import catalogue
 

@@ -23,7 +23,7 @@ from ringcoll.cli.parameters import (
 )
 from ringcoll.cli.report import header
 from ringcoll.formats import to_chakra, to_goal, to_msccl, to_mscclpp
-from ringcoll.machine.files import replace_files
+from ringcoll.machine import replace_files
 from ringcoll.schedule import Schedule
 
 __all__ = ["export"]

@@ -15,7 +15,7 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import json_option
 from ringcoll.errors import RingcollError
-from ringcoll.machine.facts import cores
+from ringcoll.machine import cores
 
 __all__ = ["environment", "info"]
 
@@ -82,7 +82,7 @@ def _if_there(version_of: Callable[[], str]) -> str | None:
 
 def _transport(kind: str) -> str:
     """The transport that "auto" stands for, or the reason why there is no transport."""
-    from ringcoll.transport.catalogue import resolved
+    from ringcoll.transport import resolved
 
     try:
         return resolved(kind, "auto")

@@ -12,9 +12,8 @@ from ringcoll.cli.output import amount, grouped, print_json, print_table, times
 from ringcoll.cli.parameters import collective_name, json_option, named_algorithms
 from ringcoll.cli.report import findings
 from ringcoll.errors import ScheduleError
-from ringcoll.machine.user_modules import is_reference
-from ringcoll.schedule.contracts import CONTRACTS
-from ringcoll.schedule.verifier import verify
+from ringcoll.machine import is_reference
+from ringcoll.schedule import CONTRACTS, verify
 
 __all__ = ["list_algorithms"]
 

@@ -35,13 +35,17 @@ from ringcoll.bench import (
 from ringcoll.cli.output import progress
 from ringcoll.cli.parameters import named_algorithms, nbytes_of, new_picture, size_option
 from ringcoll.errors import UnsupportedWorldSizeError
-from ringcoll.launch.processes import Ranks, reports_to
-from ringcoll.machine.facts import free_bytes
-from ringcoll.machine.schedule_files import is_schedule_file
-from ringcoll.machine.settings import TRANSPORT_VARIABLES, forced_transport
-from ringcoll.machine.user_modules import UserModule, is_reference
+from ringcoll.launch import Ranks, reports_to
+from ringcoll.machine import (
+    TRANSPORT_VARIABLES,
+    UserModule,
+    forced_transport,
+    free_bytes,
+    is_reference,
+    is_schedule_file,
+)
 from ringcoll.reduction import OPERATORS, operator_named
-from ringcoll.schedule.contracts import LARGEST_WORLD
+from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.transport import catalogue
 
 __all__ = [

@@ -15,7 +15,7 @@ from ringcoll.algorithms import ALIASES, algorithms
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_text
 from ringcoll.cli.parameters import collective_name, json_option
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 
 __all__ = ["new"]
 

@@ -19,7 +19,7 @@ from ringcoll.cli.parameters import (
     world_size_option,
 )
 from ringcoll.cli.report import header, order_in_words
-from ringcoll.schedule.orders import check_reduces, chunk_elements, chunks_by_order, infix
+from ringcoll.schedule import check_reduces, chunk_elements, chunks_by_order, infix
 
 __all__ = ["order"]
 

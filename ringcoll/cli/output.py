@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ringcoll.machine.files import json_text
+from ringcoll.machine import json_text
 
 __all__ = [
     "amount",

@@ -20,13 +20,16 @@ from ringcoll.errors import (
     TooLargeError,
     UnknownAlgorithmError,
 )
-from ringcoll.machine.schedule_files import algorithm_in, is_schedule_file, read_schedule
-from ringcoll.machine.user_modules import UserModule, algorithms_named, is_reference
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import CONTRACTS, LARGEST_WORLD, contract
-from ringcoll.schedule.counting import estimated, moved
-from ringcoll.schedule.verifier import Proof
-from ringcoll.schedule.verifier import verify as prove
+from ringcoll.machine import (
+    UserModule,
+    algorithm_in,
+    algorithms_named,
+    is_reference,
+    is_schedule_file,
+    read_schedule,
+)
+from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, Proof, Schedule, contract, estimated, moved
+from ringcoll.schedule import verify as prove
 
 __all__ = [
     "FiniteRange",
@@ -340,7 +343,7 @@ def new_picture(ctx: click.Context, param: click.Parameter, path: Path | None) -
     """Make sure, before anything is measured, that a picture can be drawn and written."""
     if path is None:
         return None
-    from ringcoll.bench.plot import suffixes  # it imports torch
+    from ringcoll.bench import suffixes  # it imports torch
 
     return new_file(*suffixes())(ctx, param, path)
 

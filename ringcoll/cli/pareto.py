@@ -17,11 +17,10 @@ from ringcoll.cli.parameters import (
     new_picture,
     world_size_option,
 )
-from ringcoll.cost.counts import lower_bound
-from ringcoll.cost.pareto import dominators
+from ringcoll.cost import dominators, lower_bound
 from ringcoll.errors import TooLargeError, UnsupportedWorldSizeError
-from ringcoll.schedule.counting import Counts
-from ringcoll.schedule.verifier import verify as prove
+from ringcoll.schedule import Counts
+from ringcoll.schedule import verify as prove
 
 __all__ = ["pareto"]
 
@@ -87,7 +86,7 @@ def pareto(
     all_ports = max([1, *ports.values()])
     bound = lower_bound(collective, world_size, ports=all_ports)
     if picture is not None:
-        from ringcoll.bench.plot import draw_front, save
+        from ringcoll.bench import draw_front, save
 
         title = f"{collective} on {world_size} rank{'s' * (world_size > 1)}"
         save(draw_front(costs, dominated_by, bound, title), picture)

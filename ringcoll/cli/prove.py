@@ -25,13 +25,9 @@ from ringcoll.cli.parameters import (
 from ringcoll.cli.report import findings
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
 from ringcoll.formats import schedule_in
-from ringcoll.machine.files import read_file, read_text
-from ringcoll.machine.schedule_files import is_schedule_file, read_schedule
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import CONTRACTS, contract
-from ringcoll.schedule.counting import check_work
-from ringcoll.schedule.verifier import Proof
-from ringcoll.schedule.verifier import verify as prove
+from ringcoll.machine import is_schedule_file, read_file, read_schedule, text_of
+from ringcoll.schedule import CONTRACTS, Proof, Schedule, check_work, contract
+from ringcoll.schedule import verify as prove
 
 __all__ = ["verify"]
 
@@ -209,7 +205,7 @@ def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], obj
 def _read(file: Path) -> Schedule:
     try:
         if str(file) == "-":
-            return schedule_in(read_text(sys.stdin.buffer))
+            return schedule_in(text_of(sys.stdin.buffer))
         return schedule_in(read_file(file))
     except OSError as error:
         raise ScheduleError(f"{file} cannot be read: {error}") from error

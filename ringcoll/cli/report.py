@@ -7,11 +7,8 @@ from typing import Any
 
 from ringcoll.cli.output import amount
 from ringcoll.cli.parameters import as_ranges
-from ringcoll.cost.counts import bound_of, distance
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.orders import chunks_by_order, infix
-from ringcoll.schedule.verifier import Proof
+from ringcoll.cost import bound_of, distance
+from ringcoll.schedule import Proof, Schedule, chunks_by_order, contract, infix
 
 __all__ = ["findings", "header", "in_words", "order_in_words"]
 

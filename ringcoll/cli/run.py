@@ -15,7 +15,7 @@ import click
 
 from ringcoll.cli.command import command
 from ringcoll.cli.parameters import world_size_option
-from ringcoll.machine.stores import served
+from ringcoll.machine import served
 
 __all__ = ["run"]
 

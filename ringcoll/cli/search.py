@@ -19,12 +19,17 @@ from ringcoll.cli.parameters import (
     root_option,
 )
 from ringcoll.errors import ArgumentError
-from ringcoll.machine.files import read_file, replace_file
-from ringcoll.schedule.contracts import LARGEST_WORLD
-from ringcoll.schedule.verifier import verify
+from ringcoll.machine import read_file, replace_file
+from ringcoll.schedule import LARGEST_WORLD, verify
 from ringcoll.search import METHODS, SearchedFront, fastest_times, registered_times, synthesize
-from ringcoll.simulation import PRESETS, Topology, topology_from_text, topology_named
-from ringcoll.simulation.texts import FORMS, ranks_named
+from ringcoll.simulation import (
+    FORMS,
+    PRESETS,
+    Topology,
+    ranks_named,
+    topology_from_text,
+    topology_named,
+)
 
 __all__ = ["search"]
 

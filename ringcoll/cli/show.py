@@ -21,12 +21,19 @@ from ringcoll.cli.parameters import (
 )
 from ringcoll.cli.report import findings, header, in_words
 from ringcoll.errors import VerificationError
-from ringcoll.schedule import Schedule, primitives
-from ringcoll.schedule.counting import check_work
-from ringcoll.schedule.drawing import grid
-from ringcoll.schedule.ir import Copy, Recv, RecvReduce, Reduce, Send
-from ringcoll.schedule.verifier import Proof
-from ringcoll.schedule.verifier import verify as prove
+from ringcoll.schedule import (
+    Copy,
+    Proof,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Schedule,
+    Send,
+    check_work,
+    grid,
+    primitives,
+)
+from ringcoll.schedule import verify as prove
 
 __all__ = ["show"]
 

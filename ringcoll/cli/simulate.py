@@ -25,10 +25,9 @@ from ringcoll.cli.parameters import (
     root_option,
     saying_what_would_do,
 )
-from ringcoll.machine.files import json_text, replace_file
-from ringcoll.schedule.contracts import LARGEST_WORLD, contract
-from ringcoll.simulation import PRESETS, simulate, topology_named
-from ringcoll.simulation.texts import FORMS
+from ringcoll.machine import json_text, replace_file
+from ringcoll.schedule import LARGEST_WORLD, contract
+from ringcoll.simulation import FORMS, PRESETS, simulate, topology_named
 
 __all__ = ["simulate_command"]
 

@@ -9,18 +9,29 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from ringcoll.bench import DTYPES, Workload, as_size, oversubscribed, time_in_words
-from ringcoll.bench.environment import environment
-from ringcoll.bench.traced import TraceRequest, TrainerTraceRequest, on_rank, train_on_rank
-from ringcoll.bench.training import Contender, TrainingRequest, check_fit
+from ringcoll.bench import (
+    DTYPES,
+    Contender,
+    TraceRequest,
+    TrainerTraceRequest,
+    TrainingRequest,
+    Workload,
+    as_size,
+    check_fit,
+    environment,
+    oversubscribed,
+    time_in_words,
+    trace_on_rank,
+    trace_training_on_rank,
+)
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text
 from ringcoll.cli.parameters import bytes_option, collective_name, file_option, json_option
 from ringcoll.errors import ArgumentError, ScheduleError
-from ringcoll.machine.user_modules import UserModule
+from ringcoll.machine import UserModule
 from ringcoll.reduction import OPERATORS
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 from ringcoll.training import TRAINERS, Gradients, find_trainer, trainer_names, usual_task
 
 __all__ = ["trace"]
@@ -145,7 +156,7 @@ def trace(
         transport=transport,
         modules=modules,
     )
-    summary = measuring.on_ranks(on_rank, request, world_size=world_size, backend="gloo")
+    summary = measuring.on_ranks(trace_on_rank, request, world_size=world_size, backend="gloo")
     if summary:  # under torchrun rank 0 has it, and prints
         _print(request, summary, world_size, as_json=as_json)
 
@@ -178,7 +189,9 @@ def _trace_trainer(
     task = usual_task([name])
     check_fit(TrainingRequest((Contender(name, algorithm),), task), world_size)
     request = TrainerTraceRequest(name, task, Gradients(algorithm), *target, modules=modules)
-    summary = measuring.on_ranks(train_on_rank, request, world_size=world_size, backend="ringcoll")
+    summary = measuring.on_ranks(
+        trace_training_on_rank, request, world_size=world_size, backend="ringcoll"
+    )
     if not summary:
         return
     if as_json:

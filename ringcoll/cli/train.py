@@ -9,23 +9,27 @@ from typing import Any
 
 import click
 
-from ringcoll.bench.contenders import NATIVE as NATIVE_ALGORITHM
-from ringcoll.bench.environment import environment, oversubscribed, ran_on
-from ringcoll.bench.summary import FEW_SAMPLES, spread_in_words
-from ringcoll.bench.training import (
+from ringcoll.bench import (
+    FEW_SAMPLES,
     NATIVE,
+    NATIVE_TRAINER,
     WIRE_DTYPES,
     Contender,
     Epoch,
     TrainingRequest,
     TrainingResult,
+    as_size,
     check_fit,
-    on_rank,
+    draw_losses,
+    environment,
+    label,
+    oversubscribed,
+    ran_on,
+    spread_in_words,
+    time_in_words,
     tolerances,
+    train_on_rank,
 )
-from ringcoll.bench.training_plot import draw_losses
-from ringcoll.bench.units import as_size, time_in_words
-from ringcoll.bench.verdicts import label
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
@@ -160,7 +164,7 @@ def train(
     """
     world_size = measuring.ranks_to_use(ranks, 2)
     algorithms, modules = measuring.contenders("all_reduce", names, world_size)
-    if NATIVE_ALGORITHM in algorithms and names.strip() != "all":
+    if NATIVE in algorithms and names.strip() != "all":
         raise click.BadParameter("native takes part in any case", param_hint="--algorithm")
     task = usual_task(trainers, model=model, optimizer=optimizer, layers=layers, width=width,
                       batch=batch, lr=lr, seed=seed)  # fmt: skip
@@ -195,11 +199,11 @@ def _contenders(
 ) -> Iterator[Contender]:
     for trainer, system in trainers.items():
         if trainer == "torch-ddp" and backend == "gloo":
-            yield NATIVE
+            yield NATIVE_TRAINER
         elif not system.takes_algorithm:
             yield Contender(trainer, "auto")
         else:
-            yield from (Contender(trainer, name) for name in names if name != NATIVE_ALGORITHM)
+            yield from (Contender(trainer, name) for name in names if name != NATIVE)
 
 
 def _announce(request: TrainingRequest, facts: dict[str, Any]) -> None:
@@ -221,10 +225,10 @@ def _announce(request: TrainingRequest, facts: dict[str, Any]) -> None:
 
 
 def _run(request: TrainingRequest, world_size: int) -> list[TrainingResult]:
-    total = request.epochs * len({*request.contenders, NATIVE})
+    total = request.epochs * len({*request.contenders, NATIVE_TRAINER})
     with progress(total, "starting ranks", shown=measuring.is_first_rank()) as advance:
         results: list[TrainingResult] = measuring.on_ranks(
-            on_rank,
+            train_on_rank,
             request,
             world_size=world_size,
             backend=request.backend,
@@ -287,12 +291,12 @@ def _row(result: TrainingResult) -> tuple[str, ...]:
         overlap,
         bubble,
         f"{result.between_ranks:.2g}",
-        "-" if result.contender == NATIVE else f"{result.end.from_native:.2g}",
+        "-" if result.contender == NATIVE_TRAINER else f"{result.end.from_native:.2g}",
     )
 
 
 def _findings(request: TrainingRequest, results: list[TrainingResult]) -> Iterator[str]:
-    ours = [result for result in results if result.contender != NATIVE]
+    ours = [result for result in results if result.contender != NATIVE_TRAINER]
     systems = {result.contender: find_trainer(result.contender.trainer)[0] for result in results}
     if all(system.meets for system in systems.values()):
         yield "Parameters are the same on all ranks, to the last bit, for every contender."

@@ -10,23 +10,24 @@ from typing import Any
 import click
 import torch
 
-from ringcoll.bench import FEW_SAMPLES, Result, as_size, oversubscribed, ran_on, time_in_words
+from ringcoll.bench import (
+    FEW_SAMPLES,
+    Result,
+    as_size,
+    environment,
+    oversubscribed,
+    ran_on,
+    time_in_words,
+)
 from ringcoll.bench import tune as bench
-from ringcoll.bench.environment import environment
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import grouped, print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import FiniteRange, file_option, json_option, named_algorithms
-from ringcoll.cost.predict import Parameters
-from ringcoll.cost.rules import in_text
-from ringcoll.cost.table import MEASURED, Table
-from ringcoll.launch.processes import Ranks
-from ringcoll.machine import tuning
-from ringcoll.machine.schedule_files import is_schedule_file
-from ringcoll.machine.settings import tuning_file
-from ringcoll.machine.tuning import Tuned
-from ringcoll.machine.user_modules import UserModule
-from ringcoll.schedule.contracts import CONTRACTS, contract
+from ringcoll.cost import MEASURED, Parameters, Table, in_text
+from ringcoll.launch import Ranks
+from ringcoll.machine import Tuned, UserModule, is_schedule_file, tuning, tuning_file
+from ringcoll.schedule import CONTRACTS, contract
 from ringcoll.transport import catalogue
 
 __all__ = ["tune"]

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ringcoll.transport.streams import nccl_version
+from ringcoll.transport import nccl_version
 
 __all__ = ["ask_driver", "driver", "nccl", "output_of", "ucx", "ucxx"]
 

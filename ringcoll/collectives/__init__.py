@@ -10,6 +10,8 @@
 `sparse`         all-reduce of sparse tensors
 `explanation`    which algorithm would run, and why
 ===============  ==========================================================
-
-May be imported from outside: each module's ``__all__``.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

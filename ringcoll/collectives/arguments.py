@@ -17,15 +17,28 @@ import torch
 from torch import Tensor
 
 from ringcoll.collectives.groups import as_group, communicator, group_rank
-from ringcoll.cost.choice import segment_bytes_of
-from ringcoll.cost.rules import AUTO, Rule
+from ringcoll.cost import AUTO, Rule, segment_bytes_of
 from ringcoll.errors import ArgumentError
-from ringcoll.group.communicator import Communicator
-from ringcoll.machine import settings
-from ringcoll.machine.limits import seconds_of, whole
-from ringcoll.machine.schedule_files import as_algorithm, has_files, is_rules, rules_in
-from ringcoll.operation.operation import Operation, Request, is_short, needs_equal_blocks
-from ringcoll.operation.stage import Stage, check_apart, is_plain, share_blocks
+from ringcoll.group import Communicator
+from ringcoll.machine import (
+    as_algorithm,
+    has_files,
+    is_rules,
+    rules_in,
+    seconds_of,
+    settings,
+    whole,
+)
+from ringcoll.operation import (
+    Operation,
+    Request,
+    Stage,
+    check_apart,
+    is_plain,
+    is_short,
+    needs_equal_blocks,
+    share_blocks,
+)
 from ringcoll.reduction import (
     MOVED,
     TORCH,
@@ -36,8 +49,7 @@ from ringcoll.reduction import (
     reproduced,
     resolve,
 )
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import OperandOrder, contract
+from ringcoll.schedule import OperandOrder, Schedule, contract
 
 __all__ = ["AlgorithmChoice", "Arguments", "Timeout", "check_dtype", "seconds", "side_by_side"]
 

@@ -28,13 +28,12 @@ from ringcoll.collectives.arguments import Timeout, seconds
 from ringcoll.collectives.groups import as_group, communicator, known
 from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError
-from ringcoll.group.communicator import Call
-from ringcoll.group.work import Work
-from ringcoll.machine.schedule_files import as_algorithm, rules_in
-from ringcoll.operation.operation import Operation
+from ringcoll.group import Call, Work
+from ringcoll.machine import as_algorithm, rules_in
+from ringcoll.operation import Operation
 from ringcoll.reduction import Operator, as_operator
 from ringcoll.schedule import Schedule
-from ringcoll.transport.tensor_memory import extent, has_memory, with_memory
+from ringcoll.transport import extent, has_memory, with_memory
 
 __all__ = ["Collective", "Deferred", "collective", "operator", "start", "together"]
 

@@ -12,17 +12,12 @@ from torch import Tensor
 from ringcoll.algorithms import find, required
 from ringcoll.collectives.functions import ReduceOptions
 from ringcoll.collectives.groups import as_group, communicator, members_of
-from ringcoll.cost.choice import Choice, choose, segment_bytes_of
-from ringcoll.cost.predict import Prediction
-from ringcoll.cost.table import Table, built_in, under_rules
+from ringcoll.cost import Choice, Prediction, Table, built_in, choose, segment_bytes_of, under_rules
 from ringcoll.errors import ArgumentError
-from ringcoll.machine import settings, tuning
-from ringcoll.machine.facts import cores
-from ringcoll.machine.schedule_files import as_algorithm, is_rules, rules_in
+from ringcoll.machine import as_algorithm, cores, is_rules, rules_in, settings, tuning
 from ringcoll.reduction import as_operator, reproduced, resolve
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import OperandOrder, contract
-from ringcoll.transport.catalogue import costs_of, names
+from ringcoll.schedule import OperandOrder, Schedule, contract
+from ringcoll.transport import costs_of, names
 
 __all__ = ["Explanation", "explain", "explain_without_ranks"]
 

@@ -55,10 +55,9 @@ from ringcoll.collectives.arguments import (
 from ringcoll.collectives.calls import Deferred, collective, operator, start, together
 from ringcoll.collectives.groups import as_group, communicator
 from ringcoll.errors import ArgumentError
-from ringcoll.group.work import Work
-from ringcoll.machine.limits import whole
-from ringcoll.operation.operation import Operation
-from ringcoll.operation.stage import fusible
+from ringcoll.group import Work
+from ringcoll.machine import whole
+from ringcoll.operation import Operation, fusible
 from ringcoll.reduction import Reproducible
 
 __all__ = [

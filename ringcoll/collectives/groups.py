@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ringcoll.collectives.own_groups import ANY_GPU, OwnGroup, member_at
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.group.communicator import Communicator
-from ringcoll.machine.limits import seconds_of, whole
+from ringcoll.group import Communicator
+from ringcoll.machine import seconds_of, whole
 from ringcoll.transport import catalogue
 
 __all__ = [

@@ -14,15 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, TransportError
-from ringcoll.group.communicator import Call, Communicator
-from ringcoll.group.work import Work
-from ringcoll.machine.limits import seconds_of, whole
-from ringcoll.machine.stores import answered, common
-from ringcoll.operation.stage import is_plain
-from ringcoll.transport import catalogue, streams
-from ringcoll.transport.asked import as_asked
-from ringcoll.transport.base import Handle, Message
-from ringcoll.transport.tensor_memory import with_memory
+from ringcoll.group import Call, Communicator, Work
+from ringcoll.machine import answered, common, seconds_of, whole
+from ringcoll.operation import is_plain
+from ringcoll.transport import Handle, Message, as_asked, catalogue, streams, with_memory
 
 __all__ = ["ANY_GPU", "MessageWork", "OwnGroup", "StoreGroup", "member_at", "messages_in_flight"]
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ringcoll.collectives.groups import communicator
 from ringcoll.collectives.own_groups import messages_in_flight
 from ringcoll.errors import ArgumentError, SharingError
-from ringcoll.group.communicator import Communicator, in_use
-from ringcoll.transport.shared.tensors import can_move, is_long, movable, move
+from ringcoll.group import Communicator, in_use
+from ringcoll.transport import can_move, is_long, movable, move
 
 __all__ = ["share", "share_for"]
 

@@ -20,11 +20,10 @@ from ringcoll.collectives.arguments import AlgorithmChoice, Arguments, Timeout, 
 from ringcoll.collectives.calls import Deferred, start
 from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, MismatchError
-from ringcoll.group.communicator import Part
-from ringcoll.group.work import Work
-from ringcoll.operation.operation import Operation
+from ringcoll.group import Part, Work
+from ringcoll.operation import Operation
 from ringcoll.reduction import as_operator, resolve
-from ringcoll.transport.tensor_memory import with_memory
+from ringcoll.transport import with_memory
 
 __all__ = ["all_reduce"]
 

@@ -9,6 +9,8 @@
 `table`        costs and rules that all ranks of a group share
 `choice`       the algorithm that ``"auto"`` stands for in one call
 =============  ==========================================================
-
-May be imported from outside: each module's ``__all__``.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -15,8 +15,7 @@ from ringcoll.algorithms import algorithms, find, named, registry
 from ringcoll.cost.predict import Prediction, fastest, predict, predictions
 from ringcoll.cost.rules import AUTO, Rule
 from ringcoll.cost.table import BUILT_IN, Table
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import OperandOrder, contract
+from ringcoll.schedule import OperandOrder, Schedule, contract
 
 __all__ = [
     "CUDA_SEGMENT_BYTES",

@@ -44,11 +44,7 @@ from typing import NamedTuple
 
 from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.counting import Counts, chunks_of_data, count
-from ringcoll.schedule.ir import Send, Step
-from ringcoll.schedule.verifier import Proof
+from ringcoll.schedule import Counts, Proof, Schedule, Send, Step, chunks_of_data, contract, count
 
 __all__ = [
     "Bound",

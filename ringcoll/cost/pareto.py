@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ringcoll.schedule.counting import Counts
+from ringcoll.schedule import Counts
 
 __all__ = ["dominates", "dominators"]
 

@@ -41,9 +41,7 @@ from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.cost.counts import wavefront_counts
 from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import OperandOrder, contract
-from ringcoll.schedule.counting import Tally, chunks_of_data, tally_of
+from ringcoll.schedule import OperandOrder, Schedule, Tally, chunks_of_data, contract, tally_of
 
 __all__ = ["Parameters", "Prediction", "fastest", "predict", "predictions"]
 

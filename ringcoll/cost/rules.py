@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from ringcoll.algorithms import ALIASES, algorithms, find, named
 from ringcoll.errors import RulesError, UnknownAlgorithmError
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule import CONTRACTS
 
 __all__ = ["AUTO", "EVERY", "FORCED", "Range", "Rule", "in_text", "parse_rules"]
 

@@ -18,22 +18,8 @@
 `xml`           elements of a small XML document
 `tree`          values of a JSON document
 ==============  ==========================================================
-
-May be imported from outside: ``__all__``.
 """
 
-from ringcoll.formats.chakra import to_chakra
-from ringcoll.formats.goal import to_goal
-from ringcoll.formats.msccl import from_msccl, to_msccl
-from ringcoll.formats.mscclpp import from_mscclpp, to_mscclpp
-from ringcoll.formats.reading import schedule_in
+import lazy_loader
 
-__all__ = [
-    "from_msccl",
-    "from_mscclpp",
-    "schedule_in",
-    "to_chakra",
-    "to_goal",
-    "to_msccl",
-    "to_mscclpp",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

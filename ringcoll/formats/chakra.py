@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from ringcoll.errors import ScheduleError
 from ringcoll.formats.traffic import chunk_nbytes, traffic
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import Send
+from ringcoll.schedule import Schedule, Send
 
 __all__ = ["to_chakra"]
 

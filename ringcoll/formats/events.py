@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule.ir import Ref
+from ringcoll.schedule import Ref
 
 __all__ = ["Event", "EventKind", "Place", "ordered"]
 

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 
 from ringcoll.errors import ScheduleError
 from ringcoll.formats.traffic import chunk_nbytes, traffic
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import Send
+from ringcoll.schedule import Schedule, Send
 
 __all__ = ["to_goal"]
 

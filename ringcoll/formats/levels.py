@@ -33,8 +33,7 @@ from ringcoll.formats.components import levels_of
 from ringcoll.formats.events import Event, EventKind, ordered
 from ringcoll.formats.places import Places
 from ringcoll.formats.values import Run
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import (
+from ringcoll.schedule import (
     Buffer,
     Copy,
     Operation,
@@ -42,6 +41,7 @@ from ringcoll.schedule.ir import (
     RecvReduce,
     Reduce,
     Ref,
+    Schedule,
     Send,
     Step,
     tmp,

@@ -31,8 +31,7 @@ from ringcoll.formats.levels import levelled
 from ringcoll.formats.pieces import Piece, pieces
 from ringcoll.formats.places import Places
 from ringcoll.formats.xml import Element, parse_xml
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.counting import chunks_of_data
+from ringcoll.schedule import Schedule, chunks_of_data
 
 __all__ = ["from_msccl", "to_msccl"]
 

@@ -14,8 +14,18 @@ from itertools import zip_longest
 
 from ringcoll.errors import ScheduleError
 from ringcoll.formats.places import Places
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import Buffer, Copy, Operation, Recv, RecvReduce, Reduce, Ref, Send, Step
+from ringcoll.schedule import (
+    Buffer,
+    Copy,
+    Operation,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Schedule,
+    Send,
+    Step,
+)
 
 __all__ = ["Memory", "Piece", "pieces"]
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import Buffer, Ref, check_room
+from ringcoll.schedule import Buffer, Ref, Schedule, check_room, contract
 
 __all__ = ["LETTERS", "Places"]
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import balanced_share, contract
-from ringcoll.schedule.counting import chunks_of_data
-from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Send, Step
+from ringcoll.schedule import (
+    Recv,
+    RecvReduce,
+    Reduce,
+    Schedule,
+    Send,
+    Step,
+    balanced_share,
+    chunks_of_data,
+    contract,
+)
 
 __all__ = ["chunk_nbytes", "traffic"]
 

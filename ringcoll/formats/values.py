@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ringcoll.errors import ScheduleError
 from ringcoll.formats.events import Event, EventKind, Place
 from ringcoll.formats.places import Places
-from ringcoll.schedule.ir import Buffer, Ref, inp, out, tmp
+from ringcoll.schedule import Buffer, Ref, inp, out, tmp
 
 __all__ = ["Run"]
 

@@ -7,6 +7,8 @@
 `agreement`     what messages cost, measured; one table for all ranks
 `communicator`  one rank's end of a group: meet, resolve, open, drive, finish
 ==============  ==========================================================
-
-May be imported from outside: each module's ``__all__``.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -42,9 +42,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.cost.predict import Parameters
-from ringcoll.cost.rules import FORCED
-from ringcoll.cost.table import MEASURED, Table, across_hosts, built_in
+from ringcoll.cost import FORCED, MEASURED, Parameters, Table, across_hosts, built_in
 from ringcoll.errors import (
     CollectiveTimeoutError,
     RingcollError,
@@ -53,11 +51,8 @@ from ringcoll.errors import (
     TransportError,
     TuningFileError,
 )
-from ringcoll.machine import settings, tuning
-from ringcoll.machine.facts import cores
-from ringcoll.machine.stores import appears, as_json, not_of_a_rank, read_json
-from ringcoll.transport.base import Handle, Message, Transport, settle
-from ringcoll.transport.catalogue import costs_of, names
+from ringcoll.machine import appears, as_json, cores, not_of_a_rank, read_json, settings, tuning
+from ringcoll.transport import Handle, Message, Transport, costs_of, names, settle
 
 __all__ = ["agree", "measure"]
 

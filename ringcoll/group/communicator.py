@@ -24,28 +24,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.cost.table import Table
+from ringcoll.cost import Table
 from ringcoll.errors import FORKED, CaptureError, GroupBrokenError, RingcollError, TransportError
 from ringcoll.group.agreement import agree
 from ringcoll.group.queue import Queue
 from ringcoll.group.work import Work
 from ringcoll.group.workspace import Workspace
-from ringcoll.machine.ending import at_end, check_goes_on
-from ringcoll.machine.facts import cores
-from ringcoll.machine.sites import in_words, user_line
-from ringcoll.machine.stores import answered, gone
-from ringcoll.operation.executor import drive
-from ringcoll.operation.operation import Binding, Operation, Turn
-from ringcoll.transport.base import Handle, Transport
-from ringcoll.transport.streams import Lane, Streams, capturing
-from ringcoll.transport.tensor_memory import with_memory
-from ringcoll.watch import flight_recorder
-from ringcoll.watch.announcement import announce
-from ringcoll.watch.comparison import CallComparison
-from ringcoll.watch.lives import Lives
-from ringcoll.watch.monitor import Issued, Monitor
-from ringcoll.watch.monitored_barrier import monitored_barrier
-from ringcoll.watch.notices import STORE_S
+from ringcoll.machine import answered, at_end, check_goes_on, cores, gone, in_words, user_line
+from ringcoll.operation import Binding, Operation, Turn, drive
+from ringcoll.transport import Handle, Lane, Streams, Transport, capturing, with_memory
+from ringcoll.watch import (
+    STORE_S,
+    CallComparison,
+    Issued,
+    Lives,
+    Monitor,
+    announce,
+    flight_recorder,
+    monitored_barrier,
+)
 
 __all__ = ["Call", "Communicator", "Part", "in_use"]
 

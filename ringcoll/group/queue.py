@@ -21,8 +21,7 @@ from typing import Generic, TypeVar
 
 from ringcoll.errors import GroupBrokenError
 from ringcoll.group.work import Work
-from ringcoll.machine.ending import started
-from ringcoll.machine.untraced import untraced
+from ringcoll.machine import started, untraced
 
 __all__ = ["Queue"]
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError
-from ringcoll.machine.limits import seconds_of
-from ringcoll.transport.streams import Mark, future
+from ringcoll.machine import seconds_of
+from ringcoll.transport import Mark, future
 
 __all__ = ["Work"]
 

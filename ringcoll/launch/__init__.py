@@ -6,6 +6,8 @@
 `mpi`           groups of the ranks of an MPI program
 `mpiexec`       MPI programs, started and watched
 ==============  ==========================================================
-
-May be imported from outside: each module's ``__all__``.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

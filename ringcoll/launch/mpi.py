@@ -27,15 +27,20 @@ import torch
 import torch.distributed as dist
 
 from ringcoll._version import __version__
-from ringcoll.collectives.own_groups import OwnGroup
+from ringcoll.collectives import OwnGroup
 from ringcoll.errors import ArgumentError, TransportError
-from ringcoll.group.communicator import Communicator
-from ringcoll.machine.limits import seconds_of
-from ringcoll.machine.stores import served
-from ringcoll.transport.asked import as_asked
-from ringcoll.transport.mpi import Channels, MpiTransport, channels, mpi, wait_for
-from ringcoll.transport.staged import StagedTransport
-from ringcoll.transport.streams import current_device
+from ringcoll.group import Communicator
+from ringcoll.machine import seconds_of, served
+from ringcoll.transport import (
+    Channels,
+    MpiTransport,
+    StagedTransport,
+    as_asked,
+    channels,
+    current_device,
+    mpi_library,
+    wait_for,
+)
 
 __all__ = ["MpiGroup", "mpi_group"]
 
@@ -120,7 +125,7 @@ def mpi_group(comm: Any = None, *, timeout_s: float = 1800.0) -> MpiGroup:
     ArgumentError
         ``comm`` is not an intracommunicator that this process belongs to.
     """
-    library = mpi()
+    library = mpi_library()
     comm = library.COMM_WORLD if comm is None else comm
     if not isinstance(comm, library.Intracomm) or not comm:
         raise ArgumentError(

@@ -33,9 +33,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.machine.facts import cores, free_bytes
-from ringcoll.machine.limits import seconds_of, whole
-from ringcoll.machine.stores import served
+from ringcoll.machine import cores, free_bytes, seconds_of, served, whole
 
 __all__ = ["RankError", "Ranks", "by_value", "rendezvous", "report", "reports_to"]
 

@@ -7,14 +7,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringcoll.collectives.own_groups import OwnGroup
+from ringcoll.collectives import OwnGroup
 from ringcoll.errors import PeerLostError
-from ringcoll.group.communicator import Communicator
-from ringcoll.machine.ending import check_goes_on, started
-from ringcoll.machine.limits import seconds_of
-from ringcoll.transport.asked import as_asked
-from ringcoll.transport.faulty import Faults
-from ringcoll.transport.local import Hub
+from ringcoll.group import Communicator
+from ringcoll.machine import check_goes_on, seconds_of, started
+from ringcoll.transport import Faults, Hub, as_asked
 
 __all__ = ["LocalGroup", "run_threads"]
 

@@ -17,6 +17,8 @@
 `user_modules`    modules of a user that register algorithms
 `untraced`        keeps torch.compile out of functions
 ================  ==========================================================
-
-May be imported from outside: each module's ``__all__``.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["json_text", "read_file", "read_text", "replace_file", "replace_files"]
+__all__ = ["json_text", "read_file", "replace_file", "replace_files", "text_of"]
 
 _MOST_NBYTES = 1 << 28
 """Bytes of a file that is read as a whole: the text of a ring on 1,024 ranks has half as many."""
@@ -49,12 +49,12 @@ def read_file(path: Path) -> str:
         if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and str(path).startswith(_STREAMS)):
             raise OSError("it is no file")
         with path.open("rb") as file:
-            return read_text(file)
+            return text_of(file)
     except OSError as error:
         raise OSError(error.strerror or str(error)) from error
 
 
-def read_text(file: IO[bytes]) -> str:
+def text_of(file: IO[bytes]) -> str:
     """Read a text in UTF-8 to its end; an OSError as of `read_file` if it is too large, or no text."""
     data = file.read(_MOST_NBYTES + 1)
     if len(data) > _MOST_NBYTES:

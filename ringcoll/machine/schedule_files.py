@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll.algorithms import Algorithm, named, register
-from ringcoll.cost.rules import Rule, parse_rules
+from ringcoll.cost import Rule, parse_rules
 from ringcoll.errors import ScheduleError
 from ringcoll.formats import schedule_in
 from ringcoll.machine.files import read_file
 from ringcoll.machine.user_modules import algorithms_named, is_reference
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import Program
+from ringcoll.schedule import Program, Schedule
 
 __all__ = [
     "algorithm_in",

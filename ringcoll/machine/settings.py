@@ -24,7 +24,7 @@ import math
 import os
 from pathlib import Path
 
-from ringcoll.cost.rules import FORCED, Rule
+from ringcoll.cost import FORCED, Rule
 from ringcoll.errors import ArgumentError, RulesError, TuningFileError
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ringcoll._version import __version__
-from ringcoll.cost.table import Table
+from ringcoll.cost import Table
 from ringcoll.errors import RingcollError, TuningFileError
 from ringcoll.machine.facts import cores, cpu
 from ringcoll.machine.files import json_text, read_file, replace_file

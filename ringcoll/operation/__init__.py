@@ -11,6 +11,8 @@
 `rehearsal`     a plan's local work done once, so that its kernels are loaded before its first message
 `operation`     a call compiled: what is decided and bound without tensors
 ==============  ==========================================================
-
-May be imported from outside: each module's ``__all__``.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

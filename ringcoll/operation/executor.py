@@ -18,7 +18,7 @@ from torch import Tensor
 from ringcoll.operation.plan import Combine, Plan, Post, Wait
 from ringcoll.operation.regions import ALIGNMENT
 from ringcoll.reduction import TORCH, Engine, Reduction
-from ringcoll.transport.base import Handle, Message, Transport
+from ringcoll.transport import Handle, Message, Transport
 
 __all__ = ["Instruction", "Posting", "Reading", "Watch", "bind", "drive"]
 

@@ -27,23 +27,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ringcoll.algorithms import find
-from ringcoll.algorithms.proved import passes_on_blocks, proved_schedule
-from ringcoll.cost.choice import Choice, choose, segment_count
-from ringcoll.cost.rules import Rule
-from ringcoll.cost.table import Table, under_rules
+from ringcoll.algorithms import find, passes_on_blocks, proved_schedule
+from ringcoll.cost import Choice, Rule, Table, choose, segment_count, under_rules
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
 from ringcoll.operation.executor import Instruction, bind
 from ringcoll.operation.plan import Plan, Wait, compile_plan
 from ringcoll.operation.regions import Layout
 from ringcoll.operation.rehearsal import Silent, rehearse
 from ringcoll.operation.stage import Load, Stage
-from ringcoll.reduction.operators import SERIAL_NUMEL
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import OperandOrder, contract
-from ringcoll.transport.base import Handle, Transport
-from ringcoll.transport.narrow import NarrowTransport
-from ringcoll.transport.streams import has_streams
+from ringcoll.reduction import SERIAL_NUMEL
+from ringcoll.schedule import OperandOrder, Schedule, contract
+from ringcoll.transport import Handle, NarrowTransport, Transport, has_streams
 
 __all__ = [
     "Binding",

@@ -31,8 +31,7 @@ from weakref import WeakValueDictionary
 from ringcoll.operation.instructions import Combine, Instruction, Move, Post, Wait
 from ringcoll.operation.loans import loans
 from ringcoll.operation.regions import ALIGNMENT, Layout, Memory, Region, Space, Supply, joined
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import Copy, Operation, Recv, RecvReduce, Reduce, Ref, Send, Step
+from ringcoll.schedule import Copy, Operation, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 __all__ = ["Combine", "Instruction", "Move", "Plan", "Post", "Wait", "compile_plan"]
 

@@ -15,9 +15,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import balanced_share, contract
-from ringcoll.schedule.ir import Buffer, Ref
+from ringcoll.schedule import Buffer, Ref, Schedule, balanced_share, contract
 
 __all__ = ["ALIGNMENT", "Layout", "Memory", "Region", "Space", "Supply", "joined"]
 

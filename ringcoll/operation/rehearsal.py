@@ -20,8 +20,7 @@ from ringcoll.operation.executor import bind, drive
 from ringcoll.operation.plan import Plan, Wait
 from ringcoll.operation.regions import ALIGNMENT, Region
 from ringcoll.reduction import Engine, Reduction
-from ringcoll.transport.around import AroundTransport
-from ringcoll.transport.base import Handle, Message, Transport
+from ringcoll.transport import AroundTransport, Handle, Message, Transport
 
 __all__ = ["Silent", "rehearse"]
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError
 from ringcoll.operation.overlap import TooIntricateError, share_memory
 from ringcoll.reduction import TORCH, Engine, Reduction
-from ringcoll.transport.streams import has_streams
-from ringcoll.transport.tensor_memory import is_dense
+from ringcoll.transport import has_streams, is_dense
 
 __all__ = ["Flat", "Load", "Stage", "check_apart", "fusible", "is_plain", "share_blocks"]
 

@@ -18,40 +18,8 @@ signed numbers, or converted to a wider dtype. For bool, SUM and MAX are *or*, P
 `predicted`     results from the order of reduction, before a call
 `user_code`     what a function of a user computes, for ranks to compare
 ==============  =========================================================
-
-May be imported from outside: ``__all__``, and `gpu.engine`.
 """
 
-from ringcoll.reduction.engine import TORCH, Engine
-from ringcoll.reduction.operators import (
-    MOVED,
-    OPERATORS,
-    Operator,
-    Reduction,
-    UserOp,
-    as_operator,
-    operator_named,
-    premul_sum,
-    resolve,
-)
-from ringcoll.reduction.predicted import predicted_result, reduce_in_order
-from ringcoll.reduction.reproducible import Reproducible, check_level, reproduced
+import lazy_loader
 
-__all__ = [
-    "MOVED",
-    "OPERATORS",
-    "TORCH",
-    "Engine",
-    "Operator",
-    "Reduction",
-    "Reproducible",
-    "UserOp",
-    "as_operator",
-    "check_level",
-    "operator_named",
-    "predicted_result",
-    "premul_sum",
-    "reduce_in_order",
-    "reproduced",
-    "resolve",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

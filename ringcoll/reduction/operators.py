@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction.user_code import version_of
-from ringcoll.schedule.contracts import OperandOrder
+from ringcoll.schedule import OperandOrder
 
 __all__ = [
     "FLOAT8",

@@ -15,8 +15,7 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction.engine import TORCH
 from ringcoll.reduction.operators import resolve
-from ringcoll.schedule.orders import chunk_elements
-from ringcoll.schedule.verifier import Order, Proof
+from ringcoll.schedule import Order, Proof, chunk_elements
 
 __all__ = ["predicted_result", "reduce_in_order"]
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction.exact import exact_sum
 from ringcoll.reduction.operators import FLOAT8, Reduction
-from ringcoll.schedule.contracts import OperandOrder
+from ringcoll.schedule import OperandOrder
 
 __all__ = ["Reproducible", "check_level", "reproduced"]
 

@@ -8,12 +8,8 @@
 `state`       models and optimizers as bytes
 `ddp`         torch's ``DistributedDataParallel`` on such a group
 ============  ======================================================================
-
-May be imported from outside: what stands in ``__all__``.
 """
 
-from ringcoll.resilient.beginning import join, start
-from ringcoll.resilient.ddp import data_parallel
-from ringcoll.resilient.group import Change, ResilientGroup
+import lazy_loader
 
-__all__ = ["Change", "ResilientGroup", "data_parallel", "join", "start"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

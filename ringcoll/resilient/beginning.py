@@ -7,16 +7,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringcoll.collectives.groups import as_group, time_limit_s
-from ringcoll.collectives.own_groups import OwnGroup
+from ringcoll.collectives import OwnGroup, as_group, time_limit_s
 from ringcoll.errors import ArgumentError
-from ringcoll.machine.facts import own_address, place
-from ringcoll.machine.limits import seconds_of
-from ringcoll.machine.stores import private, store_host
+from ringcoll.machine import own_address, place, private, seconds_of, store_host
 from ringcoll.resilient.group import ResilientGroup
 from ringcoll.resilient.membership import Member, Membership, View
-from ringcoll.transport.base import told_by
-from ringcoll.watch.lives import Lives
+from ringcoll.transport import told_by
+from ringcoll.watch import Lives
 
 __all__ = ["join", "start"]
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.backend.process_group import ProcessGroup
+from ringcoll.backend import ProcessGroup
 from ringcoll.resilient.group import ResilientGroup
 from ringcoll.training import HookOptions, all_reduce_hook
 

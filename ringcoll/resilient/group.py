@@ -21,22 +21,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ringcoll.collectives import OwnGroup, StoreGroup
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.own_groups import OwnGroup, StoreGroup
 from ringcoll.errors import (
     GroupBrokenError,
     GroupChangedError,
     PeerLostError,
     TransportError,
 )
-from ringcoll.group.communicator import Call, Communicator
-from ringcoll.group.queue import Queue
-from ringcoll.group.work import Work
-from ringcoll.machine.ending import at_end
-from ringcoll.machine.stores import begun
+from ringcoll.group import Call, Communicator, Queue, Work
+from ringcoll.machine import at_end, begun
 from ringcoll.resilient.membership import Member, Membership, View
 from ringcoll.resilient.state import packed, unpacked
-from ringcoll.watch.lives import tell
+from ringcoll.watch import tell
 
 __all__ = ["Change", "ResilientGroup"]
 

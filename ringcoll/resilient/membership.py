@@ -32,9 +32,17 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.machine.facts import place
-from ringcoll.machine.mailbox import Inbox, deliver
-from ringcoll.machine.stores import Answer, begun, not_of_a_rank, read_json, served, within
+from ringcoll.machine import (
+    Answer,
+    Inbox,
+    begun,
+    deliver,
+    not_of_a_rank,
+    place,
+    read_json,
+    served,
+    within,
+)
 from ringcoll.resilient import succession
 from ringcoll.resilient.succession import (
     Member,
@@ -46,7 +54,7 @@ from ringcoll.resilient.succession import (
     listeners,
     step,
 )
-from ringcoll.watch.lives import Process
+from ringcoll.watch import Process
 
 __all__ = ["Member", "Membership", "View"]
 

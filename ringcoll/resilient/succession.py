@@ -41,9 +41,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ringcoll.errors import GroupBrokenError
-from ringcoll.machine.lines import Address
-from ringcoll.machine.stores import not_of_a_rank
-from ringcoll.watch.lives import Process
+from ringcoll.machine import Address, not_of_a_rank
+from ringcoll.watch import Process
 
 __all__ = [
     "Member",

@@ -13,8 +13,6 @@
 `primitives`   NCCL's words for a rank's program
 =============  ==========================================================
 
-May be imported from outside: the names in ``__all__``, and in the ``__all__`` of each module.
-
 Words that mean one thing in the whole package
 ----------------------------------------------
 block
@@ -41,58 +39,6 @@ region
     A run of elements in one tensor: the place of one segment of a chunk.
 """
 
-from ringcoll.schedule.contracts import CONTRACTS, Contract, OperandOrder, contract
-from ringcoll.schedule.drawing import grid
-from ringcoll.schedule.ir import (
-    Buffer,
-    Copy,
-    Operation,
-    Program,
-    Recv,
-    RecvReduce,
-    Reduce,
-    Ref,
-    Send,
-    Step,
-    copy,
-    inp,
-    out,
-    recv,
-    recv_reduce,
-    reduce,
-    send,
-    tmp,
-)
-from ringcoll.schedule.primitives import primitives
-from ringcoll.schedule.schedule import Schedule
-from ringcoll.schedule.verifier import Proof, verify
+import lazy_loader
 
-__all__ = [
-    "CONTRACTS",
-    "Buffer",
-    "Contract",
-    "Copy",
-    "OperandOrder",
-    "Operation",
-    "Program",
-    "Proof",
-    "Recv",
-    "RecvReduce",
-    "Reduce",
-    "Ref",
-    "Schedule",
-    "Send",
-    "Step",
-    "contract",
-    "copy",
-    "grid",
-    "inp",
-    "out",
-    "primitives",
-    "recv",
-    "recv_reduce",
-    "reduce",
-    "send",
-    "tmp",
-    "verify",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

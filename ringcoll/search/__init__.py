@@ -16,28 +16,8 @@ carries in a *round*: the time of a chunk on the slowest hop.
 `flow`          maximum flows, for the bounds
 `registered`    times on a topology, also of the registered algorithms
 ==============  ==========================================================
-
-May be imported from outside: ``__all__``.
 """
 
-from ringcoll.search.demand import SEARCHED
-from ringcoll.search.front import (
-    METHODS,
-    SearchedFront,
-    SearchedPoint,
-    SearchedShape,
-    synthesize,
-)
-from ringcoll.search.registered import SearchTime, fastest_times, registered_times
+import lazy_loader
 
-__all__ = [
-    "METHODS",
-    "SEARCHED",
-    "SearchTime",
-    "SearchedFront",
-    "SearchedPoint",
-    "SearchedShape",
-    "fastest_times",
-    "registered_times",
-    "synthesize",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,8 +17,7 @@ from math import lcm
 from ringcoll.search.demand import Demand
 from ringcoll.search.flow import ORIGIN, maximum_flow
 from ringcoll.search.hops import HopGraph
-from ringcoll.simulation import Topology
-from ringcoll.simulation.links import Node
+from ringcoll.simulation import Node, Topology
 
 __all__ = ["least_rounds_per_chunk", "least_steps"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ringcoll.algorithms.entry import alone
+from ringcoll.algorithms import alone
 from ringcoll.schedule import (
     Operation,
     Ref,

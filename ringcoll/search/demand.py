@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 
 __all__ = ["SEARCHED", "Demand", "demand_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from ringcoll.simulation.links import Node
+from ringcoll.simulation import Node
 
 __all__ = ["ORIGIN", "Capacities", "maximum_flow"]
 

@@ -9,8 +9,7 @@ from math import ceil
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError, TooLargeError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import Schedule, contract
 from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
 from ringcoll.search.build import Moves, schedule_of_moves
 from ringcoll.search.demand import SEARCHED, Demand, demand_of

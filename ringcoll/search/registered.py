@@ -7,8 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from ringcoll.algorithms import algorithms
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.counting import estimated_messages
+from ringcoll.schedule import Schedule, estimated_messages
 from ringcoll.simulation import Topology, simulate
 
 __all__ = ["SearchTime", "fastest_times", "registered_times"]

@@ -27,7 +27,7 @@ from ringcoll.search.build import ChunkMove, Moves
 from ringcoll.search.demand import Demand
 from ringcoll.search.flow import ORIGIN, maximum_flow
 from ringcoll.search.hops import HopGraph
-from ringcoll.simulation.links import Node
+from ringcoll.simulation import Node
 
 __all__ = ["tree_moves"]
 

@@ -51,37 +51,8 @@ where the programs and the network are proved to be alike. `simulate` takes the 
 `results`      times, loads of links, the critical path
 `picture`      the picture, for Perfetto
 =============  ==========================================================
-
-May be imported from outside: ``__all__``.
 """
 
-from ringcoll.simulation.dgx1 import dgx1
-from ringcoll.simulation.dragonfly import dragonfly
-from ringcoll.simulation.engine import simulate
-from ringcoll.simulation.graph_text import topology_from_text
-from ringcoll.simulation.levels import fat_tree, hosts
-from ringcoll.simulation.links import Link
-from ringcoll.simulation.presets import PRESETS
-from ringcoll.simulation.results import LinkLoad, PathStep, SimulatedRun
-from ringcoll.simulation.shapes import crossbar, ring, torus
-from ringcoll.simulation.texts import topology_named
-from ringcoll.simulation.topology import Topology
+import lazy_loader
 
-__all__ = [
-    "PRESETS",
-    "Link",
-    "LinkLoad",
-    "PathStep",
-    "SimulatedRun",
-    "Topology",
-    "crossbar",
-    "dgx1",
-    "dragonfly",
-    "fat_tree",
-    "hosts",
-    "ring",
-    "simulate",
-    "topology_from_text",
-    "topology_named",
-    "torus",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,7 +18,7 @@ from itertools import combinations, pairwise
 from typing import Unpack
 
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule.contracts import LARGEST_WORLD
+from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.simulation.links import Link, Node, Number, RankCosts, cable, checked
 from ringcoll.simulation.topology import Topology
 

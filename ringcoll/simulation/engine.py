@@ -8,9 +8,13 @@ from functools import partial
 from math import isfinite
 
 from ringcoll.errors import ArgumentError, TooLargeError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.counting import chunks_of_data, estimated_messages, tally_of
-from ringcoll.schedule.verifier import without_collection
+from ringcoll.schedule import (
+    Schedule,
+    chunks_of_data,
+    estimated_messages,
+    tally_of,
+    without_collection,
+)
 from ringcoll.simulation.events import EventEngine
 from ringcoll.simulation.links import Number, checked
 from ringcoll.simulation.lockstep import LockstepEngine, never_full, senders_of

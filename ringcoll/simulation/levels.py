@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Unpack
 
-from ringcoll.schedule.contracts import LARGEST_WORLD
+from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.simulation.links import Link, Node, Number, RankCosts, cable, checked
 from ringcoll.simulation.topology import Topology
 

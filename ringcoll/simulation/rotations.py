@@ -25,8 +25,7 @@ from itertools import zip_longest
 from math import lcm
 from typing import Any, NoReturn
 
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.counting import MOST_STEPS
+from ringcoll.schedule import MOST_STEPS, Schedule
 from ringcoll.simulation.waves import RankWave, wave_of
 
 __all__ = ["TurnedRank", "turned", "turned_programs"]

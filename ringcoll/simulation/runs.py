@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.counting import chunks_of_data
+from ringcoll.schedule import Schedule, chunks_of_data
 from ringcoll.simulation.links import Number
 from ringcoll.simulation.picture import SimulatedSpan
 from ringcoll.simulation.results import PathStep

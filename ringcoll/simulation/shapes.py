@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Unpack
 
-from ringcoll.schedule.contracts import LARGEST_WORLD
+from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.simulation.links import Link, Number, RankCosts, checked
 from ringcoll.simulation.topology import Topology
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule.contracts import LARGEST_WORLD
+from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.simulation.links import Link, Node, Number, checked
 
 __all__ = ["Topology"]

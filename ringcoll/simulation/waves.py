@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Send, Step
+from ringcoll.schedule import Recv, RecvReduce, Reduce, Schedule, Send, Step
 
 __all__ = ["RankWave", "in_segments", "wave_of", "waves_of"]
 

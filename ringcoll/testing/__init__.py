@@ -16,32 +16,8 @@ Pytest imports this room whenever it starts, so nothing heavy is imported before
 `inputs`       inputs that differ by rank and by index
 `plugin`       what pytest calls
 =============  ==========================================================
-
-May be imported from outside: ``__all__``.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ringcoll.testing.answers import Expected, bits, mismatch
-    from ringcoll.testing.collective import given_collective
-    from ringcoll.testing.inputs import values
-    from ringcoll.testing.on_ranks import OnRanks, ranks
-
-__all__ = ["Expected", "OnRanks", "bits", "given_collective", "mismatch", "ranks", "values"]
-
-_HOME = {
-    **dict.fromkeys(("Expected", "bits", "mismatch"), "answers"),
-    **dict.fromkeys(("OnRanks", "ranks"), "on_ranks"),
-    "given_collective": "collective",
-    "values": "inputs",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError
-from ringcoll.machine.limits import seconds_of, whole
+from ringcoll.machine import seconds_of, whole
 from ringcoll.testing.answers import Expected, mismatch
 from ringcoll.testing.outcome import Failure, attempt, leave, raise_first
 from ringcoll.testing.pool import POOL, Arguments, Group, join, sending

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcoll.launch.processes import RankError
+from ringcoll.launch import RankError
 
 __all__ = ["Failure", "RanksTraceback", "attempt", "leave", "raise_first"]
 

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple, NoReturn
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
-from ringcoll.launch.processes import RankError, Ranks, by_value, rendezvous, report
-from ringcoll.machine.sites import stacks
+from ringcoll.launch import RankError, Ranks, by_value, rendezvous, report
+from ringcoll.machine import stacks
 from ringcoll.testing.outcome import Failure, RanksTraceback, attempt, leave, raise_first
 
 __all__ = ["POOL", "Arguments", "Group", "join", "sending"]

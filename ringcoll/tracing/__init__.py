@@ -19,12 +19,8 @@ instruction; docs/trace.md has the microseconds.
 `phase_times`  the numbers of the phases
 `findings`     sentences on the phases
 =============  ==========================================================
-
-May be imported from outside: ``__all__``, and `phases`.
 """
 
-from ringcoll.tracing.block import Recording, trace
-from ringcoll.tracing.phase_times import PhaseTimes
-from ringcoll.tracing.summary import Shares
+import lazy_loader
 
-__all__ = ["PhaseTimes", "Recording", "Shares", "trace"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

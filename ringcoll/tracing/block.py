@@ -17,13 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringcoll.collectives import as_group, communicator
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group, communicator
 from ringcoll.errors import ArgumentError, RingcollError, TraceError
-from ringcoll.group.communicator import Communicator
-from ringcoll.machine.files import json_text, replace_file
-from ringcoll.machine.peaks import peaks_of
-from ringcoll.machine.stores import appears, read_text
+from ringcoll.group import Communicator
+from ringcoll.machine import appears, json_text, peaks_of, read_text, replace_file
 from ringcoll.tracing.clocks import Sighting
 from ringcoll.tracing.events import document
 from ringcoll.tracing.findings import findings
@@ -32,7 +30,7 @@ from ringcoll.tracing.phases import PhaseLog
 from ringcoll.tracing.recorder import Clocks, Tracer
 from ringcoll.tracing.records import Records
 from ringcoll.tracing.summary import Shares, summarize
-from ringcoll.transport.base import Message
+from ringcoll.transport import Message
 
 __all__ = ["Recording", "trace"]
 

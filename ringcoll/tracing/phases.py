@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcoll.machine.peaks import Peaks
+from ringcoll.machine import Peaks
 
 __all__ = ["PhaseLog", "PhaseSpan", "ThreadWait", "phase", "waiting"]
 

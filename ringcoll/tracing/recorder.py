@@ -14,15 +14,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ringcoll.group.communicator import Communicator
-from ringcoll.group.work import Work
-from ringcoll.operation.executor import Instruction, Posting, Reading
-from ringcoll.operation.operation import Binding, Operation, Turn
-from ringcoll.operation.plan import Combine, Move, Plan, Post, Wait
-from ringcoll.operation.regions import Space
+from ringcoll.group import Communicator, Work
+from ringcoll.operation import (
+    Binding,
+    Combine,
+    Instruction,
+    Move,
+    Operation,
+    Plan,
+    Post,
+    Posting,
+    Reading,
+    Space,
+    Turn,
+    Wait,
+)
 from ringcoll.tracing.phases import Awaited, PhaseLog
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
-from ringcoll.transport.base import Handle
+from ringcoll.transport import Handle
 
 __all__ = ["Clocks", "Tracer"]
 

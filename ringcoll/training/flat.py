@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, TrainingError
 from ringcoll.training.checks import check_same_kinds, require
 

@@ -34,12 +34,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives.groups import as_group, time_limit_s
-from ringcoll.collectives.own_groups import OwnGroup
+from ringcoll.collectives import OwnGroup, as_group, time_limit_s
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.machine.ending import started
-from ringcoll.machine.limits import seconds_of
-from ringcoll.tracing.phases import waiting
+from ringcoll.machine import seconds_of, started
+from ringcoll.tracing import waiting
 from ringcoll.training.checks import require
 
 _TAG = 0x6F55  # the first tag; any number that the user's own messages are unlikely to have

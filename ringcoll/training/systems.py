@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.tracing.phases import phase, waiting
+from ringcoll.tracing import phase, waiting
 from ringcoll.training.checks import require
 from ringcoll.training.data.compression import CompressedGradients, Compressor, Int8, PowerSGD, TopK
 from ringcoll.training.data.hooks import HookOptions, all_reduce_hook

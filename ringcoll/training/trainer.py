@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.collectives.groups import bytes_sent
-from ringcoll.tracing.phases import phase
+from ringcoll.collectives import bytes_sent
+from ringcoll.tracing import phase
 from ringcoll.training.checks import check_same, require
 from ringcoll.training.models import next_token_loss
 from ringcoll.training.sharded.state import ModelStates, storage_nbytes

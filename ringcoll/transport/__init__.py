@@ -20,6 +20,8 @@
 `tensor_memory`  the check that a tensor passes before its address is read
 `streams`        CUDA streams: where a group's operations run on a GPU
 ===============  ==========================================================
-
-May be imported from outside: `base` and `catalogue`; by tests and launchers the others.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

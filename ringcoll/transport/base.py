@@ -32,8 +32,7 @@ from torch import Tensor
 
 from ringcoll._version import __version__
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.machine.facts import hosts_of, place
-from ringcoll.machine.stores import appears, as_fields, as_json, read_all
+from ringcoll.machine import appears, as_fields, as_json, hosts_of, place, read_all
 from ringcoll.transport import catalogue
 
 __all__ = [

@@ -18,9 +18,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from ringcoll.cost.links import LinkCosts
+from ringcoll.cost import LinkCosts
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.machine.settings import TRANSPORT_VARIABLES, forced_transport
+from ringcoll.machine import TRANSPORT_VARIABLES, forced_transport
 
 __all__ = [
     "Entry",

@@ -50,11 +50,15 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.machine.ending import started
-from ringcoll.machine.facts import is_loopback
-from ringcoll.machine.lines import sockets
-from ringcoll.machine.signals import hears_signals
-from ringcoll.machine.stores import not_of_a_rank, private, read_json
+from ringcoll.machine import (
+    hears_signals,
+    is_loopback,
+    not_of_a_rank,
+    private,
+    read_json,
+    sockets,
+    started,
+)
 from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
 from ringcoll.transport.staged import staged_if_needed
 

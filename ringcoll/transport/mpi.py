@@ -45,13 +45,11 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.machine.ending import at_end
-from ringcoll.machine.facts import cores
-from ringcoll.machine.stores import read_fields
+from ringcoll.machine import at_end, cores, read_fields
 from ringcoll.transport.base import Handle, Message, Transport, meet
 from ringcoll.transport.staged import staged_if_needed
 
-__all__ = ["Channels", "MpiTransport", "channels", "mpi", "wait_for"]
+__all__ = ["Channels", "MpiTransport", "channels", "mpi_library", "wait_for"]
 
 _SPINS = 2000  # looks before the rank gives the processor away: some 0.5 ms
 _PATIENT = 20_000  # looks before the rank takes naps: some 10 ms
@@ -67,7 +65,7 @@ _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 @functools.cache
-def mpi() -> Any:
+def mpi_library() -> Any:
     """mpi4py's ``MPI``, initialised for calls from several threads.
 
     Raises
@@ -115,7 +113,7 @@ def check() -> None:
     MissingExtraError, TransportError
         It is not.
     """
-    mpi()
+    mpi_library()
 
 
 def make(
@@ -145,9 +143,9 @@ def channels(comm: Any, timeout_s: float) -> Channels:
     for _ in range(2):
         copy, request = comm.Idup()
         wait_for(request.Test, timeout_s, "for all ranks to make the group")
-        copy.Set_errhandler(mpi().ERRORS_RETURN)
+        copy.Set_errhandler(mpi_library().ERRORS_RETURN)
         copies.append(copy)
-    host = copies[0].Split_type(mpi().COMM_TYPE_SHARED)
+    host = copies[0].Split_type(mpi_library().COMM_TYPE_SHARED)
     ranks_here = host.Get_size()
     host.Free()
     return Channels(copies[0], copies[1], ranks_here)
@@ -217,7 +215,7 @@ class MpiTransport(Transport):
     MissingExtraError
         mpi4py, or an MPI library, is not installed.
     TransportError
-        The MPI library cannot be used: see `mpi`.
+        The MPI library cannot be used: see `mpi_library`.
     """
 
     name = "mpi"
@@ -226,7 +224,7 @@ class MpiTransport(Transport):
     def __init__(
         self, store: dist.Store, rank: int, world_size: int, own_channels: Channels | None = None
     ) -> None:
-        self._mpi = mpi()
+        self._mpi = mpi_library()
         self.rank, self.world_size = rank, world_size
         self.hosts: tuple[int, ...] = ()
         self._store, self._channels = store, own_channels

@@ -55,9 +55,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.machine.ending import started
-from ringcoll.machine.settings import ranks_may_share_gpus
-from ringcoll.machine.stores import begun, read_text
+from ringcoll.machine import begun, ranks_may_share_gpus, read_text, started
 from ringcoll.transport.base import Handle, Message, Transport, meet
 from ringcoll.transport.streams import beside, gpu, nccl_version
 

@@ -56,7 +56,7 @@ import torch
 from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.machine.ending import started
+from ringcoll.machine import started
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport
 

@@ -69,9 +69,7 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.machine.facts import cores
-from ringcoll.machine.settings import expandable_segments
-from ringcoll.machine.stores import not_of_a_rank
+from ringcoll.machine import cores, expandable_segments, not_of_a_rank
 from ringcoll.transport import ucx_library
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, meet, settle, told_by
 

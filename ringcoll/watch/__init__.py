@@ -5,12 +5,14 @@
 `notices`            what ranks tell each other through the store when something takes too long
 `announcement`       the failure that breaks a group, told at once
 `comparison`         calls compared through the store, where messages have no tags, or each
-`monitored_barrier`  a barrier in the store, which names the ranks that do not come
+`barrier`            a barrier in the store, which names the ranks that do not come
 `monitor`            who tells it, and what follows: the wait is broken, with the cause in words
 `answers`            what a process says to others of its user that ask
 `flight_recorder`    what the groups of a process do, for who looks on from outside
 `flight_report`      the same of all ranks, merged and in words
 ===================  ==========================================================
-
-May be imported from outside: each module's ``__all__``.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ringcoll.machine.settings import error_file
+from ringcoll.machine import error_file
 
 __all__ = ["announce", "say"]
 

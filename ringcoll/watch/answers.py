@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ringcoll.errors import GroupBrokenError
-from ringcoll.machine.ending import started
-from ringcoll.machine.facts import process_state
+from ringcoll.machine import process_state, started
 
 __all__ = ["FOREIGN", "Answering", "answering", "ask", "in_words"]
 

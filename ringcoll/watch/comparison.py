@@ -11,8 +11,7 @@ import time
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.machine.settings import compares_calls
-from ringcoll.machine.stores import answered, appears, read_text
+from ringcoll.machine import answered, appears, compares_calls, read_text
 from ringcoll.watch.monitor import Monitor
 from ringcoll.watch.notices import LEFT
 

@@ -27,12 +27,9 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, GroupBrokenError
-from ringcoll.machine.files import json_text, replace_file
-from ringcoll.machine.settings import DUMP, dump_folder
-from ringcoll.machine.sites import stacks, users
-from ringcoll.operation.operation import Operation, Turn, Words
-from ringcoll.operation.plan import Plan
-from ringcoll.schedule.ir import Recv, RecvReduce, Send
+from ringcoll.machine import DUMP, dump_folder, json_text, replace_file, stacks, users
+from ringcoll.operation import Operation, Plan, Turn, Words
+from ringcoll.schedule import Recv, RecvReduce, Send
 from ringcoll.watch.answers import Answering
 from ringcoll.watch.monitor import Monitor, Running
 

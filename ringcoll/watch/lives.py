@@ -18,9 +18,16 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from ringcoll.errors import TransportError
-from ringcoll.machine import lines
-from ringcoll.machine.facts import is_address, own_address, place, process_state
-from ringcoll.machine.stores import as_json, read_all, store_host
+from ringcoll.machine import (
+    as_json,
+    is_address,
+    lines,
+    own_address,
+    place,
+    process_state,
+    read_all,
+    store_host,
+)
 
 __all__ = ["Lives", "Process", "tell"]
 

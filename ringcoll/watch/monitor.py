@@ -37,13 +37,17 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.machine.ending import started
-from ringcoll.machine.settings import hang_notice_s
-from ringcoll.machine.sites import in_words, line_of_thread, user_line
-from ringcoll.machine.stores import unreachable, within
-from ringcoll.operation.operation import Operation, Turn, Words
-from ringcoll.operation.plan import Wait
-from ringcoll.transport.streams import Lane, beside
+from ringcoll.machine import (
+    hang_notice_s,
+    in_words,
+    line_of_thread,
+    started,
+    unreachable,
+    user_line,
+    within,
+)
+from ringcoll.operation import Operation, Turn, Wait, Words
+from ringcoll.transport import Lane, beside
 from ringcoll.watch.announcement import say
 from ringcoll.watch.lives import Lives
 from ringcoll.watch.notices import FAILURES, STORE_S, Notices, kind_of

@@ -31,7 +31,7 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.machine.stores import read_json, read_text
+from ringcoll.machine import read_json, read_text
 
 __all__ = ["FAILURES", "LEFT", "STORE_S", "Notices", "kind_of"]
 

@@ -11,20 +11,21 @@ import pytest
 
 from ringcoll.algorithms import Algorithm, algorithms, find, schedule_of
 from ringcoll.algorithms.recursive import Fold
-from ringcoll.cost.counts import lower_bound
-from ringcoll.schedule import primitives
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import (
+from ringcoll.cost import lower_bound
+from ringcoll.schedule import (
     Buffer,
     Copy,
     Operation,
+    Proof,
     Recv,
     RecvReduce,
     Reduce,
     Ref,
     Send,
+    contract,
+    primitives,
+    verify,
 )
-from ringcoll.schedule.verifier import Proof, verify
 from tests.cases.algorithms import EVERY, each_on, name_of, worlds_of
 
 WORLDS = (*range(1, 18), 24, 27, 33, 64)

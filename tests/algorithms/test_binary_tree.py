@@ -7,8 +7,7 @@ from fractions import Fraction
 import pytest
 
 from ringcoll.algorithms import binary_tree, schedule_of
-from ringcoll.schedule.ir import RecvReduce
-from ringcoll.schedule.verifier import verify
+from ringcoll.schedule import RecvReduce, verify
 
 # Every shape up to six levels, and both sides of the powers of two above them.
 WORLDS = (*range(2, 66), 100, 127, 128, 129, 255, 256, 257, 300)

@@ -13,9 +13,21 @@ from hypothesis import strategies as st
 from ringcoll.algorithms import algorithms, find, on_hosts, register, schedule_of, unregister
 from ringcoll.algorithms.layout import Hosts, layout_of
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import Program, Send, Step, copy, inp, out, recv, recv_reduce, send, tmp
-from ringcoll.schedule.verifier import Proof, verify
+from ringcoll.schedule import (
+    Program,
+    Proof,
+    Schedule,
+    Send,
+    Step,
+    copy,
+    inp,
+    out,
+    recv,
+    recv_reduce,
+    send,
+    tmp,
+    verify,
+)
 
 ENTRY = find("all_reduce", "hierarchical")
 

@@ -10,10 +10,7 @@ import pytest
 from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.algorithms.exchanges import Rounds, exchange_vectors
 from ringcoll.algorithms.swing import swing, tripling
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import CONTRACTS
-from ringcoll.schedule.counting import packed_chunks
-from ringcoll.schedule.verifier import verify
+from ringcoll.schedule import CONTRACTS, Schedule, packed_chunks, verify
 from tests.cases.messages import distances, far_traffic, messages_of
 
 POWERS = (2, 4, 8, 16, 32, 64)

@@ -8,7 +8,7 @@ import pytest
 
 from ringcoll.algorithms import find, schedule_of
 from ringcoll.algorithms.parallel_trees import all_shifts, rounds
-from ringcoll.schedule.counting import count, packed_chunks
+from ringcoll.schedule import count, packed_chunks
 from tests.cases.messages import distances, far_traffic, messages_of
 
 WORLDS = (2, 3, 4, 5, 7, 8, 13, 33, 64)

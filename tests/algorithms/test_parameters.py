@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ringcoll.algorithms import find, schedule_of
 from ringcoll.algorithms.circulant_blocks import base_block, distances, received, sent
-from ringcoll.cost.counts import wavefront_counts
+from ringcoll.cost import wavefront_counts
 from ringcoll.errors import UnsupportedWorldSizeError
-from ringcoll.schedule.verifier import verify
+from ringcoll.schedule import verify
 
 # --- blocks -------------------------------------------------------------------------------
 

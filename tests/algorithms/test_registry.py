@@ -17,7 +17,9 @@ from ringcoll.algorithms import (
     Parameter,
     algorithms,
     find,
+    mark_built_in,
     named,
+    order_of,
     register,
     registry,
     required,
@@ -25,13 +27,7 @@ from ringcoll.algorithms import (
     unregister,
     where_possible,
 )
-from ringcoll.algorithms.entry import mark_built_in
-from ringcoll.algorithms.proved import order_of
-from ringcoll.cost.choice import choose
-from ringcoll.cost.links import LinkCosts
-from ringcoll.cost.predict import predictions
-from ringcoll.cost.rules import parse_rules
-from ringcoll.cost.table import Table, crowded_parameters
+from ringcoll.cost import LinkCosts, Table, choose, crowded_parameters, parse_rules, predictions
 from ringcoll.errors import (
     RulesError,
     ScheduleError,
@@ -39,10 +35,19 @@ from ringcoll.errors import (
     UnsupportedWorldSizeError,
     VerificationError,
 )
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import CONTRACTS, OperandOrder
-from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, send
-from ringcoll.schedule.verifier import verify
+from ringcoll.schedule import (
+    CONTRACTS,
+    OperandOrder,
+    Program,
+    Schedule,
+    Step,
+    copy,
+    inp,
+    out,
+    recv,
+    send,
+    verify,
+)
 
 EVERY = tuple(algorithms())
 FREE = Cost(rounds=lambda k: 1, traffic=lambda k: Fraction(1))

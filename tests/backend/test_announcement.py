@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.backend import process_group as backend
-from ringcoll.collectives.groups import communicator
+from ringcoll.collectives import communicator
 from ringcoll.errors import RingcollError
-from ringcoll.machine.stores import served
-from ringcoll.watch.announcement import announce
+from ringcoll.machine import served
+from ringcoll.watch import announce
 from tests.programs.started import run_program, started
 from tests.programs.threads import together
 

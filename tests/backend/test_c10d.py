@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringcoll.backend import ProcessGroup
 from ringcoll.backend.c10d import METHODS, Method
-from ringcoll.backend.process_group import ProcessGroup
 from ringcoll.collectives import functions
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule import CONTRACTS
 
 A, B, C = (torch.tensor([number]) for number in (1, 2, 3))
 LIMIT = timedelta(seconds=7)

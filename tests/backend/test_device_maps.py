@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ringcoll import Options
-from ringcoll.backend.process_group import ProcessGroup
+from ringcoll.backend import ProcessGroup
 from ringcoll.errors import ArgumentError, TransportError
 from ringcoll.transport import nccl
 from tests.fakes.second_device import Elsewhere

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ringcoll.launch.processes import RankError, Ranks
+from ringcoll.launch import RankError, Ranks
 from tests.programs import backend_faults
 from tests.programs.faults import Caught
 

@@ -14,7 +14,7 @@ from ringcoll import Options
 from ringcoll.algorithms import algorithms
 from ringcoll.backend.process_group import ProcessGroup, _CoalescedWork
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.group.work import Work
+from ringcoll.group import Work
 from tests.programs import backend_calls
 from tests.programs.threads import together
 

@@ -9,8 +9,8 @@ import pytest
 from ringcoll.algorithms import algorithms
 from ringcoll.bench import BenchRequest, Result, Workload, on_rank, shape
 from ringcoll.bench.rounds import _more_rounds
-from ringcoll.machine.user_modules import UserModule
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.machine import UserModule
+from ringcoll.schedule import CONTRACTS
 from tests.fakes import wrong_algorithm
 
 pytestmark = pytest.mark.processes

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from ringcoll.bench import LIMITS, BenchRequest, peers
-from ringcoll.cli.app import cli
+from ringcoll.cli import cli
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.launch import mpiexec
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule import CONTRACTS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / peers.FOLDER

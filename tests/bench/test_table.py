@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from ringcoll.bench import BenchRequest, Result, Timing, Workload, average_busbw, document
-from ringcoll.bench.environment import environment
+from ringcoll.bench import (
+    BenchRequest,
+    Result,
+    Timing,
+    Workload,
+    average_busbw,
+    document,
+    environment,
+)
 from ringcoll.cli import nccl_table
 
 DEVICE = {

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.bench import Meeting
-from ringcoll.bench.training import NATIVE, Contender, _compare
+from ringcoll.bench.training import NATIVE_TRAINER, Contender, _compare
 
 
 def runner(contender: Contender, parameters: list[float]) -> Any:
@@ -31,7 +31,7 @@ def compared() -> list[tuple[float, float, float, float]]:
         [
             runner(Contender("bucketed", "ring"), [3.0, 1.0 - 0.25 * rank]),
             runner(Contender("bucketed", "tree"), [3.0, math.nan if rank else 1.0]),
-            runner(NATIVE, [2.0, 1.0]),
+            runner(NATIVE_TRAINER, [2.0, 1.0]),
         ],
         meeting,
     )

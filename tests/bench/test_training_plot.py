@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringcoll.bench.training_plot import (
-    TimeSpan,
-    draw_losses,
-    loss_curves,
-    memory_bars,
-    pipeline_grid,
-    timeline,
-)
+from ringcoll.bench import TimeSpan, draw_losses, loss_curves, memory_bars, pipeline_grid, timeline
 from ringcoll.errors import ArgumentError, VerificationError
 from ringcoll.training import SCHEDULES, UNIT_COSTS, ModelStates, PipelineSchedule, bubble, grid
 

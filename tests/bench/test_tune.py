@@ -12,15 +12,13 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from ringcoll.bench.tune import Finding, TuningPlan, promising, rules_from, workloads
-from ringcoll.cli.app import cli
+from ringcoll.cli import cli
 from ringcoll.collectives import groups
-from ringcoll.cost.choice import choose
-from ringcoll.cost.predict import predictions
-from ringcoll.cost.table import crowded_parameters
+from ringcoll.cost import choose, crowded_parameters, predictions
 from ringcoll.group.agreement import agree
-from ringcoll.launch.processes import Ranks, rendezvous
-from ringcoll.machine.tuning import read
-from ringcoll.transport.catalogue import costs_of, resolved
+from ringcoll.launch import Ranks, rendezvous
+from ringcoll.machine import read
+from ringcoll.transport import costs_of, resolved
 
 pytestmark = pytest.mark.processes
 

@@ -22,9 +22,10 @@ from ringcoll.bench import (
     Timing,
     Workload,
     alternate,
+    measure,
     turn_seconds,
 )
-from ringcoll.bench.measure import _Bench, _defined, _settled, _several, measure
+from ringcoll.bench.measure import _Bench, _defined, _settled, _several
 from ringcoll.bench.rounds import _more_rounds, _one_round, _turns
 from ringcoll.errors import ArgumentError
 

@@ -36,7 +36,7 @@ from benchmarks.on_gpu import (
 from benchmarks.on_gpu.rows import NOT_RUN, Row, Settings
 from benchmarks.on_gpu.stages import MOST_S, STAGES, USUAL
 from ringcoll.bench import DTYPES, summarize
-from ringcoll.cli.app import cli
+from ringcoll.cli import cli
 from ringcoll.errors import MissingExtraError, RingcollError
 from ringcoll.reduction import TORCH, gpu, resolve
 from tests.fakes.host_kernels import COMPILER, HOST_STREAM, HostEngine

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import UserOp, premul_sum
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 from ringcoll.testing import Expected, bits, inputs, mismatch
 from tests.cases.reference import moved, reduced
 

@@ -10,9 +10,17 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ringcoll.reduction import TORCH, Engine, Reduction, resolve
-from ringcoll.reduction.gpu import CupyEngine, bound
-from ringcoll.reduction.kernels import MOST_SOURCES, Kernel, launch_of
+from ringcoll.reduction import (
+    MOST_SOURCES,
+    TORCH,
+    CupyEngine,
+    Engine,
+    Kernel,
+    Reduction,
+    bound,
+    launch_of,
+    resolve,
+)
 from ringcoll.testing import inputs as data
 from tests.cases.kernel_checks import bits
 from tests.cases.strategies import operators

@@ -5,9 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.counting import chunks_of_data
-from ringcoll.schedule.ir import Send
+from ringcoll.schedule import Schedule, Send, chunks_of_data
 
 __all__ = ["Message", "distances", "far_traffic", "messages_of"]
 

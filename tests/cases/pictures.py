@@ -11,9 +11,7 @@ from itertools import pairwise
 from math import isclose
 from typing import Any
 
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import Send
+from ringcoll.schedule import Schedule, Send, contract
 
 __all__ = ["PictureError", "check", "check_schedule", "messages"]
 

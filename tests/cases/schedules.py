@@ -11,16 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import (
+from ringcoll.schedule import (
     Buffer,
     Operation,
     Recv,
     RecvReduce,
     Ref,
+    Schedule,
     Send,
     Step,
+    contract,
     copy,
     inp,
     out,

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import torch
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
-from ringcoll.operation.executor import Instruction, Posting, Reading
-from ringcoll.operation.plan import Wait
-from ringcoll.transport.base import Handle, Message
-from ringcoll.transport.local import Half, Hub, LocalTransport
+from ringcoll.operation import Instruction, Posting, Reading, Wait
+from ringcoll.transport import Handle, Hub, LocalTransport, Message
+from ringcoll.transport.local import Half
 
 
 class RandomHub(Hub):

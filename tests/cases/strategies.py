@@ -8,11 +8,10 @@ from random import Random
 import torch
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import algorithms
-from ringcoll.algorithms.proved import proved_schedule
+from ringcoll.algorithms import algorithms, proved_schedule
 from ringcoll.errors import RingcollError
 from ringcoll.reduction import as_operator
-from ringcoll.schedule.contracts import OperandOrder, contract
+from ringcoll.schedule import OperandOrder, contract
 from ringcoll.testing import inputs as data
 from tests.cases.calls import STYLES, USER_OPS, Case
 

@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 
 from ringcoll.algorithms import algorithms, register, unregister
 from ringcoll.algorithms.ring import all_gather_phase, ring_all_reduce
-from ringcoll.cli.app import cli
+from ringcoll.cli import cli
 from ringcoll.machine import user_modules
-from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, send
+from ringcoll.schedule import Program, Step, copy, inp, out, recv, send
 
 Run = Callable[..., Result]
 

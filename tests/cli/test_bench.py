@@ -17,8 +17,8 @@ import torch
 from click.testing import CliRunner
 
 from ringcoll.bench import device, oversubscribed, records
-from ringcoll.cli import measuring, nccl_table
-from ringcoll.cli.app import INTERRUPTED, cli
+from ringcoll.cli import cli, measuring, nccl_table
+from ringcoll.cli.app import INTERRUPTED
 from tests.fakes import wrong_algorithm
 from tests.programs.started import of_session, run_program, started
 

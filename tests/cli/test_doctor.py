@@ -6,7 +6,7 @@ import pytest
 
 from ringcoll.cli import doctor
 from ringcoll.errors import MissingExtraError
-from ringcoll.machine.facts import cores
+from ringcoll.machine import cores
 from ringcoll.transport import catalogue, ucx
 from ringcoll.transport.shared import memory as shared_memory
 

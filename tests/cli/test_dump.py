@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.machine.stores import served
-from ringcoll.watch.answers import FOREIGN, answering
+from ringcoll.machine import served
+from ringcoll.watch import FOREIGN, answering
 from tests.cli.conftest import Run
 from tests.programs.started import started
 

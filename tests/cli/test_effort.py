@@ -13,9 +13,8 @@ from ringcoll.errors import (
     UnknownAlgorithmError,
     UnsupportedWorldSizeError,
 )
-from ringcoll.launch.processes import Ranks
-from ringcoll.schedule import Schedule, Step, verify
-from ringcoll.schedule.counting import check_work, tally_of
+from ringcoll.launch import Ranks
+from ringcoll.schedule import Schedule, Step, check_work, tally_of, verify
 from ringcoll.search import synthesize
 from ringcoll.simulation import crossbar, ring, simulate, topology_from_text
 from tests.cli.conftest import Run

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from ringcoll.cost.rules import parse_rules
-from ringcoll.cost.table import Table, crowded_parameters
-from ringcoll.machine.tuning import Tuned, update
-from ringcoll.transport.catalogue import costs_of
+from ringcoll.cost import Table, crowded_parameters, parse_rules
+from ringcoll.machine import Tuned, update
+from ringcoll.transport import costs_of
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 
 from ringcoll.bench import plot
 from ringcoll.cli.output import print_json
-from ringcoll.machine.files import json_text, replace_files
+from ringcoll.machine import json_text, replace_files
 from tests.cli.conftest import Run
 
 WRITERS = (

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ringcoll.algorithms import Algorithm, algorithms
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule import CONTRACTS
 
 
 def test_every_algorithm_is_listed_with_its_summary(run):

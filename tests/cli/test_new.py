@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringcoll.algorithms import find
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule import CONTRACTS
 
 ROOT = Path(__file__).parents[2]
 

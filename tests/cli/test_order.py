@@ -5,9 +5,7 @@ import json
 import pytest
 
 from ringcoll.algorithms import register, unregister
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import Program, Step, inp, out, recv_reduce, send
-from ringcoll.schedule.verifier import verify
+from ringcoll.schedule import Program, Step, contract, inp, out, recv_reduce, send, verify
 from tests.cases.algorithms import each_on
 
 RING = """\

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from ringcoll.algorithms import algorithms, find
-from ringcoll.bench.plot import draw_front
+from ringcoll.bench import draw_front
 from ringcoll.cli import pareto
-from ringcoll.cost.counts import lower_bound
-from ringcoll.cost.pareto import dominators
-from ringcoll.schedule.contracts import CONTRACTS
-from ringcoll.schedule.counting import Counts
+from ringcoll.cost import dominators, lower_bound
+from ringcoll.schedule import CONTRACTS, Counts
 
 ONE_PORT = """\
 algorithm           Pareto front                                   rounds  traffic  reduced  at once

@@ -7,8 +7,7 @@ import pytest
 
 from ringcoll.algorithms import on_hosts, schedule_of
 from ringcoll.cli import show
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.drawing import grid
+from ringcoll.schedule import Schedule, grid
 from tests.cases.algorithms import each_on
 
 RING = """\

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.bench import oversubscribed
-from ringcoll.bench.training import NATIVE, Comparison, Contender, Epoch, TrainingResult
+from ringcoll.bench import (
+    NATIVE_TRAINER,
+    Comparison,
+    Contender,
+    Epoch,
+    TrainingResult,
+    oversubscribed,
+)
 from ringcoll.cli import measuring
 from ringcoll.training import ModelStates
 from tests.programs.started import run_program
@@ -211,7 +217,7 @@ def test_a_contender_that_has_learned_nothing_is_wrong(run, monkeypatch):
 
 
 def test_differences_within_the_tolerance(run, monkeypatch):
-    native = replace(GOOD, contender=NATIVE)
+    native = replace(GOOD, contender=NATIVE_TRAINER)
     within = replace(GOOD, end=Comparison(0.04, 0.5, 1.0), first=Comparison(1e-7, 0.1, 1.0))
     monkeypatch.setattr(measuring, "on_ranks", lambda *args, **options: [within, native])
     result = run("train")

@@ -26,10 +26,9 @@ from ringcoll.errors import (
     UnsupportedWorldSizeError,
     VerificationError,
 )
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, send
+from ringcoll.schedule import Program, Schedule, Step, copy, inp, out, recv, send
 from ringcoll.testing import inputs as data
-from ringcoll.transport.local import Hub
+from ringcoll.transport import Hub
 
 Bad = Callable[[LocalGroup], object]
 

@@ -24,8 +24,8 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import register, schedule_of, unregister
+from ringcoll.collectives import OwnGroup
 from ringcoll.collectives.calls import Deferred, together
-from ringcoll.collectives.own_groups import OwnGroup
 from ringcoll.errors import ArgumentError, ScheduleError, UnknownAlgorithmError
 from ringcoll.group import communicator
 from ringcoll.operation import operation

@@ -20,7 +20,7 @@ import ringcoll
 from ringcoll import LocalGroup, UserOp, run_threads
 from ringcoll.algorithms import algorithms
 from ringcoll.collectives import arguments
-from ringcoll.cost.choice import segment_bytes_of
+from ringcoll.cost import segment_bytes_of
 from ringcoll.errors import (
     ArgumentError,
     CollectiveTimeoutError,
@@ -28,12 +28,12 @@ from ringcoll.errors import (
     PeerLostError,
     RingcollError,
 )
-from ringcoll.group.communicator import Communicator
-from ringcoll.operation.plan import Plan
-from ringcoll.schedule.contracts import contract
+from ringcoll.group import Communicator
+from ringcoll.operation import Plan
+from ringcoll.schedule import contract
 from ringcoll.testing import inputs as data
 from ringcoll.testing import mismatch
-from ringcoll.transport.local import Hub
+from ringcoll.transport import Hub
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.calls import (
     STYLES,

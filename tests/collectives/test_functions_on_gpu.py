@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import algorithms
 from ringcoll.group import communicator
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 from ringcoll.testing import inputs as data
 from tests.cases.algorithms import worlds_of
 from tests.cases.calls import STYLES, Case

@@ -15,9 +15,8 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import LocalGroup, Options
-from ringcoll.algorithms import algorithms, find, schedule_of
-from ringcoll.algorithms.proved import passes_on_blocks
-from ringcoll.backend.process_group import ProcessGroup
+from ringcoll.algorithms import algorithms, find, passes_on_blocks, schedule_of
+from ringcoll.backend import ProcessGroup
 from ringcoll.collectives import groups
 from ringcoll.errors import (
     ArgumentError,
@@ -28,7 +27,7 @@ from ringcoll.errors import (
     VerificationError,
 )
 from ringcoll.formats import from_msccl, to_msccl
-from ringcoll.launch.processes import Ranks
+from ringcoll.launch import Ranks
 from ringcoll.schedule import Proof, Schedule, verify
 from tests.cases.algorithms import worlds_of
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.collectives.own_groups import StoreGroup
+from ringcoll.collectives import StoreGroup
 from ringcoll.errors import ArgumentError
 from tests.programs import ranks
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import on_hosts, schedule_of
-from ringcoll.group.communicator import Communicator
-from ringcoll.transport.local import Hub
+from ringcoll.group import Communicator
+from ringcoll.transport import Hub
 
 LAYOUTS = [
     (0, 0, 0, 1, 1, 1),

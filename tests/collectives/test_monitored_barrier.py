@@ -12,7 +12,7 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import CollectiveTimeoutError
-from ringcoll.watch import monitored_barrier as runtime
+from ringcoll.watch import barrier, monitored_barrier
 
 
 def test_a_monitored_barrier_waits_for_everybody():
@@ -97,12 +97,12 @@ def test_old_keys_of_monitored_barriers_are_deleted():
 
 def test_rank_0_is_lost_after_it_has_come(monkeypatch: pytest.MonkeyPatch):
     """It may come at the time limit, wait as long for others, and then has to publish the result."""
-    monkeypatch.setattr(runtime, "_LAST_S", 0.2)
+    monkeypatch.setattr(barrier, "_LAST_S", 0.2)
     store = dist.HashStore()
     store.set("3/0", "")
     start = time.monotonic()
     with pytest.raises(CollectiveTimeoutError, match="rank 1: rank 0 was lost") as caught:
-        runtime.monitored_barrier(store, 1, 2, 3, 0.2, False)
+        monitored_barrier(store, 1, 2, 3, 0.2, False)
     assert caught.value.peer == 0
     assert time.monotonic() - start >= 0.6
 
@@ -112,7 +112,7 @@ def test_the_first_missing_rank_is_the_peer(wait_all_ranks: bool):
     store = dist.HashStore()
     store.set("3/2", "")
     with pytest.raises(CollectiveTimeoutError) as caught:
-        runtime.monitored_barrier(store, 0, 4, 3, 0.1, wait_all_ranks)
+        monitored_barrier(store, 0, 4, 3, 0.1, wait_all_ranks)
     assert caught.value.peer == 1
 
 
@@ -121,5 +121,5 @@ def test_the_keys_of_the_barrier_before_are_deleted():
     keys = [f"{number}/{name}" for number in (2, 3, 4) for name in ("over", "0", "1")]
     for key in keys:
         store.set(key, "")
-    runtime.monitored_barrier(store, 0, 2, 4, 20.0, False)
+    monitored_barrier(store, 0, 2, 4, 20.0, False)
     assert [key for key in keys if not store.check([key])] == ["3/over", "3/0", "3/1"]

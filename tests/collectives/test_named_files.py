@@ -11,7 +11,7 @@ import torch
 
 import ringcoll
 from ringcoll.algorithms import algorithms, schedule_of, unregister
-from ringcoll.backend.options import Options
+from ringcoll.backend import Options
 from ringcoll.errors import RingcollError, RulesError, ScheduleError, UnknownAlgorithmError
 
 SOURCE = """

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ringcoll.algorithms import algorithms
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 from tests.cases.calls import Case
 from tests.programs.ranks import GROUPS, without_native
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives.own_groups import StoreGroup
+from ringcoll.collectives import StoreGroup
 from ringcoll.errors import FORKED, CollectiveTimeoutError, TransportError
 from tests.programs import own_groups as program
 

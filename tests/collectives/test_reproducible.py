@@ -15,12 +15,10 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, premul_sum, run_threads
-from ringcoll.algorithms import algorithms, schedule_of
-from ringcoll.algorithms.proved import order_of
+from ringcoll.algorithms import algorithms, order_of, schedule_of
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import reduce_in_order, reproduced, resolve
-from ringcoll.schedule.contracts import OperandOrder
-from ringcoll.schedule.verifier import Order
+from ringcoll.schedule import OperandOrder, Order
 from ringcoll.testing.inputs import FLOAT8
 
 ANY: Any = "any_world_size"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, run_threads
-from ringcoll.collectives.own_groups import messages_in_flight
+from ringcoll.collectives import messages_in_flight
 from ringcoll.errors import ArgumentError, RingcollError
 
 NUMEL = 20_000

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.backend.process_group import ProcessGroup
+from ringcoll.backend import ProcessGroup
 from ringcoll.errors import ArgumentError, MismatchError
 
 worlds = st.sampled_from([1, 2, 3, 5])

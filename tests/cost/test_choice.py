@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll import UserOp
-from ringcoll.algorithms import algorithms, find, register, schedule_of, unregister
-from ringcoll.algorithms.proved import order_of, proved_schedule
+from ringcoll.algorithms import (
+    algorithms,
+    find,
+    order_of,
+    proved_schedule,
+    register,
+    schedule_of,
+    unregister,
+)
+from ringcoll.cost import BUILT_IN, MEASURED, Table, crowded_parameters, parse_rules, predictions
 from ringcoll.cost.choice import (
     CUDA_SEGMENT_BYTES,
     PIPELINED_SEGMENT_BYTES,
@@ -20,15 +28,10 @@ from ringcoll.cost.choice import (
     segment_bytes_of,
     segment_count,
 )
-from ringcoll.cost.predict import predictions
-from ringcoll.cost.rules import parse_rules
-from ringcoll.cost.table import BUILT_IN, MEASURED, Table, crowded_parameters
 from ringcoll.errors import TuningFileError
 from ringcoll.reduction import as_operator
-from ringcoll.schedule.contracts import CONTRACTS, OperandOrder, contract
-from ringcoll.schedule.ir import Program
-from ringcoll.schedule.verifier import verify
-from ringcoll.transport.catalogue import costs_of
+from ringcoll.schedule import CONTRACTS, OperandOrder, Program, contract, verify
+from ringcoll.transport import costs_of
 from tests.cases.algorithms import worlds_of
 
 SIZES = (0, 4, 1 << 10, 1 << 16, 1 << 20, 1 << 26)

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from ringcoll.algorithms import Algorithm, find, on_hosts, schedule_of
 from ringcoll.algorithms.layout import Hosts
-from ringcoll.cost.counts import (
-    bound_of,
-    lower_bound,
-    seconds_on_hosts,
-    wavefront_counts,
-)
-from ringcoll.cost.links import LinkCosts
+from ringcoll.cost import LinkCosts, bound_of, lower_bound, seconds_on_hosts, wavefront_counts
 from ringcoll.errors import ArgumentError, ScheduleError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import CONTRACTS, contract
-from ringcoll.schedule.counting import Counts
-from ringcoll.schedule.ir import Recv, RecvReduce, Send, Step
-from ringcoll.schedule.verifier import verify
+from ringcoll.schedule import (
+    CONTRACTS,
+    Counts,
+    Recv,
+    RecvReduce,
+    Schedule,
+    Send,
+    Step,
+    contract,
+    verify,
+)
 from tests.cases.algorithms import EVERY, each_on, name_of, worlds_of
 
 # The machine may be busy with other things.

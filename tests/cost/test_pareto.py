@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import algorithms, schedule_of
-from ringcoll.cost.counts import bound_of, distance, lower_bound
+from ringcoll.cost import bound_of, distance, lower_bound
 from ringcoll.cost.pareto import dominates, dominators
-from ringcoll.schedule.counting import Counts
-from ringcoll.schedule.verifier import verify
+from ringcoll.schedule import Counts, verify
 
 COSTS = st.builds(
     lambda rounds, traffic, reduced: Counts(rounds, Fraction(traffic), Fraction(reduced)),

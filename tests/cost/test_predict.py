@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import Algorithm, Cost, algorithms, find, register, schedule_of, unregister
-from ringcoll.cost.counts import wavefront_counts
-from ringcoll.cost.links import LinkCosts
+from ringcoll.cost import LinkCosts, crowded_parameters, wavefront_counts
 from ringcoll.cost.predict import (
     Parameters,
     Prediction,
@@ -23,11 +22,9 @@ from ringcoll.cost.predict import (
     predict,
     predictions,
 )
-from ringcoll.cost.table import crowded_parameters
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule.contracts import CONTRACTS, OperandOrder
-from ringcoll.schedule.verifier import verify
-from ringcoll.transport.catalogue import costs_of
+from ringcoll.schedule import CONTRACTS, OperandOrder, verify
+from ringcoll.transport import costs_of
 
 WITHOUT_COPIES = ("binary_tree", "double_tree", "direct", "pairwise", "ring")
 WORLDS = (1, 2, 3, 4, 5, 7, 8, 13)

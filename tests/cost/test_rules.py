@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ringcoll.algorithms import algorithms
 from ringcoll.cost.rules import AUTO, EVERY, Range, Rule, in_text, parse_rules
 from ringcoll.errors import RulesError
-from ringcoll.schedule.contracts import CONTRACTS
+from ringcoll.schedule import CONTRACTS
 
 
 def ranges(least: int) -> st.SearchStrategy[Range]:

@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives.groups import communicator
-from ringcoll.cost.links import LinkCosts
-from ringcoll.transport import catalogue
-from ringcoll.transport.gloo import GlooTransport
+from ringcoll.collectives import communicator
+from ringcoll.cost import LinkCosts
+from ringcoll.transport import GlooTransport, catalogue
 
 
 class AddedTransport(GlooTransport):

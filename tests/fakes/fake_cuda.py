@@ -22,9 +22,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ringcoll.transport import staged
-from ringcoll.transport.around import AroundTransport
-from ringcoll.transport.base import Handle, Message
+from ringcoll.transport import AroundTransport, Handle, Message, staged
 
 __all__ = [
     "DEVICE",

@@ -32,11 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 
 from ringcoll import LocalGroup
-from ringcoll.group.communicator import Communicator
-from ringcoll.transport import streams
-from ringcoll.transport.base import Handle
-from ringcoll.transport.local import Hub, LocalTransport
-from ringcoll.transport.nccl import NcclTransport
+from ringcoll.group import Communicator
+from ringcoll.transport import Handle, Hub, LocalTransport, NcclTransport, streams
 from tests.fakes.fake_nccl import LIMIT_S, FakeGroup, FakeWork, World
 from tests.programs.threads import together
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringcoll.reduction.gpu import CupyEngine
-from ringcoll.reduction.kernels import Kernel, header, launch_of
+from ringcoll.reduction import CupyEngine, Kernel, launch_of
+from ringcoll.reduction.kernels import header
 
 __all__ = ["COMPILER", "HOST_STREAM", "HostEngine", "HostKernels"]
 

@@ -33,8 +33,9 @@ from typing import Any, NamedTuple, Self
 
 import torch.distributed as dist
 
-from ringcoll.launch.processes import Ranks, _join_and_obey
-from ringcoll.machine.stores import served
+from ringcoll.launch import Ranks
+from ringcoll.launch.processes import _join_and_obey
+from ringcoll.machine import served
 
 __all__ = ["APART", "SWITCH", "HostRanks", "Hosts", "Place", "reason_why_not"]
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import Buffer, Copy, Recv, RecvReduce, Reduce, Ref, Send, Step
+from ringcoll.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
 __all__ = ["Combine", "Finish", "Memory", "interpret"]
 

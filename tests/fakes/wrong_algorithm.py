@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ringcoll.algorithms import Cost, find, register, unregister
-from ringcoll.algorithms.entry import mark_built_in
+from ringcoll.algorithms import Cost, find, mark_built_in, register, unregister
 from ringcoll.algorithms.ring import ring_all_reduce
-from ringcoll.bench import BenchRequest, Result
-from ringcoll.bench.measure import measure
-from ringcoll.schedule.ir import Operation, Program, RecvReduce, Step, recv
+from ringcoll.bench import BenchRequest, Result, measure
+from ringcoll.schedule import Operation, Program, RecvReduce, Step, recv
 
 __all__ = ["NAME", "measure_wrong"]
 

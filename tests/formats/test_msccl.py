@@ -14,10 +14,22 @@ from ringcoll.algorithms import Algorithm, find, schedule_of
 from ringcoll.errors import ScheduleError, VerificationError
 from ringcoll.formats import from_msccl, to_msccl
 from ringcoll.formats.places import Places
-from ringcoll.schedule import Schedule, copy, inp, out, recv_reduce, send, tmp, verify
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.counting import tally_of
-from ringcoll.schedule.ir import Recv, RecvReduce, Send, Step
+from ringcoll.schedule import (
+    Recv,
+    RecvReduce,
+    Schedule,
+    Send,
+    Step,
+    contract,
+    copy,
+    inp,
+    out,
+    recv_reduce,
+    send,
+    tally_of,
+    tmp,
+    verify,
+)
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.foreign import run_msccl
 

@@ -12,8 +12,7 @@ import pytest
 from ringcoll.algorithms import Algorithm, find, schedule_of
 from ringcoll.errors import ScheduleError
 from ringcoll.formats import from_mscclpp, to_mscclpp
-from ringcoll.schedule import verify
-from ringcoll.schedule.counting import tally_of
+from ringcoll.schedule import tally_of, verify
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.foreign import run_mscclpp
 

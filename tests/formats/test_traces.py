@@ -11,9 +11,7 @@ import pytest
 from ringcoll.algorithms import Algorithm, schedule_of
 from ringcoll.errors import ScheduleError
 from ringcoll.formats import to_chakra, to_goal
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.counting import chunks_of_data, count
+from ringcoll.schedule import Schedule, chunks_of_data, contract, count
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.foreign import run_goal
 

@@ -18,10 +18,7 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll import UserOp
-from ringcoll.cost.choice import choose
-from ringcoll.cost.predict import Parameters
-from ringcoll.cost.rules import parse_rules
-from ringcoll.cost.table import Table, built_in, crowded_parameters
+from ringcoll.cost import Parameters, Table, built_in, choose, crowded_parameters, parse_rules
 from ringcoll.errors import (
     CollectiveTimeoutError,
     PeerLostError,
@@ -29,15 +26,13 @@ from ringcoll.errors import (
     TransportError,
     TuningFileError,
 )
+from ringcoll.group import Communicator
 from ringcoll.group import agreement as measured
 from ringcoll.group.agreement import agree, measure
-from ringcoll.group.communicator import Communicator
-from ringcoll.machine import settings
-from ringcoll.machine.tuning import Tuned, update
+from ringcoll.machine import Tuned, settings, update
 from ringcoll.reduction import resolve
-from ringcoll.schedule.contracts import OperandOrder
-from ringcoll.transport.catalogue import costs_of
-from ringcoll.transport.local import Hub, LocalTransport
+from ringcoll.schedule import OperandOrder
+from ringcoll.transport import Hub, LocalTransport, costs_of
 from tests.programs.threads import together
 
 SIZES = (0, 4, 1 << 10, 1 << 16, 1 << 20, 1 << 26)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll.backend import process_group as backend
-from ringcoll.collectives.groups import communicator
+from ringcoll.collectives import communicator
 from ringcoll.errors import (
     FORKED,
     CollectiveTimeoutError,
@@ -28,12 +28,10 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
+from ringcoll.group import Communicator
 from ringcoll.group import communicator as runtime
-from ringcoll.group.communicator import Communicator
-from ringcoll.transport import base, gloo
-from ringcoll.transport.base import Transport
-from ringcoll.watch import flight_recorder
-from ringcoll.watch.monitor import Monitor
+from ringcoll.transport import Transport, base, gloo
+from ringcoll.watch import Monitor, flight_recorder
 from tests.programs.threads import together
 
 CPU = torch.device("cpu")

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringcoll.group.queue import Queue
-from ringcoll.group.work import Work
+from ringcoll.group import Queue, Work
 
 PATIENCE_S = 10.0
 

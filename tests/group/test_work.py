@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.group.work import Work
-from ringcoll.transport.streams import Mark
+from ringcoll.group import Work
+from ringcoll.transport import Mark
 
 
 class End:

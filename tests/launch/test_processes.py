@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.launch import processes
-from ringcoll.launch.processes import RankError, Ranks, rendezvous, report
+from ringcoll.launch import RankError, Ranks, processes, rendezvous, report
 from ringcoll.transport.gloo import _listening
 from tests.programs.started import of_session, started
 

@@ -12,13 +12,11 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.backend.process_group import ProcessGroup
-from ringcoll.collectives.own_groups import StoreGroup
+from ringcoll.backend import ProcessGroup
+from ringcoll.collectives import StoreGroup
 from ringcoll.errors import GroupBrokenError
-from ringcoll.group.queue import Queue
-from ringcoll.group.work import Work
-from ringcoll.machine import ending
-from ringcoll.machine.stores import begun
+from ringcoll.group import Queue, Work
+from ringcoll.machine import begun, ending
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ringcoll.machine import lines
+from ringcoll.machine import lines, served
 from ringcoll.machine.lines import Address, Lines, listening_at
-from ringcoll.machine.stores import served
 
 LOOPBACK = "127.0.0.1"
 LIMIT_S = 10.0

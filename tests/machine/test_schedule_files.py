@@ -11,8 +11,7 @@ import pytest
 from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
 from ringcoll.formats import to_msccl, to_mscclpp
-from ringcoll.machine import schedule_files
-from ringcoll.machine.schedule_files import algorithm_in, as_algorithm, read_schedule
+from ringcoll.machine import algorithm_in, as_algorithm, read_schedule, schedule_files
 from ringcoll.schedule import Schedule, verify
 
 FORMATS: dict[str, Callable[[Schedule], str]] = {

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 import ringcoll
-from ringcoll.cost.choice import choose
-from ringcoll.cost.table import Table, crowded_parameters
+from ringcoll.cost import Table, choose, crowded_parameters
 from ringcoll.machine import settings
 from ringcoll.operation.operation import _log_line, log_once
-from ringcoll.transport.catalogue import costs_of
+from ringcoll.transport import costs_of
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import TransportError
-from ringcoll.machine import stores
-from ringcoll.machine.stores import begun, private, served, within
+from ringcoll.machine import begun, private, served, stores, within
 
 
 class Reluctant:

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from ringcoll.cost.rules import parse_rules
-from ringcoll.cost.table import Table, crowded_parameters
+from ringcoll.cost import Table, crowded_parameters, parse_rules
 from ringcoll.errors import TuningFileError
 from ringcoll.machine import tuning
 from ringcoll.machine.tuning import Tuned, find_table, read, update
-from ringcoll.transport.catalogue import costs_of
+from ringcoll.transport import costs_of
 
 
 def table(world_size: int = 4, transport: str = "gloo", rules: str = "all_reduce:0-3:direct"):

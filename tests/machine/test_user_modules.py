@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
-from ringcoll.machine.user_modules import UserModule, algorithms_named, is_reference
+from ringcoll.machine import UserModule, algorithms_named, is_reference
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,15 +21,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ringcoll.algorithms import Algorithm, schedule_of
+from ringcoll.operation import Layout, Wait, compile_plan
 from ringcoll.operation.executor import Posting, _apart, _Borrower, bind, drive
-from ringcoll.operation.plan import Wait, compile_plan
-from ringcoll.operation.regions import ALIGNMENT, Layout
+from ringcoll.operation.regions import ALIGNMENT
 from ringcoll.reduction import TORCH, Reduction, resolve
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.verifier import Proof, verify
+from ringcoll.schedule import Proof, Schedule, contract, verify
 from ringcoll.testing import Expected, bits, inputs, mismatch
-from ringcoll.transport.local import Hub
+from ringcoll.transport import Hub
 from tests.cases.algorithms import EVERY, name_of, worlds_of
 from tests.cases.calls import USER_OPS, Case, _input
 from tests.cases.effort import effort

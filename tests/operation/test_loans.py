@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ringcoll.operation.instructions import Combine, Instruction, Move, Post, Wait
+from ringcoll.operation import Combine, Move, Post, Region, Space, Wait
+from ringcoll.operation.instructions import Instruction
 from ringcoll.operation.loans import loans
-from ringcoll.operation.regions import Region, Space
 
 PEER, NUMEL = 1, 10
 OUTPUT, INPUT, LAST, WITHIN_LAST, SCRATCH, ARRIVING = 20, 21, 22, 23, 24, 25

@@ -10,11 +10,11 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.cost.table import built_in
+from ringcoll.cost import built_in
 from ringcoll.errors import ArgumentError
 from ringcoll.operation.operation import Operation, Request, resolve
-from ringcoll.schedule.contracts import OperandOrder
-from ringcoll.transport.catalogue import costs_of
+from ringcoll.schedule import OperandOrder
+from ringcoll.transport import costs_of
 
 WORLD_SIZE = 2
 TABLE = built_in("gloo", costs_of("gloo"), WORLD_SIZE)

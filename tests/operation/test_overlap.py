@@ -15,9 +15,8 @@ from torch import Tensor
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.operation import overlap
+from ringcoll.operation import check_apart, overlap
 from ringcoll.operation.overlap import TooIntricateError, share_memory
-from ringcoll.operation.stage import check_apart
 
 MEMORY = bytearray(4096)
 

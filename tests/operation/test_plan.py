@@ -19,16 +19,15 @@ from torch import Tensor
 
 from ringcoll.algorithms import find
 from ringcoll.errors import TransportError
+from ringcoll.operation import Layout, Region
 from ringcoll.operation import plan as plan_module
 from ringcoll.operation.executor import bind
 from ringcoll.operation.loans import loans
 from ringcoll.operation.plan import Combine, Instruction, Move, Post, Wait, _Compiler, compile_plan
-from ringcoll.operation.regions import Layout, Region
 from ringcoll.reduction import Operator, Reduction, resolve
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import Buffer
-from ringcoll.transport.narrow import NarrowTransport, _Arriving
+from ringcoll.schedule import Buffer, Schedule, contract
+from ringcoll.transport import NarrowTransport
+from ringcoll.transport.narrow import _Arriving
 from tests.cases.effort import effort
 from tests.cases.schedules import Size, random_schedule
 from tests.cases.stepped import RandomHub, Waiting, run_together, steps

@@ -26,10 +26,10 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import UserOp
-from ringcoll.collectives.groups import abort, communicator
+from ringcoll.collectives import communicator
+from ringcoll.collectives.groups import abort
 from ringcoll.errors import RingcollError
-from ringcoll.group import agreement
-from ringcoll.group.communicator import Communicator
+from ringcoll.group import Communicator, agreement
 from ringcoll.operation import operation
 from ringcoll.watch import monitor
 from tests.programs.disagreements import PROMPT_S, names_operation

@@ -31,15 +31,11 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, UserOp, premul_sum
-from ringcoll.collectives.groups import communicator
-from ringcoll.collectives.own_groups import OwnGroup
+from ringcoll.collectives import OwnGroup, communicator
 from ringcoll.errors import RingcollError
-from ringcoll.group.communicator import Communicator
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import CONTRACTS
-from ringcoll.schedule.ir import Step, inp, out, recv, reduce, send, tmp
-from ringcoll.transport import streams
-from ringcoll.transport.local import Hub
+from ringcoll.group import Communicator
+from ringcoll.schedule import CONTRACTS, Schedule, Step, inp, out, recv, reduce, send, tmp
+from ringcoll.transport import Hub, streams
 from tests.fakes.fake_nccl import World
 from tests.fakes.fake_streams import FakeCuda, in_place, over_nccl
 from tests.programs.threads import together

@@ -20,11 +20,9 @@ import ringcoll
 from ringcoll import UserOp
 from ringcoll.algorithms import register, registry, unregister
 from ringcoll.algorithms.ring import ring_all_reduce
-from ringcoll.launch.processes import report
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import Step, inp, out, recv, reduce, send, tmp
-from ringcoll.transport.base import Message
-from ringcoll.transport.gloo import GlooTransport
+from ringcoll.launch import report
+from ringcoll.schedule import Schedule, Step, inp, out, recv, reduce, send, tmp
+from ringcoll.transport import GlooTransport, Message
 from tests.programs.ranks import fresh_group
 
 __all__ = ["DISAGREEMENTS", "Caught", "disagree"]

@@ -10,10 +10,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from ringcoll.launch.processes import Ranks, rendezvous
-from ringcoll.machine.facts import cores
-from ringcoll.reduction.gpu import CupyEngine, engine
-from ringcoll.reduction.kernels import Kernel, launch_of
+from ringcoll.launch import Ranks, rendezvous
+from ringcoll.machine import cores
+from ringcoll.reduction import CupyEngine, Kernel, engine, launch_of
 from tests.cases.engine_cases import listing
 from tests.cases.kernel_table import KERNELS, runs
 

@@ -19,10 +19,8 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.errors import RingcollError
-from ringcoll.launch.processes import rendezvous
-from ringcoll.transport import catalogue
-from ringcoll.transport.base import Message
-from ringcoll.transport.gloo import GlooTransport
+from ringcoll.launch import rendezvous
+from ringcoll.transport import GlooTransport, Message, catalogue
 
 __all__ = [
     "Opened",

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 import ringcoll
 from ringcoll import resilient
 from ringcoll.errors import PeerLostError, RingcollError
-from ringcoll.group.communicator import Communicator
-from ringcoll.machine.stores import served
-from ringcoll.resilient.membership import Member, Membership
+from ringcoll.group import Communicator
+from ringcoll.machine import served
+from ringcoll.resilient import Membership
+from ringcoll.resilient.membership import Member
 from ringcoll.training import BucketedDataParallel
 from tests.fakes.hosts import SWITCH, Hosts, Place
 

@@ -32,11 +32,9 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.schedule.contracts import contract
+from ringcoll.schedule import contract
 from ringcoll.testing import inputs as data
-from ringcoll.transport import mpi
-from ringcoll.transport.base import Message
-from ringcoll.transport.staged import StagedTransport
+from ringcoll.transport import Message, StagedTransport, mpi
 from tests.cases.calls import Case, prepare, verdict
 from tests.cases.strategies import operators
 from tests.fakes.fake_cuda import DEVICE, Looking, fake_cuda
@@ -282,7 +280,7 @@ def _calls(group: Any) -> dict[str, Callable[[], Pairs]]:
         ringcoll.monitored_barrier(group)
         return []
 
-    return {name: call for name, call in locals().items() if name in ringcoll.__all__}
+    return {name: call for name, call in locals().items() if name in dir(ringcoll)}
 
 
 NO_COLLECTIVES = {
@@ -296,7 +294,7 @@ def collectives(folder: Path) -> Iterator[str]:
     """Every collective once, then every algorithm, dtype and operator."""
     group = ringcoll.mpi_group(timeout_s=LIMIT_S)
     calls = _calls(group)
-    if missing := set(ringcoll.__all__) - NO_COLLECTIVES - calls.keys():
+    if missing := set(dir(ringcoll)) - NO_COLLECTIVES - calls.keys():
         yield f"not called: {missing}"
     for name, call in calls.items():
         for found, wanted in call():
@@ -337,7 +335,7 @@ def _cases(k: int) -> Iterator[Case]:
 
 def _join_torch(folder: Path) -> None:
     """Make torch's default group, of gloo, with MPI's ranks in the opposite order."""
-    world = mpi.mpi().COMM_WORLD
+    world = mpi.mpi_library().COMM_WORLD
     rank, world_size = world.Get_size() - 1 - world.Get_rank(), world.Get_size()
     meeting = f"file://{folder / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
@@ -382,7 +380,7 @@ def torch_groups(folder: Path) -> Iterator[str]:
 
 def several_groups(folder: Path) -> Iterator[str]:
     """Groups of parts of the ranks, closed groups, and messages of the program's own."""
-    world = mpi.mpi().COMM_WORLD
+    world = mpi.mpi_library().COMM_WORLD
     rank, k = world.Get_rank(), world.Get_size()
     halves = ringcoll.mpi_group(world.Split(rank % 2, -rank), timeout_s=LIMIT_S)
     everybody = ringcoll.mpi_group(timeout_s=LIMIT_S)
@@ -401,7 +399,7 @@ def several_groups(folder: Path) -> Iterator[str]:
         if first.item() != sum(range(rank % 2, k, 2)) or second.item() != 10 * sum(range(k)):
             yield f"{first.item()}, {second.item()}"
     send = world.Isend(bytes([rank] * 4), ahead, 0)
-    mpi.mpi().Request.Waitall([send, receive])
+    mpi.mpi_library().Request.Waitall([send, receive])
     if heard != bytes([behind] * 4):
         yield f"the program's own message: {heard.hex()}"
     mine = sorted(range(rank % 2, k, 2), reverse=True)
@@ -429,7 +427,7 @@ def several_groups(folder: Path) -> Iterator[str]:
 
 def faults(folder: Path) -> Iterator[str]:
     """Ranks that disagree, that do not come, that leave: each gets its error; others work."""
-    rank = mpi.mpi().COMM_WORLD.Get_rank()
+    rank = mpi.mpi_library().COMM_WORLD.Get_rank()
     good = ringcoll.mpi_group(timeout_s=LIMIT_S)
 
     def call(kind: type[RingcollError], limit_s: float, function: Callable[[Any], object]) -> str:
@@ -528,7 +526,7 @@ def main(folder: Path, parts: list[str]) -> None:
     """Run parts, one after the other, and write what is wrong."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    rank = mpi.mpi().COMM_WORLD.Get_rank()
+    rank = mpi.mpi_library().COMM_WORLD.Get_rank()
     wrong = {}
     for part in parts:
         sys.stderr.write(f"rank {rank}: {part}\n")  # the last one, where a program hangs

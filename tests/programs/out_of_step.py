@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from ringcoll.collectives.groups import as_group
-from ringcoll.launch.processes import report
+from ringcoll.collectives import as_group
+from ringcoll.launch import report
 from ringcoll.training import (
     Gossip,
     LocalSGD,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives.own_groups import StoreGroup
+from ringcoll.collectives import StoreGroup
 from ringcoll.errors import GroupBrokenError, TransportError
 
 _SHORT = timedelta(seconds=1)

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.testing import Expected, mismatch
-from ringcoll.testing.inputs import COMPLEX
+from ringcoll.testing import COMPLEX, Expected, mismatch
 from tests.cases.calls import Case, Prepared, expected, fingerprint, prepare, verdict
 
 __all__ = [

@@ -9,11 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.transport.around import AroundTransport
-from ringcoll.transport.base import Handle, Message, Transport
-from ringcoll.transport.gloo import GlooTransport
-from ringcoll.transport.staged import StagedTransport
-from ringcoll.transport.ucx import UcxTransport
+from ringcoll.transport import (
+    AroundTransport,
+    GlooTransport,
+    Handle,
+    Message,
+    StagedTransport,
+    Transport,
+    UcxTransport,
+)
 
 __all__ = ["ON_GPU", "Busy", "gpu"]
 

@@ -14,14 +14,12 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives.groups import close, communicator
-from ringcoll.collectives.sharing import share_for
+from ringcoll.collectives import close, communicator, share_for
 from ringcoll.errors import ArgumentError, MissingExtraError, RingcollError, TransportError
-from ringcoll.launch.processes import rendezvous, report
-from ringcoll.machine.facts import place
+from ringcoll.launch import rendezvous, report
+from ringcoll.machine import place
 from ringcoll.schedule import Schedule
-from ringcoll.transport import catalogue, ucx
-from ringcoll.transport.base import Message
+from ringcoll.transport import Message, catalogue, ucx
 from tests.programs.transports import TRANSPORTS
 
 __all__ = [

@@ -16,17 +16,13 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives.own_groups import StoreGroup
+from ringcoll.collectives import StoreGroup
 from ringcoll.errors import PeerLostError, TransportError
-from ringcoll.launch.processes import report
-from ringcoll.transport.around import AroundTransport
-from ringcoll.transport.base import Message
+from ringcoll.launch import report
+from ringcoll.transport import SHORT, AroundTransport, Message, SharedMemory, SharedTransport
 from ringcoll.transport.shared import channel as shared_channel
 from ringcoll.transport.shared import memory as shared_memory
 from ringcoll.transport.shared import transport as shared
-from ringcoll.transport.shared.layout import SHORT
-from ringcoll.transport.shared.memory import SharedMemory
-from ringcoll.transport.shared.transport import SharedTransport
 from tests.programs.transports import LIMIT_S, transport_of_all
 
 # Around the ends of the ways in which messages travel.

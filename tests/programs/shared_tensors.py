@@ -15,12 +15,10 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.errors import GroupBrokenError, PeerLostError, TransportError
-from ringcoll.launch.processes import report
+from ringcoll.launch import report
 from ringcoll.training import HookOptions, all_reduce_hook
-from ringcoll.transport.base import Message
+from ringcoll.transport import SHORT, Message, SharedMemory
 from ringcoll.transport.shared import tensors as shared_tensors
-from ringcoll.transport.shared.layout import SHORT
-from ringcoll.transport.shared.memory import SharedMemory
 from ringcoll.transport.shared.tensors import region_of
 from tests.programs.transports import LIMIT_S, transport_of_all
 

@@ -44,9 +44,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from ringcoll.backend.point_to_point import PointToPoint
-from ringcoll.backend.process_group import ProcessGroup
-from ringcoll.launch.processes import RankError, Ranks, rendezvous
+from ringcoll.backend import PointToPoint, ProcessGroup
+from ringcoll.launch import RankError, Ranks, rendezvous
 
 __all__ = [
     "LIMIT_S",

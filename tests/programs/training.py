@@ -147,7 +147,7 @@ def train(setting: Setting) -> Trained:
 
 def new_group(setting: Setting) -> Any:
     """A group of the library's own backend."""
-    from ringcoll.backend.options import Options
+    from ringcoll.backend import Options
 
     return dist.new_group(backend=setting.backend, pg_options=Options(algorithm=setting.algorithm))
 

@@ -29,16 +29,18 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.launch.processes import report
-from ringcoll.testing import bits
-from ringcoll.testing.inputs import COMPLEX, FLOATS, INTEGERS, values
-from ringcoll.transport.base import Message, Transport
-from ringcoll.transport.gloo import GlooTransport
+from ringcoll.launch import report
+from ringcoll.testing import COMPLEX, FLOATS, INTEGERS, bits, values
+from ringcoll.transport import (
+    GlooTransport,
+    Message,
+    SharedTransport,
+    StagedTransport,
+    Transport,
+    UcxTransport,
+    VerifiedTransport,
+)
 from ringcoll.transport.shared import transport as shared
-from ringcoll.transport.shared.transport import SharedTransport
-from ringcoll.transport.staged import StagedTransport
-from ringcoll.transport.ucx import UcxTransport
-from ringcoll.transport.verified import VerifiedTransport
 from tests.fakes.fake_cuda import DEVICE, Looking, fake_cuda
 from tests.programs.listeners import own_segments
 from tests.programs.real_cuda import ON_GPU

@@ -23,9 +23,7 @@ from ringcoll import LocalGroup, UserOp, run_threads
 from ringcoll.collectives import arguments as call
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.machine import settings
-from ringcoll.reduction import TORCH, Engine, gpu, kernels, resolve
-from ringcoll.reduction.gpu import CupyEngine
-from ringcoll.reduction.kernels import MOST_SOURCES
+from ringcoll.reduction import MOST_SOURCES, TORCH, CupyEngine, Engine, gpu, kernels, resolve
 from ringcoll.testing import inputs as data
 from tests.cases.calls import Case, fingerprint, prepare, verdict
 from tests.cases.effort import effort

@@ -17,9 +17,7 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
-from ringcoll.reduction import resolve
-from ringcoll.reduction.gpu import bound
-from ringcoll.reduction.kernels import MOST_SOURCES
+from ringcoll.reduction import MOST_SOURCES, bound, resolve
 from tests.cases.engine_cases import DTYPES, engine_cases, wrong
 from tests.cases.kernel_checks import (
     bits,

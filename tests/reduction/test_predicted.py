@@ -14,9 +14,7 @@ from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import Algorithm, algorithms, on_hosts, schedule_of
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.reduction import predicted_result, reduce_in_order
-from ringcoll.schedule import Schedule, Step, inp, out, recv_reduce, send, verify
-from ringcoll.schedule.ir import Program
-from ringcoll.schedule.verifier import Order
+from ringcoll.schedule import Order, Program, Schedule, Step, inp, out, recv_reduce, send, verify
 
 ALL_REDUCES = list(algorithms("all_reduce"))
 DTYPES = (torch.float32, torch.bfloat16)

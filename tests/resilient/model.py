@@ -20,9 +20,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ringcoll.errors import GroupBrokenError
-from ringcoll.resilient import succession
-from ringcoll.resilient.succession import Member, Patience, Record, View
-from ringcoll.watch.lives import Process
+from ringcoll.resilient import Member, Patience, Record, View, succession
+from ringcoll.watch import Process
 
 
 class Doing(Enum):

@@ -10,12 +10,11 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import GroupBrokenError, PeerLostError
-from ringcoll.machine.facts import place
-from ringcoll.machine.mailbox import deliver
+from ringcoll.machine import deliver, place
 from ringcoll.resilient import membership
 from ringcoll.resilient.membership import Member, Membership, View
 from ringcoll.resilient.succession import _is_quorum
-from ringcoll.watch.lives import Process
+from ringcoll.watch import Process
 
 MEMBERS = [Member(f"m{i}", "127.0.0.1", 1000 + i, 2000 + i, Process.own()) for i in range(5)]
 

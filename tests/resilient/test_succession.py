@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ringcoll.errors import GroupBrokenError
-from ringcoll.resilient import succession
-from ringcoll.resilient.succession import Member, Patience, Record, View
+from ringcoll.resilient import Member, Patience, Record, View, succession
 from tests.resilient.model import CASES, BrokenRulesError, Budget, Model
 
 

@@ -12,28 +12,34 @@ from ringcoll.algorithms import find, ring, schedule_of
 from ringcoll.algorithms.direct import direct_all_reduce
 from ringcoll.algorithms.recursive import recursive_doubling_all_reduce
 from ringcoll.errors import VerificationError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.compose import in_place, parallel, renumber, split, unfinished
-from ringcoll.schedule.ir import (
+from ringcoll.schedule import (
     Copy,
     Operation,
     Program,
+    Proof,
     Recv,
     RecvReduce,
     Reduce,
     Ref,
+    Schedule,
     Send,
     Step,
+    bitwise_equal,
     copy,
+    in_place,
     inp,
     out,
+    parallel,
     recv,
     recv_reduce,
     reduce,
+    renumber,
     send,
+    split,
     tmp,
+    unfinished,
+    verify,
 )
-from ringcoll.schedule.verifier import Proof, bitwise_equal, verify
 
 
 @cache

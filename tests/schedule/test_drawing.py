@@ -8,9 +8,21 @@ from ringcoll.algorithms import schedule_of
 from ringcoll.algorithms.bruck import bruck_all_gather
 from ringcoll.algorithms.chain import chain_broadcast
 from ringcoll.algorithms.direct import direct_reduce
-from ringcoll.schedule import Schedule, primitives
-from ringcoll.schedule.drawing import grid
-from ringcoll.schedule.ir import Program, Step, copy, inp, out, recv, recv_reduce, reduce, send, tmp
+from ringcoll.schedule import (
+    Program,
+    Schedule,
+    Step,
+    copy,
+    grid,
+    inp,
+    out,
+    primitives,
+    recv,
+    recv_reduce,
+    reduce,
+    send,
+    tmp,
+)
 
 
 def every_operation(rank: int) -> Program:

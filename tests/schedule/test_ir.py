@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 import ringcoll.schedule.ir
 from ringcoll.algorithms import Algorithm, schedule_of
 from ringcoll.errors import ScheduleError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import (
+from ringcoll.schedule import (
     Buffer,
     Copy,
     Operation,
@@ -21,8 +19,10 @@ from ringcoll.schedule.ir import (
     RecvReduce,
     Reduce,
     Ref,
+    Schedule,
     Send,
     Step,
+    contract,
     copy,
     inp,
     out,

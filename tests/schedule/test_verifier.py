@@ -13,10 +13,7 @@ import pytest
 
 from ringcoll.algorithms import Algorithm, find, schedule_of
 from ringcoll.errors import RingcollError, ScheduleError, TooLargeError, VerificationError
-from ringcoll.schedule import Schedule, primitives
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.drawing import grid
-from ringcoll.schedule.ir import (
+from ringcoll.schedule import (
     Buffer,
     Copy,
     Operation,
@@ -25,11 +22,15 @@ from ringcoll.schedule.ir import (
     RecvReduce,
     Reduce,
     Ref,
+    Schedule,
     Send,
     Step,
+    contract,
     copy,
+    grid,
     inp,
     out,
+    primitives,
     recv,
     recv_reduce,
     reduce,

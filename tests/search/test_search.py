@@ -16,25 +16,26 @@ from hypothesis import strategies as st
 
 import ringcoll
 from ringcoll.errors import ArgumentError, MissingExtraError, VerificationError
-from ringcoll.schedule import Schedule, Send, verify
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import Buffer, RecvReduce
+from ringcoll.schedule import Buffer, RecvReduce, Schedule, Send, contract, verify
 from ringcoll.search import (
     METHODS,
     SEARCHED,
+    demand_of,
     fastest_times,
+    greedy_moves,
+    hops_of,
     registered,
     registered_times,
+    solve,
     synthesize,
 )
 from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
 from ringcoll.search.build import schedule_of_moves
-from ringcoll.search.demand import demand_of
 from ringcoll.search.flow import maximum_flow
 from ringcoll.search.front import _Search
-from ringcoll.search.greedy import greedy_moves, speeds_of_steps
-from ringcoll.search.hops import HopGraph, Limit, hops_of
-from ringcoll.search.sccl import Answer, solve
+from ringcoll.search.greedy import speeds_of_steps
+from ringcoll.search.hops import HopGraph, Limit
+from ringcoll.search.sccl import Answer
 from ringcoll.simulation import (
     Link,
     Topology,

@@ -16,12 +16,9 @@ from hypothesis import strategies as st
 
 import ringcoll
 from ringcoll.algorithms import Algorithm, algorithms, find, schedule_of
-from ringcoll.cost.counts import lower_bound
-from ringcoll.cost.links import LinkCosts
+from ringcoll.cost import LinkCosts, lower_bound
 from ringcoll.errors import ArgumentError, ScheduleError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.counting import chunks_of_data, tally_of
-from ringcoll.schedule.ir import Send, Step, inp, out, recv, send
+from ringcoll.schedule import Schedule, Send, Step, chunks_of_data, inp, out, recv, send, tally_of
 from ringcoll.simulation import (
     Link,
     SimulatedRun,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 
 from ringcoll.errors import ArgumentError
-from ringcoll.simulation import Topology, dgx1, topology_from_text
-from ringcoll.simulation.texts import ranks_named
+from ringcoll.simulation import Topology, dgx1, ranks_named, topology_from_text
 from tests.cases.effort import effort
 from tests.cases.malformed import words
 

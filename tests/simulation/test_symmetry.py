@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule import Schedule
-from ringcoll.schedule.ir import Step, inp, out, recv, send
+from ringcoll.schedule import Schedule, Step, inp, out, recv, send
 from ringcoll.simulation import (
     Link,
     SimulatedRun,

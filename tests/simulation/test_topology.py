@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ringcoll.errors import ArgumentError
 from ringcoll.simulation import (
+    FORMS,
     PRESETS,
     Link,
     Topology,
@@ -22,7 +23,6 @@ from ringcoll.simulation import (
     topology_named,
     torus,
 )
-from ringcoll.simulation.texts import FORMS
 
 
 def check_route(topology: Topology, source: int, target: int) -> int:

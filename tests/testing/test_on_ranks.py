@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
-from ringcoll.launch.processes import RankError
+from ringcoll.launch import RankError
 from ringcoll.testing import ranks
 from ringcoll.testing.on_ranks import _difference
 

@@ -18,15 +18,22 @@ import torch.distributed as dist
 import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.errors import ArgumentError
-from ringcoll.group.communicator import Communicator
-from ringcoll.tracing import Recording
+from ringcoll.group import Communicator
+from ringcoll.tracing import (
+    MessageEnd,
+    PhaseTimes,
+    Recording,
+    Records,
+    Span,
+    TracedOperation,
+    phase_times,
+    summarize_phases,
+)
 from ringcoll.tracing.findings import findings
-from ringcoll.tracing.phase_times import PhaseTimes, phase_times, summarize_phases
 from ringcoll.tracing.phases import PhaseLog, PhaseSpan, ThreadWait
-from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
 from ringcoll.training import Messages, phase, waiting
 from ringcoll.training.messages import Arrivals
-from ringcoll.transport.local import Hub
+from ringcoll.transport import Hub
 from tests.cases.pictures import PictureError, check, messages
 
 LONG_S = 0.1

@@ -19,10 +19,8 @@ import ringcoll
 from ringcoll import LocalGroup, run_threads
 from ringcoll.algorithms import schedule_of
 from ringcoll.errors import ArgumentError, GroupBrokenError, RingcollError, TraceError
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.verifier import verify
-from ringcoll.tracing import Recording
-from ringcoll.tracing.records import Span, TracedOperation
+from ringcoll.schedule import contract, verify
+from ringcoll.tracing import Recording, Span, TracedOperation
 from ringcoll.tracing.summary import shares
 from tests.cases import pictures
 from tests.cases.algorithms import each_on

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ringcoll.algorithms import schedule_of
-from ringcoll.launch.processes import RankError, Ranks
-from ringcoll.schedule.verifier import verify
+from ringcoll.launch import RankError, Ranks
+from ringcoll.schedule import verify
 from tests.cases.pictures import check, check_schedule
 from tests.programs import tracing
 

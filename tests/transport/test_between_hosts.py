@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ringcoll.algorithms import schedule_of
-from ringcoll.launch.processes import RankError
-from ringcoll.machine.facts import hosts_of, place
-from ringcoll.schedule.contracts import CONTRACTS, contract
+from ringcoll.launch import RankError
+from ringcoll.machine import hosts_of, place
+from ringcoll.schedule import CONTRACTS, contract
 from tests.cases.calls import Case
 from tests.fakes.hosts import APART, HostRanks, Hosts, reason_why_not
 from tests.programs import several_hosts

@@ -18,11 +18,19 @@ import ringcoll
 from ringcoll.backend import process_group as backend
 from ringcoll.collectives import groups
 from ringcoll.errors import ArgumentError, MissingExtraError, TransportError
-from ringcoll.transport import base, catalogue, nccl, staged, streams, ucx
-from ringcoll.transport.base import Transport
-from ringcoll.transport.gloo import GlooTransport
-from ringcoll.transport.local import Hub, LocalTransport
-from ringcoll.transport.nccl import NcclTransport
+from ringcoll.transport import (
+    GlooTransport,
+    Hub,
+    LocalTransport,
+    NcclTransport,
+    Transport,
+    base,
+    catalogue,
+    nccl,
+    staged,
+    streams,
+    ucx,
+)
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.second_device import FIRST, SECOND, Elsewhere
 from tests.programs.threads import together

@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.launch.processes import RankError, Ranks
-from ringcoll.transport.base import Message
-from ringcoll.transport.local import Hub
-from ringcoll.transport.narrow import NarrowTransport
+from ringcoll.launch import RankError, Ranks
+from ringcoll.transport import Hub, Message, NarrowTransport
 from tests.programs import several_hosts, transports
 from tests.programs.transports import CONFORMANCE, spares_other_connections
 

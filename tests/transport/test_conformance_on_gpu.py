@@ -7,9 +7,8 @@ import threading
 import pytest
 import torch
 
-from ringcoll.launch.processes import Ranks
-from ringcoll.transport.local import Hub
-from ringcoll.transport.staged import StagedTransport
+from ringcoll.launch import Ranks
+from ringcoll.transport import Hub, StagedTransport
 from tests.cases.optional import optional
 from tests.programs.real_cuda import ON_GPU, Busy, gpu
 from tests.programs.transports import CONFORMANCE, conforms

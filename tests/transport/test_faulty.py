@@ -23,11 +23,8 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.transport.around import AroundTransport
-from ringcoll.transport.asked import as_asked
-from ringcoll.transport.base import Handle, Message
+from ringcoll.transport import AroundTransport, Handle, Hub, LocalTransport, Message, as_asked
 from ringcoll.transport.faulty import FaultyTransport
-from ringcoll.transport.local import Hub, LocalTransport
 from tests.cases.calls import Case, prepare, verdict
 from tests.cases.effort import effort
 from tests.cases.strategies import cases

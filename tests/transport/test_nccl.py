@@ -31,13 +31,10 @@ import ringcoll
 from ringcoll import LocalGroup
 from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.errors import MismatchError, PeerLostError, TransportError
-from ringcoll.group import communicator
-from ringcoll.group.communicator import Communicator
+from ringcoll.group import Communicator, communicator
 from ringcoll.machine import settings
-from ringcoll.schedule.contracts import contract
-from ringcoll.schedule.ir import Recv, RecvReduce, Send
-from ringcoll.transport import nccl
-from ringcoll.transport.base import Message
+from ringcoll.schedule import Recv, RecvReduce, Send, contract
+from ringcoll.transport import Message, nccl
 from ringcoll.transport.nccl import NcclTransport, grouped
 from tests.cases.algorithms import each_on
 from tests.cases.calls import Case, prepare, verdict

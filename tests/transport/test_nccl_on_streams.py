@@ -28,10 +28,8 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.operation import operation
-from ringcoll.transport import nccl
-from ringcoll.transport.base import Message
-from ringcoll.transport.nccl import NcclTransport
-from ringcoll.watch.monitor import Monitor
+from ringcoll.transport import Message, NcclTransport, nccl
+from ringcoll.watch import Monitor
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.fake_streams import FakeCuda, StreamedGroup, in_place, run
 

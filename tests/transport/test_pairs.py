@@ -6,9 +6,8 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.transport.base import told_by
+from ringcoll.transport import SharedTransport, told_by
 from ringcoll.transport.pairs import PairsTransport
-from ringcoll.transport.shared.transport import SharedTransport
 
 
 class Near(SharedTransport):

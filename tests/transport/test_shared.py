@@ -10,13 +10,13 @@ from collections import deque
 import pytest
 
 from ringcoll.errors import ArgumentError
-from ringcoll.launch.processes import RankError, Ranks
-from ringcoll.transport import catalogue
+from ringcoll.launch import RankError, Ranks
+from ringcoll.transport import SharedMemory, catalogue
 from ringcoll.transport.shared import memory as shared_memory
 from ringcoll.transport.shared import transport as shared
 from ringcoll.transport.shared.channel import PeerChannel, RingReceive
 from ringcoll.transport.shared.layout import SharedLayout
-from ringcoll.transport.shared.memory import SharedMemory, identity, read_process
+from ringcoll.transport.shared.memory import identity, read_process
 from tests.programs import shared_memory as program
 
 

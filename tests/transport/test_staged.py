@@ -27,14 +27,22 @@ import ringcoll
 from ringcoll import LocalGroup
 from ringcoll.algorithms import algorithms
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.group.communicator import Communicator
-from ringcoll.schedule.contracts import contract
-from ringcoll.testing import bits
-from ringcoll.testing.inputs import FLOATS, INTEGERS, values
-from ringcoll.transport import local, staged, ucx
-from ringcoll.transport.base import Handle, Message, Transport, devices_of, settle
-from ringcoll.transport.local import Hub, LocalTransport
-from ringcoll.transport.nccl import NcclTransport
+from ringcoll.group import Communicator
+from ringcoll.schedule import contract
+from ringcoll.testing import FLOATS, INTEGERS, bits, values
+from ringcoll.transport import (
+    Handle,
+    Hub,
+    LocalTransport,
+    Message,
+    NcclTransport,
+    Transport,
+    local,
+    settle,
+    staged,
+    ucx,
+)
+from ringcoll.transport.base import devices_of
 from ringcoll.transport.staged import PINNED_BYTES, SEGMENT_BYTES, Copies, StagedTransport
 from tests.cases.algorithms import worlds_of
 from tests.cases.calls import Case, prepare, verdict

@@ -17,9 +17,7 @@ import ringcoll
 from ringcoll import LocalGroup
 from ringcoll.collectives.calls import Deferred
 from ringcoll.errors import CaptureError, MismatchError
-from ringcoll.transport import streams
-from ringcoll.transport.base import Message
-from ringcoll.transport.nccl import NcclTransport
+from ringcoll.transport import Message, NcclTransport, streams
 from tests.fakes.fake_nccl import World
 from tests.fakes.fake_streams import FakeCuda, StreamedGroup, in_place, run
 from tests.programs.stream_program import expected_results, stream_program

@@ -15,7 +15,7 @@ from ringcoll import LocalGroup
 from ringcoll.backend import process_group as backend
 from ringcoll.collectives import groups
 from ringcoll.errors import CaptureError
-from ringcoll.transport.nccl import NcclTransport
+from ringcoll.transport import NcclTransport
 from tests.programs.stream_program import expected_results, stream_program
 
 pytestmark = pytest.mark.gpu

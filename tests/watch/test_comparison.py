@@ -11,10 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, MismatchError, PeerLostError
-from ringcoll.operation.operation import Turn
-from ringcoll.watch.comparison import CallComparison
-from ringcoll.watch.lives import Lives
-from ringcoll.watch.monitor import Monitor
+from ringcoll.operation import Turn
+from ringcoll.watch import CallComparison, Lives, Monitor
 from ringcoll.watch.notices import LEFT
 from tests.programs.threads import together
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ringcoll.launch.processes import RankError, Ranks
-from ringcoll.machine.stores import served
+from ringcoll.launch import RankError, Ranks
+from ringcoll.machine import served
 from tests.programs import alarms, faults
 from tests.programs.faults import Caught
 from tests.programs.started import started

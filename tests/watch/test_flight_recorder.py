@@ -24,14 +24,11 @@ import torch.distributed as dist
 
 import ringcoll
 from ringcoll.errors import ArgumentError
-from ringcoll.group.communicator import Communicator
+from ringcoll.group import Communicator
 from ringcoll.machine import sites
-from ringcoll.operation.operation import Turn
-from ringcoll.operation.plan import Wait
-from ringcoll.watch import answers, flight_recorder
-from ringcoll.watch.answers import Answering, answering, ask
-from ringcoll.watch.flight_report import read_record
-from ringcoll.watch.monitor import Running
+from ringcoll.operation import Turn, Wait
+from ringcoll.watch import Running, answering, answers, ask, flight_recorder, read_record
+from ringcoll.watch.answers import Answering
 from tests.programs.listeners import listening
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has such sockets")

@@ -14,11 +14,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ringcoll.machine import lines
-from ringcoll.machine.facts import ProcessState, own_address, place, process_state
-from ringcoll.machine.lines import Address, Lines
-from ringcoll.watch import lives
-from ringcoll.watch.lives import Lives, Process, tell
+from ringcoll.machine import Address, Lines, ProcessState, lines, own_address, place, process_state
+from ringcoll.watch import Lives, Process, lives, tell
 
 HERE, ELSEWHERE = "this kernel", "another kernel"
 ADDRESS = ("192.0.2.1", 5)

@@ -10,7 +10,7 @@ import torch
 
 import ringcoll
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.watch.lives import Process
+from ringcoll.watch import Process
 
 FAR = Process(1, "1", "another kernel", ("192.0.2.1", 1))
 LIMIT_S = 2.5  # longer than the last messages of a process that has ended are waited for

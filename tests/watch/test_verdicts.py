@@ -21,11 +21,10 @@ from ringcoll.errors import (
     RingcollError,
     TransportError,
 )
-from ringcoll.operation.plan import Wait
+from ringcoll.operation import Wait
+from ringcoll.watch import STORE_S, Issued, Monitor, Process, Running
 from ringcoll.watch import monitor as watching
-from ringcoll.watch.lives import Process
-from ringcoll.watch.monitor import Issued, Monitor, Running
-from ringcoll.watch.notices import FAILURES, STORE_S, Notices
+from ringcoll.watch.notices import FAILURES, Notices
 
 WORLD_SIZE = 4
 CALL = "all_reduce(ring)"

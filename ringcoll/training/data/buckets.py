@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ringcoll.errors import BackwardError
 from ringcoll.training.flat import views_of
-from ringcoll.transport.shared.tensors import lasting_zeros
+from ringcoll.transport import lasting_zeros
 
 BUCKET_BYTES = 25 << 20
 """Bytes of parameters of a bucket, as in torch's DistributedDataParallel."""

@@ -40,8 +40,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError
 from ringcoll.training.checks import require
 from ringcoll.training.flat import trained

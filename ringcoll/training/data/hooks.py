@@ -36,9 +36,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringcoll.collectives import as_group, share_for
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
-from ringcoll.collectives.sharing import share_for
 from ringcoll.reduction import Reproducible
 from ringcoll.schedule import Schedule
 from ringcoll.training.checks import require

@@ -51,10 +51,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
 from ringcoll.errors import BackwardError
-from ringcoll.group.work import Work
+from ringcoll.group import Work
 from ringcoll.reduction import Reproducible, premul_sum
 from ringcoll.schedule import Schedule
 from ringcoll.training.checks import check_dense, require

@@ -38,7 +38,7 @@ from torch.nn.functional import pad
 from torch.optim import Optimizer
 
 from ringcoll.errors import PeerLostError
-from ringcoll.tracing.phases import phase
+from ringcoll.tracing import phase
 from ringcoll.training.checks import require
 from ringcoll.training.flat import FlatParameters, begin_alike
 from ringcoll.training.messages import Arrivals, Messages

@@ -37,10 +37,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.tracing.phases import phase
+from ringcoll.tracing import phase
 from ringcoll.training.checks import check_alike, gathered, require
 from ringcoll.training.messages import tie
 from ringcoll.training.pipeline.check import check

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringcoll.collectives.groups import as_group
+from ringcoll.collectives import as_group
 from ringcoll.errors import BackwardError
 from ringcoll.training.checks import check_dense, require
 from ringcoll.training.data.buckets import assign_buckets

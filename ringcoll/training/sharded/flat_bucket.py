@@ -23,12 +23,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
-from ringcoll.group.work import Work
+from ringcoll.group import Work
 from ringcoll.training.data.buckets import GradientBucket
 from ringcoll.training.flat import views_of
-from ringcoll.transport.shared.tensors import lasting_zeros
+from ringcoll.transport import lasting_zeros
 
 
 def _lasting(tensor: Tensor) -> Tensor:

@@ -7,3 +7,7 @@
 `mesh`        data, pipeline and tensor parallel at once
 ============  ====================================================================
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

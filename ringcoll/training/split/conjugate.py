@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
 
 _Map = Callable[
     [Tensor, Any, int], Tensor

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.collectives import functions as api
-from ringcoll.tracing.phases import phase
+from ringcoll.tracing import phase
 from ringcoll.training.checks import require
 from ringcoll.training.data.parallel import average_gradients
 from ringcoll.training.models import Transformer, stages

@@ -37,9 +37,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
-from ringcoll.group.work import Work
+from ringcoll.group import Work
 from ringcoll.training.checks import require
 from ringcoll.training.models import Attention, Transformer
 

@@ -38,8 +38,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
+from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
-from ringcoll.collectives.groups import as_group
 from ringcoll.errors import ArgumentError
 from ringcoll.training.checks import require
 from ringcoll.training.models import Attention, Perceptron, Transformer

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from ringcoll.errors import ArgumentError, SharingError
-from ringcoll.machine.facts import free_bytes
+from ringcoll.machine import free_bytes
 from ringcoll.transport.shared.memory import Identity, SharedMemory, identity, release_pages
 from ringcoll.transport.tensor_memory import with_memory
 

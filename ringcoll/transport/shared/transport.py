@@ -34,8 +34,7 @@ from ringcoll.errors import (
     PeerLostError,
     TransportError,
 )
-from ringcoll.machine.facts import cores, free_bytes
-from ringcoll.machine.stores import appears, as_fields, read_all, read_text
+from ringcoll.machine import appears, as_fields, cores, free_bytes, read_all, read_text
 from ringcoll.transport.base import Handle, Message, Transport, late, meet_telling
 from ringcoll.transport.pairs import OutOfReachError, PairsTransport
 from ringcoll.transport.shared.channel import PeerChannel, PendingSends, RingReceive, RingSend

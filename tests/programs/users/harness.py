@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 import ringcoll.backend.process_group
-from ringcoll.backend.point_to_point import PointToPoint
-from ringcoll.launch.processes import rendezvous
+from ringcoll.backend import PointToPoint
+from ringcoll.launch import rendezvous
 
 __all__ = [
     "NativeCollectiveError",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.machine.stores import appears, read_text
+from ringcoll.machine import appears, read_text
 
 __all__ = ["monitored_barrier"]
 

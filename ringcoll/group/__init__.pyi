@@ -1,0 +1,9 @@
+from . import agreement as agreement
+from . import communicator as communicator
+from .agreement import measure as measure
+from .communicator import Call as Call
+from .communicator import Communicator as Communicator
+from .communicator import Part as Part
+from .communicator import in_use as in_use
+from .queue import Queue as Queue
+from .work import Work as Work

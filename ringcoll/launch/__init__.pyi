@@ -1,0 +1,11 @@
+from . import mpiexec as mpiexec
+from .mpi import MpiGroup as MpiGroup
+from .mpi import mpi_group as mpi_group
+from .processes import RankError as RankError
+from .processes import Ranks as Ranks
+from .processes import by_value as by_value
+from .processes import rendezvous as rendezvous
+from .processes import report as report
+from .processes import reports_to as reports_to
+from .threads import LocalGroup as LocalGroup
+from .threads import run_threads as run_threads

@@ -1,0 +1,12 @@
+from .beginning import join as join
+from .beginning import start as start
+from .ddp import data_parallel as data_parallel
+from .group import Change as Change
+from .group import ResilientGroup as ResilientGroup
+from .membership import Membership as Membership
+from .state import packed as packed
+from .state import unpacked as unpacked
+from .succession import Member as Member
+from .succession import Patience as Patience
+from .succession import Record as Record
+from .succession import View as View

@@ -1,0 +1,13 @@
+from .demand import SEARCHED as SEARCHED
+from .demand import demand_of as demand_of
+from .front import METHODS as METHODS
+from .front import SearchedFront as SearchedFront
+from .front import SearchedPoint as SearchedPoint
+from .front import SearchedShape as SearchedShape
+from .front import synthesize as synthesize
+from .greedy import greedy_moves as greedy_moves
+from .hops import hops_of as hops_of
+from .registered import SearchTime as SearchTime
+from .registered import fastest_times as fastest_times
+from .registered import registered_times as registered_times
+from .sccl import solve as solve

@@ -1,0 +1,12 @@
+from .block import Recording as Recording
+from .block import trace as trace
+from .phase_times import PhaseTimes as PhaseTimes
+from .phase_times import phase_times as phase_times
+from .phase_times import summarize_phases as summarize_phases
+from .phases import phase as phase
+from .phases import waiting as waiting
+from .records import MessageEnd as MessageEnd
+from .records import Records as Records
+from .records import Span as Span
+from .records import TracedOperation as TracedOperation
+from .summary import Shares as Shares
