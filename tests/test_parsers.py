@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from ringcoll.algorithms import schedule_of
 from ringcoll.cli import cli, measuring
-from ringcoll.cli.parameters import rank_numbers, world_sizes
+from ringcoll.cli.parameters import nbytes_of, rank_numbers, world_sizes
 from ringcoll.cost import FORCED, Table, built_in, choose, in_text, parse_rules
 from ringcoll.errors import (
     ArgumentError,
@@ -413,7 +413,7 @@ def test_a_number_of_ranks_from_who_starts_them(monkeypatch: pytest.MonkeyPatch,
 @effort(200)
 @given(words("64K", "16 MiB", "1-8,13,64"))
 def test_sizes_and_numbers_of_ranks(text: str) -> None:
-    nbytes = outcome(click.BadParameter, measuring.nbytes_of, text)
+    nbytes = outcome(click.BadParameter, nbytes_of, text)
     assert isinstance(nbytes, click.BadParameter) or 0 <= nbytes < 10**18 << 40
     for read in (world_sizes, rank_numbers):
         numbers = outcome(click.BadParameter, read, text)
@@ -424,7 +424,7 @@ def test_sizes_and_numbers_of_ranks(text: str) -> None:
 def test_a_size_that_only_looks_like_one(text: str) -> None:
     """The sign for kelvin is a K to who ignores case."""
     with pytest.raises(click.BadParameter, match="is not a size"):
-        measuring.nbytes_of(text)
+        nbytes_of(text)
 
 
 @effort(100)

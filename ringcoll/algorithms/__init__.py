@@ -52,20 +52,10 @@ from ringcoll.algorithms import (
     ring,
     swing,
 )
-from ringcoll.algorithms.entry import alone, mark_built_in
+from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, alone, mark_built_in, on_hosts
 from ringcoll.algorithms.names import find, named, required, schedule_of, where_possible
 from ringcoll.algorithms.proved import order_of, passes_on_blocks, proved_schedule
-from ringcoll.algorithms.registry import (
-    ALIASES,
-    Algorithm,
-    Cost,
-    Parameter,
-    algorithms,
-    on_hosts,
-    register,
-    seal,
-    unregister,
-)
+from ringcoll.algorithms.registry import ALIASES, algorithms, register, seal, unregister
 
 seal()
 

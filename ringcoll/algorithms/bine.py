@@ -23,8 +23,9 @@ from functools import lru_cache, partial
 
 from ringcoll.algorithms import binomial, exchanges
 from ringcoll.algorithms.bruck import rounds_to_reach_all
+from ringcoll.algorithms.entry import Cost
 from ringcoll.algorithms.exchanges import needs_power, reached, spread
-from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms.registry import register
 from ringcoll.algorithms.swing import swing
 from ringcoll.schedule import (
     OperandOrder,

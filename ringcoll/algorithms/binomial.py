@@ -19,7 +19,8 @@ from fractions import Fraction
 
 from ringcoll.algorithms import ring
 from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms.entry import Cost
+from ringcoll.algorithms.registry import register
 from ringcoll.schedule import (
     OperandOrder,
     Operation,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms.entry import Cost
+from ringcoll.algorithms.registry import register
 from ringcoll.schedule import Program, Step, copy, inp, out, recv, send
 
 

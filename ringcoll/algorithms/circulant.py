@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms.entry import Cost
+from ringcoll.algorithms.registry import register
 from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
 
 

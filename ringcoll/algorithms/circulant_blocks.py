@@ -27,7 +27,8 @@ from fractions import Fraction
 
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.circulant import halvings
-from ringcoll.algorithms.registry import Cost, Parameter, register
+from ringcoll.algorithms.entry import Cost, Parameter
+from ringcoll.algorithms.registry import register
 from ringcoll.schedule import Operation, Program, Step, copy, inp, out, recv, recv_reduce, send, tmp
 
 

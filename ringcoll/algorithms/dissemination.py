@@ -12,7 +12,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms.entry import Cost
+from ringcoll.algorithms.registry import register
 from ringcoll.schedule import Program, Step, inp, out, recv_reduce, send
 
 

@@ -30,8 +30,6 @@ from ringcoll.schedule import (
     tally_of,
 )
 
-__all__ = ["Algorithm", "Cost", "Parameter", "alone", "mark_built_in", "on_hosts"]
-
 
 def on_hosts(world_size: int, num_hosts: int = 2) -> tuple[int, ...]:
     """Divide ranks among hosts, each with ranks in a row, as evenly as can be.

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 
-from ringcoll.algorithms.registry import Cost, Parameter, register
+from ringcoll.algorithms.entry import Cost, Parameter
+from ringcoll.algorithms.registry import register
 from ringcoll.schedule import (
     OperandOrder,
     Program,

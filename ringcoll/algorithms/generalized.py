@@ -22,8 +22,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ringcoll.algorithms.bruck import rounds_to_reach_all
+from ringcoll.algorithms.entry import Cost, Parameter, on_hosts
 from ringcoll.algorithms.hierarchical import run_on
-from ringcoll.algorithms.registry import Cost, Parameter, on_hosts, own, register
+from ringcoll.algorithms.registry import own, register
 from ringcoll.schedule import Program
 
 

@@ -34,9 +34,9 @@ from itertools import islice
 
 from ringcoll.algorithms import binomial
 from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.entry import mark_built_in
+from ringcoll.algorithms.entry import Algorithm, Cost, mark_built_in
 from ringcoll.algorithms.layout import HostLayout, Hosts, layout_of, rows_of
-from ringcoll.algorithms.registry import Algorithm, Cost, entry_of, own, register
+from ringcoll.algorithms.registry import entry_of, own, register
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule import (
     Program,

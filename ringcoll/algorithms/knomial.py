@@ -16,7 +16,8 @@ from fractions import Fraction
 from functools import partial
 
 from ringcoll.algorithms import binomial, exchanges
-from ringcoll.algorithms.registry import Cost, Parameter, register
+from ringcoll.algorithms.entry import Cost, Parameter
+from ringcoll.algorithms.registry import register
 from ringcoll.schedule import Program, inp, out, tmp
 
 # 4 halves the steps of a binomial tree.

@@ -9,12 +9,10 @@ from contextlib import suppress
 from functools import lru_cache
 
 from ringcoll.algorithms import registry
+from ringcoll.algorithms.entry import Algorithm
 from ringcoll.algorithms.hierarchical import hierarchy
-from ringcoll.algorithms.registry import Algorithm
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule import CONTRACTS, Schedule
-
-__all__ = ["find", "named", "required", "schedule_of", "where_possible"]
 
 
 def find(collective: str, name: str) -> Algorithm:

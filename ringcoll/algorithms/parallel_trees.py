@@ -30,7 +30,8 @@ from fractions import Fraction
 from functools import partial
 
 from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms.entry import Cost
+from ringcoll.algorithms.registry import register
 from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, recv_reduce, send, tmp
 
 _register = partial(register, chunks=lambda k: k, second_choice=True)

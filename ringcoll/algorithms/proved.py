@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ringcoll.algorithms.entry import Algorithm
 from ringcoll.algorithms.names import find, schedule_of
-from ringcoll.algorithms.registry import Algorithm, algorithms
+from ringcoll.algorithms.registry import algorithms
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import OperandOrder, Recv, RecvReduce, Schedule, contract, verify
-
-__all__ = ["order_of", "passes_on_blocks", "proved_schedule"]
 
 _REASONS = {
     OperandOrder.RANK: (

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms.entry import Cost
+from ringcoll.algorithms.registry import register
 from ringcoll.schedule import (
     OperandOrder,
     Program,

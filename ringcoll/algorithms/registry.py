@@ -17,23 +17,9 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
-from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, mark_built_in, on_hosts
+from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, mark_built_in
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
 from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, OperandOrder, Program, contract
-
-__all__ = [
-    "ALIASES",
-    "Algorithm",
-    "Cost",
-    "Parameter",
-    "algorithms",
-    "entry_of",
-    "on_hosts",
-    "own",
-    "register",
-    "seal",
-    "unregister",
-]
 
 ALIASES = {"tree": "binomial_tree"}
 """Short names, understood wherever an algorithm is named."""

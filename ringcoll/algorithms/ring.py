@@ -20,7 +20,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import gcd
 
-from ringcoll.algorithms.registry import Cost, register
+from ringcoll.algorithms.entry import Cost
+from ringcoll.algorithms.registry import register
 from ringcoll.schedule import (
     Program,
     Ref,

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["METHODS", "C10dCall", "Method"]
-
 _SUM = dist.ReduceOp.SUM
 
 

@@ -24,8 +24,6 @@ import torch.distributed as dist
 from ringcoll.errors import ArgumentError
 from ringcoll.machine import FOREVER_S
 
-__all__ = ["honour_device_maps", "made"]
-
 _c10d: Any = dist.distributed_c10d
 _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
 _DEVICES = {"cpu", "cuda"}

@@ -20,8 +20,6 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-__all__ = ["is_watched", "observed"]
-
 _c10d: Any = torch._C._distributed_c10d
 _num_modes = torch._C._len_torch_dispatch_stack
 _profiler = torch.autograd.profiler

@@ -15,8 +15,6 @@ from ringcoll.reduction import Reproducible, check_level
 from ringcoll.schedule import Schedule, contract
 from ringcoll.transport import catalogue
 
-__all__ = ["NAME", "Options"]
-
 NAME = "ringcoll"
 # pybind11's class has no types.
 _BackendOptions: Any = torch._C._distributed_c10d.Backend.Options

@@ -46,8 +46,6 @@ from ringcoll.machine import (
 from ringcoll.transport import nccl, with_memory
 from ringcoll.watch import say
 
-__all__ = ["PointToPoint", "PointToPointWork"]
-
 
 class PointToPoint:
     """The inner groups that carry the user's messages, over the store of the group."""

@@ -44,8 +44,6 @@ from ringcoll.schedule import CONTRACTS, contract
 from ringcoll.transport import streams
 from ringcoll.watch import Lives
 
-__all__ = ["ProcessGroup", "create"]
-
 # pybind11's overloads and the names of their parameters are not ours to repeat.
 _ProcessGroup: Any = dist.ProcessGroup
 _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM

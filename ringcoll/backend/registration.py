@@ -14,8 +14,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["register", "when_torch_is_imported"]
-
 _NAME = "ringcoll"
 _TORCH = "torch.distributed"
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from ringcoll.group import Work
 from ringcoll.machine import untraced
 
-__all__ = ["mend_torch"]
-
 _c10d: Any = torch._C._distributed_c10d
 
 

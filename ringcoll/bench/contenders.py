@@ -39,25 +39,6 @@ from ringcoll.reduction import OPERATORS, premul_sum
 from ringcoll.schedule import contract
 from ringcoll.transport import Message
 
-__all__ = [
-    "AUTO",
-    "DTYPES",
-    "LIMITS",
-    "NATIVE",
-    "OVER",
-    "PERSISTENT",
-    "SHARED",
-    "Buffers",
-    "Shape",
-    "Workload",
-    "added_numel",
-    "caller",
-    "close_groups",
-    "exchanged_nbytes",
-    "limit_caller",
-    "shape",
-]
-
 NATIVE = "native"
 """Name of torch.distributed's own collective among the contenders."""
 AUTO = "auto"

@@ -16,16 +16,6 @@ import torch.distributed as dist
 from ringcoll._version import __version__
 from ringcoll.machine import cores, cpu
 
-__all__ = [
-    "cores",
-    "default_backend",
-    "device",
-    "device_of",
-    "environment",
-    "oversubscribed",
-    "ran_on",
-]
-
 # Variables that change what is measured. Files of results are passed on, so no others are in them.
 _VARIABLES = ("GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "RINGCOLL_", "TORCH_", "UCX_")
 

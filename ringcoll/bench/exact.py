@@ -19,8 +19,6 @@ from torch import Tensor
 
 from ringcoll.schedule import contract
 
-__all__ = ["FACTOR", "Oracle", "count_wrong", "spoil"]
-
 FACTOR = 2.0
 """The factor of the inputs of PREMUL_SUM."""
 

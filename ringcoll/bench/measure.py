@@ -38,8 +38,6 @@ from ringcoll.machine import UserModule, place
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
 
-__all__ = ["BenchRequest", "Meeting", "Result", "Timing", "measure", "on_rank"]
-
 _QUIET_S = 5e-3  # from meeting to starting
 _AWAKE_S = 5e-4  # of these at the end, in which the processor is kept
 _SCOUTING = 0.2  # of the time of a size, to find the best of many

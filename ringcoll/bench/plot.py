@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Style", "check_matplotlib", "draw", "draw_front", "save", "styles", "suffixes"]
-
 Style = dict[str, Any]
 _LOOKS: tuple[tuple[str, str, object], ...] = (
     ("#0072B2", "o", "-"),

@@ -11,16 +11,6 @@ from ringcoll.bench.contenders import LIMITS, NATIVE
 from ringcoll.bench.measure import BenchRequest, Result, Timing
 from ringcoll.bench.verdicts import by_size, efficiencies, speed_against
 
-__all__ = [
-    "average_busbw",
-    "comparison_records",
-    "csv_records",
-    "document",
-    "failed",
-    "timings",
-    "wrong_in",
-]
-
 _JSON_VERSION = 2  # of the layout of nccl-tests that is followed
 _US = 1e6
 

@@ -26,8 +26,6 @@ from typing import Protocol
 
 from ringcoll.machine import cores
 
-__all__ = ["OVER_RANKS", "MeetingPlace", "Samples", "alternate", "turn_seconds"]
-
 OVER_RANKS = ("rank0", "avg", "min", "max")
 """Whose time counts: the first rank's, the mean, the fastest, the slowest; nccl-tests' -a."""
 

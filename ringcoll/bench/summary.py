@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from ringcoll.schedule import contract
 
-__all__ = ["FEW_SAMPLES", "Summary", "algbw", "busbw", "spread_in_words", "summarize"]
-
 _FEW = 5  # with 5 samples the quartiles are samples; with fewer they lie between samples
 FEW_SAMPLES = f"of fewer than {_FEW} samples, and rough"
 """The meaning of the mark ``~`` of `spread_in_words`, for median and spread."""

@@ -15,8 +15,6 @@ from ringcoll.machine import UserModule
 from ringcoll.tracing import Recording
 from ringcoll.training import Gradients, Task, batches, make_trainer
 
-__all__ = ["TraceRequest", "TrainerTraceRequest", "trace_on_rank", "trace_training_on_rank"]
-
 
 @dataclass(frozen=True)
 class TraceRequest:

@@ -40,19 +40,6 @@ from ringcoll.training import (
     next_token_loss,
 )
 
-__all__ = [
-    "NATIVE_TRAINER",
-    "WIRE_DTYPES",
-    "Comparison",
-    "Contender",
-    "Epoch",
-    "TrainingRequest",
-    "TrainingResult",
-    "check_fit",
-    "tolerances",
-    "train_on_rank",
-]
-
 WIRE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 

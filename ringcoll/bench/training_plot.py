@@ -18,16 +18,6 @@ from ringcoll.training import UNIT_COSTS, Action, Kind, ModelStates, PipelineSch
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "LossCurve",
-    "TimeSpan",
-    "draw_losses",
-    "loss_curves",
-    "memory_bars",
-    "pipeline_grid",
-    "timeline",
-]
-
 LossCurve = Sequence[tuple[float, int, float]]
 """Points of a run: seconds since its begin, number of the step, loss."""
 

@@ -43,17 +43,6 @@ from ringcoll.launch import report
 from ringcoll.machine import UserModule, cores, without_tuning
 from ringcoll.schedule import contract
 
-__all__ = [
-    "Finding",
-    "TuningPlan",
-    "costs_on_rank",
-    "findings",
-    "promising",
-    "rules_from",
-    "time_on_rank",
-    "workloads",
-]
-
 _TIMES = 5  # that the costs are measured
 _NOISE = 1.1  # times as slow is as fast
 _HOPELESS = 4.0  # times as slow as the best, by prediction, which is wrong by less

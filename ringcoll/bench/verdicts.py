@@ -16,19 +16,6 @@ from ringcoll.bench.contenders import LIMITS, NATIVE, OVER, Workload
 from ringcoll.bench.measure import Result
 from ringcoll.bench.units import as_size
 
-__all__ = [
-    "EVEN",
-    "BySize",
-    "Efficiency",
-    "by_size",
-    "duel",
-    "efficiencies",
-    "faster",
-    "label",
-    "sentences",
-    "speed_against",
-]
-
 EVEN = "even"
 """The answer of `faster` if the difference is within the spread."""
 

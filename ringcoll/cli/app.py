@@ -20,8 +20,6 @@ from ringcoll._version import __version__
 from ringcoll.cli.command import SETTINGS, write_examples
 from ringcoll.errors import RingcollError
 
-__all__ = ["COMMANDS", "INTERRUPTED", "SECTIONS", "CommandEntry", "cli", "main"]
-
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended; shells use the same number."""
 

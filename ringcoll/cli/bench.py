@@ -30,8 +30,6 @@ from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
 from ringcoll.transport import catalogue
 
-__all__ = ["bench"]
-
 _EXAMPLES = """
   ringcoll bench all_reduce -b 8 -e 128M -f 2
   ringcoll bench all_reduce -k 2 --algorithms ring,native -b 1K -e 1M -f 4

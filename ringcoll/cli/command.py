@@ -9,8 +9,6 @@ from typing import Any
 
 import click
 
-__all__ = ["SETTINGS", "DescribedCommand", "command", "write_examples"]
-
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """The settings of click for the group and every command."""
 

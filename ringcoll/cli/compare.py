@@ -46,8 +46,6 @@ from ringcoll.cli.parameters import (
 from ringcoll.machine import UserModule, forced_transport
 from ringcoll.schedule import contract
 
-__all__ = ["compare"]
-
 _FEATURED = ("ring", "tree", "double_tree")
 _BESIDE = "gloo"  # the transport of torch's isend and irecv, for the first two
 _REST = "best of the rest"

@@ -15,8 +15,6 @@ from ringcoll.errors import RingcollError
 from ringcoll.machine import TRANSPORT_VARIABLES, cores, forced_transport
 from ringcoll.transport import catalogue
 
-__all__ = ["doctor"]
-
 _EXAMPLES = """
 ringcoll doctor -k 4
 ringcoll doctor -k 8 --json

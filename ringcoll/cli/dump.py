@@ -14,8 +14,6 @@ from ringcoll.errors import ArgumentError
 from ringcoll.machine import process_state
 from ringcoll.watch import FOREIGN, answering, ask, doing, in_words, read_record, related, report
 
-__all__ = ["dump"]
-
 _EXAMPLES = """
 ringcoll dump
 ringcoll dump 4711

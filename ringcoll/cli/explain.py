@@ -21,8 +21,6 @@ from ringcoll.cost import in_text, predict
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.transport import catalogue
 
-__all__ = ["explain"]
-
 _TRANSPORTS = ("auto", *(entry.name for entry in catalogue.entries()))
 
 _EXAMPLES = """

@@ -26,8 +26,6 @@ from ringcoll.formats import to_chakra, to_goal, to_msccl, to_mscclpp
 from ringcoll.machine import replace_files
 from ringcoll.schedule import Schedule
 
-__all__ = ["export"]
-
 _EXAMPLES = """
   ringcoll export ring -k 8 --format msccl -o ring.xml
   ringcoll export ring -c all_gather -k 4 --format mscclpp

@@ -17,8 +17,6 @@ from ringcoll.cli.parameters import json_option
 from ringcoll.errors import RingcollError
 from ringcoll.machine import cores
 
-__all__ = ["environment", "info"]
-
 _EXAMPLES = "ringcoll info"
 
 _CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x")

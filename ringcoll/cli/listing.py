@@ -15,8 +15,6 @@ from ringcoll.errors import ScheduleError
 from ringcoll.machine import is_reference
 from ringcoll.schedule import CONTRACTS, verify
 
-__all__ = ["list_algorithms"]
-
 _EXAMPLES = """
 ringcoll list
 ringcoll list all_reduce

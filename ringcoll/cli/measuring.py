@@ -33,7 +33,7 @@ from ringcoll.bench import (
     on_rank,
 )
 from ringcoll.cli.output import progress
-from ringcoll.cli.parameters import named_algorithms, nbytes_of, new_picture, size_option
+from ringcoll.cli.parameters import named_algorithms, size_option
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch import Ranks, reports_to
 from ringcoll.machine import (
@@ -47,33 +47,6 @@ from ringcoll.machine import (
 from ringcoll.reduction import OPERATORS, operator_named
 from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.transport import catalogue
-
-__all__ = [
-    "NATIVE",
-    "NCCL_DTYPES",
-    "NCCL_OPERATORS",
-    "check_memory",
-    "chosen",
-    "contenders",
-    "cuda_transport",
-    "device_option",
-    "dtype",
-    "dtypes",
-    "is_first_rank",
-    "measured",
-    "nbytes_of",
-    "new_picture",
-    "on_ranks",
-    "operator",
-    "operators",
-    "ranks_option",
-    "ranks_to_use",
-    "refuse_unused_transport",
-    "segments_option",
-    "sizes_options",
-    "transport",
-    "under_torchrun",
-]
 
 _MOST_SIZES = 10_000
 _OPERATION_S = 300.0  # time limit of one operation

@@ -24,8 +24,6 @@ from ringcoll.bench import (
     wrong_in,
 )
 
-__all__ = ["footer", "header", "limit_lines", "line", "preamble"]
-
 _MISSING = ("N/A",) * 4
 _OVER_RANKS = {
     "rank0": "of rank 0",

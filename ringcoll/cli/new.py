@@ -17,8 +17,6 @@ from ringcoll.cli.output import print_json, print_text
 from ringcoll.cli.parameters import collective_name, json_option
 from ringcoll.schedule import contract
 
-__all__ = ["new"]
-
 _EXAMPLES = """
 ringcoll new all_reduce star
 ringcoll new broadcast my_broadcast

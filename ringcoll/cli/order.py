@@ -21,8 +21,6 @@ from ringcoll.cli.parameters import (
 from ringcoll.cli.report import header, order_in_words
 from ringcoll.schedule import check_reduces, chunk_elements, chunks_by_order, infix
 
-__all__ = ["order"]
-
 _EXAMPLES = """
   ringcoll order ring -k 5 --size 1000
   ringcoll order tree -c reduce -k 8 --root 3

@@ -15,18 +15,6 @@ import click
 
 from ringcoll.machine import json_text
 
-__all__ = [
-    "amount",
-    "grouped",
-    "on_terminal",
-    "print_csv",
-    "print_json",
-    "print_table",
-    "print_text",
-    "progress",
-    "times",
-]
-
 _WIDE = 1000  # characters; wider than any table of this library
 
 

@@ -31,30 +31,6 @@ from ringcoll.machine import (
 from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, Proof, Schedule, contract, estimated, moved
 from ringcoll.schedule import verify as prove
 
-__all__ = [
-    "FiniteRange",
-    "as_ranges",
-    "asked_schedule",
-    "bytes_option",
-    "collective_name",
-    "csv_option",
-    "file_option",
-    "fitting_size",
-    "hosts_option",
-    "json_option",
-    "named_algorithms",
-    "nbytes_of",
-    "new_file",
-    "new_picture",
-    "proved",
-    "rank_numbers",
-    "root_option",
-    "saying_what_would_do",
-    "size_option",
-    "world_size_option",
-    "world_sizes",
-]
-
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

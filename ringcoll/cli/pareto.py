@@ -22,8 +22,6 @@ from ringcoll.errors import TooLargeError, UnsupportedWorldSizeError
 from ringcoll.schedule import Counts
 from ringcoll.schedule import verify as prove
 
-__all__ = ["pareto"]
-
 _EXAMPLES = """
   ringcoll pareto all_reduce -k 24
   ringcoll pareto all_reduce -k 24 --ports 1

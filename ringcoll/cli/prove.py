@@ -29,8 +29,6 @@ from ringcoll.machine import is_schedule_file, read_file, read_schedule, text_of
 from ringcoll.schedule import CONTRACTS, Proof, Schedule, check_work, contract
 from ringcoll.schedule import verify as prove
 
-__all__ = ["verify"]
-
 _EVERY_ROOT = 8  # ranks up to which every root is proved; more would take k times as long
 
 _MOST_HOSTS = 4  # up to which every number is proved

@@ -10,8 +10,6 @@ from ringcoll.cli.parameters import as_ranges
 from ringcoll.cost import bound_of, distance
 from ringcoll.schedule import Proof, Schedule, chunks_by_order, contract, infix
 
-__all__ = ["findings", "header", "in_words", "order_in_words"]
-
 _FEW = 4  # lines of reduction orders that still help; and ranks times two, terms on one line
 
 

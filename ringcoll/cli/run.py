@@ -17,8 +17,6 @@ from ringcoll.cli.command import command
 from ringcoll.cli.parameters import world_size_option
 from ringcoll.machine import served
 
-__all__ = ["run"]
-
 _EXAMPLES = """
 ringcoll run --resilient -k 4 train.py
 ringcoll run -k 2 train.py --epochs 3

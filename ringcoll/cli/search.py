@@ -31,8 +31,6 @@ from ringcoll.simulation import (
     topology_named,
 )
 
-__all__ = ["search"]
-
 _EXAMPLES = """
   ringcoll search all_gather --topology dgx1
   ringcoll search all_reduce --topology torus:4x4 --chunks 1 -o best.txt

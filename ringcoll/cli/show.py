@@ -35,8 +35,6 @@ from ringcoll.schedule import (
 )
 from ringcoll.schedule import verify as prove
 
-__all__ = ["show"]
-
 _LEGEND = {
     Send: ">r:c  send chunk c to rank r",
     Recv: "<r:c  receive chunk c from rank r",

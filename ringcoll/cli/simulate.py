@@ -29,8 +29,6 @@ from ringcoll.machine import json_text, replace_file
 from ringcoll.schedule import LARGEST_WORLD, contract
 from ringcoll.simulation import FORMS, PRESETS, simulate, topology_named
 
-__all__ = ["simulate_command"]
-
 _EXAMPLES = """
   ringcoll simulate ring -k 16 --topology torus:4x4 --size 1M
   ringcoll simulate rabenseifner -k 32 --topology dgx_h100 --size 64M

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from ringcoll.bench import (
     DTYPES,
+    NATIVE,
     Contender,
     TraceRequest,
     TrainerTraceRequest,
@@ -33,8 +34,6 @@ from ringcoll.machine import UserModule
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
 from ringcoll.training import TRAINERS, Gradients, find_trainer, trainer_names, usual_task
-
-__all__ = ["trace"]
 
 _SHARES = ("waiting", "moving", "reducing", "python")
 _PARTS = ("computing", "communicating", "waiting")
@@ -171,7 +170,7 @@ class _Target(NamedTuple):
 
 def _algorithm(collective: str, text: str, world_size: int) -> tuple[str, tuple[UserModule, ...]]:
     names, modules = measuring.contenders(collective, text, world_size)
-    if len(names) != 1 or names[0] == measuring.NATIVE:
+    if len(names) != 1 or names[0] == NATIVE:
         raise click.BadParameter("one algorithm of ringcoll's, or auto", param_hint="--algorithm")
     return names[0], modules
 

@@ -33,7 +33,7 @@ from ringcoll.bench import (
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import FiniteRange, json_option
+from ringcoll.cli.parameters import FiniteRange, json_option, nbytes_of, new_picture
 from ringcoll.errors import ArgumentError
 from ringcoll.training import (
     LEARNING_RATES,
@@ -45,8 +45,6 @@ from ringcoll.training import (
     trainer_names,
     usual_task,
 )
-
-__all__ = ["train"]
 
 _EXAMPLES = """
   ringcoll train
@@ -113,7 +111,7 @@ def _taking(what: str) -> str:
               help="Linear layers of the perceptron, blocks of the transformer.")  # fmt: skip
 @click.option("--width", type=click.IntRange(1, 1 << 14),
               help="Neurons between two layers, 256, or numbers for a token, 64.")  # fmt: skip
-@click.option("--bucket-bytes", type=measuring.nbytes_of, default=as_size(TrainingRequest.bucket_bytes),
+@click.option("--bucket-bytes", type=nbytes_of, default=as_size(TrainingRequest.bucket_bytes),
               show_default=True, help="Size of the buckets, for trainers that have buckets.")  # fmt: skip
 @click.option("--wire", type=click.Choice(list(WIRE_DTYPES)),
               help=f"Send gradients in 16 bits; for {_taking('wire')}.")  # fmt: skip
@@ -121,7 +119,7 @@ def _taking(what: str) -> str:
               help="Seed of the weights and of the order of the samples.")  # fmt: skip
 @click.option("--lr", type=FiniteRange(min=0, min_open=True),
               help=f"Learning rate; {', '.join(f'{lr} for {name}' for name, lr in LEARNING_RATES.items())}.")  # fmt: skip
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), callback=measuring.new_picture,
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), callback=new_picture,
               metavar="FILE", help="Draw the loss over steps and over time.")  # fmt: skip
 @json_option
 @click.pass_context

@@ -30,8 +30,6 @@ from ringcoll.machine import Tuned, UserModule, is_schedule_file, tuning, tuning
 from ringcoll.schedule import CONTRACTS, contract
 from ringcoll.transport import catalogue
 
-__all__ = ["tune"]
-
 _START_S = 60.0  # for the ranks to connect and to measure the costs
 _RUN_S = 7 * 86400.0  # as long as the user is willing to wait
 

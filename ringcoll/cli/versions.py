@@ -9,8 +9,6 @@ from typing import Any
 
 from ringcoll.transport import nccl_version
 
-__all__ = ["ask_driver", "driver", "nccl", "output_of", "ucx", "ucxx"]
-
 
 def output_of(*command: str, folder: str | None = None) -> str:
     """Output of a command, without white space around it."""

@@ -51,8 +51,6 @@ from ringcoll.reduction import (
 )
 from ringcoll.schedule import OperandOrder, Schedule, contract
 
-__all__ = ["AlgorithmChoice", "Arguments", "Timeout", "check_dtype", "seconds", "side_by_side"]
-
 _CPU = torch.device("cpu")
 
 AlgorithmChoice = str | Schedule

@@ -35,8 +35,6 @@ from ringcoll.reduction import Operator, as_operator
 from ringcoll.schedule import Schedule
 from ringcoll.transport import extent, has_memory, with_memory
 
-__all__ = ["Collective", "Deferred", "collective", "operator", "start", "together"]
-
 P = ParamSpec("P")
 _RedOpType = dist.ReduceOp.RedOpType
 _STRIDED = torch.strided

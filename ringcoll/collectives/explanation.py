@@ -19,8 +19,6 @@ from ringcoll.reduction import as_operator, reproduced, resolve
 from ringcoll.schedule import OperandOrder, Schedule, contract
 from ringcoll.transport import costs_of, names
 
-__all__ = ["Explanation", "explain", "explain_without_ranks"]
-
 _RECENT = 1024  # operations among which the last one of a collective is looked for
 
 

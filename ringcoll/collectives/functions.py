@@ -60,28 +60,6 @@ from ringcoll.machine import whole
 from ringcoll.operation import Operation, fusible
 from ringcoll.reduction import Reproducible
 
-__all__ = [
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "gather",
-    "monitored_barrier",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor",
-    "scatter",
-]
-
 _SUM = dist.ReduceOp.SUM
 
 

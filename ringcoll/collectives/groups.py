@@ -18,19 +18,6 @@ from ringcoll.group import Communicator
 from ringcoll.machine import seconds_of, whole
 from ringcoll.transport import catalogue
 
-__all__ = [
-    "abort",
-    "as_group",
-    "bytes_sent",
-    "close",
-    "communicator",
-    "group_rank",
-    "known",
-    "members_of",
-    "time_limit_s",
-    "use",
-]
-
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 # By group, without keeping it alive. A plain dictionary, because a look-up has to be quick.
 _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}

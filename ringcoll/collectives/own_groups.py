@@ -19,8 +19,6 @@ from ringcoll.machine import answered, common, seconds_of, whole
 from ringcoll.operation import is_plain
 from ringcoll.transport import Handle, Message, as_asked, catalogue, streams, with_memory
 
-__all__ = ["ANY_GPU", "MessageWork", "OwnGroup", "StoreGroup", "member_at", "messages_in_flight"]
-
 ANY_GPU = torch.device("cuda")
 """The current GPU of a process, whichever that is."""
 

@@ -15,8 +15,6 @@ from ringcoll.errors import ArgumentError, SharingError
 from ringcoll.group import Communicator, in_use
 from ringcoll.transport import can_move, is_long, movable, move
 
-__all__ = ["share", "share_for"]
-
 _log = logging.getLogger("ringcoll")
 _without_room: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _WHILE_S = 0.0005  # between looks whether memory is in use

@@ -25,8 +25,6 @@ from ringcoll.operation import Operation
 from ringcoll.reduction import as_operator, resolve
 from ringcoll.transport import with_memory
 
-__all__ = ["all_reduce"]
-
 
 def all_reduce(
     tensor: Tensor,

@@ -17,16 +17,6 @@ from ringcoll.cost.rules import AUTO, Rule
 from ringcoll.cost.table import BUILT_IN, Table
 from ringcoll.schedule import OperandOrder, Schedule, contract
 
-__all__ = [
-    "CUDA_SEGMENT_BYTES",
-    "PIPELINED_SEGMENT_BYTES",
-    "Choice",
-    "choose",
-    "pipelined_segment_bytes",
-    "segment_bytes_of",
-    "segment_count",
-]
-
 # Over gloo a message costs some 60 us and a byte some 0.5 ns, so that a segment should be well
 # above 100 KiB; 1 MiB was the best of 256 KiB, 512 KiB and 1 MiB at 4 to 64 MiB.
 PIPELINED_SEGMENT_BYTES = 1 << 20

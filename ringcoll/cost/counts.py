@@ -46,16 +46,6 @@ from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import Counts, Proof, Schedule, Send, Step, chunks_of_data, contract, count
 
-__all__ = [
-    "Bound",
-    "Distance",
-    "bound_of",
-    "distance",
-    "lower_bound",
-    "seconds_on_hosts",
-    "wavefront_counts",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Bound:

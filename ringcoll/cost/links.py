@@ -5,8 +5,6 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-__all__ = ["LinkCosts"]
-
 
 class LinkCosts(NamedTuple):
     """The costs of a message, of a byte on its way and of a reduced byte.

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 
 from ringcoll.schedule import Counts
 
-__all__ = ["dominates", "dominators"]
-
 
 def dominates(first: Counts, second: Counts) -> bool:
     """Whether the first cost is nowhere above the second, and somewhere below.

@@ -43,8 +43,6 @@ from ringcoll.cost.links import LinkCosts
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import OperandOrder, Schedule, Tally, chunks_of_data, contract, tally_of
 
-__all__ = ["Parameters", "Prediction", "fastest", "predict", "predictions"]
-
 # Ranks' steps that are counted for an algorithm: that takes a millisecond.
 _COUNTED_STEPS = 512
 _COUNTED_RANKS = (8, 32)  # at least, at most: a rank may have a message for each other one

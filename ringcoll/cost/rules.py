@@ -31,8 +31,6 @@ from ringcoll.algorithms import ALIASES, algorithms, find, named
 from ringcoll.errors import RulesError, UnknownAlgorithmError
 from ringcoll.schedule import CONTRACTS
 
-__all__ = ["AUTO", "EVERY", "FORCED", "Range", "Rule", "in_text", "parse_rules"]
-
 AUTO = "auto"
 """The algorithm of a rule that leaves the choice to the model."""
 EVERY = "*"

@@ -18,16 +18,6 @@ from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import FORCED, Range, Rule, in_text, parse_rules
 from ringcoll.errors import ArgumentError, RingcollError, TuningFileError
 
-__all__ = [
-    "BUILT_IN",
-    "MEASURED",
-    "Table",
-    "across_hosts",
-    "built_in",
-    "crowded_parameters",
-    "under_rules",
-]
-
 BUILT_IN = "built-in"
 """The source of tables for which nothing was measured."""
 MEASURED = "measured"

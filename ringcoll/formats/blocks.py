@@ -17,8 +17,6 @@ from ringcoll.errors import ScheduleError
 from ringcoll.formats.pieces import Memory, Piece
 from ringcoll.formats.places import Places
 
-__all__ = ["ThreadBlock", "blocks_of"]
-
 _BLOCKS = 32  # MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL: connections of a channel, each way
 _CHANNELS = 32  # MAXCHANNELS
 

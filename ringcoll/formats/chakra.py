@@ -18,8 +18,6 @@ from ringcoll.errors import ScheduleError
 from ringcoll.formats.traffic import chunk_nbytes, traffic
 from ringcoll.schedule import Schedule, Send
 
-__all__ = ["to_chakra"]
-
 _COMP, _SEND, _RECV = 4, 5, 6  # enum NodeType
 _INT32, _INT64, _BOOL = 7, 9, 27  # fields of AttributeProto's value
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["levels_of"]
-
 
 def levels_of(
     num_nodes: int, edges: Iterable[tuple[int, int, int]]

@@ -14,8 +14,6 @@ from enum import Enum, auto
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule import Ref
 
-__all__ = ["Event", "EventKind", "Place", "ordered"]
-
 Place = tuple[str, int]
 """Memory of a rank: ``"i"`` or ``"o"`` and a chunk, or any other word and a number."""
 

@@ -17,8 +17,6 @@ from ringcoll.errors import ScheduleError
 from ringcoll.formats.traffic import chunk_nbytes, traffic
 from ringcoll.schedule import Schedule, Send
 
-__all__ = ["to_goal"]
-
 
 def to_goal(schedule: Schedule, nbytes: int, *, gamma_ns_per_byte: float = 0.0) -> str:
     """Write a schedule as a GOAL text, all ranks in one.

@@ -47,8 +47,6 @@ from ringcoll.schedule import (
     tmp,
 )
 
-__all__ = ["levelled"]
-
 _WAIT = Step()
 
 

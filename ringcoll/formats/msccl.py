@@ -33,8 +33,6 @@ from ringcoll.formats.places import Places
 from ringcoll.formats.xml import Element, parse_xml
 from ringcoll.schedule import Schedule, chunks_of_data
 
-__all__ = ["from_msccl", "to_msccl"]
-
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "reducescatter": "reduce_scatter",

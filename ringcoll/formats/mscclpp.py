@@ -29,8 +29,6 @@ from ringcoll.formats.places import Places
 from ringcoll.formats.tree import parse_json
 from ringcoll.schedule import Schedule
 
-__all__ = ["from_mscclpp", "to_mscclpp"]
-
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "reducescatter": "reduce_scatter",

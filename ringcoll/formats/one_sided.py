@@ -14,8 +14,6 @@ from ringcoll.formats.events import Event, EventKind, Place
 from ringcoll.formats.places import Places
 from ringcoll.formats.tree import Node
 
-__all__ = ["events_of"]
-
 _SIGNALS = ("signal", "rlxsignal")
 _WAITS = ("wait", "rlxwait")
 _KINDS = ("memory", "port")

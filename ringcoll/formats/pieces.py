@@ -27,8 +27,6 @@ from ringcoll.schedule import (
     Step,
 )
 
-__all__ = ["Memory", "Piece", "pieces"]
-
 Memory = tuple[Buffer, int]
 
 

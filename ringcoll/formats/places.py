@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule import Buffer, Ref, Schedule, check_room, contract
 
-__all__ = ["LETTERS", "Places"]
-
 LETTERS = {Buffer.INPUT: "i", Buffer.OUTPUT: "o", Buffer.SCRATCH: "s"}
 """The letters that both MSCCL and MSCCL++ use for the buffers."""
 _MOST_NAMED = 1 << 22  # chunks: those of a 64-rank all-to-all a thousand times

@@ -6,8 +6,6 @@ from ringcoll.formats.msccl import from_msccl
 from ringcoll.formats.mscclpp import from_mscclpp
 from ringcoll.schedule import Schedule
 
-__all__ = ["schedule_in"]
-
 
 def schedule_in(text: str) -> Schedule:
     """Read a schedule: XML of MSCCL, JSON of MSCCL++, or a text of `Schedule.to_text`.

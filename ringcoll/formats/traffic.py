@@ -17,8 +17,6 @@ from ringcoll.schedule import (
     contract,
 )
 
-__all__ = ["chunk_nbytes", "traffic"]
-
 
 def traffic(
     step: Step, length: Callable[[int], int]

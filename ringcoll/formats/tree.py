@@ -8,8 +8,6 @@ from typing import Any
 
 from ringcoll.errors import ScheduleError
 
-__all__ = ["Node", "parse_json"]
-
 _MOST = 10**18
 
 

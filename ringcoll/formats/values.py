@@ -14,8 +14,6 @@ from ringcoll.formats.events import Event, EventKind, Place
 from ringcoll.formats.places import Places
 from ringcoll.schedule import Buffer, Ref, inp, out, tmp
 
-__all__ = ["Run"]
-
 _SUMS = (EventKind.REDUCE, EventKind.ADD)
 _Value = tuple[int, int]  # the chunk, and the ranks that contributed, as bits
 _Input = tuple[int, int]  # rank and chunk

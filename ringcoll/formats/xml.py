@@ -14,8 +14,6 @@ from xml.parsers import expat
 
 from ringcoll.errors import ScheduleError
 
-__all__ = ["Element", "parse_xml"]
-
 _DIGITS = 18
 
 

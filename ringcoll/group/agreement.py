@@ -54,8 +54,6 @@ from ringcoll.errors import (
 from ringcoll.machine import appears, as_json, cores, not_of_a_rank, read_json, settings, tuning
 from ringcoll.transport import Handle, Message, Transport, costs_of, names, settle
 
-__all__ = ["agree", "measure"]
-
 _log = logging.getLogger("ringcoll")
 
 _TAG, _TOKEN_TAG = 0x7E57C057, 0x7E57C058  # of 31 bits; nothing else is under way meanwhile

@@ -44,8 +44,6 @@ from ringcoll.watch import (
     monitored_barrier,
 )
 
-__all__ = ["Call", "Communicator", "Part", "in_use"]
-
 _EXIT_S = 10.0  # for operations that are pending when the process ends
 _NO_MEMORY = "can't allocate memory"  # in what torch says, which has no class of its own for it
 _JOIN_S = 5.0  # for threads that have nothing to wait for any more

@@ -23,8 +23,6 @@ from ringcoll.errors import GroupBrokenError
 from ringcoll.group.work import Work
 from ringcoll.machine import started, untraced
 
-__all__ = ["Queue"]
-
 Item = TypeVar("Item")
 
 _MOMENT_S = 0.2  # for a thread that has completed a work, and is about to give the turn back

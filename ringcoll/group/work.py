@@ -14,8 +14,6 @@ from ringcoll.errors import CollectiveTimeoutError
 from ringcoll.machine import seconds_of
 from ringcoll.transport import Mark, future
 
-__all__ = ["Work"]
-
 _making_futures = threading.Lock()
 
 

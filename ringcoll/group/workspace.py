@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["Workspace"]
-
 
 class Workspace:
     """Working memory; operations of a group run one at a time, so they share it.

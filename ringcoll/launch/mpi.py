@@ -42,8 +42,6 @@ from ringcoll.transport import (
     wait_for,
 )
 
-__all__ = ["MpiGroup", "mpi_group"]
-
 _ADDRESS_NBYTES = 1024  # the longest address of a store
 
 

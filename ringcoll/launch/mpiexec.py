@@ -17,8 +17,6 @@ from pathlib import Path
 
 from ringcoll.errors import RingcollError
 
-__all__ = ["MpiexecError", "beside", "run"]
-
 _GRACE_S = 10.0  # between asking mpiexec to end its ranks and killing it
 
 _ON_THIS_HOST = {

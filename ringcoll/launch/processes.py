@@ -35,8 +35,6 @@ import torch.distributed as dist
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.machine import cores, free_bytes, seconds_of, served, whole
 
-__all__ = ["RankError", "Ranks", "by_value", "rendezvous", "report", "reports_to"]
-
 _REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
 _LOOK_S = 1.0  # between looks at interrupts that came just before a wait, which do not end it
 _GRACE_S = 5.0  # between asking a rank to end and killing it, and for late causes of failure

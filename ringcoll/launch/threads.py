@@ -13,8 +13,6 @@ from ringcoll.group import Communicator
 from ringcoll.machine import check_goes_on, seconds_of, started
 from ringcoll.transport import Faults, Hub, as_asked
 
-__all__ = ["LocalGroup", "run_threads"]
-
 
 class LocalGroup(OwnGroup):
     """A rank of a group whose ranks are threads of this process; see `run_threads`."""

@@ -17,8 +17,6 @@ from typing import Any
 
 from ringcoll.errors import GroupBrokenError
 
-__all__ = ["at_end", "check_goes_on", "started"]
-
 _NONE = "Python starts no thread any more"
 _last: list[Callable[[], object]] = []
 _threading: Any = threading

@@ -14,20 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "ProcessState",
-    "cores",
-    "cpu",
-    "family_of",
-    "free_bytes",
-    "hosts_of",
-    "is_address",
-    "is_loopback",
-    "own_address",
-    "place",
-    "process_state",
-]
-
 
 class ProcessState(NamedTuple):
     """A process: the letter of its state, the number of its parent, and the time of its start.

@@ -11,8 +11,6 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["json_text", "read_file", "replace_file", "replace_files", "text_of"]
-
 _MOST_NBYTES = 1 << 28
 """Bytes of a file that is read as a whole: the text of a ring on 1,024 ranks has half as many."""
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")

@@ -8,8 +8,6 @@ from typing import Any
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["FOREVER_S", "seconds_of", "whole"]
-
 FOREVER_S = 2.0**31
 """A time limit that nobody lives to see: 68 years. Clocks that count nanoseconds in 64 bits hold it,
 and Python's locks; both end before `timedelta.max`."""

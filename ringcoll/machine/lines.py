@@ -25,8 +25,6 @@ from pathlib import Path
 
 from ringcoll.machine.facts import family_of, is_loopback
 
-__all__ = ["Address", "Lines", "end_of", "greet", "has_ended", "listening_at", "sockets"]
-
 Address = tuple[str, int]
 """Host and port."""
 

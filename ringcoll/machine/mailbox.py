@@ -18,8 +18,6 @@ from collections.abc import Iterable
 from ringcoll.machine.facts import family_of
 from ringcoll.machine.lines import Address
 
-__all__ = ["Inbox", "deliver"]
-
 _LARGEST = 1 << 22  # bytes of a message; a view of 1,000 members has some 200,000
 _STRANGERS = 256  # connections whose message is not complete
 _POLL_S = 0.0002

@@ -15,8 +15,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["Peaks", "peaks_of"]
-
 Peaks = Callable[[], int]
 """Returns the peak since the call before, in bytes, and begins again."""
 

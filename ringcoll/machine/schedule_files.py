@@ -24,16 +24,6 @@ from ringcoll.machine.files import read_file
 from ringcoll.machine.user_modules import algorithms_named, is_reference
 from ringcoll.schedule import Program, Schedule
 
-__all__ = [
-    "algorithm_in",
-    "as_algorithm",
-    "has_files",
-    "is_rules",
-    "is_schedule_file",
-    "read_schedule",
-    "rules_in",
-]
-
 _MOST_KEPT = 64
 _TICK_NS = 2_000_000_000  # of the file systems with the coarsest times
 _read: dict[tuple[int, ...], Schedule] = {}  # by device, inode, size and times

@@ -27,26 +27,6 @@ from pathlib import Path
 from ringcoll.cost import FORCED, Rule
 from ringcoll.errors import ArgumentError, RulesError, TuningFileError
 
-__all__ = [
-    "TRANSPORT_VARIABLES",
-    "compares_calls",
-    "dump_folder",
-    "error_file",
-    "expandable_segments",
-    "faults",
-    "forced_rules",
-    "forced_text",
-    "forced_transport",
-    "hang_notice_s",
-    "log_as_asked",
-    "measured_file",
-    "ranks_may_share_gpus",
-    "reduction",
-    "tuning_file",
-    "verifies_messages",
-    "without_tuning",
-]
-
 TRANSPORT_VARIABLES = {"cpu": "RINGCOLL_TRANSPORT", "cuda": "RINGCOLL_CUDA_TRANSPORT"}
 """The variable that forces a transport, by the type of the tensors' device."""
 _TUNING = "RINGCOLL_TUNING"

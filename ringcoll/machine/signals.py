@@ -11,8 +11,6 @@ import signal
 import threading
 from typing import Any
 
-__all__ = ["hears_signals"]
-
 _FAULTS = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGKILL", "SIGSTOP"}
 _HEARD = [int(each) for each in signal.Signals if each.name not in _FAULTS]
 # `signal.getsignal` makes enums, and takes 40 times as long.

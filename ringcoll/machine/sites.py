@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Line", "in_words", "line_of_thread", "stacks", "user_line", "users"]
-
 _LIBRARY = tuple(
     f"{Path(str(file)).parents[n]}{os.sep}" for file, n in ((__file__, 1), (torch.__file__, 0))
 )

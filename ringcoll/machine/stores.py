@@ -26,27 +26,6 @@ from ringcoll.machine.ending import at_end, started
 from ringcoll.machine.facts import family_of, place
 from ringcoll.machine.lines import end_of, sockets
 
-__all__ = [
-    "MESSAGES",
-    "answered",
-    "appears",
-    "as_fields",
-    "as_json",
-    "begun",
-    "common",
-    "gone",
-    "not_of_a_rank",
-    "private",
-    "read_all",
-    "read_fields",
-    "read_json",
-    "read_text",
-    "served",
-    "store_host",
-    "unreachable",
-    "within",
-]
-
 Answer = TypeVar("Answer")
 
 _CONNECTING_S = 1.0

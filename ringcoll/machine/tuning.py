@@ -24,8 +24,6 @@ from ringcoll.errors import RingcollError, TuningFileError
 from ringcoll.machine.facts import cores, cpu
 from ringcoll.machine.files import json_text, read_file, replace_file
 
-__all__ = ["Tuned", "find_table", "is_recent", "machine", "read", "remember", "update"]
-
 _FORMAT = "ringcoll tuning"
 _VERSION = 1
 _RECENT = timedelta(hours=12)  # what else the machine does changes from day to day

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from torch._C._dynamo import eval_frame
 
-__all__ = ["untraced"]
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 

@@ -21,8 +21,6 @@ from typing import NamedTuple
 from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
 
-__all__ = ["UserModule", "algorithms_named", "is_reference"]
-
 
 class UserModule(NamedTuple):
     """A module that registers algorithms; a rank that loads it has the algorithms as well.

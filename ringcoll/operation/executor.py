@@ -15,12 +15,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ringcoll.operation.plan import Combine, Plan, Post, Wait
+from ringcoll.operation.instructions import Combine, Post, Wait
+from ringcoll.operation.plan import Plan
 from ringcoll.operation.regions import ALIGNMENT
 from ringcoll.reduction import TORCH, Engine, Reduction
 from ringcoll.transport import Handle, Message, Transport
-
-__all__ = ["Instruction", "Posting", "Reading", "Watch", "bind", "drive"]
 
 _PIECE = 1 << 20  # bytes of a lent message that are read and reduced at a time
 _LEAST_S = 0.001  # a wait whose time is up still looks whether the message is there

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Combine", "Instruction", "Move", "Post", "Wait"]
-
 
 class Post(NamedTuple):
     """Post receives and sends: (peer, view, numel), numbered on from the last post."""

@@ -13,8 +13,6 @@ from itertools import pairwise
 from ringcoll.operation.instructions import Combine, Instruction, Move, Post, Wait
 from ringcoll.operation.regions import Region, Space
 
-__all__ = ["loans"]
-
 _MOST_LENT = 8  # messages of one peer in a wave of which some may be lent
 _RECEIVED = (Space.SCRATCH, Space.STAGING, Space.ARRIVING)  # where a message may be read just once
 

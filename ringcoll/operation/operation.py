@@ -31,24 +31,14 @@ from ringcoll.algorithms import find, passes_on_blocks, proved_schedule
 from ringcoll.cost import Choice, Rule, Table, choose, segment_count, under_rules
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
 from ringcoll.operation.executor import Instruction, bind
-from ringcoll.operation.plan import Plan, Wait, compile_plan
+from ringcoll.operation.instructions import Wait
+from ringcoll.operation.plan import Plan, compile_plan
 from ringcoll.operation.regions import Layout
 from ringcoll.operation.rehearsal import Silent, rehearse
 from ringcoll.operation.stage import Load, Stage
 from ringcoll.reduction import SERIAL_NUMEL
 from ringcoll.schedule import OperandOrder, Schedule, contract
 from ringcoll.transport import Handle, NarrowTransport, Transport, has_streams
-
-__all__ = [
-    "Binding",
-    "Operation",
-    "Request",
-    "Turn",
-    "Words",
-    "is_short",
-    "needs_equal_blocks",
-    "resolve",
-]
 
 _log = logging.getLogger("ringcoll")
 

@@ -24,8 +24,6 @@ from math import gcd
 import torch
 from torch import Tensor
 
-__all__ = ["TooIntricateError", "share_memory"]
-
 _MOST_VALUES = 20_000  # of all unknowns together; a millisecond has some 1,000
 _MOST_MARKED = 64 << 20  # bytes
 

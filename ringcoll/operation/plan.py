@@ -33,8 +33,6 @@ from ringcoll.operation.loans import loans
 from ringcoll.operation.regions import ALIGNMENT, Layout, Memory, Region, Space, Supply, joined
 from ringcoll.schedule import Copy, Operation, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
 
-__all__ = ["Combine", "Instruction", "Move", "Plan", "Post", "Wait", "compile_plan"]
-
 
 @dataclass(frozen=True)
 class Plan:

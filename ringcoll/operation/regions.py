@@ -17,8 +17,6 @@ from typing import NamedTuple
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule import Buffer, Ref, Schedule, balanced_share, contract
 
-__all__ = ["ALIGNMENT", "Layout", "Memory", "Region", "Space", "Supply", "joined"]
-
 ALIGNMENT = 64
 """Elements. Working memory has the same alignment as its operands, up to so many elements: the wide
 accesses of processors and GPUs then fit both, whatever the dtype."""

@@ -17,12 +17,11 @@ from dataclasses import replace
 import torch
 
 from ringcoll.operation.executor import bind, drive
-from ringcoll.operation.plan import Plan, Wait
+from ringcoll.operation.instructions import Wait
+from ringcoll.operation.plan import Plan
 from ringcoll.operation.regions import ALIGNMENT, Region
 from ringcoll.reduction import Engine, Reduction
 from ringcoll.transport import AroundTransport, Handle, Message, Transport
-
-__all__ = ["Silent", "rehearse"]
 
 _MOST = 256  # elements of a region: kernels do not depend on the length, but on the alignment
 _ROOM = _MOST + ALIGNMENT

@@ -22,8 +22,6 @@ from ringcoll.operation.overlap import TooIntricateError, share_memory
 from ringcoll.reduction import TORCH, Engine, Reduction
 from ringcoll.transport import has_streams, is_dense
 
-__all__ = ["Flat", "Load", "Stage", "check_apart", "fusible", "is_plain", "share_blocks"]
-
 Load = tuple[Callable[[Tensor], object], int]
 """A function of a tensor, which copies it in or out, and the number of the tensor."""
 

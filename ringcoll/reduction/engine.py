@@ -14,8 +14,6 @@ from torch import Tensor
 
 from ringcoll.reduction.operators import Combiner, Reduction
 
-__all__ = ["TORCH", "Engine", "run_all"]
-
 
 class Engine:
     """torch's own operators, one after the other; other engines derive from this one.

@@ -32,8 +32,6 @@ from math import frexp, isfinite
 import torch
 from torch import Tensor
 
-__all__ = ["exact_sum"]
-
 _PIECE = 32_704  # numbers: below torch's grain size, so that no threads start; 256 KiB
 _EXACT_BITS = 52  # a double has 53: one is for the carry
 _SINGLE = 1000  # powers of two up to here are doubles, and so are their inverses

@@ -26,8 +26,6 @@ from ringcoll.reduction.engine import Engine, run_all
 from ringcoll.reduction.kernels import Kernel
 from ringcoll.reduction.operators import SIGNED_TWIN, Reduction
 
-__all__ = ["CupyEngine", "bound", "engine"]
-
 bound: Counter[str] = Counter()
 """How often this process has bound reductions to kernels, and to torch's operators instead."""
 

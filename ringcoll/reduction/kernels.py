@@ -20,19 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = [
-    "MOST_SOURCES",
-    "OPTIONS",
-    "THREADS",
-    "Kernel",
-    "Launch",
-    "Place",
-    "aligned",
-    "c_type",
-    "header",
-    "launch_of",
-]
-
 THREADS = 256
 """Threads of a block, unless a kernel says otherwise."""
 

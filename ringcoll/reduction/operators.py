@@ -19,22 +19,6 @@ from ringcoll.errors import ArgumentError
 from ringcoll.reduction.user_code import version_of
 from ringcoll.schedule import OperandOrder
 
-__all__ = [
-    "FLOAT8",
-    "MOVED",
-    "OPERATORS",
-    "SIGNED_TWIN",
-    "Combiner",
-    "Operator",
-    "Reduction",
-    "UserOp",
-    "as_operator",
-    "operator_named",
-    "premul_sum",
-    "resolve",
-]
-
-
 Combiner = Callable[..., object]
 """``combine(left, right, out=...)`` reduces two tensors into ``out``, which may be an operand."""
 

@@ -17,8 +17,6 @@ from ringcoll.reduction.engine import TORCH
 from ringcoll.reduction.operators import resolve
 from ringcoll.schedule import Order, Proof, chunk_elements
 
-__all__ = ["predicted_result", "reduce_in_order"]
-
 
 def _check_alike(inputs: Sequence[Tensor]) -> None:
     if not inputs or not all(isinstance(tensor, Tensor) for tensor in inputs):

@@ -28,8 +28,6 @@ from ringcoll.reduction.exact import exact_sum
 from ringcoll.reduction.operators import FLOAT8, Reduction
 from ringcoll.schedule import OperandOrder
 
-__all__ = ["Reproducible", "check_level", "reproduced"]
-
 Reproducible = bool | Literal["any_world_size"]
 """What bits may depend on: everything, the inputs in rank order, or the inputs in any order."""
 

@@ -29,8 +29,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["version_of"]
-
 _BY_VALUE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, np.generic)
 _BY_NAME = {"torch", "numpy", *sys.stdlib_module_names}
 _MOST_NUMEL = 256

@@ -11,11 +11,10 @@ from ringcoll.collectives import OwnGroup, as_group, time_limit_s
 from ringcoll.errors import ArgumentError
 from ringcoll.machine import own_address, place, private, seconds_of, store_host
 from ringcoll.resilient.group import ResilientGroup
-from ringcoll.resilient.membership import Member, Membership, View
+from ringcoll.resilient.membership import Membership
+from ringcoll.resilient.succession import Member, View
 from ringcoll.transport import told_by
 from ringcoll.watch import Lives
-
-__all__ = ["join", "start"]
 
 
 def start(

@@ -13,8 +13,6 @@ from ringcoll.backend import ProcessGroup
 from ringcoll.resilient.group import ResilientGroup
 from ringcoll.training import HookOptions, all_reduce_hook
 
-__all__ = ["data_parallel"]
-
 
 def data_parallel(
     module: nn.Module, group: ResilientGroup, **options: Any

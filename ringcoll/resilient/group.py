@@ -31,11 +31,10 @@ from ringcoll.errors import (
 )
 from ringcoll.group import Call, Communicator, Queue, Work
 from ringcoll.machine import at_end, begun
-from ringcoll.resilient.membership import Member, Membership, View
+from ringcoll.resilient.membership import Membership
 from ringcoll.resilient.state import packed, unpacked
+from ringcoll.resilient.succession import Member, View
 from ringcoll.watch import tell
-
-__all__ = ["Change", "ResilientGroup"]
 
 _log = logging.getLogger("ringcoll")
 _SAME_SHAPES = ("all_reduce", "barrier")  # for every number of ranks

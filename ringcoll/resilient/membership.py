@@ -56,8 +56,6 @@ from ringcoll.resilient.succession import (
 )
 from ringcoll.watch import Process
 
-__all__ = ["Member", "Membership", "View"]
-
 _log = logging.getLogger("ringcoll")
 _POLL_S = 0.002  # between two looks into the mailbox
 _LOOK_S = 0.1  # between two looks whether members have ended

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["packed", "unpacked"]
-
 
 def packed(holders: Sequence[Any], step: int) -> Tensor:
     """The states of models and optimizers, and a step, as a tensor of bytes."""

@@ -44,18 +44,6 @@ from ringcoll.errors import GroupBrokenError
 from ringcoll.machine import Address, not_of_a_rank
 from ringcoll.watch import Process
 
-__all__ = [
-    "Member",
-    "Patience",
-    "Record",
-    "View",
-    "check_in",
-    "leader_of",
-    "listeners",
-    "newest",
-    "step",
-]
-
 _NONE = -1  # instead of a ballot
 
 

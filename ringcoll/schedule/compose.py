@@ -30,8 +30,6 @@ from ringcoll.schedule.ir import (
     out,
 )
 
-__all__ = ["in_place", "parallel", "renumber", "split", "unfinished"]
-
 
 def parallel(*programs: Iterable[Step]) -> Program:
     """Run programs over disjoint data side by side, step by step.

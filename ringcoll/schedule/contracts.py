@@ -18,8 +18,6 @@ from fractions import Fraction
 
 from ringcoll.errors import ScheduleError
 
-__all__ = ["CONTRACTS", "LARGEST_WORLD", "Contract", "OperandOrder", "balanced_share", "contract"]
-
 LARGEST_WORLD = 1 << 16
 """Most ranks of a schedule, and of a topology: a typing error should not use all memory."""
 

@@ -15,21 +15,6 @@ from ringcoll.errors import TooLargeError
 from ringcoll.schedule.contracts import LARGEST_WORLD, contract
 from ringcoll.schedule.ir import Recv, RecvReduce, Reduce, Send, Step, Written, num_places
 
-__all__ = [
-    "MOST_STEPS",
-    "Counts",
-    "Tally",
-    "check_end",
-    "check_work",
-    "chunks_of_data",
-    "count",
-    "estimated",
-    "estimated_messages",
-    "moved",
-    "packed_chunks",
-    "tally_of",
-]
-
 
 class Counts(NamedTuple):
     """The terms of the alpha-beta-gamma cost; n is the size of the whole data.

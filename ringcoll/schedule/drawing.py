@@ -29,8 +29,6 @@ from ringcoll.schedule.ir import (
     Written,
 )
 
-__all__ = ["grid"]
-
 _WIDE = 16  # ranks and steps on either side of a mark; a wider grid is unreadable
 
 

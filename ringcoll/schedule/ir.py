@@ -39,31 +39,6 @@ from typing import ClassVar, NamedTuple, ParamSpec, Self
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.contracts import CONTRACTS, contract
 
-__all__ = [
-    "Buffer",
-    "Copy",
-    "Operation",
-    "Program",
-    "Recv",
-    "RecvReduce",
-    "Reduce",
-    "Ref",
-    "Send",
-    "Step",
-    "Written",
-    "check_room",
-    "copy",
-    "inp",
-    "num_places",
-    "out",
-    "recv",
-    "recv_reduce",
-    "reduce",
-    "send",
-    "tmp",
-]
-
-
 _Numbers = ParamSpec("_Numbers")
 
 

@@ -21,8 +21,6 @@ from ringcoll.schedule.counting import check_work
 from ringcoll.schedule.ir import Buffer, RecvReduce, Reduce, Ref
 from ringcoll.schedule.schedule import Schedule
 
-__all__ = ["Opening", "opening_of", "step_count"]
-
 
 @dataclass(frozen=True, slots=True)
 class Opening:

@@ -12,8 +12,6 @@ from ringcoll.schedule.contracts import balanced_share, contract
 from ringcoll.schedule.ir import Written
 from ringcoll.schedule.verifier import Order, Proof
 
-__all__ = ["check_reduces", "chunk_elements", "chunks_by_order", "infix"]
-
 
 def infix(order: Order) -> str:
     """Write an order in postfix as a sum.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from ringcoll.schedule.ir import Copy, Recv, RecvReduce, Reduce, Send, Step
 from ringcoll.schedule.schedule import Schedule
 
-__all__ = ["primitives"]
-
 
 def primitives(schedule: Schedule, rank: int) -> list[str]:
     """A rank's program in NCCL's vocabulary.

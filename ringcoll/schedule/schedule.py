@@ -24,8 +24,6 @@ from ringcoll.schedule.ir import (
 )
 from ringcoll.schedule.verifier import finals_of
 
-__all__ = ["Schedule"]
-
 
 @dataclass(frozen=True, eq=False)
 class Schedule(Written):

@@ -49,8 +49,6 @@ from ringcoll.schedule.ir import (
     out,
 )
 
-__all__ = ["Proof", "bitwise_equal", "verify"]
-
 _GLOBAL_STEPS = (
     "steps are global: all ranks count the same steps, and a rank that waits yields an empty Step()"
 )

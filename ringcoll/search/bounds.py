@@ -19,8 +19,6 @@ from ringcoll.search.flow import ORIGIN, maximum_flow
 from ringcoll.search.hops import HopGraph
 from ringcoll.simulation import Node, Topology
 
-__all__ = ["least_rounds_per_chunk", "least_steps"]
-
 
 def least_steps(graph: HopGraph, demand: Demand) -> int:
     """The most hops from an owner of a chunk to a rank that wants the chunk."""

@@ -29,8 +29,6 @@ from ringcoll.schedule import (
 )
 from ringcoll.search.demand import SEARCHED, Demand
 
-__all__ = ["ChunkMove", "Moves", "schedule_of_moves"]
-
 
 class ChunkMove(NamedTuple):
     """A chunk goes from one rank to another."""

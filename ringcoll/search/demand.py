@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import contract
 
-__all__ = ["SEARCHED", "Demand", "demand_of"]
-
 SEARCHED: dict[str, tuple[tuple[str, bool], ...]] = {
     "all_gather": (("all_gather", False),),
     "reduce_scatter": (("all_gather", True),),

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from ringcoll.simulation import Node
 
-__all__ = ["ORIGIN", "Capacities", "maximum_flow"]
-
 ORIGIN: Node = -1
 """A node before several ranks; ranks begin at 0, and switches are words."""
 

@@ -19,8 +19,6 @@ from ringcoll.search.sccl import Answer, solve
 from ringcoll.search.trees import tree_moves
 from ringcoll.simulation import Topology, simulate
 
-__all__ = ["METHODS", "SearchedFront", "SearchedPoint", "SearchedShape", "synthesize"]
-
 METHODS = {
     "exact": "every schedule that no other one beats in steps and rounds, with proofs; SCCL",
     "greedy": "chunks and links matched at random, step by step, on large graphs; TACOS",

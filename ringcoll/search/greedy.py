@@ -25,8 +25,6 @@ from ringcoll.search.build import ChunkMove, Moves
 from ringcoll.search.demand import Demand
 from ringcoll.search.hops import HopGraph
 
-__all__ = ["greedy_moves", "speeds_of_steps"]
-
 
 def speeds_of_steps(graph: HopGraph) -> list[HopGraph]:
     """The graph for each length of a step that keeps all ranks connected."""

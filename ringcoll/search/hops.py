@@ -15,8 +15,6 @@ from fractions import Fraction
 from ringcoll.errors import ArgumentError
 from ringcoll.simulation import Topology
 
-__all__ = ["HopGraph", "Limit", "hops_of"]
-
 _MOST_RANKS = 1 << 12
 """Ranks between which hops through switches are counted; they are as many as pairs."""
 

@@ -10,9 +10,6 @@ from ringcoll.algorithms import algorithms
 from ringcoll.schedule import Schedule, estimated_messages
 from ringcoll.simulation import Topology, simulate
 
-__all__ = ["SearchTime", "fastest_times", "registered_times"]
-
-
 _MOST_MESSAGES = 1 << 18
 """Messages of all segments in a run: 3 s by events, and there are some 25 algorithms."""
 

@@ -32,8 +32,6 @@ from ringcoll.search.build import ChunkMove, Moves
 from ringcoll.search.demand import Demand
 from ringcoll.search.hops import HopGraph
 
-__all__ = ["Answer", "SolvedMoves", "solve"]
-
 
 class Answer(Enum):
     """What the solver says of a number of steps, rounds and chunks."""

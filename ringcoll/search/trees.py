@@ -29,8 +29,6 @@ from ringcoll.search.flow import ORIGIN, maximum_flow
 from ringcoll.search.hops import HopGraph
 from ringcoll.simulation import Node
 
-__all__ = ["tree_moves"]
-
 
 def tree_moves(graph: HopGraph, demand: Demand, least: Fraction) -> tuple[int, Moves]:
     """Find a tree for each chunk, so that all together need the fewest rounds.

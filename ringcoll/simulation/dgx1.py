@@ -5,8 +5,6 @@ from __future__ import annotations
 from ringcoll.simulation.graph_text import topology_from_text
 from ringcoll.simulation.topology import Topology
 
-__all__ = ["dgx1"]
-
 # 25 GB/s each way a cable; a double cable is one link of 50 GB/s. 3.4 us over NVLink.
 _CABLES = """
     0 -- 1 50 3.4    # the double cables are a ring: 0 1 3 2 6 7 5 4

@@ -22,8 +22,6 @@ from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.simulation.links import Link, Node, Number, RankCosts, cable, checked
 from ringcoll.simulation.topology import Topology
 
-__all__ = ["dragonfly"]
-
 _MOST_ROUTERS = 1 << 10  # of a group: it has a cable for each pair
 
 

@@ -25,8 +25,6 @@ from ringcoll.simulation.symmetry import Folding, folded
 from ringcoll.simulation.topology import Topology
 from ringcoll.simulation.waves import RankWave, in_segments, waves_of
 
-__all__ = ["ENGINES", "simulate"]
-
 ENGINES = {
     "events": "the messages of all ranks, one by one",
     "steps": "all ranks step by step: turned programs, and no link that can be full",

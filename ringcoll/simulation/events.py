@@ -25,8 +25,6 @@ from ringcoll.simulation.runs import RunOutcome, RunSettings
 from ringcoll.simulation.symmetry import Folding
 from ringcoll.simulation.waves import RankWave
 
-__all__ = ["EventEngine"]
-
 _BEGIN, _START, _END = range(3)  # of a rank's wave; of a wave's messages; of a message
 
 _PathNode = tuple[int, int | None, int, Any, Any, Any]

@@ -14,8 +14,6 @@ from typing import Any
 from ringcoll.simulation.links import Number
 from ringcoll.simulation.topology import Topology
 
-__all__ = ["Flows", "SimulatedMessage"]
-
 
 class SimulatedMessage:
     """A message on its way; ``left`` and ``arrival`` are ``None`` until its last byte has left."""

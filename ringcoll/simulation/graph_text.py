@@ -20,8 +20,6 @@ from ringcoll.errors import ArgumentError
 from ringcoll.simulation.links import Link, Node
 from ringcoll.simulation.topology import Topology
 
-__all__ = ["topology_from_text"]
-
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _LINK = re.compile(rf"(\w+)\s*(--|->)\s*(\w+)\s+({_NUMBER})(?:\s+({_NUMBER}))?", re.ASCII)
 _LONGEST_LINE = 1 << 10

@@ -10,8 +10,6 @@ from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.simulation.links import Link, Node, Number, RankCosts, cable, checked
 from ringcoll.simulation.topology import Topology
 
-__all__ = ["fat_tree", "hosts"]
-
 
 def _two_levels(
     leaf_of: Sequence[int],

@@ -14,8 +14,6 @@ from typing import Any, TypedDict
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["Link", "Node", "Number", "RankCosts", "cable", "checked"]
-
 Node = int | str
 Number = int | float | Fraction
 

@@ -26,8 +26,6 @@ from ringcoll.simulation.runs import RunOutcome, RunSettings
 from ringcoll.simulation.topology import Topology
 from ringcoll.simulation.waves import RankWave
 
-__all__ = ["LockstepEngine", "never_full", "senders_of"]
-
 _MOST_RECEIVES = 254
 """Messages that a rank takes in a step: who was waited for last is one byte."""
 

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from ringcoll.schedule import Schedule
 
-__all__ = ["TRACKS", "SimulatedSpan", "document"]
-
 TRACKS = {
     "operation": ("operations", 1),
     "wait": ("waits", 2),

@@ -16,8 +16,6 @@ from ringcoll.simulation.levels import hosts
 from ringcoll.simulation.shapes import crossbar, torus
 from ringcoll.simulation.topology import Topology
 
-__all__ = ["MACHINES", "PRESETS", "Machine"]
-
 _NCCL = "latency: NCCL, src/graph/tuning.cc, ring, protocol Simple"
 
 

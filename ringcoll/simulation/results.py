@@ -12,8 +12,6 @@ from ringcoll.simulation.links import Link, Number
 from ringcoll.simulation.picture import SimulatedSpan, document
 from ringcoll.simulation.topology import Topology
 
-__all__ = ["LinkLoad", "PathStep", "SimulatedRun"]
-
 
 class LinkLoad(NamedTuple):
     """Bytes that a link has carried, and the share of its capacity that they used.

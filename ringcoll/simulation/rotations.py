@@ -28,8 +28,6 @@ from typing import Any, NoReturn
 from ringcoll.schedule import MOST_STEPS, Schedule
 from ringcoll.simulation.waves import RankWave, wave_of
 
-__all__ = ["TurnedRank", "turned", "turned_programs"]
-
 _LONGEST_PERIOD = 64
 
 

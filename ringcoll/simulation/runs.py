@@ -12,8 +12,6 @@ from ringcoll.simulation.picture import SimulatedSpan
 from ringcoll.simulation.results import PathStep
 from ringcoll.simulation.topology import Topology
 
-__all__ = ["RunOutcome", "RunSettings"]
-
 
 def _fraction(value: Number) -> Fraction:
     return Fraction(value)

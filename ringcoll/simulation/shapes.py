@@ -10,8 +10,6 @@ from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.simulation.links import Link, Number, RankCosts, checked
 from ringcoll.simulation.topology import Topology
 
-__all__ = ["crossbar", "ring", "torus"]
-
 
 def crossbar(
     world_size: int,

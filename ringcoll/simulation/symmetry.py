@@ -21,8 +21,6 @@ from ringcoll.simulation.links import Link, Number
 from ringcoll.simulation.topology import Topology
 from ringcoll.simulation.waves import RankWave
 
-__all__ = ["Folding", "folded"]
-
 
 @dataclass(frozen=True, slots=True)
 class Folding:

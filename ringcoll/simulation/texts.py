@@ -14,8 +14,6 @@ from ringcoll.simulation.presets import MACHINES, PRESETS
 from ringcoll.simulation.shapes import crossbar, ring, torus
 from ringcoll.simulation.topology import Topology
 
-__all__ = ["FORMS", "ranks_named", "topology_named"]
-
 FORMS = {
     "crossbar": "each rank has a cable to one switch; crossbar:2 has 2 ports a rank",
     "ring": "each rank has a cable to the next one",

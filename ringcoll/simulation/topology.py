@@ -15,8 +15,6 @@ from ringcoll.errors import ArgumentError
 from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.simulation.links import Link, Node, Number, checked
 
-__all__ = ["Topology"]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Topology:

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule import Recv, RecvReduce, Reduce, Schedule, Send, Step
 
-__all__ = ["RankWave", "in_segments", "wave_of", "waves_of"]
-
 
 class RankWave(NamedTuple):
     """What a rank does in a wave; amounts of data are in chunks.

@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["OPERATORS", "Expected", "bits", "mismatch", "operators", "reduced"]
-
 OPERATORS: dict[str, Any] = {
     "sum": np.add,
     "avg": np.add,

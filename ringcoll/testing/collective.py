@@ -22,8 +22,6 @@ from ringcoll.testing.answers import OPERATORS, Expected, mismatch, operators, r
 from ringcoll.testing.inputs import LARGEST, values
 from ringcoll.testing.on_ranks import ranks
 
-__all__ = ["DTYPES", "Case", "given_collective"]
-
 DTYPES = (
     torch.int64,
     torch.float32,

@@ -13,8 +13,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["COMPLEX", "FLOAT8", "FLOATS", "INTEGERS", "LARGEST", "UNSIGNED", "values"]
-
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *FLOAT8)
 COMPLEX = (torch.complex64, torch.complex128)

@@ -23,8 +23,6 @@ from ringcoll.testing.answers import Expected, mismatch
 from ringcoll.testing.outcome import Failure, attempt, leave, raise_first
 from ringcoll.testing.pool import POOL, Arguments, Group, join, sending
 
-__all__ = ["OnRanks", "ranks"]
-
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 

@@ -18,9 +18,6 @@ import torch.distributed as dist
 
 from ringcoll.launch import RankError
 
-__all__ = ["Failure", "RanksTraceback", "attempt", "leave", "raise_first"]
-
-
 _OF_PYTEST = {"Failed": "fail", "Skipped": "skip", "XFailed": "xfail"}  # they cannot be pickled
 
 

@@ -36,8 +36,6 @@ from ringcoll.launch import RankError, Ranks, by_value, rendezvous, report
 from ringcoll.machine import stacks
 from ringcoll.testing.outcome import Failure, RanksTraceback, attempt, leave, raise_first
 
-__all__ = ["POOL", "Arguments", "Group", "join", "sending"]
-
 _START_S = 120.0  # for ranks to start, and to load a test's module
 _MORE_S = 2.0  # for the group's own error to come before the pool's, which knows less
 

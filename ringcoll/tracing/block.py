@@ -32,8 +32,6 @@ from ringcoll.tracing.records import Records
 from ringcoll.tracing.summary import Shares, summarize
 from ringcoll.transport import Message
 
-__all__ = ["Recording", "trace"]
-
 _PINGS = 24  # pings for each rank, before and after the block
 _TAG = 0x5157C10C  # tag of the pings; the tags of operations are hashes
 _MOST = 10_000  # operations of a group, and phases

@@ -30,8 +30,6 @@ from typing import NamedTuple
 
 from ringcoll.errors import TraceError
 
-__all__ = ["Clock", "Sighting", "agree"]
-
 _Bounds = list[list[float]]
 """Upper bounds of o[a] - o[b] in ns: whole numbers, or infinity where nothing is known."""
 

@@ -25,8 +25,6 @@ from ringcoll.tracing.records import (
 )
 from ringcoll.tracing.summary import shares, summarize
 
-__all__ = ["document"]
-
 # The rows of a rank: their names in events, and their titles and numbers.
 _TRACKS = {
     "operation": ("operations", 1),

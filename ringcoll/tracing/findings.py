@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from ringcoll.tracing.phase_times import PhaseTimes, summarize_phases
 from ringcoll.tracing.records import Records
 
-__all__ = ["findings"]
-
 _LEAST_SHARE = 0.05  # of a rank's time; shorter waits are seldom worth a sentence
 _MOST_SENTENCES = 8
 

@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 from ringcoll.tracing.phases import PhaseSpan
 from ringcoll.tracing.records import Records
 
-__all__ = ["PhaseTimes", "phase_times", "summarize_phases"]
-
 
 @dataclass
 class PhaseTimes:

@@ -34,8 +34,6 @@ import torch.distributed as dist
 
 from ringcoll.machine import Peaks
 
-__all__ = ["PhaseLog", "PhaseSpan", "ThreadWait", "phase", "waiting"]
-
 
 @dataclass(slots=True, eq=False)
 class PhaseSpan:

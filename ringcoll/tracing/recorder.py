@@ -33,8 +33,6 @@ from ringcoll.tracing.phases import Awaited, PhaseLog
 from ringcoll.tracing.records import MessageEnd, Records, Span, TracedOperation
 from ringcoll.transport import Handle
 
-__all__ = ["Clocks", "Tracer"]
-
 Clocks = Callable[[], int]
 """A clock: it gives nanoseconds, and never goes back."""
 

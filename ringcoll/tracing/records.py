@@ -12,8 +12,6 @@ from ringcoll.errors import TraceError
 from ringcoll.tracing.clocks import Sighting
 from ringcoll.tracing.phases import PhaseSpan, ThreadWait
 
-__all__ = ["Delivery", "MessageEnd", "Records", "Span", "TracedOperation", "deliveries"]
-
 # What packed data raise that are cut, that are no JSON, or that have other fields.
 _MALFORMED = (zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from ringcoll.tracing.records import Records, TracedOperation
 
-__all__ = ["PARTS", "Shares", "shares", "summarize"]
-
 PARTS = {"waiting": ("wait",), "moving": ("post", "copy"), "reducing": ("reduce",)}
 """The parts of an operation's time, and the kinds of spans that each part is made of."""
 

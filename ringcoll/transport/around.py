@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ringcoll.transport.base import Handle, Transport
 
-__all__ = ["AroundTransport"]
-
 
 class AroundTransport(Transport):
     """All that a subclass does not change is as in the transport ``below``, which moves the bytes."""

@@ -8,8 +8,6 @@ from ringcoll.transport.base import Transport
 from ringcoll.transport.faulty import Faults, FaultyTransport
 from ringcoll.transport.verified import VerifiedTransport
 
-__all__ = ["as_asked"]
-
 
 def as_asked(
     transport: Transport, *, verify_messages: bool | None = None, faults: Faults | None = None

@@ -35,19 +35,6 @@ from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportErro
 from ringcoll.machine import appears, as_fields, as_json, hosts_of, place, read_all
 from ringcoll.transport import catalogue
 
-__all__ = [
-    "Handle",
-    "Message",
-    "Transport",
-    "bytes_at",
-    "devices_of",
-    "late",
-    "meet",
-    "meet_telling",
-    "settle",
-    "told_by",
-]
-
 Handle = object
 """A message on its way: `Transport.post` returns it, and `Transport.wait` takes it."""
 

@@ -22,19 +22,6 @@ from ringcoll.cost import LinkCosts
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.machine import TRANSPORT_VARIABLES, forced_transport
 
-__all__ = [
-    "Entry",
-    "add",
-    "beside",
-    "costs_of",
-    "entries",
-    "entry",
-    "lacking",
-    "named",
-    "names",
-    "resolved",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:

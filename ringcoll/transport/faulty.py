@@ -34,8 +34,6 @@ from ringcoll.errors import ArgumentError
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport
 
-__all__ = ["Faults", "FaultyTransport"]
-
 _KINDS = ("delay", "reorder", "drop", "duplicate", "truncate", "flip")
 _log = logging.getLogger("ringcoll")
 

@@ -62,8 +62,6 @@ from ringcoll.machine import (
 from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
 from ringcoll.transport.staged import staged_if_needed
 
-__all__ = ["GlooTransport", "check", "make"]
-
 Result = TypeVar("Result")
 
 _LOOPBACK = Path("/sys/class/net/lo")

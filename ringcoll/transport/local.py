@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, late, settle
 
-__all__ = ["Half", "Hub", "LocalTransport"]
-
 
 @dataclass(eq=False)
 class Half:

@@ -49,8 +49,6 @@ from ringcoll.machine import at_end, cores, read_fields
 from ringcoll.transport.base import Handle, Message, Transport, meet
 from ringcoll.transport.staged import staged_if_needed
 
-__all__ = ["Channels", "MpiTransport", "channels", "mpi_library", "wait_for"]
-
 _SPINS = 2000  # looks before the rank gives the processor away: some 0.5 ms
 _PATIENT = 20_000  # looks before the rank takes naps: some 10 ms
 _NAP_S = 0.0002

@@ -23,8 +23,6 @@ from ringcoll.reduction import TORCH, Engine
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport
 
-__all__ = ["NarrowTransport"]
-
 
 class _Arriving(NamedTuple):
     """A receive: its handle in the transport below, and the tensor to widen ``narrow`` into."""

@@ -59,8 +59,6 @@ from ringcoll.machine import begun, ranks_may_share_gpus, read_text, started
 from ringcoll.transport.base import Handle, Message, Transport, meet
 from ringcoll.transport.streams import beside, gpu, nccl_version
 
-__all__ = ["Ending", "NcclTransport", "as_one", "check", "grouped", "make", "private_group"]
-
 _log = logging.getLogger("ringcoll")
 _ABORT_S = 5.0  # for a group to be aborted; the caller has an error to raise
 _WATCHDOG = timedelta(days=1)  # torch's, which ends the process; `Monitor` keeps time limits

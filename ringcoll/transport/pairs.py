@@ -27,8 +27,6 @@ from ringcoll.transport import catalogue
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport
 
-__all__ = ["NearTransport", "OutOfReachError", "PairsTransport"]
-
 _log = logging.getLogger("ringcoll")
 
 

@@ -60,8 +60,6 @@ from ringcoll.machine import started
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport
 
-__all__ = ["PINNED_BYTES", "SEGMENT_BYTES", "Copies", "StagedTransport", "Window"]
-
 # The copy of one piece at either end overlaps with nothing: some 0.1 ms each at 20 GB/s. A piece
 # also costs a message below, 0.1 ms over gloo, which takes 2 ms to move so many bytes.
 # An estimate from gloo's figures on a CPU; not measured on a GPU.

@@ -43,20 +43,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Lane",
-    "Mark",
-    "Streams",
-    "beside",
-    "capturing",
-    "current_device",
-    "future",
-    "gpu",
-    "has_streams",
-    "mark_of",
-    "nccl_version",
-]
-
 # Tests without a GPU replace these.
 cuda: Any = torch.cuda
 with_streams = frozenset({"cuda"})

@@ -21,8 +21,6 @@ from torch.nn.parameter import is_lazy
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["extent", "has_memory", "is_dense", "with_memory"]
-
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor's elements lie in memory by strides, as they are."""

@@ -73,8 +73,6 @@ from ringcoll.machine import cores, expandable_segments, not_of_a_rank
 from ringcoll.transport import ucx_library
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, meet, settle, told_by
 
-__all__ = ["UcxTransport", "check", "check_device", "make"]
-
 _ABORT = 1 << 63  # the tag of the message that says: give up
 _SPINS = 500  # looks before sleeping, with a core for each rank: some 0.15 ms
 _TOLD = {"pid": int, "address": str}  # what ranks tell each other

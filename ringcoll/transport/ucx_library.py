@@ -39,17 +39,6 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError, MissingExtraError
 from ringcoll.transport.base import settle
 
-__all__ = [
-    "array_type",
-    "buffer_of",
-    "context_of",
-    "core",
-    "current",
-    "entered",
-    "is_exportable",
-    "lists",
-]
-
 # A host that vanishes is missed after 3 + 5 * 1 seconds of silence; short outages are not.
 _KEEPALIVE = {"TCP_KEEPIDLE": "3s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "5"}
 # UCX ends the process (`ucs_fatal` in cma_ep.c) when a peer dies whose memory it reads by CMA. Beside the memory of

@@ -25,8 +25,6 @@ from ringcoll.errors import CorruptMessageError
 from ringcoll.transport.around import AroundTransport
 from ringcoll.transport.base import Handle, Message, Transport, bytes_at
 
-__all__ = ["VerifiedTransport"]
-
 _BESIDE = 0x2C9277B5  # mixed into the tags of checksums; any number of 31 bits
 _MOST_TAGS = 1 << 14  # whose messages are counted: far more than are in use at a time
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from ringcoll.machine import error_file
 
-__all__ = ["announce", "say"]
-
 _log = logging.getLogger("ringcoll")
 
 

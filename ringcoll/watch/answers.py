@@ -21,8 +21,6 @@ from pathlib import Path
 from ringcoll.errors import GroupBrokenError
 from ringcoll.machine import process_state, started
 
-__all__ = ["FOREIGN", "Answering", "answering", "ask", "in_words"]
-
 FOREIGN = "belongs to another user"
 """Why `ask` does not believe a process."""
 

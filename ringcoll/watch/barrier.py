@@ -10,8 +10,6 @@ import torch.distributed as dist
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
 from ringcoll.machine import appears, read_text
 
-__all__ = ["monitored_barrier"]
-
 _LAST_S = 5.0  # for rank 0 to publish the result, when it has the last rank
 
 

@@ -15,8 +15,6 @@ from ringcoll.machine import answered, appears, compares_calls, read_text
 from ringcoll.watch.monitor import Monitor
 from ringcoll.watch.notices import LEFT
 
-__all__ = ["CallComparison"]
-
 _MOST_KNOWN = 4096
 
 

@@ -33,8 +33,6 @@ from ringcoll.schedule import Recv, RecvReduce, Send
 from ringcoll.watch.answers import Answering
 from ringcoll.watch.monitor import Monitor, Running
 
-__all__ = ["dump_on_signal", "forget", "operations", "record", "save", "token", "watch"]
-
 _log = logging.getLogger("ringcoll")
 
 _LAST = 256  # operations of each group

@@ -15,8 +15,6 @@ from typing import Any
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["doing", "read_record", "related", "report"]
-
 _LARGEST_WORLD = 1 << 16
 _MISSING = "has left no record"
 

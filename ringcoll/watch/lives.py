@@ -29,8 +29,6 @@ from ringcoll.machine import (
     store_host,
 )
 
-__all__ = ["Lives", "Process", "tell"]
-
 _KEY = "ringcoll/process/{}"
 _SMALL = 32  # ranks of a group in which all have lines to all
 

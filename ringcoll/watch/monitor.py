@@ -52,8 +52,6 @@ from ringcoll.watch.announcement import say
 from ringcoll.watch.lives import Lives
 from ringcoll.watch.notices import FAILURES, STORE_S, Notices, kind_of
 
-__all__ = ["Issued", "Monitor", "Running"]
-
 _POLL_S = 0.1  # between two looks of a rank that waits
 _BETWEEN_S = 0.02  # between two looks of a rank that has failed: torchrun ends it in 0.1 s
 _PATIENCE_S = 0.3  # longer than any healthy wait on one host; nothing breaks on it alone

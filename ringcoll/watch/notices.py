@@ -33,8 +33,6 @@ from ringcoll.errors import (
 )
 from ringcoll.machine import read_json, read_text
 
-__all__ = ["FAILURES", "LEFT", "STORE_S", "Notices", "kind_of"]
-
 LEFT = "left/{}"
 """Key of the number of the last operation of a rank that has closed the group."""
 STORE_S = 5.0

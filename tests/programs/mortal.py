@@ -26,7 +26,7 @@ from ringcoll.errors import PeerLostError, RingcollError
 from ringcoll.group import Communicator
 from ringcoll.machine import served
 from ringcoll.resilient import Membership
-from ringcoll.resilient.membership import Member
+from ringcoll.resilient.succession import Member
 from ringcoll.training import BucketedDataParallel
 from tests.fakes.hosts import SWITCH, Hosts, Place
 

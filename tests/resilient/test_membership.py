@@ -12,8 +12,8 @@ import torch.distributed as dist
 from ringcoll.errors import GroupBrokenError, PeerLostError
 from ringcoll.machine import deliver, place
 from ringcoll.resilient import membership
-from ringcoll.resilient.membership import Member, Membership, View
-from ringcoll.resilient.succession import _is_quorum
+from ringcoll.resilient.membership import Membership
+from ringcoll.resilient.succession import Member, View, _is_quorum
 from ringcoll.watch import Process
 
 MEMBERS = [Member(f"m{i}", "127.0.0.1", 1000 + i, 2000 + i, Process.own()) for i in range(5)]

@@ -9,19 +9,6 @@
 ============  ====================================================================
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ringcoll.training.pipeline.runner import Pipeline, PipelineReport
-
-__all__ = ["Pipeline", "PipelineReport"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ringcoll.training.pipeline import runner  # not before: schedules need no torch
-
-    return getattr(runner, name)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

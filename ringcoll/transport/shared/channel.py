@@ -57,8 +57,6 @@ from ringcoll.transport.shared.memory import (
 )
 from ringcoll.transport.shared.tensors import PeerRegions, SharedRegion, region_of, regions_now
 
-__all__ = ["PeerChannel", "PendingSends", "RingReceive", "RingSend"]
-
 _INLINE, _REMOTE, _IN_PIECES, _MAPPED = 0, 1, 2, 3  # kinds of messages
 _IN_PLACE = (_REMOTE, _MAPPED)  # kinds that are read where they lie
 _ENTRY_WORDS = ENTRY // WORD

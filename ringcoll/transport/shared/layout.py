@@ -16,27 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "ASLEEP",
-    "AWAKE",
-    "BELL",
-    "BROKEN",
-    "CLOSED",
-    "DEPTH",
-    "ENTRY",
-    "FOR_ROOM",
-    "HEAD",
-    "OPEN",
-    "PIECE",
-    "PIECES",
-    "SHORT",
-    "SLEEPS",
-    "STATE",
-    "WHOM",
-    "WORD",
-    "SharedLayout",
-]
-
 WORD = 8
 """Bytes of a word."""
 DEPTH = 16

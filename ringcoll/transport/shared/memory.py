@@ -23,21 +23,6 @@ import weakref
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "Identity",
-    "SharedMemory",
-    "fence",
-    "forbids_reading",
-    "futex_wait",
-    "futex_wake",
-    "has_futex",
-    "identity",
-    "is_ordered",
-    "read_process",
-    "release_pages",
-    "reserve",
-]
-
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)  # number of the system call
 _WAIT, _WAKE = 0, 1
 _NAME = "ringcoll"  # of the memory, in /proc

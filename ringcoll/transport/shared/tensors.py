@@ -37,19 +37,6 @@ from ringcoll.machine import free_bytes
 from ringcoll.transport.shared.memory import Identity, SharedMemory, identity, release_pages
 from ringcoll.transport.tensor_memory import with_memory
 
-__all__ = [
-    "PeerRegions",
-    "SharedRegion",
-    "can_move",
-    "empty_shared",
-    "is_long",
-    "lasting_zeros",
-    "movable",
-    "move",
-    "region_of",
-    "regions_now",
-]
-
 _LEAST = 32 << 10  # bytes from which on a storage is worth a region: shorter messages are copied
 _SHM = "/dev/shm"  # noqa: S108  # nothing is written there
 _FEW, _MUCH = 16, 64 << 20  # mappings of a peer, and new bytes of them, that nobody looks through

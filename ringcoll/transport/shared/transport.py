@@ -66,8 +66,6 @@ from ringcoll.transport.shared.memory import (
     reserve,
 )
 
-__all__ = ["SharedTransport", "check", "check_automatic", "make", "remark"]
-
 # What ranks tell each other.
 _TOLD = dict.fromkeys(("pid", "descriptor", *Identity._fields, "secret", "address"), int)
 _FAILED = 1 << 20  # ranks; what they count together has the failures above it

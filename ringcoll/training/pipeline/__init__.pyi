@@ -1,0 +1,2 @@
+from .runner import Pipeline as Pipeline
+from .runner import PipelineReport as PipelineReport
