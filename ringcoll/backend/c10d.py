@@ -115,13 +115,7 @@ class Method:
         return (*self.tensors, "opts", *operator, "timeout")
 
     def read(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> C10dCall:
-        """Translate the arguments of a call.
-
-        Raises
-        ------
-        ArgumentError
-            The method has no such argument.
-        """
+        """Translate the arguments of a call."""
         names = self.positional
         unread = {**dict(zip(names, arguments, strict=False)), **keywords}
         tensors = [convert(unread.pop(name, None)) for name, convert in self.tensors.items()]

@@ -93,13 +93,7 @@ def honour_device_maps(name: str) -> None:
 
 
 def _check(backend: str, own: tuple[str, ...], others: dict[str, str]) -> None:
-    """Refuse a map that cannot be honoured.
-
-    Raises
-    ------
-    ArgumentError
-        This library does not send tensors of a device, or another backend is a custom one as well.
-    """
+    """Refuse a map that cannot be honoured."""
     unknown = sorted(set(own) - _DEVICES)
     if unknown:
         raise ArgumentError(

@@ -208,13 +208,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         keywords: Mapping[str, Any] = MappingProxyType({}),
         device: torch.device | None = None,
     ) -> Any:
-        """Run a call, in the sight of observers; or hand it to the backend of its tensors' device.
-
-        Raises
-        ------
-        ArgumentError
-            The device map of the group does not name the device.
-        """
+        """Run a call, in the sight of observers; or hand it to the backend of its tensors' device."""
         if self._devices is not None:
             device = device or _device_of([*arguments, *keywords.values()])
             if device.type in self._others:

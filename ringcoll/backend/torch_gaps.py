@@ -21,13 +21,7 @@ _c10d: Any = torch._C._distributed_c10d
 
 @functools.cache
 def mend_torch(group_class: type) -> object:
-    """Fill torch's gaps for groups of a class; for other groups nothing changes.
-
-    Returns
-    -------
-    object
-        Whatever has to live as long as the process.
-    """
+    """Fill torch's gaps for groups of a class; for other groups nothing changes."""
     _mend_built_in_hook(group_class)
     _mend_monitored_barrier(group_class)
     _mend_batches(group_class)

@@ -85,24 +85,7 @@ def start(
     async_op: bool,
     timeout: Timeout,
 ) -> Work | None:
-    """Run a call, by the operation that the group keeps for such calls, or by a new operation.
-
-    Parameters
-    ----------
-    compile_
-        Function that checks the call and compiles it.
-    group, async_op, timeout
-        Arguments of the user, unchecked.
-    tensors
-        All tensors of the call, unchecked.
-    options
-        The other arguments, for ``compile_``.
-
-    Returns
-    -------
-    Work or None
-        The work, if ``async_op``; but a `Call` if the group is `Deferred`.
-    """
+    """Run a call, by the operation that the group keeps for such calls, or by a new operation."""
     deferred = group if type(group) is Deferred else None
     if deferred is not None:
         group = deferred.group
@@ -196,13 +179,7 @@ def start(
 
 
 def together(group: Any, calls: Sequence[Call]) -> Work | None:
-    """Run several calls as one operation with one work, or defer them if the group is `Deferred`.
-
-    Raises
-    ------
-    ArgumentError
-        Their tensors are on several devices.
-    """
+    """Run several calls as one operation with one work, or defer them if the group is `Deferred`."""
     first, *following = calls
     for call in following:
         if call.operation.device != first.operation.device:
@@ -241,16 +218,6 @@ class Collective(Protocol[P]):
         Everything is checked, decided and bound once. The call keeps the tensors, and each run
         works on their present contents. All ranks must run the call as often,
         and in the same order among the group's other operations.
-
-        Parameters
-        ----------
-        *args, **kwargs
-            Arguments of the function; ``async_op`` says whether each run returns a work at once.
-
-        Returns
-        -------
-        callable
-            Without arguments, it runs the call once.
 
         Examples
         --------

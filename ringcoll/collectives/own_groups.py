@@ -35,13 +35,7 @@ class MessageWork:
     tensor: Tensor | None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is complete, at most the group's time limit by default.
-
-        Raises
-        ------
-        CollectiveTimeoutError, PeerLostError
-            The peer did not come, or has left.
-        """
+        """Wait until the message is complete, at most the group's time limit by default."""
         limit_s = self.member.timeout_s if timeout is None else seconds_of(timeout)
         self.member.transport.wait(self.handle, limit_s)
         self.tensor = None

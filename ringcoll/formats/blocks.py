@@ -36,13 +36,7 @@ class ThreadBlock:
 def blocks_of(
     places: Places, rank: int, steps: Sequence[Sequence[Piece]], max_steps: int
 ) -> list[ThreadBlock]:
-    """The thread blocks of a rank: one for each connection, and one for what is local.
-
-    Raises
-    ------
-    ScheduleError
-        They have too many steps, or there are too many of them.
-    """
+    """The thread blocks of a rank: one for each connection, and one for what is local."""
     blocks: list[ThreadBlock] = []
     numbers: dict[tuple[str, int], int] = {}
     writer: dict[Memory, tuple[int, int]] = {}

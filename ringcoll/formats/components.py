@@ -14,18 +14,6 @@ def levels_of(
 ) -> tuple[list[int], frozenset[int]]:
     """The length of the longest way to each node; nodes of a circle share theirs.
 
-    Parameters
-    ----------
-    num_nodes
-        Number of nodes.
-    edges
-        (from, to, length at least 0).
-
-    Returns
-    -------
-    tuple
-        The lengths; and the nodes in circles of a length above 0, for which there is none.
-
     Examples
     --------
     >>> levels_of(4, [(0, 1, 1), (1, 2, 0), (2, 1, 0), (2, 3, 1)])

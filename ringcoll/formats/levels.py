@@ -51,23 +51,7 @@ _WAIT = Step()
 
 
 def levelled(places: Places, name: str, events: list[Event], *, in_place: bool) -> Schedule:
-    """Turn events into a schedule, which is still to be verified.
-
-    Parameters
-    ----------
-    places, events
-        The buffers, and the events.
-    name
-        Name of the algorithm.
-    in_place
-        Whether input and output are one place, named ``"io"`` and a chunk.
-
-    Raises
-    ------
-    ScheduleError
-        The events wait for each other in a circle, or one of them reads a place that was never
-        written, or adds different chunks.
-    """
+    """Turn events into a schedule, which is still to be verified."""
     order = ordered(events)
     run = Run(places, events, order, in_place=in_place)
     if run.overwritten:

@@ -22,13 +22,7 @@ _Channel = tuple[int, int, str, int]
 
 
 def events_of(places: Places, gpus: Sequence[Node], *, in_place: bool) -> list[Event]:
-    """The events of all ranks.
-
-    Raises
-    ------
-    ScheduleError
-        The plan is malformed, or not plain; the message names the place.
-    """
+    """The events of all ranks."""
     reader = _PlanReader(places, in_place)
     for rank, gpu in enumerate(gpus):
         gpu["id"].number(rank, rank)

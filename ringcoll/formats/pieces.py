@@ -58,26 +58,7 @@ class Piece:
 
 
 def pieces(schedule: Schedule, places: Places, longest: int) -> list[list[list[Piece]]]:
-    """Cut a schedule.
-
-    Parameters
-    ----------
-    schedule, places
-        The schedule, and its buffers.
-    longest
-        Most chunks of a piece.
-
-    Returns
-    -------
-    list of list of list of Piece
-        The pieces of each step of each rank, in an order in which they can be done one by one; the
-        sends come first.
-
-    Raises
-    ------
-    ScheduleError
-        There is no such order.
-    """
+    """Cut a schedule."""
     world_size = schedule.world_size
     programs = (schedule.steps(rank) for rank in range(world_size))
     result: list[list[list[Piece]]] = [[] for _ in range(world_size)]

@@ -41,13 +41,7 @@ class Places:
         return cls(schedule.collective, schedule.world_size, schedule.num_chunks, schedule.root)
 
     def check_room(self, num_named: int) -> None:
-        """Raise if there would be too many chunks for a program that names so many.
-
-        Raises
-        ------
-        ScheduleError
-            The program names more chunks than fit in memory, or far fewer than there are.
-        """
+        """Raise if there would be too many chunks for a program that names so many."""
         if num_named > _MOST_NAMED:
             raise ScheduleError(f"the steps name {num_named} chunks; at most {_MOST_NAMED} may be")
         facts = self.rules.collective, "", self.world_size, self.num_chunks, 0

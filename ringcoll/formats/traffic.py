@@ -40,18 +40,6 @@ def traffic(
 def chunk_nbytes(schedule: Schedule, nbytes: int) -> Callable[[int], int]:
     """Make the function that says how long a chunk is, in bytes.
 
-    Parameters
-    ----------
-    schedule
-        The schedule that the chunks are of.
-    nbytes
-        Bytes of the whole data: of the vector, or of all blocks of a rank.
-
-    Raises
-    ------
-    ScheduleError
-        ``nbytes`` is below 0, or the blocks of a rank would not have equal lengths.
-
     Examples
     --------
     >>> from ringcoll.algorithms import schedule_of

@@ -61,13 +61,7 @@ class Node:
 
 
 def parse_json(text: str) -> Node:
-    """Read a document.
-
-    Raises
-    ------
-    ScheduleError
-        The text is no JSON; the message names the line.
-    """
+    """Read a document."""
     try:
         return Node(json.loads(text))
     except json.JSONDecodeError as error:

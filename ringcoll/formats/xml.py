@@ -31,25 +31,13 @@ class Element:
         return ScheduleError(f"line {self.line}: <{self.name}>: {message}")
 
     def word(self, attribute: str) -> str:
-        """The value of an attribute.
-
-        Raises
-        ------
-        ScheduleError
-            There is no such attribute.
-        """
+        """The value of an attribute."""
         if attribute not in self.attributes:
             raise self.error(f"has no attribute {attribute!r}")
         return self.attributes[attribute]
 
     def number(self, attribute: str, least: int = 0, most: int | None = None) -> int:
-        """The value of an attribute as a number.
-
-        Raises
-        ------
-        ScheduleError
-            There is no such attribute, or it is no number between ``least`` and ``most``.
-        """
+        """The value of an attribute as a number."""
         text = self.word(attribute)
         digits = text.removeprefix("-")
         is_number = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS
@@ -76,20 +64,7 @@ class Element:
 
 
 def parse_xml(text: str, names: Sequence[str]) -> Element:
-    """Read a document.
-
-    Parameters
-    ----------
-    text
-        The document.
-    names
-        Names of the elements: that of the root, of the elements inside it, and so on.
-
-    Raises
-    ------
-    ScheduleError
-        The text is no XML, or has a document type, other elements, or text between them.
-    """
+    """Read a document."""
     parser = expat.ParserCreate()
     path: list[Element] = []
     roots: list[Element] = []

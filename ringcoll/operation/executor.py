@@ -60,17 +60,7 @@ def bind(
     reduction: Reduction | None = None,
     engine: Engine = TORCH,
 ) -> list[Instruction]:
-    """Bind each of a plan's instructions to memory.
-
-    Parameters
-    ----------
-    inputs, outputs
-        Flat tensors of the input and of the output, all of the work dtype.
-    workspace
-        Working memory: at least ``plan.workspace_numel`` elements of the work dtype.
-    reduction
-        Meaning of ``(+)``; ``None`` if the plan reduces nothing.
-    """
+    """Bind each of a plan's instructions to memory."""
     own = next((tensor for tensor in (*outputs, *inputs) if tensor.numel()), workspace)
     workspace = workspace[_apart(own, workspace) :] if plan.workspace_numel else workspace
     work = (workspace,)

@@ -105,11 +105,6 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
 
     ``table`` is ``None`` only if the request names the algorithm; ``hosts``, the host number of
     every rank, is ``None`` before the ranks have met.
-
-    Raises
-    ------
-    ScheduleError, ArgumentError
-        The algorithm cannot run this call.
     """
     collective, world_size = request.collective, request.world_size
     if request.algorithm == "auto":

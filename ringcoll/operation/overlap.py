@@ -37,11 +37,6 @@ class TooIntricateError(Exception):
 def share_memory(tensors: Sequence[Tensor]) -> bool:
     """Whether elements of the tensors, in one or in two of them, share memory.
 
-    Raises
-    ------
-    TooIntricateError
-        See the module.
-
     Examples
     --------
     >>> matrix = torch.zeros(5, 4)

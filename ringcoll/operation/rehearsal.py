@@ -54,15 +54,7 @@ def rehearse(
     reduction: Reduction | None,
     engine: Engine,
 ) -> None:
-    """Do a plan's local work on zeros.
-
-    Parameters
-    ----------
-    silent
-        Transport as for the plan itself, around a `Silent` transport.
-    dtype, result_dtype
-        The work dtype, and that of the user's tensors.
-    """
+    """Do a plan's local work on zeros."""
     regions = tuple(
         Region(
             region.space, 0, number * _ROOM + region.offset % ALIGNMENT, min(region.numel, _MOST)

@@ -43,14 +43,6 @@ def exact_sum(sources: Sequence[Tensor], out: Tensor) -> None:
     A sum that is zero is +0. Sums of infinities and NaN are those of any order. A sum that is too large
     is infinite, as IEEE 754 rounds it.
 
-    Parameters
-    ----------
-    sources
-        Vectors of float32, float64 or of narrower floats, on the CPU; or of complex numbers, whose
-        parts are added up.
-    out
-        Vector of float32 or float64 for the sums, or of complex numbers. It may be one of the sources.
-
     Examples
     --------
     >>> total = torch.empty(1)

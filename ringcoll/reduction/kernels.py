@@ -182,19 +182,6 @@ class Place(NamedTuple):
 def aligned(places: Sequence[Place], pack: int) -> tuple[int, int] | None:
     """The longest run that fits all vectors, and the number of elements before the first run.
 
-    Parameters
-    ----------
-    places
-        Places of the vectors.
-    pack
-        Longest run, in elements: a power of two.
-
-    Returns
-    -------
-    (run, head) or None
-        After ``head`` elements, fewer than ``run``, every vector is aligned to ``run``
-        elements. ``None`` if a vector is not even aligned to its elements.
-
     Examples
     --------
     >>> aligned([Place(4096, 4), Place(8192, 4)], 4)

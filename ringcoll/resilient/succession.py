@@ -168,26 +168,7 @@ def step(
     patience: Patience = Patience.WAITS,
     newcomers: tuple[Member, ...] = (),
 ) -> Record:
-    """The next record of a member; the same one if it has to wait.
-
-    Parameters
-    ----------
-    me, own
-        The member, and its record.
-    heard
-        The newest records of others.
-    gone
-        The members that had surely ended *before* ``heard`` was read.
-    patience
-        How long the member has waited.
-    newcomers
-        Members that it takes in if it leads.
-
-    Raises
-    ------
-    GroupBrokenError
-        The others may have gone on without the member.
-    """
+    """The next record of a member; the same one if it has to wait."""
     if (taken := newest(own, heard)) is not own:
         return taken
     epoch, _, members = own.view
@@ -240,17 +221,7 @@ def listeners(
     heard: Heard,
     fresh: Collection[Member],
 ) -> tuple[Member, ...]:
-    """Whom a member tells its new record, the first ones first.
-
-    Parameters
-    ----------
-    me, old, new
-        The member, its record before a step, and after it.
-    heard
-        The newest records of others.
-    fresh
-        Those of whom records were heard since the last step.
-    """
+    """Whom a member tells its new record, the first ones first."""
     members = old.view.members
     if new.view != old.view:
         if old.proposed == _NONE or leader_of(old.ballot, members) != me:

@@ -37,15 +37,6 @@ def least_rounds_per_chunk(
 ) -> Fraction:
     """The rounds that a chunk of each block needs at least, if steps cost nothing.
 
-    Parameters
-    ----------
-    topology, graph
-        The links, and the hops of the topology, which say how long a round is.
-    demand
-        Who has the blocks, and who wants them.
-    backwards
-        Whether the demand is met on the links the other way.
-
     Examples
     --------
     >>> from ringcoll.search.demand import demand_of

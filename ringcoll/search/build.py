@@ -45,18 +45,7 @@ Moves = Sequence[Sequence[ChunkMove]]
 def schedule_of_moves(
     collective: str, algorithm: str, demand: Demand, phases: Sequence[Moves]
 ) -> Schedule:
-    """Build the schedule of a collective from the moves of its phases, as of `SEARCHED`.
-
-    Parameters
-    ----------
-    collective, algorithm
-        Names of the collective and of the schedule.
-    demand
-        The demand that the moves of every phase meet.
-    phases
-        For each phase the moves of each step, in the order of the search: the moves of a phase
-        that is used backwards are turned round here.
-    """
+    """Build the schedule of a collective from the moves of its phases, as of `SEARCHED`."""
     programs: list[list[Step]] = [[] for _ in range(demand.world_size)]
     if demand.world_size == 1:
         programs = [[*alone(len(demand.owners))]]

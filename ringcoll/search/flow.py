@@ -22,11 +22,6 @@ def maximum_flow(
     By shortest augmenting paths: J. Edmonds and R. M. Karp, "Theoretical improvements in algorithmic
     efficiency for network flow problems", 1972.
 
-    Returns
-    -------
-    tuple
-        The flow; and, if it is below ``enough``, the nodes on the source's side of a least cut.
-
     Examples
     --------
     >>> maximum_flow({0: {1: 3, 2: 1}, 1: {2: 1, 3: 1}, 2: {3: 5}}, 0, 3, enough=9)

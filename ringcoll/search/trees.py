@@ -31,25 +31,7 @@ from ringcoll.simulation import Node
 
 
 def tree_moves(graph: HopGraph, demand: Demand, least: Fraction) -> tuple[int, Moves]:
-    """Find a tree for each chunk, so that all together need the fewest rounds.
-
-    Parameters
-    ----------
-    graph, demand
-        The hops, and chunks that every rank wants.
-    least
-        Rounds per chunk that no schedule is below.
-
-    Returns
-    -------
-    tuple
-        The rounds that the fullest hop needs for its chunks, and the moves of each step.
-
-    Raises
-    ------
-    ArgumentError
-        Some rank does not want a chunk, or hops share a link.
-    """
+    """Find a tree for each chunk, so that all together need the fewest rounds."""
     if not demand.for_all:
         raise ArgumentError(
             "trees are for collectives in which every rank wants every chunk",

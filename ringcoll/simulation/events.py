@@ -105,13 +105,7 @@ class EventEngine:
         self.spans: list[SimulatedSpan] | None = [] if trace else None
 
     def run(self) -> RunOutcome:
-        """Run all ranks to their ends.
-
-        Raises
-        ------
-        ScheduleError
-            Sends and receives do not pair.
-        """
+        """Run all ranks to their ends."""
         for state in self.ranks:
             self._go_on(state, self.settings.late[state.rank])
         while self.ready:  # if no link is shared

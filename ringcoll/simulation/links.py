@@ -21,13 +21,7 @@ Number = int | float | Fraction
 def checked(
     name: str, value: Any, *, positive: bool = False, whole: bool = False, most: int | None = None
 ) -> None:
-    """Check a number of a topology, or of a call.
-
-    Raises
-    ------
-    ArgumentError
-        The value is no number, is not finite, or is too low or too high.
-    """
+    """Check a number of a topology, or of a call."""
     numeric = isinstance(value, int if whole else int | float | Fraction)
     fits = numeric and not isinstance(value, bool) and isfinite(value)
     if fits and not (value < 0 or (positive and not value) or (most is not None and value > most)):

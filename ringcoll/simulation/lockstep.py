@@ -34,15 +34,7 @@ _Senders = list[list[int]]
 
 
 def senders_of(programs: Sequence[Sequence[RankWave]], world_size: int) -> list[_Senders] | None:
-    """The send that each receive takes, step by step; ``None`` if any is of another step.
-
-    Parameters
-    ----------
-    programs
-        Programs that all ranks run in turn; the peers are distances.
-    world_size
-        Number of ranks.
-    """
+    """The send that each receive takes, step by step; ``None`` if any is of another step."""
     if len({len(steps) for steps in programs}) > 1 or any(
         len(wave.receives) > _MOST_RECEIVES for steps in programs for wave in steps
     ):

@@ -156,12 +156,6 @@ class TurnedRank:
 def turned_programs(schedule: Schedule) -> list[list[RankWave]] | None:
     """The programs of which all others are turned ones, or ``None`` if there are none.
 
-    Returns
-    -------
-    list of list of RankWave
-        The steps of ranks 0 to p - 1, one wave a step; the peers are distances: 1 is the next
-        rank. Rank r does what rank r % p does. ``None`` if p would not be a small part of the ranks.
-
     Examples
     --------
     >>> from ringcoll.algorithms import schedule_of

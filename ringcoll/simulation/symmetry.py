@@ -53,22 +53,7 @@ def folded(
     programs: Sequence[Sequence[RankWave]],
     *of_ranks: Mapping[int, Number],
 ) -> Folding | None:
-    """Find the fewest ranks that stand for all.
-
-    Parameters
-    ----------
-    topology
-        The links.
-    programs
-        The programs that all ranks run in turn, of `turned_programs`.
-    *of_ranks
-        Numbers that belong to some ranks, such as those that are late.
-
-    Returns
-    -------
-    Folding or None
-        ``None`` if no half of the ranks stands for the other.
-    """
+    """Find the fewest ranks that stand for all."""
     world_size = topology.world_size
     distances = [{peer for wave in steps for peer, *_ in wave.sends} for steps in programs]
     for period in range(len(programs), world_size // 2 + 1, len(programs)):

@@ -45,11 +45,6 @@ def waves_of(schedule: Schedule, rank: int, segments: int) -> Iterator[RankWave]
     """Produce the waves in which a rank does anything that takes time.
 
     No more than ``segments`` steps are held in memory, and no more than the schedule has.
-
-    Raises
-    ------
-    ScheduleError
-        A message is for, or from, a rank that is not another rank of the schedule.
     """
     return in_segments(_checked(schedule, rank), segments)
 
@@ -68,15 +63,7 @@ def _checked(schedule: Schedule, rank: int) -> Iterator[RankWave]:
 
 
 def in_segments(steps: Iterable[RankWave], segments: int) -> Iterator[RankWave]:
-    """Put the steps together that are done at the same time: segment j does step w - j in wave w.
-
-    Parameters
-    ----------
-    steps
-        The waves of one segment, empty ones too, so that their number is that of the step.
-    segments
-        Number of segments.
-    """
+    """Put the steps together that are done at the same time: segment j does step w - j in wave w."""
     if segments == 1:
         yield from filter(_does_anything, steps)
         return

@@ -98,17 +98,7 @@ def operators(dtype: torch.dtype) -> tuple[str, ...]:
 
 
 def reduced(op: str, tensors: Sequence[Tensor], *, exact: bool) -> Expected:
-    """The reduction of the ranks' tensors, by its definition.
-
-    Parameters
-    ----------
-    op
-        Name of the operator.
-    tensors
-        Tensors of the same length, one a rank.
-    exact
-        Whether floats were chosen so that sums and products do not round.
-    """
+    """The reduction of the ranks' tensors, by its definition."""
     dtype, number, function = tensors[0].dtype, len(tensors), OPERATORS[op]
     if not (dtype.is_floating_point or dtype.is_complex):
         total = function.reduce(torch.stack(list(tensors)).numpy(), axis=0, dtype=None)

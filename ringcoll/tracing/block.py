@@ -256,13 +256,7 @@ def _answer(member: Communicator, clock: Clocks, peer: int) -> None:
 
 
 def _all_have_left(member: Communicator, key: str) -> None:
-    """Wait until all ranks have left the block; go through the store, as ranks may be lost.
-
-    Raises
-    ------
-    TraceError
-        A rank has failed, or did not leave within the group's time limit.
-    """
+    """Wait until all ranks have left the block; go through the store, as ranks may be lost."""
     store, failed = member.store, f"{key}/failed"
     keys = [f"{key}/{peer}" for peer in range(member.world_size)]
     store.set(keys[member.rank], "")

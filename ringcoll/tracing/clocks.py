@@ -83,11 +83,6 @@ def agree(
 
     ``begin`` and ``end`` are messages between rank 0 and each other rank, both ways, before and
     after the messages ``between``.
-
-    Raises
-    ------
-    TraceError
-        Between rank 0 and some other rank there were no messages both ways.
     """
     drifts = _drifts(world_size, begin, end)
     messages = [_steady(message, drifts) for message in (*begin, *between, *end)]

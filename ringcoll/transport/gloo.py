@@ -145,13 +145,7 @@ class _Aside:
         self._thread: threading.Thread | None = None
 
     def call(self, function: Callable[[], Result], given_up: Callable[[], bool]) -> Result:
-        """Call a function, and raise what it raises.
-
-        Raises
-        ------
-        PeerLostError
-            ``given_up`` has returned ``True``; the function may still run.
-        """
+        """Call a function, and raise what it raises."""
         if self._thread is None:
             try:
                 self._thread = started(self._serve, "ringcoll-gloo")
@@ -261,13 +255,6 @@ class GlooTransport(Transport):
         """Refuse a rank that listens on the loopback interface, where gloo would try in vain.
 
         A rank does if its host's name resolves to that interface, as in many a ``/etc/hosts``.
-
-        Raises
-        ------
-        TransportError
-            The ranks are on several hosts; all of them see it.
-        CollectiveTimeoutError, PeerLostError
-            As `ringcoll.transport.base.meet`.
         """
         if len(set(self.hosts)) == 1:
             return

@@ -104,13 +104,7 @@ def mpi_library() -> Any:
 
 
 def check() -> None:
-    """Make sure that MPI is installed, and that this program may use it.
-
-    Raises
-    ------
-    MissingExtraError, TransportError
-        It is not.
-    """
+    """Make sure that MPI is installed, and that this program may use it."""
     mpi_library()
 
 

@@ -80,13 +80,7 @@ _METHODS = (
 def grouped(
     rank: int, world_size: int, receives: Sequence[Message], sends: Sequence[Message]
 ) -> list[tuple[list[int], list[int]]]:
-    """Divide the messages of a wave into groups that all ranks form alike.
-
-    Returns
-    -------
-    list of (receives, sends)
-        Indices into the arguments, in the order in which they are to be posted.
-    """
+    """Divide the messages of a wave into groups that all ranks form alike."""
     groups: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for kind, messages in enumerate((receives, sends)):
         seen: dict[int, int] = defaultdict(int)
@@ -99,13 +93,7 @@ def grouped(
 
 
 def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
-    """Make calls that start messages of a group of NCCL, as one group call.
-
-    Returns
-    -------
-    work or None
-        ``None`` if NCCL has started nothing.
-    """
+    """Make calls that start messages of a group of NCCL, as one group call."""
     try:
         group._start_coalescing()
         for call in calls:
@@ -118,13 +106,7 @@ def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
 
 
 def check() -> None:
-    """Make sure that torch has NCCL.
-
-    Raises
-    ------
-    ArgumentError
-        It has not.
-    """
+    """Make sure that torch has NCCL."""
     if not dist.is_nccl_available():
         raise ArgumentError("this torch has no NCCL")
 
@@ -135,11 +117,6 @@ def private_group(store: dist.Store, rank: int, world_size: int, timeout: timede
     From torch 2.15 on the name ``nccl`` means another class, ``ProcessGroupNCCL2``, unless
     ``TORCH_DIST_USE_NCCL2=0``. ``ProcessGroupNCCL`` stays what it was (pytorch 192281, and the
     bindings of torch's main branch of September 2026).
-
-    Raises
-    ------
-    TransportError
-        This torch has no such class, or another class of that name.
     """
     try:
         options = dist.ProcessGroupNCCL.Options()
@@ -287,13 +264,7 @@ class NcclTransport(Transport):
             self._group.eager_connect_single_device(self.device)
 
     def _check_gpus(self) -> None:
-        """Refuse ranks that share a GPU, on all ranks, before NCCL does with less words.
-
-        Raises
-        ------
-        TransportError
-            Two ranks have the same GPU.
-        """
+        """Refuse ranks that share a GPU, on all ranks, before NCCL does with less words."""
         sharing: dict[str, list[int]] = defaultdict(list)
         for peer in range(self.world_size if self._gpu else 0):
             sharing[read_text(self._store, f"gpu/{peer}")].append(peer)

@@ -81,26 +81,12 @@ _SLEEP_S = 0.5  # between two looks at the clock and at peers on other hosts
 
 
 def check() -> None:
-    """Make sure that UCX is installed.
-
-    Raises
-    ------
-    MissingExtraError
-        It is not.
-    """
+    """Make sure that UCX is installed."""
     ucx_library.core()
 
 
 def check_device(device: torch.device) -> None:
-    """Make sure that UCX can send the memory of a CUDA device.
-
-    Raises
-    ------
-    ArgumentError
-        UCX cannot reach the device's memory, or torch allocates memory that cannot be exported.
-    TransportError
-        UCX cannot start.
-    """
+    """Make sure that UCX can send the memory of a CUDA device."""
     try:
         with ucx_library.current(device):
             context = ucx_library.context_of(device, True)

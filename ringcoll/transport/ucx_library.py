@@ -52,13 +52,7 @@ _IS_LEGACY_CUDA_IPC_CAPABLE, _ALLOWED_HANDLE_TYPES, _FABRIC = 10, 14, 8
 
 @functools.cache
 def core() -> Any:
-    """Ucxx's core.
-
-    Raises
-    ------
-    MissingExtraError
-        It is not installed, or cannot be loaded.
-    """
+    """Ucxx's core."""
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # it warns of every UCX_ variable
     try:
         return import_module("ucxx._lib.libucxx")
@@ -75,11 +69,6 @@ def context_of(device: torch.device, is_local: bool) -> Any:
     """The context of the process for a device, which has to be current.
 
     If it is for ranks of this host only (``is_local``), it listens on the loopback interface.
-
-    Raises
-    ------
-    ArgumentError
-        The device is a GPU, whose memory UCX would take for the host's.
     """
     ucx = core()
     asked = _OPTIONS | ({"NET_DEVICES": _LOOPBACK.name} if is_local and _LOOPBACK.exists() else {})

@@ -130,11 +130,6 @@ def dump_on_signal(number: signal.Signals) -> None:
 
     Python calls a signal's function in the main thread, which must not be in a call of C++, such as a
     wait in gloo. ``ringcoll dump`` needs no signal.
-
-    Raises
-    ------
-    ArgumentError
-        The variable names no folder.
     """
     if dump_folder() is None:
         raise ArgumentError("not set", argument=DUMP, expected="a folder", got="")

@@ -93,22 +93,7 @@ def _last_error() -> OSError:
 
 
 def read_process(pid: int, source: int, into: int, nbytes: int) -> None:
-    """Copy from the memory of another process.
-
-    Parameters
-    ----------
-    pid
-        Number of the process.
-    source, into
-        Addresses there and here.
-    nbytes
-        Number of bytes.
-
-    Raises
-    ------
-    OSError
-        The process has ended, the kernel does not allow it, or there is no such memory.
-    """
+    """Copy from the memory of another process."""
     while nbytes > 0:
         here, there = _Bytes(into, nbytes), _Bytes(source, nbytes)
         count = _libc.process_vm_readv(

@@ -150,13 +150,7 @@ class PeerRegions:
         self._enough, self._new_nbytes = _FEW, 0
 
     def map(self, descriptor: int, expected: Identity) -> SharedMemory:
-        """Map a region, unless it is mapped.
-
-        Raises
-        ------
-        OSError
-            The kernel does not allow it, or there is no such memory.
-        """
+        """Map a region, unless it is mapped."""
         known = self._mapped.get(expected)
         if known is not None:
             return known[1]

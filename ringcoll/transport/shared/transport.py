@@ -78,26 +78,14 @@ _SHORT_NAP_S = 0.0001  # while messages between hosts are on their way, which ha
 
 
 def check() -> None:
-    """Make sure that the machine has what it takes.
-
-    Raises
-    ------
-    ArgumentError
-        It has not.
-    """
+    """Make sure that the machine has what it takes."""
     lacking = _lacking()
     if lacking:
         raise ArgumentError(f"the transport shared needs {lacking}")
 
 
 def check_automatic() -> None:
-    """Make sure that the transport has been run on such a machine.
-
-    Raises
-    ------
-    ArgumentError
-        It has not: the fences that other processors need were tried on x86-64 only.
-    """
+    """Make sure that the transport has been run on such a machine."""
     if not is_ordered():
         raise ArgumentError(
             'the transport shared has only been run on x86-64; elsewhere ask for it: "shared"'
