@@ -1,6 +1,6 @@
-"""Write RESULTS.md from the records of ``records/``: a section for each.
+"""Write RESULTS.md, the results that matter, and a page of each record of ``records/`` in ``results/``.
 
-``make results`` runs it, and a test holds that the page is what the committed records say.
+``make results`` runs it, and a test holds that the pages are what the committed records say.
 A record comes from a script's ``--json FILE``.
 """
 
@@ -11,7 +11,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it need not be installed
 
@@ -19,18 +19,78 @@ from benchmarks.common import FORMATS, Table, introduction
 
 FOLDER = Path(__file__).with_name("records")
 PAGE = Path(__file__).with_name("RESULTS.md")
+PAGES = Path(__file__).with_name("results")
 
 INTRODUCTION = """\
 # Results
 
-`make results` writes this page from the records in [records/](records); the command under each
-title writes its record anew with `--json FILE`. Words are explained in
+The results that matter. Behind each stands the page of its whole record, with the command that measures it anew;
+all pages are listed below. `make results` writes them from [records/](records). Words are explained in
 [README.md](README.md#words), which also says how times are taken.
 
-Times are medians of the slowest rank. The spread is the interquartile range over the median. A
-ratio compares contenders that took turns in one run. Ratios travel from machine to machine,
-times do not, and where more ranks run than there are cores the scheduler is measured too.
+Times are medians of the slowest rank; the pages have the spreads. Contenders of a table took turns in one run. Ratios
+travel from machine to machine, times do not, and where more ranks run than there are cores the scheduler is measured
+too. `auto` is the public function, `persistent` the prepared call, `shared_tensors` the prepared call on tensors in
+shared memory, `native` gloo.
 """
+
+
+class Highlight(NamedTuple):
+    """Rows and columns of a record that are shown on the first page."""
+
+    record: str
+    title: str
+    caption: str  # how the caption of the table begins
+    columns: tuple[str, ...]
+    rows: tuple[object, ...] = ()  # values in the first column; all if there are none
+    picture: str | None = None
+
+
+_SIZES = (4, 65536, 1 << 20, 16 << 20, 64 << 20)
+_PEERS = ("size", "auto", "persistent", "shared_tensors", "native", "openmpi", "mpich")
+HIGHLIGHTS = (
+    Highlight(
+        "peers-shared", "All-reduce on two ranks of one host", "all_reduce, 2 ranks: medians",
+        _PEERS, _SIZES, "peers-shared-2.png",
+    ),
+    Highlight(
+        "peers-shared", "All-reduce on four ranks that share two cores",
+        "all_reduce, 4 ranks: medians", _PEERS, _SIZES, "peers-shared-4.png",
+    ),
+    Highlight(
+        "peers-busy", "All-reduce on four ranks beside two busy loops",
+        "all_reduce, 4 ranks, 2 busy loops beside them: medians", _PEERS,
+    ),
+    Highlight(
+        "deepspeed", "Against DeepSpeed's all-reduce through shared memory", "All-reduce of float32",
+        ("ranks", "size", "persistent", "shared_tensors", "deepspeed"), (2,),
+    ),
+    Highlight(
+        "calls", 'Programs for torch.distributed on `init_process_group("ringcoll")`',
+        "The backend ringcoll against gloo", ("what", "k", "busy loops", "ringcoll", "gloo", "/ gloo"),
+    ),
+    Highlight(
+        "kills", "Ranks that are killed at random moments, and what the others say",
+        "What became of the survivors", ("transport", "survivors", "right", "median", "slowest"),
+    ),
+    Highlight(
+        "recovery", "Groups that go on without the dead", "From a rank's death",
+        ("transport", "ranks", "survivors", "median", "slowest"),
+    ),
+    Highlight(
+        "sharded", "A training step with sharded state", "Step",
+        ("trainer", "median", "spread", "/ DDP"),
+    ),
+    Highlight(
+        "out_of_step", "Training out of lock-step with a slow rank", "Loss 0.2",
+        ("way", "slow rank", "to the target", "steps", "sent"),
+        ("lock-step", "local SGD", "DiLoCo"), "out_of_step.png",
+    ),
+    Highlight(
+        "simulated-shared", "Simulated times against measured ones", "Median error",
+        ("algorithm", "median error"), ("ring", "binary_tree", "recursive_doubling", "two_shot"),
+    ),
+)  # fmt: skip
 
 
 class RecordError(Exception):
@@ -119,7 +179,7 @@ def read(path: Path) -> Record:
 
 
 def section(record: Record) -> str:
-    """The section of a record: title, command, question, machine, tables, pictures."""
+    """The page of a record: title, command, question, machine, tables, pictures."""
     facts = record.environment
     variables = [
         f"{name}={shlex.quote(value)}"
@@ -127,32 +187,62 @@ def section(record: Record) -> str:
         if name.startswith("RINGCOLL_")
     ]
     paragraphs = [
-        f"## {record.title} ({record.name})",
+        f"# {record.title} ({record.name})",
         f"```\n{' '.join([*variables, shlex.join(facts['command'])])}\n```",
         record.question,
-        f"{facts['started'][:10]}; {introduction(facts)}.",
+        _about(record),
     ]
     for table in record.tables:
-        lines = [list(table.columns), ["---"] * len(table.columns), *table.cells()]
-        paragraphs += [table.caption, "\n".join(f"| {' | '.join(line)} |" for line in lines)]
-    paragraphs += [f"![{record.title}](records/{name})" for name in record.pictures]
+        paragraphs += [table.caption, _markdown(table)]
+    paragraphs += [f"![{record.title}](../records/{name})" for name in record.pictures]
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def page(folder: Path | None = None) -> str:
-    """The whole page: all records of a folder, by default `FOLDER`, in the order of their names."""
-    records = [read(path) for path in sorted((folder or FOLDER).glob("*.json"))]
-    return "\n".join([INTRODUCTION, *map(section, records)])
+def _about(record: Record) -> str:
+    return f"{record.environment['started'][:10]}; {introduction(record.environment)}."
+
+
+def _markdown(table: Table) -> str:
+    lines = [list(table.columns), ["---"] * len(table.columns), *table.cells()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _highlight(shown: Highlight, record: Record) -> str:
+    (table,) = (one for one in record.tables if one.caption.startswith(shown.caption))
+    places = [list(table.columns).index(column) for column in shown.columns]
+    rows = [
+        [row[place] for place in places]
+        for row in table.rows
+        if not shown.rows or row[0] in shown.rows
+    ]
+    part = Table({column: table.columns[column] for column in shown.columns}, rows)
+    picture = f"![{shown.title}](records/{shown.picture})" if shown.picture else ""
+    about = f"[{shown.record}](results/{shown.record}.md): {_about(record)}"
+    return "\n\n".join(filter(None, [f"## {shown.title}", about, _markdown(part), picture])) + "\n"
+
+
+def pages(folder: Path | None = None) -> dict[Path, str]:
+    """All pages by their files: of each record of a folder, by default `FOLDER`, and the first one."""
+    records = {path.stem: read(path) for path in sorted((folder or FOLDER).glob("*.json"))}
+    shown = [_highlight(one, records[one.record]) for one in HIGHLIGHTS if one.record in records]
+    listed = [f"- [{name}](results/{name}.md): {one.title}" for name, one in records.items()]
+    every = ["## All pages\n\n" + "\n".join(listed) + "\n"] if listed else []
+    first = {PAGE: "\n".join([INTRODUCTION, *shown, *every])}
+    return first | {PAGES / f"{name}.md": section(record) for name, record in records.items()}
 
 
 def main() -> int:
-    """Write the page."""
+    """Write the pages, and remove those whose records are gone."""
     try:
-        text = page()
+        texts = pages()
     except RecordError as error:
         print(error, file=sys.stderr)
         return 1
-    PAGE.write_text(text, encoding="utf-8")
+    PAGES.mkdir(exist_ok=True)
+    for path in {*PAGES.glob("*.md")} - texts.keys():
+        path.unlink()
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
     print(PAGE)
     return 0
 

@@ -1,4 +1,4 @@
-"""RESULTS.md is what the committed records say, and a file that is no record is refused."""
+"""The pages of results are what the committed records say, and a file that is no record is refused."""
 
 from __future__ import annotations
 
@@ -34,8 +34,19 @@ def environment(*command: str) -> dict[str, Any]:
     }
 
 
-def test_the_page_is_what_the_records_say() -> None:
-    assert results.PAGE.read_text(encoding="utf-8") == results.page()
+def test_the_pages_are_what_the_records_say() -> None:
+    pages = results.pages()
+    assert {path: path.read_text(encoding="utf-8") for path in pages} == pages
+    assert {*results.PAGES.iterdir()} == pages.keys() - {results.PAGE}
+
+
+def test_the_first_page_is_short_and_shows_all_that_it_promises() -> None:
+    text = results.PAGE.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 220
+    for shown in results.HIGHLIGHTS:
+        assert f"## {shown.title}" in text
+        assert (results.FOLDER / f"{shown.record}.json").is_file()
+    assert results.read(results.FOLDER / "kills.json").tables[0].cells()[0][1] in text
 
 
 def test_every_picture_of_a_record_is_there() -> None:
@@ -50,7 +61,7 @@ def test_a_section_of_what_a_script_has_written(tmp_path: Path) -> None:
     about = "What it costs.\n\nWhat was asked,\nin full.\n"
     common.write(path, about, environment(*command), [TABLE], pictures=["some-2.png"])
     assert results.section(results.read(path)) == (
-        "## What it costs (some)\n\n"
+        "# What it costs (some)\n\n"
         "```\nRINGCOLL_ALGORITHM='all_reduce:*:ring;auto' "
         "python benchmarks/some.py -k 2 --seconds 1\n```\n\n"
         "What was asked,\nin full.\n\n"
@@ -60,7 +71,7 @@ def test_a_section_of_what_a_script_has_written(tmp_path: Path) -> None:
         "| --- | --- | --- | --- | --- |\n"
         "| ours | 64 KiB | 12.3 us | 13% | 0.50 |\n"
         "| peer | 64 KiB | 250 ms | - | 1.00 |\n\n"
-        "![What it costs](records/some-2.png)\n"
+        "![What it costs](../records/some-2.png)\n"
     )
 
 
@@ -117,7 +128,7 @@ def test_a_broken_record_is_named(
     spoil(record)
     path.write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(results.RecordError, match=rf"broken\.json: not a record; .*{message}"):
-        results.page(tmp_path)
+        results.pages(tmp_path)
 
 
 @pytest.mark.parametrize("text, message", [("[1]", r"expected an object"), ("{", "JSON")])
@@ -130,6 +141,7 @@ def test_the_script_refuses_other_files(
 ) -> None:
     (tmp_path / "broken.json").write_text(text, encoding="utf-8")
     monkeypatch.setattr(results, "PAGE", tmp_path / "RESULTS.md")
+    monkeypatch.setattr(results, "PAGES", tmp_path / "results")
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", ["results.py"])
     assert results.main() == 1
