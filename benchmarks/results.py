@@ -1,4 +1,4 @@
-"""Write RESULTS.md, the results that matter, and a page of each record of ``records/`` in ``results/``.
+"""Write RESULTS.md, the results that matter, and a page of each record of ``records/`` in ``measured/``.
 
 ``make results`` runs it, and a test holds that the pages are what the committed records say.
 A record comes from a script's ``--json FILE``.
@@ -19,7 +19,7 @@ from benchmarks.common import FORMATS, Table, introduction
 
 FOLDER = Path(__file__).with_name("records")
 PAGE = Path(__file__).with_name("RESULTS.md")
-PAGES = Path(__file__).with_name("results")
+PAGES = Path(__file__).with_name("measured")
 
 INTRODUCTION = """\
 # Results
@@ -217,7 +217,7 @@ def _highlight(shown: Highlight, record: Record) -> str:
     ]
     part = Table({column: table.columns[column] for column in shown.columns}, rows)
     picture = f"![{shown.title}](records/{shown.picture})" if shown.picture else ""
-    about = f"[{shown.record}](results/{shown.record}.md): {_about(record)}"
+    about = f"[{shown.record}](measured/{shown.record}.md): {_about(record)}"
     return "\n\n".join(filter(None, [f"## {shown.title}", about, _markdown(part), picture])) + "\n"
 
 
@@ -225,7 +225,7 @@ def pages(folder: Path | None = None) -> dict[Path, str]:
     """All pages by their files: of each record of a folder, by default `FOLDER`, and the first one."""
     records = {path.stem: read(path) for path in sorted((folder or FOLDER).glob("*.json"))}
     shown = [_highlight(one, records[one.record]) for one in HIGHLIGHTS if one.record in records]
-    listed = [f"- [{name}](results/{name}.md): {one.title}" for name, one in records.items()]
+    listed = [f"- [{name}](measured/{name}.md): {one.title}" for name, one in records.items()]
     every = ["## All pages\n\n" + "\n".join(listed) + "\n"] if listed else []
     first = {PAGE: "\n".join([INTRODUCTION, *shown, *every])}
     return first | {PAGES / f"{name}.md": section(record) for name, record in records.items()}

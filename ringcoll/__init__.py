@@ -26,6 +26,7 @@ and simulated on a network that is not here::
     print(ringcoll.simulate(schedule, 1 << 20, topology_named("torus:2x2", 4)))
 """
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -34,13 +35,28 @@ import lazy_loader
 from ringcoll._version import __version__ as __version__
 from ringcoll.backend.registration import when_torch_is_imported
 
-# Loaded when first used, so that the pure modules can be used without torch.
-_public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _ROOMS = {"ddp": "ringcoll.training.data", "testing": "ringcoll.testing"}
 
 
 when_torch_is_imported()
 
 
+@cache
+def _door() -> Any:
+    """The public names, which ``__init__.pyi`` lists; it is read when the first one is used."""
+    return lazy_loader.attach_stub(__name__, __file__)
+
+
 def __getattr__(name: str) -> Any:
-    return import_module(_ROOMS[name]) if name in _ROOMS else _public(name)
+    if name in _ROOMS:
+        return import_module(_ROOMS[name])
+    named, _, every = _door()
+    if name == "__all__":
+        return every
+    if name not in every:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return named(name)
+
+
+def __dir__() -> list[str]:
+    return list(_door()[2])

@@ -34,7 +34,7 @@ __all__ = [
 
 
 FORKED = "this process was forked off a rank; it needs a group of its own"
-"""What a process is told that uses its parent's group."""
+"""The message to a process that uses its parent's group."""
 
 
 class RingcollError(Exception):

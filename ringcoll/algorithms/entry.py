@@ -240,7 +240,7 @@ class Algorithm:
         )
 
     def counts(self, world_size: int, hosts: Sequence[int] | None = None) -> Counts:
-        """What the algorithm costs: by its formulas, or counted if it has none.
+        """The cost of the algorithm: by its formulas, or counted if it has none.
 
         Parameters
         ----------

@@ -14,4 +14,13 @@
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+# As the stub says. `import ringcoll` comes by here, and to parse a stub takes a millisecond.
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "options": ["Options"],
+        "point_to_point": ["PointToPoint"],
+        "process_group": ["ProcessGroup"],
+        "registration": ["when_torch_is_imported"],
+    },
+)

@@ -30,7 +30,7 @@ _DEVICES = {"cpu", "cuda"}
 
 
 class _Asked(threading.local):
-    """What a thread's current call of torch asks for; ``devices`` is ``None`` without a map."""
+    """The wish of a thread's current call of torch; ``devices`` is ``None`` without a map."""
 
     devices: tuple[str, ...] | None = None
     is_mixed = False
@@ -42,7 +42,7 @@ _asked = _Asked()
 
 
 def made(make: Callable[..., Any], options: Any) -> Any:
-    """What torch gets from the maker of a backend; ``make(options, devices)`` makes the group."""
+    """The maker of a backend, as torch gets it; ``make(options, devices)`` makes the group."""
     if not _asked.is_mixed:
         return make(options, _asked.devices)
     if _asked.group is None:

@@ -1,4 +1,4 @@
-"""What torch's dispatch modes and its profiler see of a call.
+"""Torch's dispatch modes and its profiler see each call.
 
 They see c10d's operators, as for torch's own process groups, which run every call as one. A group
 that is written in Python runs none. So while somebody looks, the call of torch's base class is made

@@ -59,7 +59,7 @@ NATIVE_TRAINER = Contender("torch-ddp")
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """What to train, and how.
+    """A request to train some contenders.
 
     `NATIVE_TRAINER` takes part in any case. ``wire`` is a name in `WIRE_DTYPES`, or ``None``: how gradients
     are sent by the trainers that have the choice, except natively. ``modules`` of the user register
@@ -81,7 +81,7 @@ class TrainingRequest:
 
 
 class Epoch(NamedTuple):
-    """What rank 0 reports after each epoch of a contender.
+    """The report of rank 0 after an epoch of a contender.
 
     Loss and accuracy are those on the test set; ``steps`` and ``seconds`` count all steps so far,
     and the time that rank 0 spent on them.
@@ -155,7 +155,7 @@ class TrainingResult:
         return summarize(self.steps_s[warm:])
 
     def complaints(self, request: TrainingRequest) -> Iterator[str]:
-        """What is wrong with it; a difference of NaN is wrong."""
+        """The mistakes in it; a difference of NaN is one."""
         system, _ = find_trainer(self.contender.trainer)
         if system.meets and self.between_ranks != 0:
             yield f"ranks differ by {self.between_ranks:.2g}"

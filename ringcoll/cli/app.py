@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 
 class CommandEntry(NamedTuple):
-    """What the group knows of a command without importing it.
+    """A command as the group knows it, which does not import it.
 
     ``target`` is ``module:attribute``, ``summary`` and ``example`` are one line each.
     """

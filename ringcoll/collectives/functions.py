@@ -746,7 +746,7 @@ def barrier(
 
 @cache
 def _token(device: torch.device) -> Tensor:
-    """What barriers reduce, always the same; whoever writes it writes what is there already."""
+    """The tensor that barriers reduce, always the same: a barrier writes the value that is there already."""
     with torch.inference_mode(False):
         return torch.ones(1, dtype=torch.uint8, device=device)
 

@@ -21,7 +21,7 @@ _SHOWN = 6  # events of a circle
 
 
 class EventKind(Enum):
-    """What an event does; `RECV` and `REDUCE` take a message."""
+    """The kind of an event; `RECV` and `REDUCE` take a message."""
 
     SEND = auto()
     RECV = auto()

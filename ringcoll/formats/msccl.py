@@ -234,7 +234,7 @@ class _FileReader:
     def _things(
         self, rank: int, block: int, step: Element
     ) -> Iterator[tuple[EventKind, tuple[Place, ...], tuple[Place, ...]]]:
-        """What a step does, one by one."""
+        """The operations of a step, one by one."""
         kind, count = step.word("type"), step.number("cnt", 0)
 
         def side(name: str) -> tuple[Place, ...]:

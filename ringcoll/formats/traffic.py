@@ -1,4 +1,4 @@
-"""What the ranks of a schedule send and reduce, in bytes, for formats that know messages and no data."""
+"""The bytes that ranks of a schedule send and reduce, for formats that know messages and no data."""
 
 from __future__ import annotations
 

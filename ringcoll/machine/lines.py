@@ -37,7 +37,7 @@ _SURE_S = 0.2  # of refusals, one after the other
 
 
 class _Line:
-    """What is known of the process that listens at an address; ``hello`` is what a new line says."""
+    """A process that listens at an address; a new line says ``hello``."""
 
     def __init__(self, address: Address, hello: bytes) -> None:
         self._address, self._hello = address, hello

@@ -1,4 +1,4 @@
-"""What a user may name in place of a registered algorithm: files, modules, and rules with them.
+"""Files, modules, and rules with them, which a user may name in place of a registered algorithm.
 
 - ``FILE.xml``, ``FILE.json`` and ``FILE.txt`` hold a schedule: MSCCL's XML, MSCCL++'s JSON, or the library's own
   text. Each rank reads the file for itself; the ranks compare what they have read before they run it.
@@ -19,7 +19,6 @@ from typing import Any
 from ringcoll.algorithms import Algorithm, named, register
 from ringcoll.cost import Rule, parse_rules
 from ringcoll.errors import ScheduleError
-from ringcoll.formats import schedule_in
 from ringcoll.machine.files import read_file
 from ringcoll.machine.user_modules import algorithms_named, is_reference
 from ringcoll.schedule import Program, Schedule
@@ -76,6 +75,8 @@ def read_schedule(path: str) -> Schedule:
 @lru_cache(maxsize=_MOST_KEPT)
 def _schedule_in(text: str) -> Schedule:
     """The same schedule for the same text: what was proved of it is remembered with it."""
+    from ringcoll.formats import schedule_in  # not before: every group comes by this module
+
     return schedule_in(text)
 
 

@@ -138,7 +138,7 @@ def not_of_a_rank(key: str, value: object) -> TransportError:
 
 
 def unreachable(store: dist.Store) -> str:
-    """What to say of a store that does not answer any more."""
+    """The error of a store that does not answer any more."""
     below = _below(store)
     where = f" at {below.host}:{below.port}" if isinstance(below, dist.TCPStore) else ""
     return f"the store{where}, which rank 0 or the launcher holds, cannot be reached"

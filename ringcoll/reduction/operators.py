@@ -260,7 +260,7 @@ class Reduction:
 
     @property
     def code(self) -> str:
-        """What a user's operator computes, for ranks to compare; empty for others: factors may differ."""
+        """The code of a user's operator, for ranks to compare; empty for others: factors may differ."""
         return "" if self.operator.user is None else self.operator.version
 
     def in_pieces(self) -> Reduction:

@@ -29,7 +29,7 @@ from ringcoll.reduction.operators import FLOAT8, Reduction
 from ringcoll.schedule import OperandOrder
 
 Reproducible = bool | Literal["any_world_size"]
-"""What bits may depend on: everything, the inputs in rank order, or the inputs in any order."""
+"""Bits may depend on everything, on the inputs in rank order, or on the inputs in any order."""
 
 _KEYS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

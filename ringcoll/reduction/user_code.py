@@ -1,4 +1,4 @@
-"""What a function of a user computes, as a number that ranks compare.
+"""The code of a user's function, as a number that ranks compare.
 
 Problem: two ranks may pass functions of one name that compute different results. What a function computes
 is in its code, and in the values that the code uses:

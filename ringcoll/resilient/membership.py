@@ -1,4 +1,4 @@
-"""Who is in a group: how those that are left agree after a death, and how others join.
+"""Membership: the ranks that are left agree after a death, and others join.
 
 `ringcoll.resilient.succession` has the rules. Here is what carries them: each member has a *mailbox*, in which
 the kernel keeps the others' records while the member does something else, is stopped, or is slow; and a

@@ -78,7 +78,7 @@ class Member(NamedTuple):
 
 
 class View(NamedTuple):
-    """What all members of an epoch agree on; ``done`` is the number of operations that are complete."""
+    """The view that all members of an epoch agree on; ``done`` operations are complete."""
 
     epoch: int
     done: int
@@ -94,7 +94,7 @@ class View(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a member says of itself.
+    """The record of a member about itself.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a collective demands of a search: which rank has each chunk, and which ranks want it.
+"""The demand of a collective on a search: which rank has each chunk, and which ranks want it.
 
 The demands are read from the contracts, so every collective that reduces nothing can be searched
 for. A collective that reduces is one of these backwards: a reduce-scatter is an all-gather, and a

@@ -34,7 +34,7 @@ from ringcoll.search.hops import HopGraph
 
 
 class Answer(Enum):
-    """What the solver says of a number of steps, rounds and chunks."""
+    """The solver's answer for a number of steps, rounds and chunks."""
 
     POSSIBLE = "possible"
     IMPOSSIBLE = "impossible"  # proved

@@ -1,4 +1,4 @@
-"""What every engine has to know of a run, and what it finds."""
+"""A simulated run, as every engine has to know it, and the engine's findings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RunSettings:
 
 
 class RunOutcome(NamedTuple):
-    """What an engine has found, for all ranks and links; see `SimulatedRun`."""
+    """An engine's findings, for all ranks and links; see `SimulatedRun`."""
 
     ends: tuple[Any, ...]
     waited_s: tuple[Any, ...]

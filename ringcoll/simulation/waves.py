@@ -11,7 +11,7 @@ from ringcoll.schedule import Recv, RecvReduce, Reduce, Schedule, Send, Step
 
 
 class RankWave(NamedTuple):
-    """What a rank does in a wave; amounts of data are in chunks.
+    """A rank's work in a wave; amounts of data are in chunks.
 
     ``sends`` holds peer, chunks and step of each message; ``receives`` holds peer, chunks, step,
     and whether the message is reduced. ``reduced`` is what the rank reduces in its own memory, and
@@ -25,7 +25,7 @@ class RankWave(NamedTuple):
 
 
 def wave_of(number: int, step: Step) -> RankWave:
-    """What a rank does in one step; the peers are not checked."""
+    """A rank's work in one step; the peers are not checked."""
     sends: list[tuple[int, int, int]] = []
     receives: list[tuple[int, int, int, bool]] = []
     reduced = 0

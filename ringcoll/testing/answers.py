@@ -1,4 +1,4 @@
-"""What a reduction has to give, and what is wrong with a result.
+"""Right answers of a reduction, and what is wrong with a result.
 
 A sum of k numbers by k - 1 rounded additions, in whatever order, is off by at most
 ``gamma(k - 1) * sum(abs(x))``, where ``gamma(n) = n u / (1 - n u)`` and u is the unit roundoff of the
@@ -31,7 +31,7 @@ _PART = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 class Expected(NamedTuple):
-    """What has to come out: ``value``, up to ``bound`` where that is given."""
+    """The right answer: ``value``, up to ``bound`` where that is given."""
 
     value: Tensor
     bound: Tensor | None = None
@@ -50,7 +50,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def mismatch(got: Tensor, answer: Expected, what: str = "result") -> str:
-    """What is wrong with a result, in words; empty if nothing is."""
+    """The mistake in a result, in words; empty if there is none."""
     want, bound = answer
     flat, want = _flat(got), _flat(want)
     if flat.numel() != want.numel():

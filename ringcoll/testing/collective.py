@@ -60,7 +60,7 @@ class Case:
         ]
 
     def answers(self) -> list[Expected]:
-        """What each rank has to get."""
+        """The result that each rank has to get."""
         return _ANSWERS[self.collective](self, self.inputs())
 
 

@@ -156,7 +156,7 @@ def ranks(
 
 
 def _difference(value: Any, first: Any) -> str:
-    """What differs between the values of two ranks, in words; empty if nothing does."""
+    """The difference between the values of two ranks, in words; empty if there is none."""
     if pickle.dumps(value) == pickle.dumps(first):
         return ""
     if type(value) is type(first):

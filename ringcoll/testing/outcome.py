@@ -1,4 +1,4 @@
-"""What a rank answers: a value or a failure; and which of the failures is raised.
+"""The answer of a rank: a value or a failure; and which of the failures is raised.
 
 A rank that fails leaves its groups, so that ranks that wait for it fail soon, too. The failure that
 came first in time is the cause. Its exception is raised by the parent; the ranks' tracebacks stand

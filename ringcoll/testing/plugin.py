@@ -1,4 +1,4 @@
-"""What pytest calls: `ranks` get ready before a test's time counts, and end with pytest."""
+"""Hooks of pytest: `ranks` get ready before a test's time counts, and end with pytest."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _disjoint(intervals: Iterable[_Interval]) -> list[_Interval]:
 def _common(
     some: Sequence[_Interval], others: Sequence[_Interval]
 ) -> Iterator[tuple[int, _Interval]]:
-    """What two disjoint sequences have in common, with the owners of both."""
+    """The common parts of two disjoint sequences, with the owners of both."""
     first = 0
     for begin, end, owner in some:
         while first < len(others) and others[first].end <= begin:
@@ -122,7 +122,7 @@ def _without_inner(phases: Sequence[PhaseSpan]) -> list[_Interval]:
 
 
 class _Timeline(NamedTuple):
-    """What the thread of the phases does: each a disjoint sequence."""
+    """The doings of the thread of the phases: each a disjoint sequence."""
 
     busy: list[_Interval]
     waits: list[_Interval]  # owned by the rank that is waited for

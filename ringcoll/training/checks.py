@@ -1,4 +1,4 @@
-"""What ranks look at before and during training, most of it together."""
+"""Checks before and during training; most of them the ranks make together."""
 
 from __future__ import annotations
 

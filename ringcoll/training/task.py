@@ -1,4 +1,4 @@
-"""What is trained: a model, its data, and how it learns; the same on all ranks."""
+"""A training task: a model, its data, and how it learns; the same on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes around a transport, where the program or the environment asks for it: faults, checksums."""
+"""Faults and checksums go around a transport, where the program or the environment asks for them."""
 
 from __future__ import annotations
 

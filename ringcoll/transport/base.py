@@ -1,4 +1,4 @@
-"""What a transport is: point-to-point messages between the ranks of one group.
+"""A transport: point-to-point messages between the ranks of one group.
 
 A transport moves bytes between two ranks and knows nothing else: no collective,
 no operator, no schedule. Nothing above it knows which one is used.
@@ -219,7 +219,7 @@ def told_by(
     *,
     since_s: float | None = None,
 ) -> dict[int, Any]:
-    """What each of some ranks has put into the store as JSON, under ``NAME/RANK``.
+    """Read what each of some ranks has put into the store as JSON, under ``NAME/RANK``.
 
     The time limit counts from ``since_s``, a time of ``time.monotonic``; by default from now.
 

@@ -72,7 +72,7 @@ class Entry:
 
     @property
     def remark(self) -> str:
-        """What makes the transport slower here than it could be; empty if there is nothing."""
+        """The reason why the transport is slower here than it could be; empty if there is none."""
         remark: Callable[[], str] = getattr(import_module(self.module), "remark", str)
         return remark()
 

@@ -40,7 +40,7 @@ _log = logging.getLogger("ringcoll")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong, and how often; a message has one fault at most.
+    """The faults of messages, and how often each happens; a message has one at most.
 
     Each fault is logged (level ``info``).
 

@@ -1,4 +1,4 @@
-"""Who is alive, and who waits for what: how a failure is found, told and shown.
+"""Watching: ranks find out who is alive and who waits for whom, and tell and show a failure.
 
 ===================  ==========================================================
 `lives`              which ranks have ended, as far as that can be seen

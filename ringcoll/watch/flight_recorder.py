@@ -1,4 +1,4 @@
-"""What the groups of this process do, for who looks on from outside while a program hangs.
+"""The flight recorder says, while a program hangs, what the groups of its process do.
 
 Problem: a program that hangs says nothing, and the rank at fault is seldom the rank that one looks at.
 All that there is to know is kept in any case: a `Monitor` has a group's last operations, and the
@@ -43,7 +43,7 @@ class _Member(Protocol):
     """A rank's end of a group."""
 
     def snapshot(self) -> dict[str, Any]:
-        """What the rank does, as plain data."""
+        """The rank's doing, as plain data."""
 
 
 _watched: tuple[weakref.ref[_Member], ...] = ()  # replaced as a whole, so read without the lock
@@ -92,7 +92,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def record() -> dict[str, Any]:
-    """What this process does, as JSON holds it: see `ringcoll.watch.flight_report`."""
+    """The record of this process, as JSON holds it: see `ringcoll.watch.flight_report`."""
     members = [member for one in _watched if (member := one()) is not None]
     frames, main = stacks(), threading.main_thread()
     lines = {

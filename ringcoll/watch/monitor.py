@@ -230,7 +230,7 @@ class Monitor:
             self._wake.set()
 
     def running(self) -> Running | None:
-        """What runs now, or what a stream has not come to the end of; other threads may ask, too."""
+        """The operation that runs now, or that a stream has not finished; other threads may ask, too."""
         first = self._first()
         if first is None:
             return self._on_host()
@@ -245,7 +245,7 @@ class Monitor:
             return None
 
     def _on_host(self) -> Running | None:
-        """What the thread that runs operations is at."""
+        """The operation of the thread that runs operations."""
         current, wait, barrier = self.current, self.wait, self.barrier
         if current is None:
             return None if barrier is None else Running(barrier[0], _BARRIER, None)

@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other through the store when something takes too long.
+"""Notices: ranks of a group tell each other through the store when something takes too long.
 
 =================  ==========================================================================
 key                value
@@ -82,7 +82,7 @@ class Notices:
         return self._ask(lambda: self.store.add(f"broken/{peer}", 0)) or 0
 
     def state(self, peer: int) -> dict[str, Any] | None:
-        """What a rank has told of its operations."""
+        """The notice of a rank about its operations."""
         return self._read(f"state/{peer}", _is_state)
 
     def tell_state(

@@ -1,4 +1,4 @@
-"""What is read from the schedule of a pipeline: a proof, its idle time, its memory, a drawing.
+"""Facts of a pipeline's schedule: a proof, its idle time, its memory, a drawing.
 
 All of them follow from a simulation in which each rank begins each action as soon as the rank is
 free and the action has what it needs. Messages cost nothing.

@@ -44,7 +44,7 @@ class _Pending(NamedTuple):
 
 
 class Mailbox:
-    """What a rank sends and receives: activations and gradients, by a proved schedule."""
+    """The messages of a rank: activations and gradients, by a proved schedule."""
 
     def __init__(self, schedule: PipelineSchedule, group: Any, device: torch.device) -> None:
         self._messages, self._device = Messages(group), device

@@ -26,7 +26,7 @@ from ringcoll.errors import ScheduleError
 
 
 class Kind(StrEnum):
-    """What an action computes; the value is the letter of the text form."""
+    """The kind of an action; the value is the letter of the text form."""
 
     FORWARD = "F"
     BACKWARD = "B"

@@ -126,7 +126,7 @@ class RingReceive:
 
 
 class PendingSends:
-    """What waits for room on its way to a peer, as something to wait for."""
+    """Messages that wait for room on their way to a peer, as something to wait for."""
 
     done = False
 

@@ -33,7 +33,7 @@ BELL, SLEEPS, STATE = 0, 8, 16
 """Numbers of the words of the control block, each on a cache line of its own."""
 _CONTROL = 256  # bytes
 AWAKE, ASLEEP, FOR_ROOM, WHOM = 0, 1, 2, 2
-"""What a rank sleeps for: nothing, or a message of the peer above ``WHOM`` bits; with ``FOR_ROOM`` also
+"""A rank sleeps for nothing, or for a message of the peer above ``WHOM`` bits; with ``FOR_ROOM`` also
 for room in a ring, or the end of a send."""
 OPEN, BROKEN, CLOSED = 0, 1, 2
 """States of a rank's end of the group."""

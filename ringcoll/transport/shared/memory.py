@@ -120,7 +120,7 @@ def forbids_reading() -> str:
 
 
 class Identity(NamedTuple):
-    """What tells memory from all other files: ``device`` and ``inode``; and its length."""
+    """The identity of memory among all files: ``device`` and ``inode``; and its length."""
 
     device: int
     inode: int

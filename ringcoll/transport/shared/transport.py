@@ -94,7 +94,7 @@ def check_automatic() -> None:
 
 @functools.cache
 def _lacking() -> str:
-    """What the transport needs and this machine lacks; empty if there is nothing."""
+    """The means that the transport needs and this machine lacks; empty if there is nothing."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "Linux 5.3 or later, with memfd_create and pidfd_open"
     if not has_futex():
@@ -112,7 +112,7 @@ def _lacking() -> str:
 
 
 def remark() -> str:
-    """What makes the transport slower here than it could be; empty if there is nothing."""
+    """The reason why the transport is slower here than it could be; empty if there is none."""
     reason = forbids_reading()
     return f"long messages are copied in pieces: {reason}" if reason else ""
 
