@@ -507,3 +507,19 @@ def test_in_a_process_that_was_forked_off_nothing_is_the_childs():
         member._closed = member._is_foreign = False
 
     ringcoll.run_threads(main, 1)
+
+
+def test_only_the_memory_of_the_operation_that_runs_is_in_use() -> None:
+    def main(group: ringcoll.LocalGroup) -> list[bool]:
+        member = communicator(group, torch.device("cpu"))
+        own, other = torch.ones(2), torch.ones(2)
+        places = [{tensor.untyped_storage()._cdata} for tensor in (own, other)]
+        found = [member.uses(place) for place in places]
+        with member._queue.serving:
+            found += [member.uses(place) for place in places]  # it has not begun: nobody knows yet
+            member._running = (own,)
+            found += [member.uses(place) for place in places]
+            member._running = None
+        return found
+
+    assert ringcoll.run_threads(main, 1) == [[False, False, True, True, True, False]]

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from ringcoll.machine import lines, served
+from ringcoll.machine import lines, served, sockets
 from ringcoll.machine.lines import Address, Lines, listening_at
 
 LOOPBACK = "127.0.0.1"
@@ -348,3 +349,14 @@ def test_who_listens_where_others_come_and_whose_end_is_asked_for(monkeypatch):
         server.accept()[0].close()
     assert comes_true(lambda: lines.has_ended(peer))
     made.close()
+
+
+def test_the_sockets_of_a_process_are_found_among_its_other_files(tmp_path: Path) -> None:
+    address = "127.0.0.1", 0
+    with (
+        socket.create_server(address) as first,
+        (tmp_path / "file").open("w"),
+        socket.create_server(address) as second,
+    ):
+        ports = {one.getsockname()[1] for one in sockets()}
+        assert {first.getsockname()[1], second.getsockname()[1]} <= ports

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import resource
 import threading
@@ -16,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from ringcoll.errors import TransportError
-from ringcoll.machine import begun, private, served, stores, within
+from ringcoll.machine import as_fields, begun, private, served, stores, within
 
 
 class Reluctant:
@@ -174,3 +175,31 @@ def test_what_is_asked_has_a_limit() -> None:
     with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
         within(0.2, is_over.wait)
     is_over.set()
+
+
+KINDS = {"pid": int, "name": str}
+
+
+def test_fields_that_a_rank_has_written() -> None:
+    most = 2**64 - 1
+    for fields in ({"pid": 0, "name": ""}, {"pid": most, "name": "a"}):
+        assert as_fields("here/0", json.dumps(fields), KINDS) == fields
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pid": "1", "name": "a"},
+        {"pid": 1, "name": 2},
+        {"pid": True, "name": "a"},
+        {"pid": 1.0, "name": "a"},
+        {"pid": -1, "name": "a"},
+        {"pid": 2**64, "name": "a"},
+        {"pid": 1},
+        {"pid": 1, "name": "a", "more": 1},
+        [1, "a"],
+    ],
+)
+def test_fields_that_no_rank_writes(fields: object) -> None:
+    with pytest.raises(TransportError, match=r"no rank writes .* 'here/0'"):
+        as_fields("here/0", json.dumps(fields), KINDS)

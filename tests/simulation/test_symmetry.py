@@ -29,6 +29,7 @@ from ringcoll.simulation import (
 from ringcoll.simulation.lockstep import never_full, senders_of
 from ringcoll.simulation.rotations import TurnedRank, turned_programs
 from ringcoll.simulation.symmetry import folded
+from ringcoll.simulation.waves import RankWave
 
 NBYTES = 840
 WORLD_SIZES = (2, 3, 4, 6, 8)
@@ -412,3 +413,13 @@ def test_no_step_by_step_if_messages_are_of_other_steps() -> None:
     arguments = schedule(program), 8, crossbar(8, bandwidth=1)
     assert by("steps", *arguments) is None
     assert_same(simulate(*arguments, engine="events"), simulate(*arguments, engine="symmetry"))
+
+
+def test_a_message_of_another_length_is_none_that_a_receive_takes() -> None:
+    """As many sends as receives, and yet one of them takes none."""
+
+    def programs(received: int) -> list[list[RankWave]]:
+        return [[RankWave([(1, 1, 0)], [(1, received, 0, False)], 0, 0)]]
+
+    assert senders_of(programs(1), 2) == [[[0]]]
+    assert senders_of(programs(2), 2) is None

@@ -176,3 +176,9 @@ def test_a_dragonfly_has_to_be_possible(numbers: dict[str, Any], said: str) -> N
 def test_a_host_has_few_slots() -> None:
     with pytest.raises(ArgumentError, match="8 cards"):
         topology_named("pcie5_host", 9)
+
+
+def test_a_link_ends_at_a_rank_that_is_there() -> None:
+    links = [Link(0, 1, 10**9), Link(1, 2, 10**9)]
+    with pytest.raises(ArgumentError, match=r"link .* \(expected 0 to 1, got 2\)"):
+        Topology(world_size=2, links=tuple(links))

@@ -1,0 +1,78 @@
+"""Mailboxes: long messages, strangers, and messages that arrive in part."""
+
+from __future__ import annotations
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ringcoll.machine import Inbox, deliver, mailbox
+
+HOST, LIMIT_S = "127.0.0.1", 20.0
+
+
+def read_until(inbox: Inbox, number: int) -> list[str]:
+    """So many messages, or as many as come within the limit."""
+    texts: list[str] = []
+    deadline = time.monotonic() + LIMIT_S
+    while len(texts) < number and time.monotonic() < deadline:
+        texts += inbox.read()
+    return texts
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other end has closed a connection, perhaps with bytes unread."""
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_a_message_that_is_longer_than_the_kernels_memory_arrives_whole() -> None:
+    text = "".join(map(str, range(400_000)))  # 2 MB; the kernel takes some 200 KB at once
+    inbox = Inbox(HOST)
+    with ThreadPoolExecutor(1) as threads:
+        refused = threads.submit(deliver, text, [(HOST, inbox.port)], LIMIT_S)
+        assert read_until(inbox, 1) == [f"{text}\n"]
+        assert refused.result(LIMIT_S) == set()
+    inbox.close()
+
+
+def test_a_message_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "_LARGEST", 1000)
+    inbox = Inbox(HOST)
+    with socket.create_connection((HOST, inbox.port), LIMIT_S) as long:
+        long.sendall(b"x" * 1001)  # and no end of the line
+        deadline = time.monotonic() + LIMIT_S
+        long.settimeout(0.01)
+        assert inbox.read() == []
+        while not is_closed(long):
+            assert time.monotonic() < deadline
+            assert inbox.read() == []
+    deliver("short", [(HOST, inbox.port)], LIMIT_S)
+    assert read_until(inbox, 1) == ["short\n"]
+    inbox.close()
+
+
+def test_of_many_messages_that_never_end_the_latest_stay_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox, "_STRANGERS", 3)
+    inbox = Inbox(HOST)
+    strangers = [socket.create_connection((HOST, inbox.port), LIMIT_S) for _ in range(5)]
+    for stranger in strangers:
+        stranger.sendall(b"begun")
+    assert inbox.read() == []
+    for number, stranger in enumerate(strangers[2:]):
+        stranger.sendall(f" {number}\n".encode())
+    assert sorted(read_until(inbox, 3)) == ["begun 0\n", "begun 1\n", "begun 2\n"]
+    for stranger in strangers[:2]:
+        stranger.settimeout(LIMIT_S)
+        assert is_closed(stranger)
+    for stranger in strangers:
+        stranger.close()
+    inbox.close()
