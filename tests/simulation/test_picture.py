@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from ringcoll.algorithms import schedule_of
@@ -55,3 +57,11 @@ def test_the_rows_are_those_of_a_trace() -> None:
 def test_without_a_trace_there_is_no_picture() -> None:
     with pytest.raises(ArgumentError, match="no trace"):
         simulate(schedule_of("all_reduce", "ring", 2), 8, crossbar(2, bandwidth=1)).picture()
+
+
+def test_messages_that_take_no_time_are_in_the_trace() -> None:
+    """On links without latency an empty vector takes none; its messages are drawn all the same."""
+    schedule = schedule_of("all_reduce", "ring", 3)
+    run = simulate(schedule, 0, crossbar(3, bandwidth=1), trace=True)
+    assert run.spans is not None
+    assert Counter(span.kind for span in run.spans) == {"send": 12, "receive": 12, "reduce": 6}
