@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import ringcoll
 from ringcoll.algorithms import Algorithm, algorithms, find, schedule_of
 from ringcoll.cost import LinkCosts, lower_bound
-from ringcoll.errors import ArgumentError, ScheduleError
+from ringcoll.errors import ArgumentError, ScheduleError, TooLargeError
 from ringcoll.schedule import Schedule, Send, Step, chunks_of_data, inp, out, recv, send, tally_of
 from ringcoll.simulation import (
     Link,
@@ -510,3 +510,20 @@ def test_the_page_prints_what_its_program_prints(capsys: pytest.CaptureFixture[s
     )[0]
     exec(compile(python, page, "exec"), {})
     assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(
+    "engine, segments, most, counted", [("symmetry", 3, 17, 18), ("events", 1, 23, 24)]
+)
+def test_a_refusal_counts_the_messages(
+    engine: str, segments: int, most: int, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring of 4 ranks has 2 (k - 1) k = 24 messages; folded to one rank, 6 of them are simulated."""
+    monkeypatch.setattr("ringcoll.simulation.engine._MOST_MESSAGES", most)
+    schedule, network = schedule_of("all_reduce", "ring", 4), crossbar(4, bandwidth=1)
+    with pytest.raises(
+        TooLargeError, match=f"about {counted} messages here, expected at most {most}"
+    ):
+        simulate(schedule, 400, network, segments=segments, engine=engine)
+    monkeypatch.setattr("ringcoll.simulation.engine._MOST_MESSAGES", counted)
+    assert simulate(schedule, 400, network, segments=segments, engine=engine).seconds > 0

@@ -422,4 +422,6 @@ def test_a_message_of_another_length_is_none_that_a_receive_takes() -> None:
         return [[RankWave([(1, 1, 0)], [(1, received, 0, False)], 0, 0)]]
 
     assert senders_of(programs(1), 2) == [[[0]]]
+    twice = RankWave([(1, 1, 0), (1, 2, 0)], [(1, 1, 0, False), (1, 2, 0, False)], 0, 0)
+    assert senders_of([[twice]], 2) == [[[0, 1]]]
     assert senders_of(programs(2), 2) is None
