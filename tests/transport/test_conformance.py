@@ -129,8 +129,9 @@ def test_local_tells_that_a_rank_has_left():
 
 def test_local_refuses_lengths_that_differ():
     first, second = Hub(2).transports()
-    first.post([], [Message(1, torch.zeros(3), 0)])
+    (sent,) = first.post([], [Message(1, torch.zeros(3), 0)])
     (handle,) = second.post([Message(0, torch.zeros(4), 0)], [])
     with pytest.raises(TransportError, match="3 elements met a receive of 4") as caught:
         second.wait(handle, 1)
     assert caught.value.peer == 0
+    first.wait(sent, 0)  # a send is over when its message has met its receive
