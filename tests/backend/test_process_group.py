@@ -157,3 +157,15 @@ def test_a_shutdown_waits_for_what_was_issued():
         return tensor.tolist()
 
     assert together(2, main) == [[2.0] * 3] * 2
+
+
+# --- a group of one rank, in this process ---------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [[], [0, 0], [1], [0, 1], [-1]])
+def test_a_split_takes_ranks_of_the_group_each_once(ranks: list[int]) -> None:
+    group = ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=30))
+    with pytest.raises(ArgumentError, match="not ranks of this group") as caught:
+        group.split_group(ranks)
+    assert f"got {ranks}" in str(caught.value)
+    assert group.split_group([0]).size() == 1

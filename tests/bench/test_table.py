@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from ringcoll.bench import (
     Timing,
     Workload,
     average_busbw,
+    csv_records,
     document,
     environment,
 )
@@ -164,3 +166,33 @@ def test_the_environment_holds_no_secrets(monkeypatch):
     assert facts["oversubscribed"] == (facts["cores"] < 3)
     assert facts["cpu"]
     assert len(facts["load_average"]) == 3
+
+
+def test_samples_and_sizes_of_a_record_are_those_of_the_run() -> None:
+    request = BenchRequest("all_reduce", ("ring",), (8, 64, 4096))
+    timing = Timing((1e-6, 2e-6, 3e-6, 6e-6), 5, 0)
+    found = document(request, environment(2), [DEVICE], [result(out_of_place=None, in_place=None)])
+    assert found["config"]["minimum_bytes"] == 8
+    assert found["config"]["maximum_bytes"] == 4096
+    measured = replace(result(), out_of_place=timing)
+    (record,) = document(request, environment(2), [DEVICE], [measured])["results"]
+    assert record["out_of_place_per_iter"] == {
+        **{f"{name}_us": pytest.approx(getattr(timing.summary, f"{name}_s") * 1e6)
+           for name in ("min", "max", "avg", "p25", "p50", "p75", "p95", "p99", "stdev")},
+        "cv_pct": pytest.approx(100 * timing.summary.stdev_s / 3e-6),
+        "iterations_per_sample": 5,
+        "times_us": pytest.approx([1.0, 2.0, 3.0, 6.0]),
+    }  # fmt: skip
+    (line,) = (line for line in nccl_table.preamble(request, environment(2), []) if "step" in line)
+    assert "minBytes 8 maxBytes 4096 " in line
+
+
+def test_csv_has_a_row_for_each_way() -> None:
+    refused = result(None, None, contender="native", refused="no such dtype")
+    *rows, last = csv_records([result(), refused])
+    assert (last["algorithm"], last["error"]) == ("native", "no such dtype")
+    assert [(row["algorithm"], row["mode"]) for row in rows] == [
+        ("ring", "out_of_place"),
+        ("ring", "in_place"),
+    ]
+    assert [row["time_us"] for row in rows] == pytest.approx([2943.25, 2953.54])

@@ -51,3 +51,15 @@ def test_progress_survives_a_narrow_terminal(monkeypatch, columns):
 def test_csv_has_a_line_of_names(capsys):
     output.print_csv([{"a": 1, "b": None}, {"a": "x,y", "c": 2}])
     assert capsys.readouterr().out == 'a,b,c\n1,,\n"x,y",,2\n'
+
+
+def test_a_table_stands_at_the_left_edge_and_only_its_prose_breaks(monkeypatch, capsys):
+    rows = [["ring", "12", "one two three"], ["tree", "3", "four"]]
+    output.print_table(["name", "us", "why"], rows, left=1, prose=1)
+    assert capsys.readouterr().out == (
+        "name  us  why\n"
+        "ring  12  one two three\n"
+        "tree   3  four\n"
+    )  # fmt: skip
+    output.print_table(["name", "us"], [["ring", "12"], ["tree", "3"]], left=1)
+    assert capsys.readouterr().out == "name  us\nring  12\ntree   3\n"
