@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -207,3 +209,15 @@ def test_the_server_goes_on_without_a_lost_worker(pool, backend: str, staleness:
     assert num_updates == (8 if staleness is None else 8 + 4)
     if staleness is None:
         assert close(params, REFERENCES["server"](3, 8, 4)[0])
+
+
+@pytest.mark.parametrize("gradient", [[5.0, 0.0, 3.0], [0.0, 0.0, 0.0], [1.0, 2.0, 0.0]])
+def test_the_last_number_of_a_message_says_whether_its_worker_stays(gradient: list[float]) -> None:
+    server = object.__new__(ParameterServer)
+    messages = [(1, torch.tensor([*gradient, 1.0])), (2, torch.tensor([*gradient, 0.0]))]
+    server._arrivals = cast("Any", SimpleNamespace(take=lambda: messages.pop(0)))
+    server._ignored = ()
+    worker, found = server._next()
+    assert found is not None
+    assert (worker, found.tolist()) == (1, gradient)
+    assert server._next() == (2, None)
