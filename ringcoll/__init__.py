@@ -7,7 +7,7 @@ The collectives have the names and arguments of ``torch.distributed``::
     ringcoll.all_reduce(tensor)                       # chosen automatically
     ringcoll.all_reduce(tensor, algorithm="ring")     # or by name
 
-A program that uses ``torch.distributed`` runs on them after ``import ringcoll`` and
+A program that uses ``torch.distributed`` runs on them after
 ``init_process_group("ringcoll")``.
 
 What lies beneath can be looked at, and used, without torch::

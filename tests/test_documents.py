@@ -68,6 +68,21 @@ def test_paths_exist(page: Path) -> None:
         assert (ROOT / path.rstrip(".")).exists(), path
 
 
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/training.md"])
+def test_files_of_the_package_exist(name: str) -> None:
+    """These pages leave out the folder that all their files are in."""
+    folders = [ROOT, ROOT / "ringcoll", ROOT / "ringcoll/training"]
+    for path in set(re.findall(r"`([\w/]+\.pyi?)`", (ROOT / name).read_text(encoding="utf-8"))):
+        if path not in {"__init__.py", "__init__.pyi"}:
+            assert any((folder / path).exists() for folder in folders), path
+
+
+def test_the_one_test_of_the_page_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    ((file, word),) = re.findall(r"(tests/\S+\.py) -k (\w+)", text)
+    assert re.search(rf"def test_\w*{word}", (ROOT / file).read_text(encoding="utf-8"))
+
+
 @every_current_page
 def test_python_compiles(page: Path) -> None:
     for block in blocks(page):

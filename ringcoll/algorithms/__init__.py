@@ -3,7 +3,7 @@
 ==================  =======================================================
 `ring`              rings: one, both directions, several strides
 `binomial`          binomial trees, alone and composed with rings
-`knomial`           trees with three children a level
+`knomial`           trees with up to r - 1 children a level
 `binary_tree`       pipelined binary tree, double binary tree
 `recursive`         recursive doubling and halving, Rabenseifner
 `bruck`             Bruck's all-gather and all-to-all

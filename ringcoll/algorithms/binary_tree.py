@@ -150,7 +150,7 @@ def binary_tree_all_reduce(rank: int, world_size: int) -> Program:
     2 floor(lg k) steps; an inner rank hears two children at once, so a step takes
     up to twice the vector. Operands stay in rank order.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(binary_tree_all_reduce, 4))
     step  rank 0  rank 1     rank 2  rank 3
        0  >1:0    +0:0 +2:0  >1:0    .
@@ -178,7 +178,7 @@ def double_tree_all_reduce(rank: int, world_size: int) -> Program:
     2 floor(lg k) steps. Every rank is a leaf of at least one tree, and sends no
     more than four half-vectors in all.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(double_tree_all_reduce, 4))
     step  rank 0  rank 1          rank 2          rank 3
        0  >1:0    +0:0 +2:0 >2:1  >1:0 +1:1 +3:1  >2:1
@@ -227,7 +227,7 @@ def dual_root_all_reduce(rank: int, world_size: int) -> Program:
     Source: J. L. Träff, "A doubly-pipelined, dual-root reduction-to-all algorithm and implementation",
     arXiv 2109.12626.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(dual_root_all_reduce, 4))
     step  rank 0  rank 1      rank 2  rank 3
        0  >1:0    +0:0        >3:0    +2:0

@@ -87,7 +87,7 @@ def bine_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
 
     lg k steps, the lower bound; k a power of two. The root sends the vector in each of them.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bine_tree_broadcast, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 >3:0  .       .       <0:0
@@ -105,7 +105,7 @@ def bine_tree_reduce(rank: int, world_size: int, root: int) -> Program:
     lg k steps, the lower bound; k a power of two. Partial results are kept in one slot of scratch
     memory.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bine_tree_reduce, 4))
     step  rank 0  rank 1  rank 2  rank 3
        0  +1:0    >0:0    >3:0    +2:0
@@ -131,7 +131,7 @@ def bine_tree_all_reduce(rank: int, world_size: int) -> Program:
     2 lg k steps, each with the whole vector; k a power of two. The tree does not go round the end of the
     ranks, so that operands stay in rank order.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bine_tree_all_reduce, 4))
     step  rank 0  rank 1  rank 2  rank 3
        0  >1:0    +0:0    +3:0    >2:0
@@ -155,7 +155,7 @@ def bine_tree_gather(rank: int, world_size: int, root: int) -> Program:
 
     lg k steps; the root receives (k - 1)/k of the output: both lower bounds. k a power of two.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bine_tree_gather, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 <1:1  >0:1    >3:2    <2:2
@@ -175,7 +175,7 @@ def bine_tree_scatter(rank: int, world_size: int, root: int) -> Program:
 
     lg k steps; the root sends (k - 1)/k of the input: both lower bounds. k a power of two.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bine_tree_scatter, 4))
     step  rank 0     rank 1  rank 2  rank 3
        0  =0 >3:3,2  .       .       <0:3,2
@@ -200,7 +200,7 @@ def bine_reduce_scatter(rank: int, world_size: int) -> Program:
     lg k steps, (k - 1)/k of the input sent by each rank and as much reduced: all three lower bounds. k a
     power of two.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bine_reduce_scatter, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:1-2 +1:0,3  >0:0,3 +0:1-2  >3:0,3 +3:1-2  >2:1-2 +2:0,3
@@ -219,7 +219,7 @@ def bine_all_gather(rank: int, world_size: int) -> Program:
 
     lg k steps and (k - 1)/k of the output sent by each rank: both lower bounds. k a power of two.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bine_all_gather, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  =0 >3:0 <3:3   =1 >2:1 <2:2   =2 >1:2 <1:1   =3 >0:3 <0:0
@@ -236,7 +236,7 @@ def bine_all_reduce(rank: int, world_size: int) -> Program:
     2 lg k steps and 2(k - 1)/k of the vector sent by each rank, the lower bound; k a power of two. The
     form of the paper for short vectors is `swing_latency`.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bine_all_reduce, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:2-3 +1:0-1  >0:0-1 +0:2-3  >3:0-1 +3:2-3  >2:2-3 +2:0-1
@@ -275,7 +275,7 @@ def bine_all_to_all(rank: int, world_size: int) -> Program:
     lg k steps; lg k / 2 times the input is sent. k a power of two. Blocks of equal length only: a rank passes
     on blocks that are neither from nor for itself.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bine_all_to_all, 4))
     step  rank 0            rank 1            rank 2                rank 3
        0  =0 >1:1-2 <1:4,7  =5 >0:4,7 <0:1-2  =10 >3:11,8 <3:14,13  =15 >2:14,13 <2:11,8

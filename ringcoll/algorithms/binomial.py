@@ -192,7 +192,7 @@ def binomial_tree_broadcast(rank: int, world_size: int, root: int) -> Program:
 
     ceil(lg k) steps, the lower bound; the root sends the vector in each of them.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(binomial_tree_broadcast, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 >2:0  .       <0:0    .
@@ -208,7 +208,7 @@ def binomial_tree_reduce(rank: int, world_size: int, root: int) -> Program:
     ceil(lg k) steps, the lower bound. Inputs survive on every rank: partial
     results are kept in one slot of scratch memory.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(binomial_tree_reduce, 4))
     step  rank 0  rank 1  rank 2  rank 3
        0  +1:0    >0:0    +3:0    >2:0
@@ -232,7 +232,7 @@ def binomial_tree_all_reduce(rank: int, world_size: int) -> Program:
 
     2 ceil(lg k) steps, each with the whole vector. Operands stay in rank order.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(binomial_tree_all_reduce, 4))
     step  rank 0  rank 1  rank 2  rank 3
        0  +1:0    >0:0    +3:0    >2:0
@@ -250,7 +250,7 @@ def binomial_tree_gather(rank: int, world_size: int, root: int) -> Program:
 
     ceil(lg k) steps; the root receives (k - 1)/k of the output: both lower bounds.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(binomial_tree_gather, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 <1:1  >0:1    <3:3    >2:3
@@ -266,7 +266,7 @@ def binomial_tree_scatter(rank: int, world_size: int, root: int) -> Program:
 
     ceil(lg k) steps; the root sends (k - 1)/k of the input: both lower bounds.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(binomial_tree_scatter, 4))
     step  rank 0     rank 1  rank 2  rank 3
        0  =0 >2:2-3  .       <0:2-3  .
@@ -293,7 +293,7 @@ def scatter_all_gather_broadcast(rank: int, world_size: int, root: int) -> Progr
     Source: M. Barnett et al., "Interprocessor collective communication library
     (InterCom)", 1994; MPICH for long messages.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(scatter_all_gather_broadcast, 4))
     step  rank 0              rank 1     rank 2     rank 3
        0  =0 =1 =2 =3 >2:2-3  .          <0:2-3     .
@@ -329,7 +329,7 @@ def reduce_scatter_gather_reduce(rank: int, world_size: int, root: int) -> Progr
     Source: R. Rabenseifner, ICCS 2004, with the ring in place of halving so that
     any number of ranks will do.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(reduce_scatter_gather_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1

@@ -34,7 +34,7 @@ def bruck_all_gather(rank: int, world_size: int) -> Program:
     ceil(lg k) steps and (k - 1)/k of the output sent by each rank: both lower
     bounds, for any number of ranks.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bruck_all_gather, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  =0 >3:0 <1:1   =1 >0:1 <2:2   =2 >1:2 <3:3   =3 >2:3 <0:0
@@ -78,7 +78,7 @@ def bruck_all_to_all(rank: int, world_size: int) -> Program:
     the input is sent. Blocks of equal length only: a rank passes on blocks that
     are neither from nor for itself.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bruck_all_to_all, 3))
     step  rank 0        rank 1        rank 2
        0  =0 >1:1 <2:6  =4 >2:5 <0:1  =8 >0:6 <1:5

@@ -26,7 +26,7 @@ def chain_broadcast(rank: int, world_size: int, root: int) -> Program:
 
     k - 1 steps with the whole vector; with B segments k + B - 2 of one segment.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(chain_broadcast, 4))
     step  rank 0   rank 1  rank 2  rank 3
        0  =0 >1:0  <0:0    .       .

@@ -100,7 +100,7 @@ def circulant_reduce_scatter(rank: int, world_size: int) -> Program:
     ceil(lg k) steps, (k - 1)/k of the input sent by each rank and as much reduced: all three lower
     bounds, for any number of ranks.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(circulant_reduce_scatter, 5))
     step  rank 0         rank 1         rank 2         rank 3         rank 4
        0  >3:3-4 +2:0-1  >4:4,0 +3:1-2  >0:0-1 +4:2-3  >1:1-2 +0:3-4  >2:2-3 +1:4,0
@@ -122,7 +122,7 @@ def circulant_all_gather(rank: int, world_size: int) -> Program:
 
     ceil(lg k) steps and (k - 1)/k of the output sent by each rank, for any number of ranks.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(circulant_all_gather, 5))
     step  rank 0         rank 1         rank 2         rank 3         rank 4
        0  =0 >4:0 <1:1   =1 >0:1 <2:2   =2 >1:2 <3:3   =3 >2:3 <4:4   =4 >3:4 <0:0
@@ -151,7 +151,7 @@ def circulant_all_reduce(rank: int, world_size: int) -> Program:
     2 ceil(lg k) steps and 2(k - 1)/k of the vector sent by each rank, the lower bound on traffic, for any
     number of ranks; Rabenseifner's needs more for all but powers of two.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(circulant_all_reduce, 3))
     step  rank 0      rank 1      rank 2
        0  >2:2 +1:0   >0:0 +2:1   >1:1 +0:2

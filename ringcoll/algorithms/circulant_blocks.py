@@ -159,7 +159,7 @@ def circulant_broadcast(rank: int, world_size: int, root: int, blocks: int) -> P
     ``circulant=64`` has 64 blocks. A rank sends and receives no more than 1 + (ceil(lg k) - 1)/B of the vector.
 
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(schedule_of("broadcast", "circulant=3", 4)))
     step  rank 0         rank 1     rank 2     rank 3
        0  =0 =1 =2 >1:0  <0:0       .          .
@@ -196,7 +196,7 @@ def circulant_reduce(rank: int, world_size: int, root: int, blocks: int) -> Prog
     ``circulant=64`` has 64 blocks. Partial results are kept in scratch memory, a slot for each block.
 
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(schedule_of("reduce", "circulant=3", 4)))
     step  rank 0  rank 1     rank 2     rank 3
        0  +2:2    >3:1 +3:2  >0:2       >1:2 +1:1

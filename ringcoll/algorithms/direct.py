@@ -64,7 +64,7 @@ def direct_all_reduce(rank: int, world_size: int) -> Program:
 
     One step; k - 1 times the vector sent by each rank, and as much scratch memory.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(direct_all_reduce, 3))
     step  rank 0               rank 1               rank 2
        0  >1:0 >2:0 <2:0 <1:0  >2:0 >0:0 <0:0 <2:0  >0:0 >1:0 <1:0 <0:0
@@ -91,7 +91,7 @@ def direct_reduce_scatter(rank: int, world_size: int) -> Program:
 
     One step, (k - 1)/k of the input sent by each rank.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(direct_reduce_scatter, 3))
     step  rank 0               rank 1               rank 2
        0  >1:1 >2:2 <2:0 <1:0  >2:2 >0:0 <0:1 <2:1  >0:0 >1:1 <1:2 <0:2
@@ -123,7 +123,7 @@ def linear_all_reduce(rank: int, world_size: int) -> Program:
     Two steps; rank 0 receives and sends k - 1 times the vector. It is the reference for all others: what
     one process would compute that had all vectors.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(linear_all_reduce, 3))
     step  rank 0     rank 1  rank 2
        0  <1:0 <2:0  >0:0    >0:0
@@ -158,7 +158,7 @@ def two_shot_all_reduce(rank: int, world_size: int) -> Program:
 
     Source: the two-shot kernel of DeepSpeed's and of TensorRT-LLM's all-reduce.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(two_shot_all_reduce, 3))
     step  rank 0               rank 1               rank 2
        0  >1:1 >2:2 <2:0 <1:0  >2:2 >0:0 <0:1 <2:1  >0:0 >1:1 <1:2 <0:2
@@ -179,7 +179,7 @@ def direct_all_gather(rank: int, world_size: int) -> Program:
 
     One step, (k - 1)/k of the output sent by each rank.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(direct_all_gather, 3))
     step  rank 0                  rank 1                  rank 2
        0  =0 >1:0 >2:0 <2:2 <1:1  =1 >2:1 >0:1 <0:0 <2:2  =2 >0:2 >1:2 <1:1 <0:0
@@ -198,7 +198,7 @@ def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
 
     One step; the root sends k - 1 times the vector. Ranks that share memory read it in place.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(linear_broadcast, 3))
     step  rank 0        rank 1  rank 2
        0  =0 >1:0 >2:0  <0:0    <0:0
@@ -221,7 +221,7 @@ def direct_reduce(rank: int, world_size: int, root: int) -> Program:
 
     One step; the root receives k - 1 times the vector.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(direct_reduce, 4))
     step  rank 0          rank 1  rank 2  rank 3
        0  <1:0 <2:0 <3:0  >0:0    >0:0    >0:0
@@ -240,7 +240,7 @@ def linear_gather(rank: int, world_size: int, root: int) -> Program:
 
     One step; the root receives (k - 1)/k of the output.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(linear_gather, 4))
     step  rank 0             rank 1  rank 2  rank 3
        0  =0 <1:1 <2:2 <3:3  >0:1    >0:2    >0:3
@@ -260,7 +260,7 @@ def linear_scatter(rank: int, world_size: int, root: int) -> Program:
 
     One step; the root sends (k - 1)/k of the input.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(linear_scatter, 4))
     step  rank 0             rank 1  rank 2  rank 3
        0  =0 >1:1 >2:2 >3:3  <0:1    <0:2    <0:3

@@ -29,7 +29,7 @@ from ringcoll.schedule import Program, Step, inp, out, recv_reduce, send
 def dissemination_barrier(rank: int, world_size: int) -> Program:
     """Dissemination barrier: ceil(lg k) rounds of one token, any number of ranks.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(dissemination_barrier, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:0 +3:0   >2:0 +0:0   >3:0 +1:0   >0:0 +2:0

@@ -211,7 +211,7 @@ def bcube_all_reduce(rank: int, world_size: int) -> Program:
 
     Source: C. Guo et al., "BCube", SIGCOMM 2009, of which gloo has an all-reduce.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bcube_all_reduce, 3))
     step  rank 0                rank 1                rank 2
        0  >1:1 >2:2 +1:0 +2:0!  >0:0 >2:2 +0:1 +2:1!  >0:0 >1:1 +0:2 +1:2!
@@ -242,7 +242,7 @@ def recursive_multiplying_all_reduce(rank: int, world_size: int, radix: int) -> 
     Computing 69 (2017).
 
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(schedule_of("all_reduce", "recursive_multiplying", 3)))
     step  rank 0               rank 1               rank 2
        0  >1:0 >2:0 <1:0 <2:0  >0:0 >2:0 <0:0 <2:0  >0:0 >1:0 <0:0 <1:0

@@ -62,7 +62,7 @@ def generalized_all_reduce(rank: int, world_size: int, saved: int) -> Program:
     the circulant all-reduce, and across the groups recursive doubling.
 
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(schedule_of("all_reduce", "generalized=1", 4)))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:1 +1:0   >0:0 +0:1   >3:1 +3:0   >2:0 +2:1

@@ -245,7 +245,7 @@ def hierarchical_all_reduce(rank: int, hosts: Hosts) -> Program:
     ranks for which the busiest one acts.
 
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(schedule_of("all_reduce", "hierarchical", 4, hosts=(0, 0, 1, 1))))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:1 +1:0   >0:0 +0:1   >3:1 +3:0   >2:0 +2:1
@@ -275,7 +275,7 @@ def torus_ring_all_reduce(rank: int, world_size: int) -> Program:
 
     Source: C. Ying et al., "Image classification at supercomputer scale", arXiv 1811.06992.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(torus_ring_all_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:1 +1:0   >0:0 +0:1   >3:1 +3:0   >2:0 +2:1

@@ -55,7 +55,7 @@ def knomial_tree_broadcast(rank: int, world_size: int, root: int, radix: int) ->
     ceil(log_r k) steps, up to r - 1 messages a step. With r = 4 these are half of the binomial tree's steps.
 
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(schedule_of("broadcast", "knomial_tree", 5)))
     step  rank 0          rank 1  rank 2  rank 3  rank 4
        0  =0 >4:0         .       .       .       <0:0
@@ -78,7 +78,7 @@ def knomial_tree_reduce(rank: int, world_size: int, root: int, radix: int) -> Pr
     scratch memory.
 
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(schedule_of("reduce", "knomial_tree", 5)))
     step  rank 0          rank 1  rank 2  rank 3  rank 4
        0  +1:0 +2:0 +3:0  >0:0    >0:0    >0:0    .
@@ -101,7 +101,7 @@ def knomial_tree_gather(rank: int, world_size: int, root: int, radix: int) -> Pr
     ceil(log_r k) steps; the root receives (k - 1)/k of the output, the lower bound.
 
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(schedule_of("gather", "knomial_tree", 5)))
     step  rank 0             rank 1  rank 2  rank 3  rank 4
        0  =0 <1:1 <2:2 <3:3  >0:1    >0:2    >0:3    .
@@ -124,7 +124,7 @@ def knomial_tree_scatter(rank: int, world_size: int, root: int, radix: int) -> P
     ceil(log_r k) steps; the root sends (k - 1)/k of the input, the lower bound.
 
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(schedule_of("scatter", "knomial_tree", 5)))
     step  rank 0          rank 1  rank 2  rank 3  rank 4
        0  =0 >4:4         .       .       .       <0:4

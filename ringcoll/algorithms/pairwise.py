@@ -34,7 +34,7 @@ def pairwise_reduce_scatter(rank: int, world_size: int) -> Program:
 
     k - 1 steps, (k - 1)/k of the input sent by each rank, no scratch memory.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(pairwise_reduce_scatter, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:1 +3:0   >2:2 +0:1   >3:3 +1:2   >0:0 +2:3
@@ -63,7 +63,7 @@ def pairwise_all_to_all(rank: int, world_size: int) -> Program:
     k - 1 steps, (k - 1)/k of the input sent by each rank: the lower bound on
     traffic. Blocks may differ in length.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(pairwise_all_to_all, 3))
     step  rank 0        rank 1        rank 2
        0  =0 >1:1 <2:6  =4 >2:5 <0:1  =8 >0:6 <1:5
@@ -108,7 +108,7 @@ def neighbor_exchange_all_gather(rank: int, world_size: int) -> Program:
     Source: J. Chen, L. Zhang, Y. Zhang and W. Yuan, "Performance evaluation of allgather algorithms on
     terascale Linux cluster with fast Ethernet", HPC Asia 2005.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(neighbor_exchange_all_gather, 6))
     step  rank 0         rank 1         rank 2         rank 3         rank 4         rank 5
        0  =0 >1:0 <1:1   =1 >0:1 <0:0   =2 >3:2 <3:3   =3 >2:3 <2:2   =4 >5:4 <5:5   =5 >4:5 <4:4

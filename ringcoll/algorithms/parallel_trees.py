@@ -150,7 +150,7 @@ def pat_reduce_scatter(rank: int, world_size: int) -> Program:
     ceil(lg k) steps, (k - 1)/k of the input sent by each rank and as much reduced: all three lower
     bounds, for any number of ranks. Scratch memory for almost half of the input.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(pat_reduce_scatter, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:1,3 +3:0,2  >2:2,0 +0:1,3  >3:3,1 +1:2,0  >0:0,2 +2:3,1
@@ -171,7 +171,7 @@ def pat_2_trees_reduce_scatter(rank: int, world_size: int) -> Program:
     p/2 steps, where p is k or the next power of two; (k - 1)/k of the input sent by each rank and as much
     reduced, the lower bounds; any number of ranks. Scratch memory for 2 ceil(lg k) - 3 blocks, or fewer.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(pat_2_trees_reduce_scatter, 5))
     step  rank 0      rank 1      rank 2      rank 3      rank 4
        0  >1:3 +4:2   >2:4 +0:3   >3:0 +1:4   >4:1 +2:0   >0:2 +3:1
@@ -189,7 +189,7 @@ def pat_all_gather(rank: int, world_size: int) -> Program:
     ceil(lg k) steps and (k - 1)/k of the output sent by each rank: both lower bounds, for any number of
     ranks.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(pat_all_gather, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  =0 >2:0 <2:2   =1 >3:1 <3:3   =2 >0:2 <0:0   =3 >1:3 <1:1
@@ -206,7 +206,7 @@ def pat_2_trees_all_gather(rank: int, world_size: int) -> Program:
     bound; any number of ranks. Blocks arrive in the output, so that no scratch memory is saved; where
     messages go through a transport's own buffers, short ones need less of them.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(pat_2_trees_all_gather, 5))
     step  rank 0        rank 1        rank 2        rank 3        rank 4
        0  =0 >1:0 <4:4  =1 >2:1 <0:0  =2 >3:2 <1:1  =3 >4:3 <2:2  =4 >0:4 <3:3
@@ -227,7 +227,7 @@ def sparbit_all_gather(rank: int, world_size: int) -> Program:
     Source: W. J. Loch and G. P. Koslovski, "Sparbit: a new logarithmic-cost and data locality-aware MPI
     allgather algorithm", arXiv 2109.08751.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(sparbit_all_gather, 4))
     step  rank 0               rank 1               rank 2               rank 3
        0  =0 >2:0 <2:2         =1 >3:1 <3:3         =2 >0:2 <0:0         =3 >1:3 <1:1

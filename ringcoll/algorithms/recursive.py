@@ -118,7 +118,7 @@ def recursive_doubling_all_reduce(rank: int, world_size: int) -> Program:
     lg k steps and lg k times the vector sent by each rank (two of each more if k
     is not a power of two); any number of ranks. Operands stay in rank order.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(recursive_doubling_all_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:0 +1:0   >0:0 +0:0   >3:0 +3:0   >2:0 +2:0
@@ -181,7 +181,7 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
     Source: R. Rabenseifner, "Optimization of collective reduction operations",
     ICCS 2004.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(rabenseifner_all_reduce, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:2-3 +1:0-1  >0:0-1 +0:2-3  >3:2-3 +3:0-1  >2:0-1 +2:2-3
@@ -258,7 +258,7 @@ def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:
     lg k steps and (k - 1)/k of the input sent by each rank for a power of two;
     for other k two steps and about one input more.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(recursive_halving_reduce_scatter, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >2:2-3 +2:0-1  >3:2-3 +3:0-1  >0:0-1 +0:2-3  >1:0-1 +1:2-3
@@ -323,7 +323,7 @@ def recursive_doubling_all_gather(rank: int, world_size: int) -> Program:
     lg k steps and (k - 1)/k of the output sent by each rank for a power of two;
     for other k two steps and about one output more.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(recursive_doubling_all_gather, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  =0 >1:0 <1:1   =1 >0:1 <0:0   =2 >3:2 <3:3   =3 >2:3 <2:2

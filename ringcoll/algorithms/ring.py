@@ -99,7 +99,7 @@ def ring_reduce_scatter(rank: int, world_size: int) -> Program:
     k - 1 steps, (k - 1)/k of the input sent by each rank, any number of ranks.
     Partial results alternate between two slots of scratch memory.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(ring_reduce_scatter, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1
@@ -117,7 +117,7 @@ def ring_all_gather(rank: int, world_size: int) -> Program:
 
     k - 1 steps, (k - 1)/k of the output sent by each rank, any number of ranks.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(ring_all_gather, 4))
     step  rank 0        rank 1        rank 2        rank 3
        0  =0 >1:0 <3:3  =1 >2:1 <0:0  =2 >3:2 <1:1  =3 >0:3 <2:2
@@ -141,7 +141,7 @@ def ring_all_reduce(rank: int, world_size: int) -> Program:
     lower bound on traffic, for any number of ranks. Partial results are kept in
     the output, so no scratch memory is used.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(ring_all_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >1:3 +3:2   >2:0 +0:3   >3:1 +1:0   >0:2 +2:1
@@ -162,7 +162,7 @@ def bidirectional_ring_all_reduce(rank: int, world_size: int) -> Program:
     Steps and traffic as for the ring, but both directions of every link carry
     data, which pays where links are full duplex and slower than the memory.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(bidirectional_ring_all_reduce, 4))
     step  rank 0                 rank 1                 rank 2                 rank 3
        0  >1:3 +3:2 >3:7 +1:6    >2:0 +0:3 >0:6 +2:5    >3:1 +1:0 >1:5 +3:4    >0:2 +2:1 >2:4 +0:7
@@ -208,7 +208,7 @@ def multi_ring_all_reduce(rank: int, world_size: int) -> Program:
     Steps and traffic as for the ring; no two rings share a directed link, which pays where each rank has links
     of its own to several others, as the rings (channels) of NCCL do.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(multi_ring_all_reduce, 3))
     step  rank 0                 rank 1                 rank 2
        0  >1:2 +2:1 >2:5 +1:4    >2:0 +0:2 >0:4 +2:3    >0:1 +1:0 >1:3 +0:5

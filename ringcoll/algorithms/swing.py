@@ -64,7 +64,7 @@ def swing_all_reduce(rank: int, world_size: int) -> Program:
 
     Source: D. De Sensi et al., "Swing: short-cutting rings for higher bandwidth allreduce", NSDI 2024.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(swing_all_reduce, 4))
     step  rank 0         rank 1         rank 2         rank 3
        0  >1:1-2 +1:0,3  >0:0,3 +0:1-2  >3:0,3 +3:1-2  >2:1-2 +2:0,3
@@ -92,7 +92,7 @@ def trivance_all_reduce(rank: int, world_size: int) -> Program:
     Source: A. Jürß, V. Addanki and S. Schmid, "Trivance: latency-optimal allreduce by shortcutting multiport
     networks", arXiv 2602.17254.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(trivance_all_reduce, 3))
     step  rank 0                rank 1                rank 2
        0  >2:2 >1:1 +2:0 +1:0!  >0:0 >2:2 +0:1 +2:1!  >1:1 >0:0 +1:2 +0:2!
@@ -118,7 +118,7 @@ def swing_latency_all_reduce(rank: int, world_size: int) -> Program:
 
     Source: D. De Sensi et al., "Swing: short-cutting rings for higher bandwidth allreduce", NSDI 2024.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(swing_latency_all_reduce, 4))
     step  rank 0      rank 1      rank 2      rank 3
        0  >3:0 +3:0   >2:0 +2:0   >1:0 +1:0   >0:0 +0:0
@@ -145,7 +145,7 @@ def trivance_latency_all_reduce(rank: int, world_size: int) -> Program:
     Source: A. Jürß, V. Addanki and S. Schmid, "Trivance: latency-optimal allreduce by shortcutting multiport
     networks", arXiv 2602.17254.
 
-    >>> from ringcoll.schedule.drawing import grid
+    >>> from ringcoll.schedule import grid
     >>> print(grid(trivance_latency_all_reduce, 3))
     step  rank 0               rank 1               rank 2
        0  >2:0 >1:0 <1:0 <2:0  >0:0 >2:0 <0:0 <2:0  >1:0 >0:0 <0:0 <1:0

@@ -50,7 +50,7 @@ class Options(_BackendOptions):  # type: ignore[misc]
 
     Examples
     --------
-    >>> from ringcoll.backend.options import Options
+    >>> from ringcoll.backend import Options
     >>> Options(algorithm="ring").algorithm_of("all_gather", 4)
     'ring'
     >>> Options(algorithm="ring").algorithm_of("barrier", 4)

@@ -1,4 +1,4 @@
-"""Makes the name "ringcoll" known to torch.distributed, without importing torch.
+"""Registration: the name "ringcoll" becomes known to torch.distributed, without importing torch.
 
 `import ringcoll` calls `when_torch_is_imported`. torch calls `register` at the end of its own import: it is an
 entry point of the group ``torch.backends``, which takes 4 ms and imports nothing else of the library.

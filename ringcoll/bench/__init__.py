@@ -22,7 +22,7 @@
 ::
 
     from ringcoll.bench import BenchRequest, on_rank
-    from ringcoll.launch.processes import Ranks
+    from ringcoll.launch import Ranks
 
     request = BenchRequest("all_reduce", ("ring", "tree", "native"), (4, 65536, 1 << 20))
     with Ranks(4) as ranks:

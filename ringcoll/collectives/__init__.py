@@ -3,7 +3,7 @@
 ===============  ==========================================================
 `functions`      the collectives, with torch.distributed's names and arguments
 `calls`          the way of a call: key, look-up, run; prepared operations
-`arguments`      all checks of arguments that one rank can make by itself
+`arguments`      checks of arguments by one rank: its own, and those that it asks other rooms for
 `groups`         from a group that a user names to this rank's communicator
 `own_groups`     groups that torch does not know: of threads, of MPI, of a store
 `sharing`        tensors of a group move to shared memory

@@ -1,6 +1,8 @@
 from . import arguments as arguments
 from . import functions as functions
 from . import groups as groups
+from .arguments import Arguments as Arguments
+from .calls import start as start
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain
 from .explanation import explain_without_ranks as explain_without_ranks

@@ -1,4 +1,6 @@
-"""Arguments of the public functions: all checks that one rank can make by itself.
+"""Arguments of the public functions: the checks that one rank can make by itself.
+
+Operators, numbers, algorithms' names and the overlap of memory are checked by the rooms that know them.
 
 The checks depend on the arguments, and on the kind of the tensors only: shape, dtype,
 device, strides, places relative to each other. So calls of the same kind are checked once.

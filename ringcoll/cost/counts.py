@@ -168,7 +168,7 @@ def distance(proof: Proof) -> Distance:
     Examples
     --------
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule.verifier import verify
+    >>> from ringcoll.schedule import verify
     >>> print(distance(verify(schedule_of("all_reduce", "ring", 8))))
     4.67x the rounds, 1.00x the traffic, 1.00x the reduced data
     """

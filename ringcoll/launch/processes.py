@@ -165,7 +165,7 @@ class Ranks:
     Examples
     --------
     >>> import operator
-    >>> from ringcoll.launch.processes import Ranks
+    >>> from ringcoll.launch import Ranks
     >>> with Ranks(2) as ranks:
     ...     ranks.run(operator.add, 1, 2)
     [3, 3]

@@ -1,7 +1,7 @@
-"""Facts of the machine and wishes of its user: settings, cores, stores, files. Above `cost`.
+"""Facts of the machine and wishes of its user: settings, cores, stores, files.
 
 ================  ==========================================================
-`settings`        the environment's variables; nothing else reads them
+`settings`        the library's environment variables; nothing else reads them
 `limits`          numbers and time limits of a user, of any class
 `facts`           cores, processor and address, and which processes share a host
 `stores`          waits for keys of a store

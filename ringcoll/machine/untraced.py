@@ -1,4 +1,4 @@
-"""Keeps torch.compile, which traces into every function that it meets, out of some."""
+"""Functions that torch.compile, which traces into every function that it meets, is kept out of."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
 `stage`         the user's tensors as flat, contiguous ones, and back
 `executor`      instructions bound to memory and to a transport, and run
 `rehearsal`     a plan's local work done once, so that its kernels are loaded before its first message
-`operation`     a call compiled: what is decided and bound without tensors
+`operation`     a call compiled, and its bindings to memory
 ==============  ==========================================================
 """
 

@@ -1,4 +1,4 @@
-from .executor import Instruction as Instruction
+from .executor import BoundInstruction as BoundInstruction
 from .executor import Posting as Posting
 from .executor import Reading as Reading
 from .executor import drive as drive

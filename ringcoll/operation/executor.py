@@ -40,7 +40,7 @@ class Reading(NamedTuple):
     run: Callable[[Sequence[Handle]], object]
 
 
-Instruction = Wait | Posting | Reading | Callable[[], object]
+BoundInstruction = Wait | Posting | Reading | Callable[[], object]
 """An instruction that is bound to memory: wait, start messages, or local work."""
 
 
@@ -59,7 +59,7 @@ def bind(
     *,
     reduction: Reduction | None = None,
     engine: Engine = TORCH,
-) -> list[Instruction]:
+) -> list[BoundInstruction]:
     """Bind each of a plan's instructions to memory."""
     own = next((tensor for tensor in (*outputs, *inputs) if tensor.numel()), workspace)
     workspace = workspace[_apart(own, workspace) :] if plan.workspace_numel else workspace
@@ -91,7 +91,7 @@ def bind(
     lent = {} if reduction is None else _lent(plan, transport, reduction)
     borrowed = {number for sources in lent.values() for number in sources.values()}
     num_messages = 0
-    program: list[Instruction] = []
+    program: list[BoundInstruction] = []
     thin: dict[int, Tensor] = {}  # totals that are sent next, in the wire dtype
     for index, instruction in enumerate(plan.instructions):
         if isinstance(instruction, Wait):
@@ -236,7 +236,7 @@ def _apart(tensor: Tensor, memory: Tensor) -> int:
 
 
 def drive(
-    program: Sequence[Instruction],
+    program: Sequence[BoundInstruction],
     tag: int,
     wait: Callable[[Handle, float], None],
     deadline: float,

@@ -30,7 +30,7 @@ from torch import Tensor
 from ringcoll.algorithms import find, passes_on_blocks, proved_schedule
 from ringcoll.cost import Choice, Rule, Table, choose, segment_count, under_rules
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError
-from ringcoll.operation.executor import Instruction, bind
+from ringcoll.operation.executor import BoundInstruction, bind
 from ringcoll.operation.instructions import Wait
 from ringcoll.operation.plan import Plan, compile_plan
 from ringcoll.operation.regions import Layout
@@ -211,7 +211,7 @@ class Binding:
     """
 
     loads: Sequence[Load]
-    program: Sequence[Instruction]
+    program: Sequence[BoundInstruction]
     stores: Sequence[Load]
     wait: Callable[[Handle, float], None]
     is_over: Callable[[Handle], bool]

@@ -44,7 +44,7 @@ def count(step: Step) -> tuple[int, int, int, int, int]:
 
     Examples
     --------
-    >>> from ringcoll.schedule.ir import inp, out, recv_reduce, send
+    >>> from ringcoll.schedule import inp, out, recv_reduce, send
     >>> count(Step(send(1, inp(0), inp(1)), send(2, inp(0)), recv_reduce(1, out(0), inp(0))))
     (2, 1, 3, 1, 1)
     """

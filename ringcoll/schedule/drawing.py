@@ -1,4 +1,4 @@
-"""Draw schedules: the step-by-rank grid, and a rank's program in NCCL's words.
+"""Draw schedules: the step-by-rank grid.
 
 In the grid a cell lists what one rank does in one step::
 

@@ -1,4 +1,4 @@
-"""The intermediate representation: operations, steps, schedules.
+"""The intermediate representation: operations, steps, programs as they are written.
 
 A collective algorithm is a function that yields the *steps* of one rank. A step is
 the set of operations that the rank does at the same time. Steps are global: a message

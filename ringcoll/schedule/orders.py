@@ -34,7 +34,7 @@ def chunks_by_order(proof: Proof) -> dict[Order, list[int]]:
     """The chunks that are reduced in each order; chunks ascend.
 
     >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule.verifier import verify
+    >>> from ringcoll.schedule import verify
     >>> proof = verify(schedule_of("all_reduce", "recursive_doubling", 4))
     >>> chunks_by_order(proof)
     {(0, 1, '+', 2, 3, '+', '+'): [0]}

@@ -39,8 +39,8 @@ def least_rounds_per_chunk(
 
     Examples
     --------
-    >>> from ringcoll.search.demand import demand_of
-    >>> from ringcoll.search.hops import hops_of
+    >>> from ringcoll.search import demand_of
+    >>> from ringcoll.search import hops_of
     >>> from ringcoll.simulation import dgx1
     >>> str(least_rounds_per_chunk(dgx1(), hops_of(dgx1()), demand_of("all_gather", 8)))
     '7/6'

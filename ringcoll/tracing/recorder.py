@@ -1,4 +1,4 @@
-"""Notes what one rank does, while its group is traced.
+"""The recorder of one rank, while its group is traced.
 
 Nothing here runs unless there is a trace. A `Tracer` wraps the calls that an operation is bound to
 (`Tracer.traced`), so that the clock is read before and after each; the executor runs them as
@@ -17,8 +17,8 @@ from torch import Tensor
 from ringcoll.group import Communicator, Work
 from ringcoll.operation import (
     Binding,
+    BoundInstruction,
     Combine,
-    Instruction,
     Move,
     Operation,
     Plan,
@@ -184,7 +184,7 @@ class Tracer:
         record.description = operation.description or operation.name
         record.algorithm, record.segments = plan.schedule.algorithm, plan.segments
         steps = self._steps_of(plan)
-        program: list[Instruction] = []
+        program: list[BoundInstruction] = []
         first_message = 0
         both = zip(plan.instructions, binding.program, strict=True)
         for step, (instruction, bound) in zip(steps.instructions, both, strict=True):

@@ -3,12 +3,12 @@
 ===================  ==========================================================
 `lives`              which ranks have ended, as far as that can be seen
 `notices`            what ranks tell each other through the store when something takes too long
-`announcement`       the failure that breaks a group, told at once
-`comparison`         calls compared through the store, where messages have no tags, or each
+`announcement`       the failure that breaks a group, in the log and for torchrun, at once
+`comparison`         calls compared through the store, where messages have no tags; each call, on request
 `barrier`            a barrier in the store, which names the ranks that do not come
-`monitor`            who tells it, and what follows: the wait is broken, with the cause in words
+`monitor`            looks around when a wait is long, breaks it, and tells the others the cause
 `answers`            what a process says to others of its user that ask
-`flight_recorder`    what the groups of a process do, for who looks on from outside
+`flight_recorder`    what the groups of a process do, for somebody who looks on from outside
 `flight_report`      the same of all ranks, merged and in words
 ===================  ==========================================================
 """

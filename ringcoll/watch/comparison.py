@@ -1,4 +1,4 @@
-"""Compares calls through the store, before anything is sent.
+"""Ranks compare calls through the store, before anything is sent.
 
 On transports whose messages have no tags to tell calls apart each kind of call is compared once; on
 all transports each call is, if ``RINGCOLL_DEBUG`` is ``detail``.

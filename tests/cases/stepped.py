@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ringcoll.errors import CollectiveTimeoutError, TransportError
-from ringcoll.operation import Instruction, Posting, Reading, Wait
+from ringcoll.operation import BoundInstruction, Posting, Reading, Wait
 from ringcoll.transport import Handle, Hub, LocalTransport, Message
 from ringcoll.transport.local import Half
 
@@ -89,7 +89,7 @@ class Waiting(NamedTuple):
     wait: Wait | None
 
 
-def steps(program: Sequence[Instruction], tag: int) -> Iterator[Waiting]:
+def steps(program: Sequence[BoundInstruction], tag: int) -> Iterator[Waiting]:
     """Run a program up to each wait; to be resumed when the message that it yields is there."""
     handles: list[Handle] = []
     for item in program:

@@ -1,4 +1,4 @@
-"""The memory of two ranks of one host, as a channel for messages in both directions.
+"""Messages between two ranks of one host, each of which writes to its own memory.
 
 A message to a peer takes the next entry of its ring (`ringcoll.transport.shared.layout`); the store of
 its number, which is the last, makes it visible. The receiver takes messages in order, and matches them

@@ -1,4 +1,4 @@
-"""Memory that processes of one host share, sleep on a word of it, and reads of another's memory.
+"""Shared memory of one host, sleep on a word of it, and reads of another process's memory.
 
 Linux only. The memory has no name (``memfd_create``), so that a process that is killed leaves
 nothing behind; processes of the same user open it by the number of its owner and descriptor.
