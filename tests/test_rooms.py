@@ -139,8 +139,8 @@ def imports_of(source: str) -> set[str]:
     return modules
 
 
-def upward(room: str, source: str) -> set[str]:
-    """What a file of a room imports of rooms above it, or of the root."""
+def later_than(room: str, source: str) -> set[str]:
+    """What a file of a room imports of rooms that come after it, or of the root."""
     wrong = set()
     for module in imports_of(source):
         if module.partition(".")[0] != "ringcoll":
@@ -164,7 +164,7 @@ USERS = {"bench", "cli"}
 @pytest.mark.parametrize("file", [one for one in FILES if one != Path("__init__.py")], ids=str)
 def test_imports_point_one_way(file: Path) -> None:
     room = room_of(module_of(file))
-    wrong = upward(room, (PACKAGE / file).read_text(encoding="utf-8"))
+    wrong = later_than(room, (PACKAGE / file).read_text(encoding="utf-8"))
     assert wrong <= ({"ringcoll"} if room in USERS else set())
 
 
@@ -179,7 +179,7 @@ def test_imports_point_one_way(file: Path) -> None:
     ],
 )
 def test_and_the_test_finds_those_that_do_not(room: str, source: str) -> None:
-    assert upward(room, source)
+    assert later_than(room, source)
 
 
 @pytest.mark.parametrize("room", [room for room in ROOMS if room not in {"errors", "_version"}])
