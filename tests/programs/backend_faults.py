@@ -8,7 +8,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -186,14 +188,6 @@ def power_sgd() -> list[float]:
 # --- time limits ----------------------------------------------------------------------
 
 
-def _late(function: Callable[[Any], Any], group: Any) -> Any:
-    """What the others meet when the last rank does not come."""
-    if dist.get_rank() == dist.get_world_size() - 1:
-        time.sleep(3.0)
-        return None
-    return catch(lambda: function(group))
-
-
 def _fresh(limit_s: float) -> Any:
     group = dist.new_group(timeout=timedelta(seconds=limit_s))
     dist.barrier(group)
@@ -201,32 +195,43 @@ def _fresh(limit_s: float) -> Any:
 
 
 def time_limits() -> dict[str, Any]:
-    """Time limits of 1 s, given in every way there is."""
+    """Time limits of 1 s, given in every way there is: what the others meet when the last rank does not come.
+
+    Each has a group and a thread of its own, so that they wait at once.
+    """
     short = timedelta(seconds=1)
-    found: dict[str, Any] = {}
-    found["new_group"] = _late(lambda group: dist.all_reduce(torch.ones(3), group=group), _fresh(1))
-    if "timeout" in inspect.signature(dist.barrier).parameters:  # torch 2.11 has none
-        found["barrier"] = _late(lambda group: dist.barrier(group, timeout=short), _fresh(60))
+
+    def reduce(group: Any) -> None:
+        dist.all_reduce(torch.ones(3), group=group)
 
     def options(group: Any) -> None:
         given = dist.AllreduceOptions()
         given.timeout = short
         group.allreduce([torch.ones(3)], given).wait()
 
-    found["options"] = _late(options, _fresh(60))
-    found["wait"] = _late(
-        lambda group: dist.all_reduce(torch.ones(3), group=group, async_op=True).wait(short),
-        _fresh(60),
-    )
-    group = _fresh(60)
-    group.set_timeout(short)
-    found["set_timeout"] = _late(lambda group: dist.all_reduce(torch.ones(3), group=group), group)
-    group = _fresh(60)
-    dist.distributed_c10d._set_pg_timeout(short, group)
-    found["_set_pg_timeout"] = _late(
-        lambda group: dist.all_reduce(torch.ones(3), group=group), group
-    )
-    return found
+    def wait(group: Any) -> None:
+        dist.all_reduce(torch.ones(3), group=group, async_op=True).wait(short)
+
+    ways: dict[str, tuple[Callable[[Any], Any], Any]] = {
+        "options": (options, _fresh(60)),
+        "wait": (wait, _fresh(60)),
+        "set_timeout": (reduce, _fresh(60)),
+        "_set_pg_timeout": (reduce, _fresh(60)),
+    }
+    if "timeout" in inspect.signature(dist.barrier).parameters:  # torch 2.11 has none
+        ways["barrier"] = (lambda group: dist.barrier(group, timeout=short), _fresh(60))
+    ways["new_group"] = reduce, _fresh(1)
+    ways["set_timeout"][1].set_timeout(short)
+    dist.distributed_c10d._set_pg_timeout(short, ways["_set_pg_timeout"][1])
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(3.0)
+        return dict.fromkeys(ways)
+    with ThreadPoolExecutor(len(ways)) as executor:
+        begun = {
+            how: executor.submit(catch, partial(function, group))
+            for how, (function, group) in ways.items()
+        }
+    return {how: caught.result() for how, caught in begun.items()}
 
 
 # --- order ----------------------------------------------------------------------------

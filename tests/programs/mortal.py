@@ -310,7 +310,8 @@ def dies_agreeing(
     store: dist.Store, rank: int, world_size: int, first: int, second: int, moment: str
 ) -> Any:
     """A rank dies, and a second one in a moment of what follows."""
-    group = started(store, rank, world_size)
+    # Where one dies while they form, the others wait for it until this limit.
+    group = started(store, rank, world_size, limit_s=12.0)
     ringcoll.barrier(group)
     if rank == first:
         die()
