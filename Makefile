@@ -10,7 +10,7 @@ TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)
 # The demo: sizes and repetitions chosen to take about a minute and a half on 2 cores.
 DEMO_FLAGS ?=
 TRAIN_FLAGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 PEERS_FLAGS ?= --json benchmarks/records/peers-shared.json
 DEEPSPEED_FLAGS ?= --json benchmarks/records/deepspeed.json
 GPU_FLAGS ?=
