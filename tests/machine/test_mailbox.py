@@ -33,10 +33,12 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_a_message_that_is_longer_than_the_kernels_memory_arrives_whole() -> None:
-    text = "".join(map(str, range(400_000)))  # 2 MB; the kernel takes some 200 KB at once
+    text = "".join(map(str, range(600_000)))  # 3.5 MB
     inbox = Inbox(HOST)
+    inbox._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
     with ThreadPoolExecutor(1) as threads:
         refused = threads.submit(deliver, text, [(HOST, inbox.port)], LIMIT_S)
+        time.sleep(0.2)  # so long that the kernel takes no more
         assert read_until(inbox, 1) == [f"{text}\n"]
         assert refused.result(LIMIT_S) == set()
     inbox.close()

@@ -197,7 +197,13 @@ def test_long_vectors_narrow_sources_complex_numbers_and_places() -> None:
 @pytest.mark.parametrize("k", [3, 5, 9, 17])
 def test_digits_of_so_many_sources_have_room_for_their_sum(k: int) -> None:
     """The largest digits there are, from one more source than a power of two."""
-    for numbers in ([2.0**53 - 1] * k, [2.0**52 - 1] * k, [2.0**53 - 1] * (k - 1) + [2.0**52 + 1]):
+    last = [2.0**53 - 1, 2.0**53 - 3, 2.0**53 - 3]  # a digit too many rounds their sum up
+    for numbers in (
+        last + [0.0] * (k - 3),
+        [2.0**53 - 1] * k,
+        [2.0**52 - 1] * k,
+        [2.0**53 - 1] * (k - 1) + [2.0**52 + 1],
+    ):
         total = torch.empty(1, dtype=torch.float64)
         exact_sum([torch.tensor([number], dtype=torch.float64) for number in numbers], total)
         assert Fraction(total.item()) == Fraction(float(sum(map(Fraction, numbers))))
