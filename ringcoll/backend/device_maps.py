@@ -30,7 +30,7 @@ _DEVICES = {"cpu", "cuda"}
 
 
 class _Asked(threading.local):
-    """The wish of a thread's current call of torch; ``devices`` is ``None`` without a map."""
+    """The arguments of a thread's current call of torch; ``devices`` is ``None`` without a map."""
 
     devices: tuple[str, ...] | None = None
     is_mixed = False

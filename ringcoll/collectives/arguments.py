@@ -60,12 +60,24 @@ Timeout = timedelta | float | None
 
 
 def seconds(timeout: Any, member: Communicator) -> float:
-    """A time limit in seconds; the group's for ``None``."""
+    """A time limit in seconds; the group's for ``None``.
+
+    Raises
+    ------
+    ArgumentError
+        The limit is not a positive time.
+    """
     return member.timeout_s if timeout is None else seconds_of(timeout, rank=member.rank)
 
 
 def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
-    """Pair the items of the lists of a coalesced call."""
+    """Pair the items of the lists of a coalesced call.
+
+    Raises
+    ------
+    ArgumentError
+        An argument is not a list, or is empty, or the lists differ in length.
+    """
     rank = as_group(group).rank()
     columns: list[list[Any]] = []
     for argument, items in lists.items():
@@ -88,7 +100,13 @@ def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
 
 
 def check_dtype(dtype: torch.dtype, rank: int) -> None:
-    """Check that torch can make, fill and copy tensors of a dtype."""
+    """Check that torch can make, fill and copy tensors of a dtype.
+
+    Raises
+    ------
+    ArgumentError
+        The dtype is one of those without arithmetic and copies, such as uint4, or of less than a byte.
+    """
     if dtype not in MOVED:
         raise ArgumentError(
             "torch cannot copy tensors of this dtype; send a view(torch.uint8)",
@@ -309,7 +327,21 @@ class Arguments:
         is_packed: bool = False,
         prepared: bool = False,
     ) -> Operation:
-        """Compile the call."""
+        """Compile the call.
+
+        Parameters
+        ----------
+        inputs, outputs
+            Numbers of the tensors that are sent, and of the tensors that hold the result.
+        lengths
+            Elements of each block, or (block, numel) of the blocks that this rank knows.
+        split_input, split_output
+            Whether each block is a tensor of its own.
+        is_packed
+            Whether all tensors together, end to end, are the vector.
+        prepared
+            Whether the operation belongs to a single call, and keeps all its bindings.
+        """
         tensors, reduction = self.tensors, self.reduction
         root, rank, world_size = self.root, self.rank, self.world_size
         known = lengths if isinstance(lengths, dict) else dict(enumerate(lengths))

@@ -85,7 +85,24 @@ def start(
     async_op: bool,
     timeout: Timeout,
 ) -> Work | None:
-    """Run a call, by the operation that the group keeps for such calls, or by a new operation."""
+    """Run a call, by the operation that the group keeps for such calls, or by a new operation.
+
+    Parameters
+    ----------
+    compile_
+        Function that checks the call and compiles it.
+    group, async_op, timeout
+        Arguments of the user, unchecked.
+    tensors
+        All tensors of the call, unchecked.
+    options
+        The other arguments, for ``compile_``.
+
+    Returns
+    -------
+    Work or None
+        The work, if ``async_op``; but a `Call` if the group is `Deferred`.
+    """
     deferred = group if type(group) is Deferred else None
     if deferred is not None:
         group = deferred.group

@@ -138,6 +138,11 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
     """The rank within the group of a root, from its global rank or its rank in the group.
 
     ``what`` is the name of the argument, ``"src"`` or ``"dst"``.
+
+    Raises
+    ------
+    ArgumentError
+        Both ranks are ``None``, or neither is, or the root is not in the group.
     """
     group = as_group(group)
     own, size = group.rank(), group.size()

@@ -326,6 +326,26 @@ def agree(
     an earlier measurement for the same transport, numbers of ranks and hosts, and type of device, by this
     process, or in the user's cache (`ringcoll.machine.tuning.remember`); a measurement now, by all
     ranks. Rank 0's ``RINGCOLL_ALGORITHM`` counts for all ranks.
+
+    Parameters
+    ----------
+    transport
+        Connected transport without messages under way.
+    store
+        Store that all ranks of the group see, and that nobody else uses.
+    timeout_s
+        Time limit in seconds.
+    measurable
+        Whether the costs may be measured; by default on transports with tags and without checksums.
+    device
+        Device of the group's tensors; by default the CPU.
+
+    Raises
+    ------
+    CollectiveTimeoutError, PeerLostError
+        A rank did not come, or was lost.
+    RulesError, TuningFileError
+        Rank 0's variables name rules or a file that cannot be used. All ranks raise the error.
     """
     settings.log_as_asked()
     rank, world_size = transport.rank, transport.world_size

@@ -507,7 +507,7 @@ class Communicator:
             self.transport.abort()
 
     def snapshot(self) -> dict[str, Any]:
-        """The rank's doing, as plain data: see `ringcoll.watch.flight_report`."""
+        """The state of the rank, as plain data: see `ringcoll.watch.flight_report`."""
         queued = [(item.number, item.operation) for item in tuple(self._queue.items)]
         return {
             "group": self.token,

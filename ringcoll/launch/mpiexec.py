@@ -41,7 +41,13 @@ class MpiexecError(RingcollError, RuntimeError):
 
 
 def beside(python: Path | None = None) -> Path | None:
-    """The ``mpiexec`` beside a Python interpreter, or ``None`` if there is no such file."""
+    """The ``mpiexec`` beside a Python interpreter, or ``None`` if there is no such file.
+
+    Parameters
+    ----------
+    python
+        Path of the interpreter; by default of this interpreter.
+    """
     mpiexec = (Path(sys.executable) if python is None else python).parent / "mpiexec"
     return mpiexec if os.access(mpiexec, os.X_OK) else None
 
@@ -54,7 +60,33 @@ def run(
     timeout_s: float,
     variables: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a program on k ranks of this host."""
+    """Run a program on k ranks of this host.
+
+    Parameters
+    ----------
+    mpiexec
+        Path of the ``mpiexec`` of the program's MPI library.
+    world_size
+        Number of ranks.
+    program
+        The program and its arguments.
+    timeout_s
+        Time limit in seconds; then all ranks are ended.
+    variables
+        Variables of the environment, beside the variables of this process.
+
+    Returns
+    -------
+    str
+        The standard output of the program.
+
+    Raises
+    ------
+    MpiexecError
+        Some rank failed.
+    TimeoutError
+        The program took longer than the time limit.
+    """
     environment = {**os.environ, **_ON_THIS_HOST, **(variables or {})}
     if os.geteuid() == 0:
         environment |= _AS_ROOT

@@ -60,7 +60,13 @@ def expandable_segments() -> str:
 
 
 def reduction() -> str:
-    """Name of the engine that reduces CUDA tensors: ``"cupy"``, ``"torch"``, or ``"auto"``."""
+    """Name of the engine that reduces CUDA tensors: ``"cupy"``, ``"torch"``, or ``"auto"``.
+
+    Raises
+    ------
+    ArgumentError
+        ``RINGCOLL_REDUCTION`` has another value.
+    """
     name = os.environ.get(_REDUCTION, "") or "auto"
     if name not in ("auto", "cupy", "torch"):
         raise ArgumentError(
@@ -78,7 +84,15 @@ def forced_text() -> str:
 
 
 def forced_rules(text: str) -> tuple[Rule, ...]:
-    """Read the text of ``RINGCOLL_ALGORITHM``, and the files that it names."""
+    """Read the text of ``RINGCOLL_ALGORITHM``, and the files that it names.
+
+    Raises
+    ------
+    RulesError
+        The text cannot be read; the message names the variable.
+    ScheduleError, UnknownAlgorithmError
+        See `ringcoll.machine.schedule_files.rules_in`.
+    """
     from ringcoll.machine.schedule_files import rules_in
 
     try:
@@ -131,7 +145,13 @@ def without_tuning() -> None:
 
 
 def verifies_messages() -> bool | None:
-    """Whether messages have checksums; ``None`` if that is left to the program."""
+    """Whether messages have checksums; ``None`` if that is left to the program.
+
+    Raises
+    ------
+    ArgumentError
+        ``RINGCOLL_VERIFY_MESSAGES`` has another value than 0 and 1.
+    """
     text = os.environ.get(VERIFY_MESSAGES, "")
     if text not in ("", "0", "1"):
         raise ArgumentError("not 0 or 1", argument=VERIFY_MESSAGES, expected="0 or 1", got=text)

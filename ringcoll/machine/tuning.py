@@ -31,7 +31,13 @@ _log = logging.getLogger("ringcoll")
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Facts of this machine on which measurements depend, beside its load."""
+    """Facts of this machine on which measurements depend, beside its load.
+
+    Parameters
+    ----------
+    device
+        Type of the device of the tensors: of CUDA tensors, the GPU's name is one of the facts.
+    """
     facts: dict[str, Any] = {"cpu": cpu(), "cores": cores()}
     if device == "cuda":
         facts["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -152,7 +158,28 @@ def find_table(
     device: str = "cpu",
     holds: Callable[[Tuned], bool] = lambda _: True,
 ) -> Table | None:
-    """Look in a file for the table of a transport, a number of ranks and hosts, and a device."""
+    """Look in a file for the table of a transport, a number of ranks and hosts, and a device.
+
+    Parameters
+    ----------
+    path
+        Path of the file; ``None`` for no file, and no table.
+    transport, world_size, hosts
+        Key of the table.
+    asked
+        Whether the user has named the file. If not, the file may be missing, a wrong file gives
+        a warning only, and measurements of another machine are not used.
+    device
+        Type of the device of the tensors. Measurements with CPU tensors say nothing about CUDA
+        tensors, and are not used for them.
+    holds
+        Function that says whether a table may still be used.
+
+    Raises
+    ------
+    TuningFileError
+        The user has named the file, and the file is wrong.
+    """
     if path is None or (not asked and not _exists(path)):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Functions that torch.compile, which traces into every function that it meets, is kept out of."""
+"""Keep torch.compile, which traces into every function that it meets, out of some."""
 
 from __future__ import annotations
 

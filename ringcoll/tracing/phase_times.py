@@ -122,7 +122,7 @@ def _without_inner(phases: Sequence[PhaseSpan]) -> list[_Interval]:
 
 
 class _Timeline(NamedTuple):
-    """The doings of the thread of the phases: each a disjoint sequence."""
+    """The waits and operations of the phases' thread: each a disjoint sequence."""
 
     busy: list[_Interval]
     waits: list[_Interval]  # owned by the rank that is waited for

@@ -1,4 +1,4 @@
-"""Training systems: a function each does what the system does differently from a plain `Trainer`.
+"""Training systems: for each a function, which does what differs from a plain `Trainer`.
 
 A system is a function that sets a trainer up. A check is a function of the task, of what follows
 the colon in the system's name, and of the number of ranks; it raises `ArgumentError` if the system

@@ -258,7 +258,38 @@ def meet_telling(
     given_up: Callable[[], bool],
     about: str,
 ) -> tuple[tuple[int, ...], list[str]]:
-    """Wait until every rank has come with the same transport and version."""
+    """Wait until every rank has come with the same transport and version.
+
+    Parameters
+    ----------
+    store
+        Store of the group. Its keys here are the same for every transport, so that ranks with
+        different transports meet.
+    transport
+        This rank's transport.
+    timeout_s
+        Time limit in seconds.
+    given_up
+        Function that says whether the wait is in vain.
+    about
+        Text that the transport tells of this rank besides.
+
+    Returns
+    -------
+    hosts : tuple of int
+        The host number of every rank; see `hosts_of`.
+    abouts : list of str
+        What every rank has told besides, as text.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        Some rank did not come.
+    TransportError
+        Some rank came with another transport, or another version of the library.
+    PeerLostError
+        ``given_up`` has returned ``True``.
+    """
     rank, world_size = transport.rank, transport.world_size
     keys = [f"here/{peer}" for peer in range(world_size)]
     how = " with verify_messages" if transport.verifies else ""

@@ -57,7 +57,15 @@ class Entry:
         return kind in self.sends or (kind == "cuda" and self.stages)
 
     def check(self) -> None:
-        """Make sure that the transport is installed."""
+        """Make sure that the transport is installed.
+
+        Raises
+        ------
+        MissingExtraError
+            It is not.
+        ArgumentError
+            It is not, and no extra installs it.
+        """
         import_module(self.module).check()
 
     def check_automatic(self) -> None:
@@ -66,7 +74,13 @@ class Entry:
         getattr(import_module(self.module), "check_automatic", _accept)()
 
     def check_device(self, device: Any) -> None:
-        """Make sure that the transport, which is installed, can send the memory of a device."""
+        """Make sure that the transport, which is installed, can send the memory of a device.
+
+        Raises
+        ------
+        ArgumentError
+            The transport cannot do so in this process.
+        """
         if device is not None and device.type == "cuda":
             getattr(import_module(self.module), "check_device", _accept)(device)
 
@@ -136,7 +150,13 @@ _LOCAL = LinkCosts(30e-6, 0.1e-9, 0.15e-9, 10e-6)  # between threads of one proc
 
 
 def add(new: Entry) -> None:
-    """Add a transport from outside the package; every process of a group has to."""
+    """Add a transport from outside the package; every process of a group has to.
+
+    Raises
+    ------
+    ArgumentError
+        There is a transport of that name.
+    """
     if new.name in (*_ENTRIES, "auto", "local"):
         raise ArgumentError(
             "there is such a transport", argument="name", expected="a new name", got=new.name
@@ -155,7 +175,13 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """The entry of a transport."""
+    """The entry of a transport.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such transport.
+    """
     if name not in _ENTRIES:
         raise ArgumentError(
             "no such transport", argument="transport", expected=_listed(_ENTRIES), got=name
@@ -189,7 +215,22 @@ def _argument(kind: str) -> str:
 
 
 def named(kind: str, asked: str | None, rank: int | None = None) -> str:
-    """Name the transport for tensors of one type of device; ``"auto"`` stays ``"auto"``."""
+    """Name the transport for tensors of one type of device; ``"auto"`` stays ``"auto"``.
+
+    Parameters
+    ----------
+    kind
+        ``"cpu"`` or ``"cuda"``.
+    asked
+        Choice of the program; ``None`` for ``"auto"``. The environment overrides it.
+    rank
+        Rank for the error message.
+
+    Raises
+    ------
+    ArgumentError
+        There is no transport of that name for such tensors.
+    """
     asked = "auto" if asked is None else asked
     forced = forced_transport(kind)
     known = ("auto", *names(kind))

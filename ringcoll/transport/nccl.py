@@ -80,7 +80,13 @@ _METHODS = (
 def grouped(
     rank: int, world_size: int, receives: Sequence[Message], sends: Sequence[Message]
 ) -> list[tuple[list[int], list[int]]]:
-    """Divide the messages of a wave into groups that all ranks form alike."""
+    """Divide the messages of a wave into groups that all ranks form alike.
+
+    Returns
+    -------
+    list of (receives, sends)
+        Indices into the arguments, in the order in which they are to be posted.
+    """
     groups: dict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for kind, messages in enumerate((receives, sends)):
         seen: dict[int, int] = defaultdict(int)
@@ -93,7 +99,13 @@ def grouped(
 
 
 def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
-    """Make calls that start messages of a group of NCCL, as one group call."""
+    """Make calls that start messages of a group of NCCL, as one group call.
+
+    Returns
+    -------
+    work or None
+        ``None`` if NCCL has started nothing.
+    """
     try:
         group._start_coalescing()
         for call in calls:
@@ -106,7 +118,13 @@ def as_one(group: Any, calls: Iterable[Callable[[], object]]) -> Any:
 
 
 def check() -> None:
-    """Make sure that torch has NCCL."""
+    """Make sure that torch has NCCL.
+
+    Raises
+    ------
+    ArgumentError
+        It has not.
+    """
     if not dist.is_nccl_available():
         raise ArgumentError("this torch has no NCCL")
 
@@ -117,6 +135,11 @@ def private_group(store: dist.Store, rank: int, world_size: int, timeout: timede
     From torch 2.15 on the name ``nccl`` means another class, ``ProcessGroupNCCL2``, unless
     ``TORCH_DIST_USE_NCCL2=0``. ``ProcessGroupNCCL`` stays what it was (pytorch 192281, and the
     bindings of torch's main branch of September 2026).
+
+    Raises
+    ------
+    TransportError
+        This torch has no such class, or another class of that name.
     """
     try:
         options = dist.ProcessGroupNCCL.Options()

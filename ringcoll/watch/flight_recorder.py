@@ -43,7 +43,7 @@ class _Member(Protocol):
     """A rank's end of a group."""
 
     def snapshot(self) -> dict[str, Any]:
-        """The rank's doing, as plain data."""
+        """The state of the rank, as plain data."""
 
 
 _watched: tuple[weakref.ref[_Member], ...] = ()  # replaced as a whole, so read without the lock
@@ -130,6 +130,11 @@ def dump_on_signal(number: signal.Signals) -> None:
 
     Python calls a signal's function in the main thread, which must not be in a call of C++, such as a
     wait in gloo. ``ringcoll dump`` needs no signal.
+
+    Raises
+    ------
+    ArgumentError
+        The variable names no folder.
     """
     if dump_folder() is None:
         raise ArgumentError("not set", argument=DUMP, expected="a folder", got="")

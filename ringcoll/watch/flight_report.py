@@ -165,7 +165,7 @@ def _position(group: Record) -> float:
 
 
 def doing(group: Record) -> str:
-    """A rank's doing in a group, in words."""
+    """The state of a rank in a group, in words."""
     running, queued = group["running"], group["queued"]
     if group["failure"] is not None:
         return f"is in a broken group: {group['failure']}"

@@ -125,10 +125,8 @@ class Monitor:
         self.failed: Running | None = None  # what has broken the group
         self.meets = False  # whether it waits in the store, for all ranks
         self.thread = 0  # that runs ``current``
-        self._site: tuple[object, str] = (
-            None,
-            "",
-        )  # the call that was looked for last, and its place
+        # The call that was looked for last, and its place.
+        self._site: tuple[object, str] = (None, "")
         # Calls that are not run where they are made: numbers from, to; file, line.
         self.sites: deque[tuple[int, int, str, int]] = deque(maxlen=_REMEMBERED)
         # Monitored barriers so far; and the one that it is in: number of calls before it, and its site.
@@ -245,7 +243,7 @@ class Monitor:
             return None
 
     def _on_host(self) -> Running | None:
-        """The operation of the thread that runs operations."""
+        """The operation that the thread of operations is at."""
         current, wait, barrier = self.current, self.wait, self.barrier
         if current is None:
             return None if barrier is None else Running(barrier[0], _BARRIER, None)

@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from types import CodeType
 from typing import IO, NamedTuple, NoReturn
+from unittest import mock
 
 import pytest
 
@@ -59,14 +60,10 @@ def preload() -> None:
     # A fork has no threads but its own, and would wait for those of OpenMP.
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     sys.dont_write_bytecode = True
-    autoload = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # it would import ringcoll, where that is installed
-    before = os.environ.get(autoload)
-    os.environ[autoload] = "0"
-    for name in ("torch", "torch.distributed", "numpy", "hypothesis", "click", "rich.console"):
-        __import__(name)
-    del os.environ[autoload]
-    if before is not None:
-        os.environ[autoload] = before
+    # Torch would import ringcoll, where that is installed.
+    with mock.patch.dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD="0"):
+        for name in ("torch", "torch.distributed", "numpy", "hypothesis", "click", "rich.console"):
+            __import__(name)
     assert not any(name.partition(".")[0] == "ringcoll" for name in sys.modules)
 
 
