@@ -629,8 +629,8 @@ def monitor(store: dist.Store) -> tuple[Monitor, Running]:
     watching = Monitor(store, 0, 3, lambda: None, Lives(store, 0, 3))
     call = Turn("all_reduce(sum)", lambda: None)
     call.words.lengths = {1: 3, 2: 5}
-    watching.last = (0, call)
-    watching.begin_run((-1, None))
+    watching.progress.begin(0, call)
+    watching.progress.end()
     return watching, Running(0, call, Wait(0, 1, 0, is_receive=True))
 
 
@@ -656,12 +656,12 @@ VERDICTS = (
 @given(documents(*STATES))
 def test_the_state_of_a_rank(text: str) -> None:
     watching, running = monitor(store_with("state/1", text))
-    verdict = watching._disagreement()
-    chain = watching._waiting_for(running)
+    verdict = watching.diagnosis.disagreement()
+    chain = watching.diagnosis.chain(running)
     assert chain[0] == 1
     assert len(chain) <= 2
     if verdict is not None:
-        assert isinstance(watching._from_verdict(json.loads(json.dumps(verdict))),
+        assert isinstance(watching.diagnosis.from_verdict(json.loads(json.dumps(verdict))),
                           MismatchError)  # fmt: skip
 
 
@@ -671,7 +671,7 @@ def test_a_verdict(text: str) -> None:
     watching, _ = monitor(store_with("verdict", text))
     verdict = watching.notices.verdict()
     if verdict is not None:
-        error = watching._from_verdict(verdict)
+        error = watching.diagnosis.from_verdict(verdict)
         assert isinstance(error, TransportError | MismatchError)
         assert str(error).startswith("rank 0")
 
@@ -685,7 +685,7 @@ def test_what_monitors_write_is_read() -> None:
         watching, _ = monitor(store_with("state/1", json.dumps(state)))
         assert watching.notices.state(1) == state
     watching, _ = monitor(store_with("state/1", json.dumps(STATES[0])))
-    assert (watching._disagreement() or {})["calls"] == [
+    assert (watching.diagnosis.disagreement() or {})["calls"] == [
         (0, "all_reduce(sum) with 5 elements from rank 0 to rank 2", ""),
         (1, "all_reduce(sum) with 4 elements from rank 0 to rank 2", ""),
     ]

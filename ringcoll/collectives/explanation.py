@@ -179,7 +179,7 @@ def _last(collective: str, group: Any) -> Explanation:
     """Explain the last call of a collective that has run in a group."""
     own = as_group(group)
     for member in members_of(own):
-        for number, words in reversed(member.monitor.recent(_RECENT)):
+        for number, words in reversed(member.monitor.progress.recent(_RECENT)):
             request = words.request
             if words.name != collective or request is None or member.table is None:
                 continue

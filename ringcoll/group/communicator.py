@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
-from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ from ringcoll.group.agreement import agree
 from ringcoll.group.queue import Queue
 from ringcoll.group.work import Work
 from ringcoll.group.workspace import Workspace
-from ringcoll.machine import answered, at_end, check_goes_on, cores, gone, in_words, user_line
+from ringcoll.machine import answered, at_end, check_goes_on, cores, gone
 from ringcoll.operation import Binding, Operation, Turn, drive
 from ringcoll.transport import Handle, Lane, Streams, Transport, capturing, with_memory
 from ringcoll.watch import (
@@ -132,6 +132,17 @@ class _Item(NamedTuple):
     work: Work
 
 
+class GroupState(IntEnum):
+    """Whether a group can run operations; a group never goes back to a lower state."""
+
+    OPEN = 0
+    BROKEN = 1
+    """An operation has failed; `Communicator.broken` says why."""
+    CLOSED = 2
+    FOREIGN = 3
+    """This process was forked off, and its parent has the group."""
+
+
 class Communicator:
     """One rank's end of a group.
 
@@ -165,6 +176,7 @@ class Communicator:
         self.memory = Workspace(self._forget_memory)
         processes = Lives(lives or store, self.rank, self.world_size)
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
+        self.progress = self.monitor.progress
         self.store = store
         self.table: Table | None = None  # costs and rules, once the ranks have met
         self.tracer: Any = None  # `ringcoll.tracing.recorder.Tracer`, while the group is traced
@@ -177,8 +189,9 @@ class Communicator:
         self._lane: Lane | None = None  # of the operation that runs
         self._running: Sequence[Tensor] | None = None  # tensors of the operation that runs
         self._following: Iterable[Part] = ()  # further parts of the call that runs
+        self.state = GroupState.OPEN
         self.broken: BaseException | None = None  # the failure that has broken the group
-        self._closed = self._is_foreign = self._asked_to_meet = False
+        self._asked_to_meet = False
         _open_communicators[self] = None
         self.token = answered(store, timeout_s, partial(self._introduce, processes))
         if self.world_size > 1:
@@ -231,7 +244,7 @@ class Communicator:
         if _profiler._is_profiler_enabled:  # it draws the call until this function is left
             drawn = _draw(f"ringcoll:{operation.name}", *tensors)  # noqa: F841
         with queue.turn:
-            if self._closed or self.broken is not None:
+            if self.state is not GroupState.OPEN:
                 self._refuse()
             is_mine = not queue.items and not async_op and queue.serving.acquire(False)
             try:
@@ -245,20 +258,10 @@ class Communicator:
             self.num_issued = number + num_parts
             if not is_mine:
                 if self.world_size > 1:
-                    self.monitor.note_site(number, num_parts)
+                    self.progress.note_site(number, num_parts)
                 make_work = Work if self.tracer is None else self.tracer.work
                 work = make_work(operation.name, results, queue.help)
-                item = _Item(number, operation, tensors, timeout_s, following, lane, work)
-                # This rank waits for nobody, or its stream waits.
-                is_now = self.world_size == 1 or not self.transport.waits_on_host
-                if is_now and not queue.items and queue.serving.acquire(blocking=False):
-                    queue.num_put += 1
-                    try:
-                        self._complete(item)
-                    finally:
-                        queue.serving.release()
-                else:
-                    queue.put(item)
+                self._put(_Item(number, operation, tensors, timeout_s, following, lane, work))
         if work is None:
             try:
                 if lane is None and not following:
@@ -275,6 +278,19 @@ class Communicator:
         else:
             queue.serve_alone()
         return work
+
+    def _put(self, item: _Item) -> None:
+        """Queue a call; run it at once, where this rank waits for nobody, or its stream waits."""
+        queue = self._queue
+        is_now = self.world_size == 1 or not self.transport.waits_on_host
+        if is_now and not queue.items and queue.serving.acquire(blocking=False):
+            queue.num_put += 1
+            try:
+                self._complete(item)
+            finally:
+                queue.serving.release()
+        else:
+            queue.put(item)
 
     def in_turn(self, function: Callable[[], object], name: str) -> None:
         """Call a function when the operations before it are over, and none runs beside it."""
@@ -354,28 +370,19 @@ class Communicator:
             with torch.inference_mode():  # the caller's mode, which holds for its thread only
                 self._perform(number, operation, tensors, timeout_s)
             return
-        monitor, tracer = self.monitor, self.tracer
+        progress, tracer = self.progress, self.tracer
         self._running = tensors
-        monitor.current = current = number, operation
-        monitor.thread = get_ident()
-        before, monitor.last = monitor.last, current
-        if operation is not before[1] or number != before[0] + 1:
-            monitor.begin_run(before)
-        if not monitor.awake:
-            monitor.wake()
+        progress.begin(number, operation)
+        if not self.monitor.awake:
+            self.monitor.wake()
         if tracer is not None:
             tracer.begin(number, operation)
         try:
             deadline = time.monotonic() + timeout_s
-            if not self._has_met:
-                self._meet(timeout_s)
-            if operation.plan is None:
-                assert self.table is not None
-                operation.resolve(self.table, self.transport.hosts)
+            if operation.plan is None or not self._has_met:
+                self._resolve(operation, timeout_s)
             if self.transport.ordered or self._comparison.compares_each:
-                is_capturing = self._lane is not None and self._lane.capturing
-                assert operation.description is not None
-                self._comparison.compare(operation.description, timeout_s, capturing=is_capturing)
+                self._compare(operation, timeout_s)
             if self._lane is not None and isinstance(operation, Operation):
                 self._lane.use(operation.memory_of(tensors))  # it may be dropped before it is read
                 operation.move(self._lane.key)
@@ -388,28 +395,47 @@ class Communicator:
                 binding = tracer.traced(operation, binding, tag)
             for load, index in binding.loads:
                 load(tensors[index])
-            handles = drive(binding.program, tag, binding.wait, deadline, monitor)
+            handles = drive(binding.program, tag, binding.wait, deadline, progress)
             for store, index in binding.stores:
                 store(tensors[index])
             self.nbytes_sent += operation.nbytes_sent
             if self._lane is not None and not self.transport.waits_on_host:
                 self._watch_stream(number, operation, binding, handles, timeout_s)
-        except BaseException as error:
-            try:
-                raised = self._failed(error, timeout_s)
-            except BaseException:
-                # It is a second interrupt: peers must not read on in this rank's memory.
-                self._break(error)
-                raise
-            if tracer is not None:
-                tracer.failed(raised)
-            if raised is error:
-                raise
-            raise raised from None  # what woke the wait is not the cause
+        except BaseException as error:  # noqa: BLE001  # it is raised
+            self._fail(error, timeout_s)
         finally:
-            self._running = monitor.current = monitor.wait = None
+            self._running = None
+            progress.end()
             if tracer is not None:
                 tracer.end()
+
+    def _resolve(self, operation: Operation | Turn, timeout_s: float) -> None:
+        """Meet the others, once, and decide how the operation runs, at its first turn."""
+        if not self._has_met:
+            self._meet(timeout_s)
+        if isinstance(operation, Operation) and operation.plan is None:
+            assert self.table is not None
+            operation.resolve(self.table, self.transport.hosts)
+
+    def _compare(self, operation: Operation | Turn, timeout_s: float) -> None:
+        """Compare a call with the others' before anything is sent."""
+        is_capturing = self._lane is not None and self._lane.capturing
+        assert operation.description is not None
+        self._comparison.compare(operation.description, timeout_s, capturing=is_capturing)
+
+    def _fail(self, error: BaseException, timeout_s: float) -> NoReturn:
+        """Break the group after the failure that is being handled, and raise its cause."""
+        try:
+            raised = self._failed(error, timeout_s)
+        except BaseException:
+            # It is a second interrupt: peers must not read on in this rank's memory.
+            self._break(error)
+            raise
+        if self.tracer is not None:
+            self.tracer.failed(raised)
+        if raised is error:
+            raise error
+        raise raised from None  # what woke the wait is not the cause
 
     def _watch_stream(
         self,
@@ -420,24 +446,22 @@ class Communicator:
         timeout_s: float,
     ) -> None:
         """Let the monitor look after an operation until its stream has come to its end."""
-        monitor, lane = self.monitor, self._lane
-        waits = binding.waits(handles)
+        lane, waits = self._lane, binding.waits(handles)
         assert lane is not None
         if waits and not lane.capturing:
-            monitor.issued.append(Issued(number, operation, timeout_s, waits, lane))
-            error = monitor.error or self.broken
+            self.progress.issued.append(Issued(number, operation, timeout_s, waits, lane))
+            error = self.monitor.error or self.broken
             if error is not None:  # whoever broke the group may not have seen the operation
                 raise _without_frames(error)
 
     def _meet(self, timeout_s: float) -> None:
         """Meet the other ranks, and agree on costs and rules."""
-        self.monitor.meets = True
-        # Where the store is in this process it always answers, and a thread has its own current GPU.
-        if self.device is not None or self.transport.shares_process:
-            self._meet_all(timeout_s)
-        else:
-            answered(self.store, timeout_s, partial(self._meet_all, timeout_s))
-        self.monitor.meets = False
+        with self.progress.meeting():
+            # Where the store is in this process it always answers, and a thread has its own current GPU.
+            if self.device is not None or self.transport.shares_process:
+                self._meet_all(timeout_s)
+            else:
+                answered(self.store, timeout_s, partial(self._meet_all, timeout_s))
 
     def _meet_all(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -481,15 +505,15 @@ class Communicator:
         The host gets the error where it waits. If a stream waits, nobody may ever ask.
         """
         error = self.monitor.error
-        if self.monitor.issued and error is not None:
+        if self.progress.issued and error is not None:
             self._break_and_tell(error, str(error), is_raised=False)
         else:
             self.transport.abort()
 
     def _break_and_tell(self, error: BaseException, text: str, *, is_raised: bool) -> None:
-        is_first = self.broken is None and not self._closed
+        is_first = self.state is GroupState.OPEN
         if is_first:
-            self.monitor.failed = self.monitor.running()
+            self.progress.failed = self.progress.running()
             if isinstance(error, Exception):
                 announce(text, is_raised=is_raised)
         self._break(error)
@@ -497,12 +521,13 @@ class Communicator:
             flight_recorder.save()
 
     def _break(self, error: BaseException) -> None:
-        if self._is_foreign:
+        if self.state is GroupState.FOREIGN:
             return
         try:
             if self.broken is None:
                 self.broken = _without_frames(error)
-            self.monitor.abandon(self.broken)
+                self.state = max(self.state, GroupState.BROKEN)
+            self.progress.abandon(self.broken)
         finally:
             self.transport.abort()
 
@@ -520,20 +545,19 @@ class Communicator:
 
     def check_usable(self) -> None:
         """Raise `GroupBrokenError` if the group is closed or broken, or belongs to another process."""
-        if self._closed or self.broken is not None:
+        if self.state is not GroupState.OPEN:
             self._refuse()
 
     def disown(self) -> None:
         """Let every call raise an error, in a process that was forked off: its parent has the group."""
-        self._closed = True  # here; the parent's threads and connections stay as they are
-        self._is_foreign = True
+        self.state = GroupState.FOREIGN  # the parent's threads and connections stay as they are
         self._queue.turn = threading.Lock()  # a thread that is not here any more may hold the other
 
     def _refuse(self) -> None:
         """Raise the reason why nothing can run any more."""
-        if self._is_foreign:
+        if self.state is GroupState.FOREIGN:
             raise GroupBrokenError(FORKED)
-        if self._closed:
+        if self.state is GroupState.CLOSED:
             raise GroupBrokenError(f"rank {self.rank}: the group was closed")
         raise GroupBrokenError(
             f"rank {self.rank}: the group is broken by an earlier failure: {self.broken}",
@@ -597,9 +621,7 @@ class Communicator:
         monitor = self.monitor
         with self._queue.turn:
             self.check_usable()
-            number = monitor.num_barriers + 1
-            monitor.barrier = self.num_issued, in_words(*user_line(sys._getframe()))
-            monitor.num_barriers = number
+            number = self.progress.enter_barrier(self.num_issued)
         store = dist.PrefixStore("barrier", self.store)
         wait = partial(
             monitored_barrier, store, self.rank, self.world_size, number, timeout_s, wait_all_ranks,
@@ -616,16 +638,16 @@ class Communicator:
             self._break_and_tell(cause, str(cause), is_raised=True)
             raise cause from None
         finally:
-            monitor.barrier = None
+            self.progress.barrier = None
 
     def close(self, drain_s: float = 0.0, running_s: float | None = None) -> None:
         """End threads and connections; queued operations fail after ``drain_s`` s, or at once.
 
         So do operations that other threads wait for, after ``running_s`` if that is given.
         """
-        if self._closed:
+        if self.state >= GroupState.CLOSED:
             return
-        self._closed = True
+        self.state = GroupState.CLOSED
         # Of a broken group nobody takes part in what is queued: waiting for it is in vain.
         if self.broken is not None or not self._queue.close(drain_s, running_s):
             self.broken = self.broken or GroupBrokenError(f"rank {self.rank}: the group was closed")
@@ -635,7 +657,7 @@ class Communicator:
         self._queue.close(_JOIN_S)
         self.monitor.close()
         flight_recorder.forget(self)
-        self.monitor.forget()
+        self.progress.forget()
         self.memory.clear()
         self.operations.clear()
         self.transport.close()

@@ -266,12 +266,12 @@ class Tracer:
     def _waiting(
         self, record: TracedOperation, wait: Callable[[Handle, float], None], steps: _Steps
     ) -> Callable[[Handle, float], None]:
-        monitor = self._member.monitor
+        progress = self._member.monitor.progress
 
         def wait_and_note(handle: Handle, timeout_s: float) -> None:
             begin = self.clock()
             wait(handle, timeout_s)
-            waited = monitor.wait
+            waited = progress.wait
             assert waited is not None
             step = steps.messages[waited.message].step
             record.spans.append(Span("wait", begin, self.clock(), step, waited.message))

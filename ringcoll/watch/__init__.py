@@ -6,6 +6,8 @@
 `announcement`       the failure that breaks a group, in the log and for torchrun, at once
 `comparison`         calls compared through the store, where messages have no tags; each call, on request
 `barrier`            a barrier in the store, which names the ranks that do not come
+`progress`           what this rank does, as a record that the thread of operations writes
+`diagnosis`          what is wrong, told from that record, the notices and the lives
 `monitor`            looks around when a wait is long, breaks it, and tells the others the cause
 `answers`            what a process says to others of its user that ask
 `flight_recorder`    what the groups of a process do, for somebody who looks on from outside

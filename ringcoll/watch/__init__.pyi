@@ -14,7 +14,8 @@ from .flight_report import report as report
 from .lives import Lives as Lives
 from .lives import Process as Process
 from .lives import tell as tell
-from .monitor import Issued as Issued
 from .monitor import Monitor as Monitor
-from .monitor import Running as Running
 from .notices import STORE_S as STORE_S
+from .progress import Issued as Issued
+from .progress import Progress as Progress
+from .progress import Running as Running

@@ -45,11 +45,12 @@ class CallComparison:
             self.known.clear()
         self.known.add(description)
         self._count += 1
-        monitor = self._monitor
-        monitor.meets = True
-        site = "" if monitor.current is None else monitor.site(monitor.current[0])
-        answered(self._store, timeout_s, lambda: self._with_others(description, site, timeout_s))
-        monitor.meets = False
+        progress = self._monitor.progress
+        site = "" if progress.current is None else progress.site(progress.current[0])
+        with progress.meeting():
+            answered(
+                self._store, timeout_s, lambda: self._with_others(description, site, timeout_s)
+            )
 
     def _with_others(self, description: str, site: str, timeout_s: float) -> None:
         """Compare a call with those that the others write into the store."""

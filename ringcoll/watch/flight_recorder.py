@@ -31,7 +31,8 @@ from ringcoll.machine import DUMP, dump_folder, json_text, replace_file, stacks,
 from ringcoll.operation import Operation, Plan, Turn, Words
 from ringcoll.schedule import Recv, RecvReduce, Send
 from ringcoll.watch.answers import Answering
-from ringcoll.watch.monitor import Monitor, Running
+from ringcoll.watch.monitor import Monitor
+from ringcoll.watch.progress import Running
 
 _log = logging.getLogger("ringcoll")
 
@@ -143,16 +144,17 @@ def dump_on_signal(number: signal.Signals) -> None:
 
 def operations(monitor: Monitor, queued: Sequence[tuple[int, Operation | Turn]]) -> dict[str, Any]:
     """The operations of a rank: those that ran last, the one that runs, and those that wait for their turn."""
-    running = monitor.failed or monitor.running()
+    progress = monitor.progress
+    running = progress.failed or progress.running()
     number = None if running is None else running.number
     return {
         "operations": [
             _call(index, operation, complete=number is None or index < number)
-            for index, operation in monitor.recent(_LAST)
+            for index, operation in progress.recent(_LAST)
         ],
         "running": None
         if running is None
-        else _running(running, monitor.rank, monitor.meets or running.is_barrier),
+        else _running(running, monitor.rank, progress.meets or running.is_barrier),
         "queued": [_call(index, operation) for index, operation in queued[:_LAST]],
         "pids": {str(rank): process.pid for rank, process in monitor.lives.processes.items()},
         "elsewhere": sorted(monitor.lives.elsewhere),

@@ -66,7 +66,7 @@ def test_an_explanation_minds_the_operator_and_refuses_nonsense() -> None:
 def ran(group: Any) -> tuple[int, str]:
     """Number of the last call, from 1, and its algorithm."""
     for member in groups.members_of(group):
-        for number, words in reversed(member.monitor.recent(1)):
+        for number, words in reversed(member.monitor.progress.recent(1)):
             named = re.search(r"algorithm (\w+)", words.description or "")
             assert named is not None
             return number + 1, named[1]

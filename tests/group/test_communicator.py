@@ -31,7 +31,7 @@ from ringcoll.errors import (
 from ringcoll.group import Communicator
 from ringcoll.group import communicator as runtime
 from ringcoll.transport import Transport, base, gloo
-from ringcoll.watch import Monitor, flight_recorder
+from ringcoll.watch import flight_recorder
 from tests.programs.threads import together
 
 CPU = torch.device("cpu")
@@ -82,15 +82,6 @@ def test_an_interrupt_while_a_failure_is_reported_breaks_the_group(
     """Who goes on may change what its peers are still reading."""
     interrupted: list[int] = []
 
-    def interrupt(self: Monitor, error: BaseException) -> str:
-        if self.rank == 0 and not interrupted:
-            interrupted.append(1)
-            raise KeyboardInterrupt
-        return str(original(self, error))
-
-    original = getattr(Monitor, at)
-    monkeypatch.setattr(Monitor, at, interrupt)
-
     def fail() -> None:
         raise OSError("the first failure")
 
@@ -98,6 +89,16 @@ def test_an_interrupt_while_a_failure_is_reported_breaks_the_group(
         member = communicator(group, CPU)
         ringcoll.barrier(group=group)
         if group.rank() == 0:
+            part = member.monitor if at == "report" else member.progress
+            original = getattr(part, at)
+
+            def interrupt(error: BaseException) -> str:
+                if not interrupted:
+                    interrupted.append(1)
+                    raise KeyboardInterrupt
+                return str(original(error))
+
+            monkeypatch.setattr(part, at, interrupt)
             with pytest.raises((KeyboardInterrupt, OSError)):
                 member.in_turn(fail, "turn")
             with pytest.raises(GroupBrokenError, match="the first failure"):
@@ -297,7 +298,7 @@ def test_a_group_remembers_only_so_many_bytes_of_calls(monkeypatch: pytest.Monke
             remembered.append([each.request.lengths[0][1] for each in operations])
         del operations
         assert sum(each.nbytes for each in member.operations.values()) <= runtime._MOST_REMEMBERED
-        assert [number for number, _ in member.monitor.recent(9)] == [*range(8)]
+        assert [number for number, _ in member.monitor.progress.recent(9)] == [*range(8)]
         return remembered
 
     (remembered,) = ringcoll.run_threads(main, 1)
@@ -443,7 +444,7 @@ def test_a_closed_group_keeps_nothing():
         member.close(30.0)
         assert not member.operations
         assert not member.memory.tensors
-        assert member.monitor.last == (-1, None)
+        assert member.monitor.progress.last == (-1, None)
         assert not any(one() is member for one in flight_recorder._watched)
         member.close()  # a second time
 
@@ -504,7 +505,7 @@ def test_in_a_process_that_was_forked_off_nothing_is_the_childs():
             patch.setattr(member.transport, "close", failing(AssertionError("it is the parent's")))
             member.abort()
             member.close()
-        member._closed = member._is_foreign = False
+        member.state = runtime.GroupState.OPEN
 
     ringcoll.run_threads(main, 1)
 

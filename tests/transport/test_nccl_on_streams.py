@@ -29,7 +29,7 @@ from ringcoll.errors import (
 )
 from ringcoll.operation import operation
 from ringcoll.transport import Message, NcclTransport, nccl
-from ringcoll.watch import Monitor
+from ringcoll.watch import Progress
 from tests.fakes.fake_nccl import FakeGroup, World
 from tests.fakes.fake_streams import FakeCuda, StreamedGroup, in_place, run
 
@@ -261,7 +261,7 @@ def test_operations_are_let_go_of_when_their_streams_have_come_to_their_ends(cud
         member = group.communicator
         for _ in range(20):
             ring(group)
-        until(lambda: not member.monitor.issued)
+        until(lambda: not member.monitor.progress.issued)
         until(lambda: not member.monitor.awake)
 
     assert run(cuda, 2, main) == [None, None]
@@ -272,13 +272,13 @@ def test_the_monitor_disturbs_no_capture_of_another_thread(
 ):
     """While it looks at the events of an operation that is not over."""
     looks = threading.Semaphore(0)
-    take_away = Monitor._take_away
+    take_away = Progress.take_away
 
-    def counted(own: Monitor) -> None:
+    def counted(own: Progress) -> None:
         take_away(own)
         looks.release()
 
-    monkeypatch.setattr(Monitor, "_take_away", counted)
+    monkeypatch.setattr(Progress, "take_away", counted)
 
     def main(group: LocalGroup) -> None:
         ring(group)

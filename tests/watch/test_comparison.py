@@ -29,7 +29,7 @@ class CallsOfARank:
         self.monitor = Monitor(
             about, rank, WORLD_SIZE, lambda: None, Lives(about, rank, WORLD_SIZE)
         )
-        self.monitor.current = 0, Turn("a call", lambda: None)
+        self.monitor.progress.current = 0, Turn("a call", lambda: None)
         self.comparison = CallComparison(store, self.monitor)
 
     def compare(self, call: str, limit_s: float = LIMIT_S, *, capturing: bool = False) -> None:
@@ -56,7 +56,7 @@ def test_a_kind_of_call_is_compared_once() -> None:
     def main(end: CallsOfARank) -> bool:
         for call in ("sum", "sum", "max", "sum", "max"):
             end.compare(call)
-        return bool(end.monitor.meets)
+        return bool(end.monitor.progress.meets)
 
     assert on_all(main, store) == [False] * WORLD_SIZE
     # Those of the second comparison; what nobody reads any more is deleted.
@@ -131,7 +131,7 @@ def test_a_rank_that_does_not_come_is_named_in_time() -> None:
         start = time.monotonic()
         with pytest.raises(CollectiveTimeoutError) as caught:
             end.compare("sum", 0.4)
-        return caught.value, end.monitor.meets, time.monotonic() - start
+        return caught.value, end.monitor.progress.meets, time.monotonic() - start
 
     for rank, (error, meets, seconds) in enumerate(on_all(main)):
         if rank != 1:

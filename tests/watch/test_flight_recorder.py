@@ -104,7 +104,7 @@ def test_where_a_rank_is_that_waits() -> None:
 
     def steps() -> dict[int, tuple[int, int]]:
         """The operation and the step in which each rank waits."""
-        running = {member.rank: member.monitor.running() for member in members(0, 1, 2)}
+        running = {member.rank: member.monitor.progress.running() for member in members(0, 1, 2)}
         return {
             rank: (state.number, state.wait.step)
             for rank, state in running.items()
@@ -142,7 +142,7 @@ def test_where_a_rank_is_that_meets_and_what_is_queued() -> None:
         if group.rank() == 1:
             assert eventually(
                 lambda: any(
-                    each.monitor.meets and len(each.snapshot()["queued"]) == 1
+                    each.monitor.progress.meets and len(each.snapshot()["queued"]) == 1
                     for each in members(0)
                 )
             )
@@ -178,7 +178,7 @@ def test_the_chunks_of_a_message(peer: int, step: int, is_receive: bool, chunks:
 
     def main(group: Any) -> tuple[list[int], ...]:
         ringcoll.all_reduce(torch.ones(12), group=group, algorithm="two_shot")
-        _, operation = group.communicator.monitor.last
+        _, operation = group.communicator.monitor.progress.last
         waits = Wait(0, peer, step, is_receive), None
         return tuple(
             flight_recorder._chunks(Running(0, operation, wait), group.rank()) for wait in waits

@@ -22,8 +22,9 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.operation import Wait
-from ringcoll.watch import STORE_S, Issued, Monitor, Process, Running
+from ringcoll.watch import STORE_S, Issued, Monitor, Process, Running, diagnosis, progress
 from ringcoll.watch import monitor as watching
+from ringcoll.watch.monitor import WatchState
 from ringcoll.watch.notices import FAILURES, Notices
 
 WORLD_SIZE = 4
@@ -77,16 +78,15 @@ class Watched(Monitor):
 
     def at(self, number: int, wait: Wait | None, call: str = CALL, **more: Any) -> Running:
         """Let an operation run, and wait for a message."""
-        called, self.wait = operation(call, **more), wait
+        called, self.progress.wait = operation(call, **more), wait
         self.ran(number, called)
         return Running(number, called, wait)
 
     def ran(self, number: int, called: Any) -> None:
         """Let an operation begin, with the thread as it is."""
-        self.current = current = number, called
-        before, self.last = self.last, current
-        if called is not before[1] or number != before[0] + 1:
-            self.begin_run(before)
+        thread = self.progress.thread
+        self.progress.begin(number, called)
+        self.progress.thread = thread
 
     def tells(self, rank: int, waits: tuple[int, int] | None = None, **calls: Any) -> None:
         """Let another rank publish its state; calls are named c1, c2, ... after their numbers."""
@@ -101,7 +101,7 @@ class Watched(Monitor):
 
     def look(self, running: Running | None = None) -> RingcollError | None:
         """Look around once, as the thread of the monitor does."""
-        running = running or self.running()
+        running = running or self.progress.running()
         assert running is not None
         self._look_around(running)
         return self.error
@@ -118,7 +118,8 @@ def operation(call: str, lengths: dict[int, int] | None = None) -> Any:
 @pytest.fixture
 def monitor(monkeypatch: pytest.MonkeyPatch) -> Watched:
     found = Watched()
-    monkeypatch.setattr(watching, "time", found.clock)
+    for module in (watching, diagnosis):
+        monkeypatch.setattr(module, "time", found.clock)
     return found
 
 
@@ -141,11 +142,11 @@ def test_where_an_operation_waits() -> None:
 
 
 def test_what_runs(monitor: Watched) -> None:
-    running = monitor.running()
+    running = monitor.progress.running()
     assert running is not None
     assert (running.number, running.wait) == (7, Wait(0, 1, 2, True))
-    monitor.current = None
-    assert monitor.running() is None
+    monitor.progress.current = None
+    assert monitor.progress.running() is None
 
 
 # --- the failure of a wait ------------------------------------------------------------
@@ -275,7 +276,7 @@ def test_the_dead_may_hold_up_those_who_do_not_wait_for_them(monitor: Watched, m
         monitor.notices.store.set("left/2", "7")
     monitor.notices.is_gone = may == "have had the store"
     assert monitor.look() is None
-    monitor.clock.now += watching._DOOM_S - 0.1
+    monitor.clock.now += diagnosis._DOOM_S - 0.1
     assert monitor.look() is None
     monitor.clock.now += 0.2
     error = monitor.look()
@@ -288,7 +289,8 @@ def test_the_dead_may_hold_up_those_who_do_not_wait_for_them(monitor: Watched, m
 
 def test_the_host_of_the_store_is_blamed_not_who_gave_up_after_it(monitor: Watched) -> None:
     """Without a store, who gave up could not tell why; it may have ended, too."""
-    monitor.lives.gone, monitor.rank = {0, 1}, 2
+    monitor.lives.gone = {0, 1}
+    monitor.rank = monitor.diagnosis.rank = 2
     monitor.lives.near = {1, 3}
     monitor.notices.is_gone = True
     gone = "the store, which rank 0 or the launcher holds, cannot be reached"
@@ -298,7 +300,7 @@ def test_the_host_of_the_store_is_blamed_not_who_gave_up_after_it(monitor: Watch
     assert str(error) == f"rank 2 lost rank 0: rank 0's process has ended, {AWAITED}; {gone}"
     monitor.error = None
     monitor.look()
-    monitor.clock.now += 2 * watching._GRACE_S
+    monitor.clock.now += 2 * diagnosis._GRACE_S
     missed = monitor.look()
     assert isinstance(missed, PeerLostError)
     assert missed.peer == 0
@@ -306,7 +308,8 @@ def test_the_host_of_the_store_is_blamed_not_who_gave_up_after_it(monitor: Watch
 
 def test_with_a_store_who_is_waited_for_is_blamed(monitor: Watched) -> None:
     """Whoever gave up before has told why."""
-    monitor.lives.gone, monitor.rank = {0, 1}, 2
+    monitor.lives.gone = {0, 1}
+    monitor.rank = monitor.diagnosis.rank = 2
     error = monitor.explain(PeerLostError("closed"), 3.0)
     assert isinstance(error, PeerLostError)
     assert error.peer == 1
@@ -314,7 +317,8 @@ def test_with_a_store_who_is_waited_for_is_blamed(monitor: Watched) -> None:
 
 def test_the_end_of_the_stores_host_is_waited_for(monitor: Watched) -> None:
     """Of another host, it is seen later than that of a peer on this host which has given up."""
-    monitor.lives.gone, monitor.rank = {1}, 2
+    monitor.lives.gone = {1}
+    monitor.rank = monitor.diagnosis.rank = 2
     monitor.notices.store = Gone(dist.DistNetworkError)
     monitor.clock.then = lambda: monitor.lives.gone.add(0)
     error = monitor.explain(PeerLostError("closed"), 3.0)
@@ -323,7 +327,8 @@ def test_the_end_of_the_stores_host_is_waited_for(monitor: Watched) -> None:
     assert len(monitor.clock.naps) == 3
     # It may live, and another process have had the store.
     other = Watched()
-    other.lives.gone, other.rank, other.notices.is_gone = {1}, 2, True
+    other.lives.gone, other.notices.is_gone = {1}, True
+    other.rank = other.diagnosis.rank = 2
     other.clock = monitor.clock
     assert getattr(other.explain(PeerLostError("closed"), 3.0), "peer", None) == 1
     assert sum(monitor.clock.naps[3:]) == pytest.approx(watching._PATIENCE_S, abs=0.021)
@@ -400,7 +405,7 @@ def test_a_store_that_does_not_answer(monitor: Watched, monkeypatch: pytest.Monk
     assert error.peer == 1
     assert monitor.error is error
     assert limits == [watching._PATIENCE_S + STORE_S]
-    monitor.error, monitor.wait = None, None
+    monitor.error, monitor.progress.wait = None, None
     error = monitor.explain(CollectiveTimeoutError("late"), 3.0)
     assert str(error) == f"late, {CALL_8}"
 
@@ -411,7 +416,7 @@ def test_an_error_of_this_rank(monitor: Watched) -> None:
     assert monitor.told("verdict") == {"kind": "lost", "peer": 0, "text": text}
     own = "rank 0 failed with ValueError: mine"
     assert monitor.report(ValueError("mine")) == f"{own}, {CALL_8}"
-    monitor.current = None
+    monitor.progress.current = None
     assert monitor.report(ValueError("mine")) == own
     assert monitor.told("verdict")["text"] == text, "the first one counts"
 
@@ -523,7 +528,7 @@ def test_a_store_that_is_gone_is_asked_once(monitor: Watched) -> None:
 
 
 def test_a_state_is_published(monitor: Watched) -> None:
-    monitor.forget()
+    monitor.progress.forget()
     for number in range(100):
         monitor.ran(number, operation(f"call{number}", {1: number}))
     unknown = operation("unknown")
@@ -536,28 +541,28 @@ def test_a_state_is_published(monitor: Watched) -> None:
     assert [*told["calls"]] == [*map(str, range(38, 100)), "101"]
     assert told["calls"]["40"] == ["call40", {"1": 40}, ""]
     assert told["calls"]["101"] == ["last", None, ""]
-    monitor.wait = None
+    monitor.progress.wait = None
     monitor.look()
     assert monitor.told("state/0")["waits"] is None
     assert monitor.breaks == []
 
 
 def test_thousands_of_the_same_operation_are_remembered(monitor: Watched) -> None:
-    monitor.forget()
+    monitor.progress.forget()
     first, loop, last = (operation(name) for name in ("first", "loop", "last"))
     for number, called in enumerate([first, *[loop] * 5000, last]):
         monitor.ran(number, called)
     monitor.ran(5010, last)  # numbers may be left out
-    assert monitor.recent(1) == [(5010, last)]
-    assert [number for number, _ in monitor.recent(3)] == [5000, 5001, 5010]
-    assert monitor.recent(9999)[0] == (0, first)
-    assert len(monitor.recent(9999)) == 5003
-    called = [monitor._called(number) for number in (0, 1, 5000, 5001, 5005, 5010, 5011)]
+    assert monitor.progress.recent(1) == [(5010, last)]
+    assert [number for number, _ in monitor.progress.recent(3)] == [5000, 5001, 5010]
+    assert monitor.progress.recent(9999)[0] == (0, first)
+    assert len(monitor.progress.recent(9999)) == 5003
+    called = [monitor.progress.called(number) for number in (0, 1, 5000, 5001, 5005, 5010, 5011)]
     assert called == [first, loop, loop, last, None, last, None]
-    for number in range(2 * watching._REMEMBERED):  # of other operations, the last ones
+    for number in range(2 * progress._REMEMBERED):  # of other operations, the last ones
         monitor.ran(6000 + number, operation("one of many"))
-    assert monitor._called(5001) is None
-    assert len(monitor.recent(9999)) == watching._REMEMBERED
+    assert monitor.progress.called(5001) is None
+    assert len(monitor.progress.recent(9999)) == progress._REMEMBERED
 
 
 def test_a_rank_that_calls_something_else(monitor: Watched) -> None:
@@ -585,21 +590,21 @@ def test_a_rank_that_has_gone_on_tells_where_it_is(
 ) -> None:
     """A root that waits for nobody; the lines of calls that run where they are made are not noted."""
     lines = {8: "train.py:5"}
-    monkeypatch.setattr(monitor, "site", lambda number: lines.get(number, ""))
+    monkeypatch.setattr(monitor.progress, "site", lambda number: lines.get(number, ""))
     monitor.at(8, Wait(0, 1, 2, True), "later")
     monitor.tells(1, c7=["broadcast", None])
     assert f"rank 0 called {CALL} before train.py:5 and rank 1 called broadcast" in str(
         monitor.look()
     )
     lines[7] = "train.py:4"
-    assert monitor._place(7) == " at train.py:4"
+    assert monitor.progress.place(7) == " at train.py:4"
 
 
 @pytest.mark.parametrize("own,is_mismatch", [(0, True), (1, True), (2, False)])
 def test_a_rank_in_a_barrier_before_a_call_that_this_rank_has_made(
     monitor: Watched, own: int, is_mismatch: bool
 ) -> None:
-    monitor.num_barriers = own
+    monitor.progress.num_barriers = own
     monitor.tells(1, barrier=[2, 8, "a.py:1"])
     assert monitor.look() is None, "it may have come first"
     monitor.tells(1, barrier=[2, 7, "a.py:1"])
@@ -704,7 +709,7 @@ def looked_twice(monitor: Watched, after_s: float) -> RingcollError | None:
     return monitor.look()
 
 
-@pytest.mark.parametrize("after_s", [watching._GRACE_S, 5.0])
+@pytest.mark.parametrize("after_s", [diagnosis._GRACE_S, 5.0])
 def test_a_rank_that_has_ended(monitor: Watched, after_s: float) -> None:
     monitor.lives.gone = {1}
     error = looked_twice(monitor, after_s)
@@ -715,12 +720,12 @@ def test_a_rank_that_has_ended(monitor: Watched, after_s: float) -> None:
 
 def test_a_rank_that_has_ended_just_now_or_that_nobody_waits_for(monitor: Watched) -> None:
     monitor.lives.gone = {2, 1}
-    assert looked_twice(monitor, watching._GRACE_S - 0.01) is None
+    assert looked_twice(monitor, diagnosis._GRACE_S - 0.01) is None
     monitor.lives.gone = {2}
     assert looked_twice(monitor, 2.0) is None
-    monitor.wait = None  # it waits for nothing
+    monitor.progress.wait = None  # it waits for nothing
     assert looked_twice(monitor, 2.0) is None
-    monitor.meets = True  # for all
+    monitor.progress.meets = True  # for all
     error = monitor.look()
     assert isinstance(error, PeerLostError)
     assert error.peer == 2
@@ -741,7 +746,7 @@ def test_a_rank_that_ended_after_it_was_done(
 def test_a_far_rank_that_left_before_is_lost_to_those_who_meet(monitor: Watched) -> None:
     monitor.lives.gone, monitor.lives.elsewhere = {1}, {1: FAR}
     monitor.notices.store.set("left/1", "6")
-    monitor.meets, monitor.wait = True, None
+    monitor.progress.meets, monitor.progress.wait = True, None
     assert looked_twice(monitor, 5.0) is not None
 
 
@@ -771,26 +776,26 @@ def enqueue(
         (Wait(i, peer, step, True), lambda is_over=is_over: is_over)
         for i, (step, peer, is_over) in enumerate(waits)
     ]
-    monitor.issued.append(
+    monitor.progress.issued.append(
         Issued(number, operation(CALL), limit_s, messages, lane)  # type: ignore[arg-type]
     )
     return lane
 
 
 def test_a_stream_waits_for_its_first_operation(monitor: Watched) -> None:
-    monitor.current = None
+    monitor.progress.current = None
     enqueue(monitor, 5, (0, 1, True), (1, 3, False), (2, 2, False))
     enqueue(monitor, 6, (0, 1, False))
-    running = monitor.running()
+    running = monitor.progress.running()
     assert running is not None
     assert (running.number, running.wait) == (5, None), "nobody has looked for its message"
     assert monitor.look() is None
-    running = monitor.running()
+    running = monitor.progress.running()
     assert running is not None
     assert (running.number, running.wait) == (5, Wait(1, 3, 1, True))
     assert monitor.told("state/0")["waits"] == [5, 3]
-    monitor.issued.popleft()
-    running = monitor.running()
+    monitor.progress.issued.popleft()
+    running = monitor.progress.running()
     assert running is not None
     assert (running.number, running.wait) == (6, None)
 
@@ -830,20 +835,20 @@ def test_a_rank_that_left_a_stream_its_last_messages_is_not_lost(monitor: Watche
 def test_operations_to_whose_end_a_stream_has_come_are_taken_away(monitor: Watched) -> None:
     lanes = [enqueue(monitor, number) for number in (4, 5, 6)]
     lanes[0].over = lanes[2].over = True
-    monitor._take_away()
-    assert [item.number for item in monitor.issued] == [5, 6]
+    monitor.progress.take_away()
+    assert [item.number for item in monitor.progress.issued] == [5, 6]
     lanes[1].over = True
-    monitor._take_away()
-    assert not monitor.issued
-    monitor._take_away()
+    monitor.progress.take_away()
+    assert not monitor.progress.issued
+    monitor.progress.take_away()
 
 
 def test_operations_that_are_given_up_get_the_error(monitor: Watched) -> None:
     lanes = [enqueue(monitor, number) for number in (4, 5)]
     error = ValueError("no more")
-    monitor.abandon(error)
+    monitor.progress.abandon(error)
     assert [lane.errors for lane in lanes] == [[error], [error]]
-    assert not monitor.issued
+    assert not monitor.progress.issued
 
 
 def test_a_streams_time_limit(monitor: Watched) -> None:
@@ -897,7 +902,7 @@ def test_a_wait_is_looked_at_and_its_end_is_told(quick: None) -> None:
         assert monitor.awake
         monitor.at(8, None)
         until(lambda: monitor.told("state/0")["waits"] is None)
-        monitor.current = monitor.wait = None
+        monitor.progress.current = monitor.progress.wait = None
         until(lambda: not monitor.awake)
         monitor.at(9, Wait(0, 2, 0, True))
         monitor.wake()
@@ -924,7 +929,7 @@ def test_a_short_wait_is_not_looked_at(quick: None, monkeypatch: pytest.MonkeyPa
 
 def test_a_stream_is_watched_by_the_thread(quick: None) -> None:
     monitor = Watched()
-    monitor.current = monitor.wait = None
+    monitor.progress.current = monitor.progress.wait = None
     done, late = enqueue(monitor, 5), enqueue(monitor, 6, (0, 2, False), limit_s=0.2)
     done.over = True
     monitor.wake()
@@ -932,7 +937,7 @@ def test_a_stream_is_watched_by_the_thread(quick: None) -> None:
         until(lambda: monitor.breaks)
         assert not monitor.breaks[1:]
         assert "call 7 of the group" in str(monitor.error)
-        assert [item.lane for item in monitor.issued] == [late]
+        assert [item.lane for item in monitor.progress.issued] == [late]
     finally:
         monitor.close()
 
@@ -957,7 +962,7 @@ def test_leaving_tells_the_last_operation(world_size: int) -> None:
     monitor.world_size = world_size
     monitor.leave()
     assert monitor.told("left/0") == 7
-    monitor.forget()
+    monitor.progress.forget()
     monitor.leave()
     assert monitor.told("left/0") == -1
 
@@ -972,7 +977,38 @@ def test_what_is_forgotten_is_kept_alive_by_nobody() -> None:
     monitor.ran(8, called)
     kept = weakref.ref(called)
     del called
-    monitor.current = None
+    monitor.progress.current = None
     assert kept() is not None
-    monitor.forget()
+    monitor.progress.forget()
     assert kept() is None
+
+
+# --- the states of the thread -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "is_new, runs_s, state",
+    [
+        (False, 0.0, WatchState.RUNNING),
+        (False, watching._PATIENCE_S, WatchState.RUNNING),
+        (False, watching._PATIENCE_S + 0.01, WatchState.LATE),
+        (False, 5.0, WatchState.LATE),
+        (False, 5.01, WatchState.NOTED),
+        (True, 99.0, WatchState.RUNNING),
+    ],
+)
+def test_the_state_follows_from_how_long_an_operation_runs(
+    monitor: Watched, is_new: bool, runs_s: float, state: WatchState
+) -> None:
+    monitor._notice_s = 5.0
+    running = monitor.progress.running()
+    assert monitor.state(running, is_new, runs_s) is state
+    assert monitor.state(None, is_new, runs_s) is WatchState.ASLEEP
+    monitor.error = PeerLostError("gone")
+    assert monitor.state(running, is_new, runs_s) is WatchState.OVER
+
+
+def test_a_closed_group_ends_the_thread_in_every_state(monitor: Watched) -> None:
+    monitor.close()
+    for running in (None, monitor.progress.running()):
+        assert monitor.state(running, False, 99.0) is WatchState.OVER

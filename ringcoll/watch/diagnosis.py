@@ -1,0 +1,266 @@
+"""What is wrong, where an operation does not end: told from what this rank does and what is known of the others.
+
+Nothing here waits, and nothing is published: the `Monitor` asks, and decides what to do with the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from ringcoll.errors import (
+    CollectiveTimeoutError,
+    CorruptMessageError,
+    MismatchError,
+    PeerLostError,
+    RingcollError,
+    TransportError,
+)
+from ringcoll.machine import unreachable
+from ringcoll.operation import Wait, Words
+from ringcoll.transport import beside
+from ringcoll.watch.lives import Lives
+from ringcoll.watch.notices import FAILURES, Notices, kind_of
+from ringcoll.watch.progress import BARRIER, Issued, Progress, Running
+
+_GRACE_S = 1.0  # for the last messages of a process that has ended
+_DOOM_S = 5.0  # for an operation to end of which a rank is dead that is not waited for
+
+
+class Diagnosis:
+    """The causes that one rank of a group can tell."""
+
+    def __init__(
+        self, rank: int, world_size: int, progress: Progress, notices: Notices, lives: Lives
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._progress, self._notices, self._lives = progress, notices, lives
+        self._ended: dict[int, float] = {}  # ranks whose process has ended, and when that was seen
+
+    # --- who is waited for ------------------------------------------------------------------
+
+    def missing(self, running: Running) -> list[int]:
+        """The ranks for which this rank waits: of those that meet, the ranks that do not tell that they have come."""
+        if running.peer is not None:
+            return [running.peer]
+        is_barrier, progress = running.is_barrier, self._progress
+        missing = []
+        for peer in range(self.world_size) if progress.meets or is_barrier else ():
+            state = self._notices.state(peer)
+            at = state and (state["barrier"][:1] if is_barrier else state["waits"])
+            if peer != self.rank and (
+                not at or at[0] < (progress.num_barriers if is_barrier else running.number)
+            ):
+                missing.append(peer)
+        return missing
+
+    def chain(self, running: Running) -> list[int]:
+        """The rank that this rank waits for, the rank that that rank waits for, and so on."""
+        assert running.peer is not None
+        chain = [running.peer]
+        while True:
+            state = self._notices.state(chain[-1])
+            waits = state["waits"] if state else None
+            if waits is None or waits[0] != running.number or waits[1] in (self.rank, *chain):
+                return chain
+            chain.append(waits[1])
+
+    def suspect(self, first: Issued) -> Wait | None:
+        """The message that a stream waits for.
+
+        Of messages that come together, it is more likely one whose peer has ended, or is not known
+        to be in this operation.
+        """
+        with beside(first.operation.device):
+            waits = first.awaited()
+        ended = self._lives.ended(*(wait.peer for wait in waits))
+
+        def suspicion(wait: Wait) -> int:
+            if wait.peer in ended:
+                return 0
+            state = self._notices.state(wait.peer)
+            is_there = state and state["waits"] and state["waits"][0] >= first.number
+            return 2 if is_there else 1
+
+        return min(waits, key=suspicion, default=None)
+
+    # --- who is lost ------------------------------------------------------------------------
+
+    def missed(self, running: Running) -> PeerLostError | None:
+        """The loss of a rank that this rank waits for, and that comes to this operation no more."""
+        if running.is_barrier:
+            return None  # it names itself who does not come
+        now, awaited, notices = time.monotonic(), running.peer, self._notices
+        if awaited is not None:
+            last = notices.last_of(awaited)
+            if last is not None and last < running.number:
+                return self._lost(awaited, running, f"rank {awaited} has closed the group")
+        ended = self._lives.ended(awaited, 0)  # rank 0 may have had the store
+        for peer in ended:
+            dead_s = now - self._ended.setdefault(peer, now)
+            # It was done: its message may be in a group with that of another rank, or on a slow network.
+            last, is_far = notices.last_of(peer), peer in self._lives.elsewhere
+            is_late = is_far and last is not None and last >= running.number
+            if last is not None and (self._progress.issued or is_late):
+                continue
+            is_awaited = self._progress.meets if awaited is None else awaited == peer
+            # It may have blocked the others, too: UCX's queues in shared memory wait for a sender that was
+            # killed while it wrote.
+            is_doom = last is None and not notices.is_gone and dead_s >= _DOOM_S
+            if (is_awaited and dead_s >= _GRACE_S) or is_doom:
+                cause = self._cause(peer, ended)
+                assert cause is not None
+                return self._lost(cause, running)
+        return None
+
+    def has_lost(self, running: Running) -> bool:
+        """Whether the process of the rank that this rank waits for has ended; of any rank, as they meet."""
+        ended = self._lives.ended(running.peer)
+        return bool(ended) if running.peer is None else running.peer in ended
+
+    def is_unsure(self) -> bool:
+        """Whether the store is gone, and rank 0, which may be the cause, has not surely ended.
+
+        The end of a process of another host is sure only after a while.
+        """
+        return self._notices.is_gone and self.rank != 0 and 0 not in self._lives.ended(0)
+
+    def weighed(self, failure: TransportError, peer: int) -> TransportError:
+        """The loss of a peer that lives; this rank's own fault if more ranks have lost it than the peer."""
+        count = self._notices.broken(self.rank)
+        if count <= self._notices.broken(peer):
+            return failure
+        text = f"{failure}; {count} ranks have lost rank {self.rank}"
+        return type(failure)(text, peer=self.rank)
+
+    def failure(
+        self, error: RingcollError, running: Running, limit_s: float, chain: Sequence[int]
+    ) -> TransportError:
+        """The failure of a wait as this rank knows it; in ``chain`` each rank waits for the next rank."""
+        timed_out = isinstance(error, CollectiveTimeoutError)
+        is_corrupt = isinstance(error, CorruptMessageError)
+        peer = running.peer if running.wait else getattr(error, "peer", None)
+        ended = set() if timed_out or is_corrupt else self._lives.ended(peer, 0)
+        lost = self._cause(peer, ended)
+        if lost is not None and lost != peer:
+            return self._lost(lost, running)
+        where = f"in {running.where()}"
+        if running.wait is None:
+            text = f"{error}, {where}"  # the ranks had not met yet
+            if peer is not None and f"rank {peer}" not in text:
+                text = f"rank {self.rank} lost rank {peer}: {text}"
+        elif timed_out:
+            what = "no data came from" if running.wait.is_receive else "no data were taken by"
+            text = f"rank {self.rank} timed out after {limit_s:g} s: {what} rank {peer}, {where}"
+            text += "".join(f"; rank {a} waits for rank {b}" for a, b in pairwise(chain))
+            peer = chain[-1]
+        elif is_corrupt:
+            text = f"{error}, {where}"
+        else:
+            cause = f"rank {peer}'s process has ended" if peer in ended else _short(str(error))
+            text = f"rank {self.rank} lost rank {peer}: {cause}, {where}"
+        if self._notices.is_gone and not timed_out:  # its host may be the cause
+            gone = unreachable(self._notices.store)
+            text += "" if gone in text else f"; {gone}"
+        return FAILURES[kind_of(error)](text, peer=peer)
+
+    def _cause(self, peer: int | None, ended: set[int]) -> int | None:
+        """The rank whose end is the cause, where the message of a peer does not come.
+
+        Those that gave up because of it may have ended since. If the store has ended with rank 0, they
+        could not tell why.
+        """
+        if self._notices.is_gone and 0 in ended:
+            return 0
+        return min(ended) if ended and peer not in ended else peer
+
+    def _lost(self, peer: int, running: Running, cause: str = "") -> PeerLostError:
+        cause = cause or f"rank {peer}'s process has ended"
+        text = f"rank {self.rank} lost rank {peer}: {cause}, in {running.where()}"
+        if self._notices.is_gone:
+            text += f"; {unreachable(self._notices.store)}"
+        return PeerLostError(text, peer=peer)
+
+    # --- who calls something else -----------------------------------------------------------
+
+    def disagreement(self) -> dict[str, Any] | None:
+        """The verdict on the first operation in which some rank differs from this rank, or ``None``."""
+        progress = self._progress
+        for peer in range(self.world_size):
+            state = self._notices.state(peer) if peer != self.rank else None
+            for key, (description, lengths, place) in state["calls"].items() if state else ():
+                own = progress.called(int(key))
+                if own is None or own.description is None:
+                    continue
+                pair = (own.description, description)
+                if own.description == description:
+                    pair = self._other_lengths(own, description, lengths)
+                if pair[0] != pair[1]:
+                    return self.difference(int(key), pair[0], peer, pair[1], place)
+            # A rank that is in a barrier has not made the call that this rank has made before that barrier.
+            if state and state["barrier"] and state["barrier"][0] > progress.num_barriers:
+                _, number, site = state["barrier"]
+                own, place = progress.called(number), f" at {site}" * bool(site)
+                if own is not None:
+                    call = own.description or own.name
+                    return self.difference(number, call, peer, BARRIER.name, place)
+        return None
+
+    def difference(
+        self, number: int, call: str, peer: int, other: str, place: str
+    ) -> dict[str, Any]:
+        """The verdict that this rank and a peer, at another place, have made different calls."""
+        calls = sorted([(self.rank, call, self._progress.place(number)), (peer, other, place)])
+        return {"kind": "mismatch", "calls": calls, "number": number}
+
+    def _other_lengths(
+        self, own: Words, description: str, lengths: dict[str, int] | None
+    ) -> tuple[str, str]:
+        """Both calls in words, with the length of the first block on which they disagree."""
+        for key, numel in (lengths or {}).items():
+            own_numel = (own.lengths or {}).get(int(key), numel)
+            if own_numel != numel:
+                source, target = divmod(int(key), self.world_size)
+                way = f"from rank {source} to rank {target}"
+                return (
+                    f"{own.description} with {own_numel} elements {way}",
+                    f"{description} with {numel} elements {way}",
+                )
+        return own.description or own.name, description
+
+    # --- what another rank has said ---------------------------------------------------------
+
+    def verdict_of(self, failure: TransportError) -> dict[str, Any]:
+        """The failure of this rank, as the others are to read it."""
+        text = str(failure)
+        lead, _, cause = text.partition(": ")
+        if lead == f"rank {self.rank} lost rank {failure.peer}" and cause.startswith("rank "):
+            text = f"rank {self.rank} reports that {cause}"
+        return {"kind": kind_of(failure), "peer": failure.peer, "text": text}
+
+    def from_verdict(self, verdict: dict[str, Any]) -> RingcollError:
+        """The error of this rank after a verdict, of another rank or its own."""
+        if verdict["kind"] == "mismatch":
+            calls: dict[int, str] = {rank: call for rank, call, _ in verdict["calls"]}
+            both = " and ".join(
+                f"rank {rank} called {call}{place}" for rank, call, place in verdict["calls"]
+            )
+            mine = calls.get(self.rank, "")
+            # If this rank is neither of the two, its peer is the rank with another call.
+            if not mine and (own := self._progress.called(verdict["number"])) is not None:
+                mine = own.description or own.name
+            peer = next(rank for rank, call in calls.items() if rank != self.rank and call != mine)
+            text = (
+                f"rank {self.rank}: the ranks disagree on call {verdict['number'] + 1} "
+                f"of the group: {both}"
+            )
+            return MismatchError(text, peer=peer, mine=mine, theirs=calls[peer])
+        text = f"rank {self.rank} stops: {verdict['text']}"
+        return FAILURES[verdict["kind"]](text, peer=verdict["peer"])
+
+
+def _short(text: str) -> str:
+    """The first sentence of a transport's message, without its source location."""
+    return text.split("] ", 1)[-1].partition(". ")[0]
