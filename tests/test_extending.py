@@ -24,11 +24,15 @@ from ringcoll.algorithms import (
     schedule_of,
     unregister,
 )
-from ringcoll.collectives.arguments import Arguments
-from ringcoll.collectives.calls import start
+from ringcoll.bench import Workload, shape
+from ringcoll.bench.contenders import Shape
+from ringcoll.collectives import Arguments, start
+from ringcoll.cost import lower_bound
 from ringcoll.errors import ArgumentError
 from ringcoll.operation import Operation
 from ringcoll.schedule import CONTRACTS, Contract, Program, Step, inp, out, recv, send, verify
+from ringcoll.search import demand_of
+from ringcoll.simulation import simulate, topology_named
 from tests.fakes.added_transport import over_added_transport
 
 PACKAGE = Path(ringcoll.__file__).parent
@@ -140,6 +144,7 @@ def test_a_collective_from_outside() -> None:
         inputs=lambda rank, k, root: (rank,),
         outputs=lambda rank, k, root: ((rank - 1) % k,),
         busbw_factor=lambda k: Fraction(1),
+        least=lambda k: (Fraction(1, k), Fraction(1, k), Fraction(0)),
     )
     try:
 
@@ -150,7 +155,13 @@ def test_a_collective_from_outside() -> None:
             yield Step(send((rank + 1) % world_size, inp(rank)), recv(before, out(before)))
 
         for world_size in (2, 3, 5):
-            assert verify(schedule_of("shift", "neighbour", world_size)).rounds == 1
+            proof = verify(schedule_of("shift", "neighbour", world_size))
+            assert proof.rounds == 1
+            assert proof.traffic == lower_bound("shift", world_size).traffic
+            written = schedule_of("shift", "neighbour", world_size)
+            assert simulate(written, 1000, topology_named("crossbar", world_size)).seconds > 0
+            assert shape(Workload("shift", 40 * world_size), world_size) == Shape(10, 40, 10, 10)
+            assert demand_of("shift", world_size).owners == tuple(range(world_size))
 
         def main(group: ringcoll.LocalGroup) -> list[float]:
             tensor, result = torch.arange(3.0) + 10 * group.rank(), torch.zeros(3)

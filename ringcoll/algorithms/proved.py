@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ringcoll.algorithms.entry import Algorithm
-from ringcoll.algorithms.names import find, schedule_of
+from ringcoll.algorithms.names import schedule_of
 from ringcoll.algorithms.registry import algorithms
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import OperandOrder, Recv, RecvReduce, Schedule, contract, verify
@@ -34,7 +34,7 @@ _REASONS = {
 
 def proved_schedule(
     collective: str,
-    algorithm: str | Schedule,
+    algorithm: Algorithm | Schedule,
     world_size: int,
     root: int,
     hosts: tuple[int, ...] | None,
@@ -59,7 +59,7 @@ def proved_schedule(
     Raises
     ------
     ScheduleError
-        The algorithm is unknown, does not run on so many ranks, or its schedule is wrong.
+        The algorithm does not run on so many ranks, or its schedule is wrong.
     ArgumentError
         The algorithm does not keep the order of operands, or the schedule is for another
         collective, world size or root.
@@ -79,9 +79,8 @@ def proved_schedule(
             )
         order_of(schedule)
     else:
-        entry = find(collective, algorithm)
-        schedule = _schedule(entry, world_size, root, hosts)
-        if not entry.built_in:
+        schedule = _schedule(algorithm, world_size, root, hosts)
+        if not algorithm.built_in:
             order_of(schedule)
     if order is OperandOrder.ANY or order_of(schedule) >= order:
         return schedule

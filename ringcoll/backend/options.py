@@ -101,9 +101,9 @@ class Options(_BackendOptions):  # type: ignore[misc]
     def keywords(self, collective: str, world_size: int) -> dict[str, Any]:
         """Keyword arguments for the public functions of a collective."""
         keywords: dict[str, Any] = {"algorithm": self.algorithm_of(collective, world_size)}
-        if self.segment_bytes is not None and collective not in ("all_to_all", "barrier"):
-            keywords["segment_bytes"] = self.segment_bytes
         rules = contract(collective)
+        if self.segment_bytes is not None and rules.can_be_cut:
+            keywords["segment_bytes"] = self.segment_bytes
         if self.reproducible and rules.reduces and not rules.at_least_once:
             keywords["reproducible"] = self.reproducible
         return keywords

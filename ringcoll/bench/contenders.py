@@ -75,16 +75,10 @@ DTYPES = {
 """Dtypes by the names of nccl-tests."""
 
 _CPU = torch.device("cpu")
-_VECTOR = ("all_reduce", "reduce", "broadcast")
-_NOT_CUT = ("all_to_all", "barrier")  # without ``segment_bytes``
 _TAG = 1
 _LIMIT_S = 300.0
-# The functions that the libraries have, the newest name first, where it is not the collective's.
-_FUNCTIONS = {
-    "all_gather": ("all_gather_single", "all_gather_into_tensor"),
-    "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
-    "all_to_all": ("all_to_all_single",),
-}
+# Functions on single tensors, by what follows the collective's name: the newest first.
+_OF_SINGLE = ("_single", "_into_tensor", "_tensor", "")
 
 
 @dataclass(frozen=True)
@@ -127,22 +121,12 @@ def shape(workload: Workload, world_size: int) -> Shape:
     """
     itemsize = DTYPES[workload.dtype].itemsize
     numel = workload.nbytes // itemsize
-    match workload.collective:
-        case "barrier":
-            return Shape(0, 0, 0, 0)
-        case name if name in _VECTOR:
-            return Shape(numel, numel * itemsize, numel, numel)
-        case name:
-            count = numel // world_size
-            whole = count * world_size
-            sends_one = name in ("all_gather", "gather")
-            receives_one = name in ("reduce_scatter", "scatter")
-            return Shape(
-                count,
-                whole * itemsize,
-                count if sends_one else whole,
-                count if receives_one else whole,
-            )
+    rules = contract(workload.collective)
+    if rules.at_least_once:
+        return Shape(0, 0, 0, 0)
+    count = numel if rules.of_vector else numel // world_size
+    send, recv = (count * len(blocks(0, world_size, 0)) for blocks in (rules.inputs, rules.outputs))
+    return Shape(count, max(send, recv) * itemsize, send, recv)
 
 
 @dataclass(frozen=True)
@@ -219,7 +203,7 @@ def caller(
         function,
         group=_group_over(transport) if transport else None,
         algorithm=AUTO if is_persistent else name,
-        **{} if workload.collective in _NOT_CUT else {"segment_bytes": segment_bytes},
+        **{"segment_bytes": segment_bytes} if contract(workload.collective).can_be_cut else {},
     )
     return _call(_prepared_once(function) if is_persistent else function, copies, buffers)
 
@@ -232,7 +216,7 @@ def _bound(
     library: Any, op: object, workload: Workload, buffers: Buffers, rank: int, world_size: int
 ) -> tuple[Callable[..., Any], bool]:
     """A library's function with its tensors; and whether the output is a copy of the input."""
-    names = _FUNCTIONS.get(workload.collective, (workload.collective,))
+    names = (f"{workload.collective}{end}" for end in _OF_SINGLE)
     function = getattr(library, next(name for name in names if hasattr(library, name)))
     inp, out, apart = buffers.inp, buffers.out, not buffers.in_place
     root = max(0, workload.root)

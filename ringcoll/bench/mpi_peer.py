@@ -44,7 +44,6 @@ _OPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "bor": ("BOR", np.bitwise_or),
     "bxor": ("BXOR", np.bitwise_xor),
 }
-_ONLY_OUT_OF_PLACE = ("all_to_all", "barrier")
 
 Array = Any  # of numpy; types may be checked in another environment than the script runs in
 
@@ -77,9 +76,9 @@ class MpiPeer:
         """Put the inputs into their places, and garbage elsewhere."""
         self.out[:] = 77
         if in_place:
-            own = self.collective in ("all_gather", "gather")
+            is_gathered = self.send_numel < self.recv_numel
             self.whole[:] = 77
-            self.whole[self.block(self.rank) if own else slice(self.send_numel)] = self.inp
+            self.whole[self.block(self.rank) if is_gathered else slice(self.send_numel)] = self.inp
 
     def write(self, index: int) -> None:
         """Write the inputs of every mode anew, before the turn of one of them."""
@@ -131,7 +130,7 @@ class MpiPeer:
         if rules.at_least_once or not blocks:
             return 0
         every = [own_input(rank, self.send_numel, self.dtype) for rank in range(k)]
-        numel = self.send_numel // k if self.collective == "all_to_all" else self.numel
+        numel = self.send_numel // k if rules.of_pairs else self.numel
         if rules.reduces:
             start = blocks[0] * numel
             wanted = functools.reduce(_OPS[self.op][1], every)[start : start + numel]
@@ -145,7 +144,7 @@ class MpiPeer:
                 ]
             )
         result = self.whole if in_place else self.out
-        if in_place and self.collective == "scatter":
+        if in_place and rules.rooted and self.recv_numel < self.send_numel:
             result = result[self.block(self.rank)]
         return int((result[: wanted.size] != wanted).sum())
 
@@ -186,6 +185,7 @@ def several(call: Callable[[], object], times: int) -> None:
 def measure(mpi: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Measure all shapes."""
     from ringcoll.bench import alternate
+    from ringcoll.schedule import contract
 
     answer: dict[str, Any] = {"library": mpi.Get_library_version().split(",")[0].split("\n")[0]}
     if request["dtype"] not in _DTYPES:
@@ -195,11 +195,9 @@ def measure(mpi: Any, request: dict[str, Any]) -> dict[str, Any]:
     answer["found"] = []
     for send_numel, recv_numel in request["shapes"]:
         peer = MpiPeer(mpi, request, send_numel, recv_numel)
-        modes = [
-            mode
-            for mode in request["modes"]
-            if not (mode and peer.collective in _ONLY_OUT_OF_PLACE)
-        ]
+        rules = contract(peer.collective)
+        can_be_in_place = rules.in_place and not rules.at_least_once
+        modes = [mode for mode in request["modes"] if can_be_in_place or not mode]
         wrong: list[int | None] = []
         for mode in modes:
             peer.fill(mode)

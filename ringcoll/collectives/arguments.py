@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ringcoll.algorithms import Algorithm, find
 from ringcoll.collectives.groups import as_group, communicator, group_rank
 from ringcoll.cost import AUTO, Rule, segment_bytes_of
 from ringcoll.errors import ArgumentError
@@ -151,7 +152,7 @@ class Arguments:
         algorithm: Any = "auto",
         segment_bytes: Any = None,
     ) -> None:
-        self.collective, self.segment_bytes = collective, whole(segment_bytes)
+        self.contract, self.segment_bytes = contract(collective), whole(segment_bytes)
         own = as_group(group)
         self._group, self.rank, self.world_size = own, own.rank(), own.size()
         self._check_tensors(tensors)
@@ -173,6 +174,11 @@ class Arguments:
         if isinstance(asked, str) and is_rules(asked):
             self._file = asked if has_files(asked) else ""
             self._rules, self.algorithm = rules_in(asked), AUTO
+        self._entry: Algorithm | Schedule | None = None
+        if isinstance(self.algorithm, Schedule):
+            self._entry = self.algorithm
+        elif self.algorithm != AUTO:
+            self._entry = find(collective, self.algorithm)
         # This ties the group to the tensors' device, so it comes after the checks.
         self.member: Communicator = communicator(group, self.device)
 
@@ -293,7 +299,7 @@ class Arguments:
                 self.device,
                 factor.device,
             )
-        if self.device.type == "cuda" and self.collective != "barrier":
+        if self.device.type == "cuda" and not self.contract.at_least_once:
             self.engine = gpu.engine(settings.reduction(), self.device)
 
     def exchange_lengths(self, outgoing: list[int], incoming: list[int]) -> dict[int, int]:
@@ -307,11 +313,7 @@ class Arguments:
                 incoming[self.rank],
             )
         is_equal = len({*outgoing, *incoming}) == 1
-        if (
-            is_equal
-            and self.algorithm != "auto"
-            and needs_equal_blocks(self.algorithm, "all_to_all")
-        ):
+        if is_equal and self._entry is not None and needs_equal_blocks(self._entry):
             return dict.fromkeys(range(world_size * world_size), outgoing[0])
         lengths = {self.rank * world_size + dst: numel for dst, numel in enumerate(outgoing)}
         return lengths | {src * world_size + self.rank: n for src, n in enumerate(incoming)}
@@ -366,7 +368,7 @@ class Arguments:
             engine=self.engine,
         )
         check_apart(output_tensors, rank)
-        rules, shares = contract(self.collective), False
+        rules, shares = self.contract, False
         if not is_same and not stage.converts:
             shares = share_blocks(
                 [tensors[number] for number in inputs],
@@ -378,8 +380,9 @@ class Arguments:
             )
         is_own = is_short(stage.nbytes, self.device) and not prepared
         request = Request(
-            collective=self.collective,
+            contract=rules,
             algorithm=self.algorithm,
+            entry=self._entry,
             rank=rank,
             world_size=world_size,
             root=root,
@@ -393,7 +396,7 @@ class Arguments:
             rules=self._rules,
             order=OperandOrder.ANY if reduction is None else reduction.order,
             segment_bytes=self.segment_bytes
-            or segment_bytes_of(self.collective, self.algorithm, self.device.type),
+            or segment_bytes_of(rules.collective, self.algorithm, self.device.type),
             split_input=split_input,
             split_output=split_output,
             in_place=one_copy or (shares and not scales and not is_own),
@@ -406,9 +409,10 @@ class Arguments:
             results=results,
             inference=any(tensor.is_inference() for tensor in output_tensors),
             may_alias=not shares,
+            is_short=is_own,
             prepared=prepared,
             file=self._file,
         )
-        if isinstance(self.algorithm, Schedule) or self.algorithm != "auto":
+        if self._entry is not None:
             operation.check()
         return operation

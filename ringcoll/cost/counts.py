@@ -92,23 +92,6 @@ class Distance(NamedTuple):
         return ", ".join(factors).replace("the reduced", "the reduced data") or "all are 0"
 
 
-def _amounts(collective: str, k: int) -> tuple[Fraction, Fraction, Fraction]:
-    """Lower bounds on the data that the busiest of k ranks sends, receives and reduces."""
-    none, whole, own = Fraction(0), Fraction(k > 1), Fraction(k > 1, k)
-    others = Fraction(k - 1, k)
-    return {
-        "all_reduce": (2 * others, 2 * others, others),
-        "reduce_scatter": (others, others, others),
-        "all_gather": (others, others, none),
-        "broadcast": (whole, whole, none),
-        "reduce": (whole, whole, others),
-        "gather": (own, others, none),
-        "scatter": (others, own, none),
-        "all_to_all": (others, others, none),
-        "barrier": (whole, whole, others),
-    }[contract(collective).collective]
-
-
 def _at_least_one(**arguments: int) -> None:
     for argument, value in arguments.items():
         if value < 1:
@@ -153,7 +136,7 @@ def lower_bound(collective: str, world_size: int, *, ports: int = 1) -> Bound:
     1
     """
     _at_least_one(world_size=world_size, ports=ports)
-    return Bound(_rounds_to_reach_all(world_size, ports), *_amounts(collective, world_size))
+    return Bound(_rounds_to_reach_all(world_size, ports), *contract(collective).least(world_size))
 
 
 def bound_of(proof: Proof) -> Bound:

@@ -31,17 +31,10 @@ from ringcoll.formats.levels import levelled
 from ringcoll.formats.pieces import Piece, pieces
 from ringcoll.formats.places import Places
 from ringcoll.formats.xml import Element, parse_xml
-from ringcoll.schedule import Schedule, chunks_of_data
+from ringcoll.schedule import CONTRACTS, Schedule, chunks_of_data, contract
 
 _COLLECTIVES = {
-    "allreduce": "all_reduce",
-    "reducescatter": "reduce_scatter",
-    "allgather": "all_gather",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "alltoall": "all_to_all",
+    name.replace("_", ""): name for name, rules in CONTRACTS.items() if not rules.at_least_once
 }
 _NAMES = {ours: theirs for theirs, ours in _COLLECTIVES.items()}
 _MOST_COUNT = 71  # MSCCL_MAX_COUNT is 72, and a count is below it
@@ -148,7 +141,7 @@ def from_msccl(text: str) -> Schedule:
     if world_size != len(algo.children):
         raise algo.error(f'ngpus="{world_size}", but there are {len(algo.children)} gpus')
     num_chunks = algo.number("nchunksperloop", 1)
-    if collective == "all_to_all":
+    if contract(collective).of_pairs:
         num_chunks *= world_size
     root = algo.number("root", 0, world_size - 1) if "root" in algo.attributes else 0
     name = "_".join(algo.word("name").split()) or "msccl"

@@ -27,13 +27,12 @@ from ringcoll.formats.one_sided import events_of
 from ringcoll.formats.pieces import Piece, pieces
 from ringcoll.formats.places import Places
 from ringcoll.formats.tree import parse_json
-from ringcoll.schedule import Schedule
+from ringcoll.schedule import CONTRACTS, Schedule, contract
 
 _COLLECTIVES = {
-    "allreduce": "all_reduce",
-    "reducescatter": "reduce_scatter",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
+    name.replace("_", ""): name
+    for name, rules in CONTRACTS.items()
+    if not (rules.rooted or rules.at_least_once)
 }
 _NAMES = {ours: theirs for theirs, ours in _COLLECTIVES.items()}
 _MOST_OPERATIONS = 64  # MAX_OPERATION
@@ -267,8 +266,10 @@ def from_mscclpp(text: str) -> Schedule:
     if not gpus:
         raise plan.error("has no gpus")
     world_size, named = len(gpus), 0
-    side = "output_chunks" if collective == "all_gather" else "input_chunks"
-    num_chunks = gpus[0][side].number(1) * (world_size if collective == "all_to_all" else 1)
+    rules = contract(collective)
+    is_gathered = len(rules.inputs(0, world_size, 0)) < len(rules.outputs(0, world_size, 0))
+    side = "output_chunks" if is_gathered else "input_chunks"
+    num_chunks = gpus[0][side].number(1) * (world_size if rules.of_pairs else 1)
     for block in (block for gpu in gpus for block in gpu.items("threadblocks")):
         for operation in block.items("ops"):
             for end in ("src_buff", "dst_buff"):

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ringcoll.algorithms import find, passes_on_blocks, proved_schedule
+from ringcoll.algorithms import Algorithm, find, passes_on_blocks, proved_schedule
 from ringcoll.cost import Choice, Rule, Table, choose, segment_count, under_rules
-from ringcoll.errors import ArgumentError, UnknownAlgorithmError
+from ringcoll.errors import ArgumentError
 from ringcoll.operation.executor import BoundInstruction, bind
 from ringcoll.operation.instructions import Wait
 from ringcoll.operation.plan import Plan, compile_plan
@@ -37,7 +37,7 @@ from ringcoll.operation.regions import Layout
 from ringcoll.operation.rehearsal import Silent, rehearse
 from ringcoll.operation.stage import Load, Stage
 from ringcoll.reduction import SERIAL_NUMEL
-from ringcoll.schedule import OperandOrder, Schedule, contract
+from ringcoll.schedule import Contract, OperandOrder, Schedule
 from ringcoll.transport import Handle, NarrowTransport, Transport, has_streams
 
 _log = logging.getLogger("ringcoll")
@@ -53,14 +53,15 @@ _UNUSED = 2  # a binding is, if all might have been used so often since its last
 class Request(NamedTuple):
     """All that the decision how to run a call depends on; it holds no tensor.
 
-    ``lengths`` are (block, numel) of every block that this rank knows; ``packed`` are the numels of
+    ``entry`` is what ``algorithm`` names; ``None`` if that is ``"auto"``. ``lengths`` are (block, numel) of every block that this rank knows; ``packed`` are the numels of
     the tensors that are laid end to end, if the vector is made of several; ``order`` is the order of
     operands that the operator needs; ``operator_code`` says what a user's operator computes; ``rules`` are those
     of the call, for the algorithm ``"auto"``.
     """
 
-    collective: str
+    contract: Contract
     algorithm: str | Schedule
+    entry: Algorithm | Schedule | None
     rank: int
     world_size: int
     root: int
@@ -80,11 +81,17 @@ class Request(NamedTuple):
     rules: tuple[Rule, ...] = ()
 
     @property
+    def collective(self) -> str:
+        """Name of the collective."""
+        return self.contract.collective
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole data: the vector, or all blocks of one rank."""
-        lengths = dict(self.lengths)
-        blocks = contract(self.collective).inputs(self.rank, self.world_size, self.root)
-        counted = blocks if self.collective == "all_to_all" else lengths
+        lengths, rules = dict(self.lengths), self.contract
+        counted = (
+            lengths if rules.common_lengths else rules.inputs(self.rank, self.world_size, self.root)
+        )
         return sum(lengths[block] for block in counted) * self.wire_dtype.itemsize
 
 
@@ -106,21 +113,20 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     ``table`` is ``None`` only if the request names the algorithm; ``hosts``, the host number of
     every rank, is ``None`` before the ranks have met.
     """
-    collective, world_size = request.collective, request.world_size
-    if request.algorithm == "auto":
+    rules, collective, world_size = request.contract, request.collective, request.world_size
+    entry = request.entry
+    if entry is None:
         assert table is not None
         table = under_rules(table, request.rules)
         about = collective, request.nbytes, world_size, table, request.order
         choice = choose(*about, explained=False)
         log_once(choice)
-        request = request._replace(
-            algorithm=choice.algorithm,
-            segment_bytes=request.segment_bytes or choice.segment_bytes,
-        )
-    rules, rank, root = contract(collective), request.rank, request.root
+        entry = find(collective, choice.algorithm)
+        request = request._replace(segment_bytes=request.segment_bytes or choice.segment_bytes)
+    rank, root = request.rank, request.root
     schedule = proved_schedule(
         collective,
-        request.algorithm,
+        entry,
         world_size,
         root,
         hosts,
@@ -131,7 +137,7 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     length = dict(request.lengths)
     is_equal = len(set(length.values())) == 1
     is_free = is_equal or rules.common_lengths
-    if not is_free and needs_equal_blocks(request.algorithm, collective):
+    if not is_free and needs_equal_blocks(entry):
         raise ArgumentError(
             f"{schedule.algorithm} {collective} needs blocks of equal length",
             rank=rank,
@@ -156,7 +162,7 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     words += [f"sent as {request.wire_dtype}"] if request.wire_dtype is not request.dtype else []
     if request.work_dtype is not request.wire_dtype:
         words += [f"computed in {request.work_dtype}"]
-    words += [f"algorithm {schedule.algorithm}{_version(request, schedule)}"]
+    words += [f"algorithm {schedule.algorithm}{_version(entry, schedule)}"]
     words += [f"{segments} segments"] if segments > 1 else []
     description = f"{collective}({', '.join(words)})".replace("torch.", "")
     layout = Layout(request.lengths, request.split_input, request.split_output, request.in_place)
@@ -164,10 +170,9 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     return Resolved(plan, description, zlib.crc32(description.encode()))
 
 
-def _version(request: Request, schedule: Schedule) -> str:
+def _version(entry: Algorithm | Schedule, schedule: Schedule) -> str:
     """Which program an algorithm of the user's is: files of one name may differ between ranks."""
-    name = request.algorithm
-    is_known = not isinstance(name, Schedule) and find(request.collective, name).built_in
+    is_known = isinstance(entry, Algorithm) and entry.built_in
     return "" if is_known else f" {_fingerprint(schedule):08x}"
 
 
@@ -192,14 +197,9 @@ def _log_line(level: int, line: str) -> None:
     _log.log(level, "%s", line)
 
 
-def needs_equal_blocks(algorithm: str | Schedule, collective: str) -> bool:
+def needs_equal_blocks(entry: Algorithm | Schedule) -> bool:
     """Whether an algorithm moves blocks whose length a rank knows only if all are equal."""
-    if isinstance(algorithm, Schedule):
-        return passes_on_blocks(algorithm)
-    try:
-        return find(collective, algorithm).equal_blocks
-    except UnknownAlgorithmError:
-        return True
+    return passes_on_blocks(entry) if isinstance(entry, Schedule) else entry.equal_blocks
 
 
 @dataclass(slots=True)
@@ -252,6 +252,8 @@ class Operation:
         Whether results are inference tensors, which only inference mode may write.
     may_alias
         Whether short tensors may be used at their own places: their blocks share no memory.
+    is_short
+        Whether short tensors pass through memory of the operation's own: see `is_short`.
     prepared
         Whether the operation belongs to a single call (`plan()`), and keeps all its bindings.
     file
@@ -267,6 +269,7 @@ class Operation:
         results: Sequence[int],
         inference: bool,
         may_alias: bool,
+        is_short: bool,
         prepared: bool,
         file: str = "",
     ) -> None:
@@ -274,10 +277,9 @@ class Operation:
         self.request, self.stage, self.device, self.results = request, stage, device, results
         self.inference, self.has_streams = inference, has_streams(device)
         self.name = request.collective
-        self.is_short = is_short(stage.nbytes, device) and not prepared
+        self.is_short = is_short
         self._prepared, self._keeps = prepared, stage.is_direct and not self.has_streams
-        rules = contract(request.collective)
-        lengths = None if rules.common_lengths else dict(request.lengths)
+        lengths = None if request.contract.common_lengths else dict(request.lengths)
         self.words = Words(request.collective, None, lengths, request)
         self.plan: Plan | None = None
         self.signature = 0
@@ -305,8 +307,8 @@ class Operation:
     def check(self) -> None:
         """Refuse a named algorithm that does not fit, before the ranks meet."""
         resolved = resolve(self.request, None, None)
-        name = self.request.algorithm
-        if isinstance(name, Schedule) or not find(self.name, name).needs_hosts:
+        entry = self.request.entry
+        if isinstance(entry, Schedule) or (entry is not None and not entry.needs_hosts):
             self._take(resolved)
 
     def resolve(self, table: Table, hosts: tuple[int, ...]) -> None:

@@ -34,10 +34,10 @@ from ringcoll.machine import at_end, begun
 from ringcoll.resilient.membership import Membership
 from ringcoll.resilient.state import packed, unpacked
 from ringcoll.resilient.succession import Member, View
+from ringcoll.schedule import contract
 from ringcoll.watch import tell
 
 _log = logging.getLogger("ringcoll")
-_SAME_SHAPES = ("all_reduce", "barrier")  # for every number of ranks
 _LOOK_S = 0.02  # between two looks into the mailbox
 _LEAVING_S = 10.0  # for operations that nobody has waited for
 
@@ -197,10 +197,12 @@ class ResilientGroup(OwnGroup):
         if self._failure is not None:
             raise GroupBrokenError(f"nothing can run any more: {self._failure}")
         name, results = item.first.operation.name, item.first.results
+        rules = contract(name)
+        has_same_shapes = rules.of_vector and not rules.rooted  # for every number of ranks
         self._keep(results)
         has_result = False
         while True:
-            if self._has_changed and name not in _SAME_SHAPES:
+            if self._has_changed and not has_same_shapes:
                 self._has_changed = False
                 raise GroupChangedError(self._told(name))
             try:

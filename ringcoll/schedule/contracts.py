@@ -22,6 +22,9 @@ LARGEST_WORLD = 1 << 16
 """Most ranks of a schedule, and of a topology: a typing error should not use all memory."""
 
 _Blocks = Callable[[int, int, int], Sequence[int]]  # (rank, world_size, root) -> blocks
+_Amounts = Callable[[int], tuple[Fraction, Fraction, Fraction]]  # world_size -> parts of the data
+_Share = Callable[[int], Fraction]
+_NONE = Fraction(0)
 
 
 class OperandOrder(IntEnum):
@@ -45,9 +48,13 @@ class OperandOrder(IntEnum):
         )[self]
 
 
+def _unknown(world_size: int) -> tuple[Fraction, Fraction, Fraction]:
+    return _NONE, _NONE, _NONE
+
+
 @dataclass(frozen=True)
 class Contract:
-    """The promise of one collective.
+    """The promise of one collective, and all else that the library has to know of it.
 
     Parameters
     ----------
@@ -72,6 +79,12 @@ class Contract:
         A set contract: a contribution may arrive more than once (barrier).
     busbw_factor
         Bus bandwidth over algorithm bandwidth, from the world size.
+    least
+        Data that the busiest rank has to send, to receive and to reduce in any algorithm, as parts of the
+        whole data, from the world size; by default no bound is known.
+    phases
+        For a collective that reduces: what it is made of, as (collective that only moves, whether backwards).
+        Backwards, every message goes the other way, in the opposite order of steps.
     """
 
     collective: str
@@ -84,6 +97,28 @@ class Contract:
     in_place: bool = True
     common_lengths: bool = True
     at_least_once: bool = False
+    least: _Amounts = _unknown
+    phases: tuple[tuple[str, bool], ...] = ()
+
+    @property
+    def of_vector(self) -> bool:
+        """Whether the data are one vector, of which ranks have no blocks of their own."""
+        return self.num_blocks(2) == 1
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether there is a block for each ordered pair of ranks."""
+        return self.num_blocks(2) > 2  # there are four
+
+    @property
+    def made_of(self) -> tuple[tuple[str, bool], ...]:
+        """The ``phases``; of a collective that only moves, itself. Nothing, if there are none."""
+        return self.phases if self.reduces else ((self.collective, False),)
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether data can be cut into segments that all ranks know."""
+        return self.common_lengths and not self.at_least_once
 
     @property
     def aliasings(self) -> tuple[bool, ...]:
@@ -108,9 +143,9 @@ class Contract:
 
     def owner(self, block: int, world_size: int, root: int) -> int:
         """The rank whose input a block is, where nothing is reduced."""
-        if self.collective == "all_to_all":
+        if self.of_pairs:
             return block // world_size
-        return root if self.rooted and self.collective != "gather" else block
+        return root if self.rooted and block in self.inputs(root, world_size, root) else block
 
 
 def _vector(rank: int, world_size: int, root: int) -> Sequence[int]:
@@ -157,36 +192,67 @@ def _others(world_size: int) -> Fraction:
     return Fraction(world_size - 1, world_size)
 
 
+def _own(world_size: int) -> Fraction:
+    return Fraction(1, world_size)
+
+
 def _others_twice(world_size: int) -> Fraction:
     return Fraction(2 * (world_size - 1), world_size)
 
 
+def _least(sent: _Share, received: _Share, reduced: _Share = lambda k: _NONE) -> _Amounts:
+    def amounts(world_size: int) -> tuple[Fraction, Fraction, Fraction]:
+        if world_size == 1:
+            return _NONE, _NONE, _NONE
+        return sent(world_size), received(world_size), reduced(world_size)
+
+    return amounts
+
+
+_BACKWARDS, _FORWARDS = ("all_gather", True), ("all_gather", False)
+
 CONTRACTS: dict[str, Contract] = {
     c.collective: c
     for c in (
-        Contract("all_reduce", _one_block, _vector, _vector, _others_twice, reduces=True),
-        Contract("reduce_scatter", _block_each, _all, _mine, _others, reduces=True),
-        Contract("all_gather", _block_each, _mine, _all, _others),
-        Contract("broadcast", _one_block, _vector_at_root, _vector, _moved_once, rooted=True),
         Contract(
-            "reduce", _one_block, _vector, _vector_at_root, _moved_once, reduces=True, rooted=True
-        ),
-        Contract("gather", _block_each, _mine, _all_at_root, _others, rooted=True),
-        Contract("scatter", _block_each, _all_at_root, _mine, _others, rooted=True),
-        Contract(
-            "all_to_all",
-            lambda world_size: world_size * world_size,
-            _row,
-            _column,
-            _others,
-            in_place=False,
-            common_lengths=False,
+            "all_reduce", _one_block, _vector, _vector, _others_twice, reduces=True,
+            least=_least(_others_twice, _others_twice, _others), phases=(_BACKWARDS, _FORWARDS),
         ),
         Contract(
-            "barrier", _one_block, _vector, _vector, _moved_once, reduces=True, at_least_once=True
+            "reduce_scatter", _block_each, _all, _mine, _others, reduces=True,
+            least=_least(_others, _others, _others), phases=(_BACKWARDS,),
+        ),
+        Contract(
+            "all_gather", _block_each, _mine, _all, _others,
+            least=_least(_others, _others),
+        ),
+        Contract(
+            "broadcast", _one_block, _vector_at_root, _vector, _moved_once, rooted=True,
+            least=_least(_moved_once, _moved_once),
+        ),
+        Contract(
+            "reduce", _one_block, _vector, _vector_at_root, _moved_once, reduces=True, rooted=True,
+            least=_least(_moved_once, _moved_once, _others), phases=(("broadcast", True),),
+        ),
+        Contract(
+            "gather", _block_each, _mine, _all_at_root, _others, rooted=True,
+            least=_least(_own, _others),
+        ),
+        Contract(
+            "scatter", _block_each, _all_at_root, _mine, _others, rooted=True,
+            least=_least(_others, _own),
+        ),
+        Contract(
+            "all_to_all", lambda world_size: world_size * world_size, _row, _column, _others,
+            in_place=False, common_lengths=False, least=_least(_others, _others),
+        ),
+        Contract(
+            "barrier", _one_block, _vector, _vector, _moved_once, reduces=True, at_least_once=True,
+            least=_least(_moved_once, _moved_once, _others),
         ),
     )
-}
+}  # fmt: skip
+"""One entry a collective. Sources of ``least``: see `ringcoll.cost.lower_bound`."""
 
 
 def contract(collective: str) -> Contract:

@@ -19,6 +19,7 @@ from ringcoll.schedule import (
     Ref,
     Schedule,
     Step,
+    contract,
     copy,
     inp,
     out,
@@ -27,7 +28,7 @@ from ringcoll.schedule import (
     send,
     tmp,
 )
-from ringcoll.search.demand import SEARCHED, Demand
+from ringcoll.search.demand import Demand
 
 
 class ChunkMove(NamedTuple):
@@ -45,14 +46,14 @@ Moves = Sequence[Sequence[ChunkMove]]
 def schedule_of_moves(
     collective: str, algorithm: str, demand: Demand, phases: Sequence[Moves]
 ) -> Schedule:
-    """Build the schedule of a collective from the moves of its phases, as of `SEARCHED`."""
+    """Build the schedule of a collective from the moves of its phases, as of `Contract.made_of`."""
     programs: list[list[Step]] = [[] for _ in range(demand.world_size)]
     if demand.world_size == 1:
         programs = [[*alone(len(demand.owners))]]
         phases = ()
     slots: dict[tuple[int, int], int] = {}
     for number, moves in enumerate(phases):
-        _, backwards = SEARCHED[collective][number]
+        _, backwards = contract(collective).made_of[number]
         turned = _turned(moves) if backwards else moves
         if len(phases) == 1:  # all outputs of an all-reduce hold all chunks
             slots = _slots(demand, turned, backwards)

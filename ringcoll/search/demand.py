@@ -12,19 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule import contract
+from ringcoll.schedule import CONTRACTS
 
-SEARCHED: dict[str, tuple[tuple[str, bool], ...]] = {
-    "all_gather": (("all_gather", False),),
-    "reduce_scatter": (("all_gather", True),),
-    "all_reduce": (("all_gather", True), ("all_gather", False)),
-    "broadcast": (("broadcast", False),),
-    "reduce": (("broadcast", True),),
-    "gather": (("gather", False),),
-    "scatter": (("scatter", False),),
-    "all_to_all": (("all_to_all", False),),
-}
-"""The phases of a collective: what is searched for, and whether it is used backwards."""
+SEARCHED = {name: rules.made_of for name, rules in CONTRACTS.items() if rules.made_of}
+"""The phases of the package's collectives: what is searched for, and whether it is used backwards."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +63,12 @@ def demand_of(collective: str, world_size: int, chunks: int = 1, root: int = 0) 
     >>> demand.owners, [sorted(ranks) for ranks in demand.wanted]
     ((1, 1, 1), [[0], [1], [2]])
     """
-    if SEARCHED.get(collective) != ((collective, False),):
+    rules = CONTRACTS.get(collective)
+    if rules is None or rules.reduces:
         raise ArgumentError(
             "the collective is not searched for", argument="collective",
             expected=", ".join(SEARCHED), got=repr(collective),
         )  # fmt: skip
-    rules = contract(collective)
     outputs = [{*rules.outputs(rank, world_size, root)} for rank in range(world_size)]
     blocks = range(rules.num_blocks(world_size))
     return Demand(

@@ -9,7 +9,7 @@ from math import ceil
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError, TooLargeError
-from ringcoll.schedule import Schedule, contract
+from ringcoll.schedule import CONTRACTS, Schedule, contract
 from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
 from ringcoll.search.build import Moves, schedule_of_moves
 from ringcoll.search.demand import SEARCHED, Demand, demand_of
@@ -83,7 +83,7 @@ class _Search:
     """A collective on a topology, and the graphs of its phases."""
 
     def __init__(self, collective: str, topology: Topology, root: int) -> None:
-        if collective not in SEARCHED:
+        if collective not in CONTRACTS or not contract(collective).made_of:
             raise ArgumentError(
                 "the collective is not searched for", argument="collective",
                 expected=", ".join(SEARCHED), got=repr(collective),
@@ -94,8 +94,9 @@ class _Search:
                 expected=f"0 to {topology.world_size - 1}", got=root,
             )  # fmt: skip
         self.collective, self.topology, self.root = collective, topology, root
-        self.base = SEARCHED[collective][0][0]
-        self.backwards = [backwards for _, backwards in SEARCHED[collective]]
+        phases = contract(collective).made_of
+        self.base = phases[0][0]
+        self.backwards = [backwards for _, backwards in phases]
         graph = hops_of(topology)
         self.graphs = [graph.reversed if turned else graph for turned in self.backwards]
         self.same_phases = len(self.graphs) > 1 and graph.same_both_ways

@@ -8,7 +8,7 @@ from random import Random
 import torch
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import algorithms, proved_schedule
+from ringcoll.algorithms import algorithms, find, proved_schedule
 from ringcoll.errors import RingcollError
 from ringcoll.reduction import as_operator
 from ringcoll.schedule import OperandOrder, contract
@@ -51,7 +51,7 @@ def _fits(collective: str, name: str, world_size: int, root: int, op: str) -> bo
         hosts = (0,) * world_size  # all processes and threads of these tests are on one
         proved_schedule(
             collective,
-            name,
+            find(collective, name),
             world_size,
             root,
             hosts,

@@ -110,7 +110,7 @@ def test_operators_that_need_an_order_get_it(operator: Any, world_size: int) -> 
                     # Raises if the order is another one.
                     proved_schedule(
                         collective,
-                        choice.algorithm,
+                        find(collective, choice.algorithm),
                         world_size,
                         root,
                         None,

@@ -10,10 +10,11 @@ from torch import Tensor
 
 import ringcoll
 from ringcoll import LocalGroup, run_threads
+from ringcoll.algorithms import find
 from ringcoll.cost import built_in
 from ringcoll.errors import ArgumentError
 from ringcoll.operation.operation import Operation, Request, resolve
-from ringcoll.schedule import OperandOrder
+from ringcoll.schedule import OperandOrder, contract
 from ringcoll.transport import costs_of
 
 WORLD_SIZE = 2
@@ -25,9 +26,12 @@ def request(
     lengths: tuple[tuple[int, int], ...] = ((0, 1 << 20),),
     **more: Any,
 ) -> Request:
+    algorithm = more.pop("algorithm", "ring")
+    entry = None if algorithm == "auto" else algorithm
     values: dict[str, Any] = {
-        "collective": collective,
-        "algorithm": "ring",
+        "contract": contract(collective),
+        "algorithm": algorithm,
+        "entry": find(collective, entry) if isinstance(entry, str) else entry,
         "rank": 1,
         "world_size": WORLD_SIZE,
         "root": 0,
@@ -70,7 +74,8 @@ def test_how_many_bytes_decide(
     collective: str, lengths: tuple[tuple[int, int], ...], numel: int
 ) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        assert request(collective, lengths, wire_dtype=dtype).nbytes == numel * dtype.itemsize
+        asked = request(collective, lengths, wire_dtype=dtype, algorithm="auto")
+        assert asked.nbytes == numel * dtype.itemsize
 
 
 @pytest.mark.parametrize(
