@@ -30,8 +30,8 @@ from .collectives.groups import close as close
 from .collectives.groups import use as use
 from .collectives.sharing import share as share
 from .group.work import Work as Work
-from .launch.mpi import MpiGroup as MpiGroup
-from .launch.mpi import mpi_group as mpi_group
+from .launch.mpi_ranks import MpiGroup as MpiGroup
+from .launch.mpi_ranks import mpi_group as mpi_group
 from .launch.threads import LocalGroup as LocalGroup
 from .launch.threads import run_threads as run_threads
 from .reduction import UserOp as UserOp

@@ -58,7 +58,7 @@ WITHOUT_TORCH = (
     "ringcoll.backend.registration",
     "ringcoll.transport.catalogue",
     "ringcoll.training.pipeline.check",
-    "ringcoll.training.pipeline.orders",
+    "ringcoll.training.pipeline.stage_orders",
     "ringcoll.testing.plugin",
 )
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

@@ -76,13 +76,13 @@ ONLY = {
     },
     "subprocess": {"cli/run", "launch/mpiexec", "cli/versions"},
     "socket": {
-        *("machine/stores", "launch/mpi", "transport/gloo", "resilient/membership"),
+        *("machine/stores", "launch/mpi_ranks", "transport/gloo", "resilient/membership"),
         "bench/environment",  # the host's name
         *("watch/answers", "machine/lines", "machine/mailbox"),
         "machine/facts",  # the way to another host, on which nothing is sent
     },
     "*.create_server": {"machine/stores", "machine/lines", "machine/mailbox"},
-    "*.TCPStore()": {"machine/stores", "launch/processes", "launch/mpi", "resilient/membership"},
+    "*.TCPStore()": {"machine/stores", "launch/processes", "launch/mpi_ranks", "resilient/membership"},
     "secrets": {"resilient/membership"},  # a name, and no password
     # files
     "*.write_bytes": {"machine/files"},
@@ -96,7 +96,7 @@ ONLY = {
     # what reads text that was written elsewhere
     "json.load*": {
         *("machine/tuning", "machine/stores", "tracing/records"),  # tests/test_parsers.py tries them
-        *("training/checks", "launch/mpi", "bench/peers"),
+        *("training/checks", "launch/mpi_ranks", "bench/peers"),
         "bench/mpi_peer",  # the command line on which its own program starts it
         *("watch/flight_report", "formats/tree", "resilient/membership"),
     },

@@ -19,7 +19,7 @@
 `circulant_blocks`  broadcast and reduce in blocks, in the fewest rounds
 `hierarchical`      inside each host, then across; along the rows of a torus, then its columns
 `generalized`       between the fewest rounds and the least traffic
-`layout`            which ranks of each host act in a hierarchy, and for which others
+`host_layout`       which ranks of each host act in a hierarchy, and for which others
 `entry`             what an entry is: all that the rest has to know of an algorithm
 `registry`          the entries, by collective and name
 `names`             algorithms by name: entries, and those joined by +

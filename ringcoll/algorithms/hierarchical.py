@@ -35,7 +35,7 @@ from itertools import islice
 from ringcoll.algorithms import binomial
 from ringcoll.algorithms.bruck import rounds_to_reach_all
 from ringcoll.algorithms.entry import Algorithm, Cost, mark_built_in
-from ringcoll.algorithms.layout import HostLayout, Hosts, layout_of, rows_of
+from ringcoll.algorithms.host_layout import HostLayout, Hosts, layout_of, rows_of
 from ringcoll.algorithms.registry import entry_of, own, register
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule import (

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringcoll
-from ringcoll.bench.exact import FACTOR
+from ringcoll.bench.exact_inputs import FACTOR
 from ringcoll.collectives import communicator
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction import OPERATORS, premul_sum

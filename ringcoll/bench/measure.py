@@ -29,9 +29,9 @@ from ringcoll.bench.contenders import (
     shape,
 )
 from ringcoll.bench.environment import device_of
-from ringcoll.bench.exact import Oracle, count_wrong, spoil
+from ringcoll.bench.exact_inputs import Oracle, count_wrong, spoil
 from ringcoll.bench.rounds import alternate
-from ringcoll.bench.summary import Summary, algbw, busbw, summarize
+from ringcoll.bench.statistics import Summary, algbw, busbw, summarize
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.launch import report as to_parent
 from ringcoll.machine import UserModule, place

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ringcoll.bench.measure import Meeting
-from ringcoll.bench.summary import Summary, summarize
+from ringcoll.bench.statistics import Summary, summarize
 from ringcoll.collectives import barrier
 from ringcoll.launch import report
 from ringcoll.machine import UserModule

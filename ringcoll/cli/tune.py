@@ -18,8 +18,8 @@ from ringcoll.bench import (
     oversubscribed,
     ran_on,
     time_in_words,
+    tuner,
 )
-from ringcoll.bench import tune as bench
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import grouped, print_json, print_table, print_text, progress
@@ -99,7 +99,7 @@ def tune(
     chosen, modules = (
         (None, ()) if algorithms is None else _chosen(algorithms, collectives, world_size)
     )
-    plan = bench.TuningPlan(
+    plan = tuner.TuningPlan(
         collectives,
         measuring.chosen(minbytes, maxbytes, stepfactor, 0),
         seconds,
@@ -118,8 +118,8 @@ def tune(
         source=MEASURED,
         device=device,
     )
-    findings = bench.findings(results, table)
-    table = replace(table, tuned=bench.rules_from(findings, world_size, device=device))
+    findings = tuner.findings(results, table)
+    table = replace(table, tuned=tuner.rules_from(findings, world_size, device=device))
     tuning.update(path, Tuned.now(table, torch=torch.__version__, seconds=seconds))
     if as_json:
         print_json(_document(facts, table, findings, path))
@@ -160,16 +160,16 @@ def _chosen(
 
 
 def _measure(
-    plan: bench.TuningPlan, world_size: int, transport: str
+    plan: tuner.TuningPlan, world_size: int, transport: str
 ) -> tuple[Parameters, list[Result]]:
-    total = sum(map(len, bench.workloads(plan, world_size).values()))
+    total = sum(map(len, tuner.workloads(plan, world_size).values()))
     with (
         progress(total, "starting ranks") as advance,
         Ranks(world_size, timeout_s=_START_S) as ranks,
     ):
-        costs: Parameters = ranks.run(bench.costs_on_rank, transport, plan.device)[0]
+        costs: Parameters = ranks.run(tuner.costs_on_rank, transport, plan.device)[0]
         results: list[Result] = ranks.run(
-            bench.time_on_rank,
+            tuner.time_on_rank,
             replace(plan, costs=costs),
             on_report=lambda results: advance(
                 f"{results[0].workload.collective} of {as_size(results[0].nbytes)}"
@@ -179,7 +179,7 @@ def _measure(
     return costs, results
 
 
-def _print(table: Table, findings: list[bench.Finding], path: Path) -> None:
+def _print(table: Table, findings: list[tuner.Finding], path: Path) -> None:
     columns = ("collective", "size", "fastest", "median", "model", "ratio")
     print_table(columns, grouped(_rows(findings)), left=3)
     costs = table.parameters
@@ -199,7 +199,7 @@ def _print(table: Table, findings: list[bench.Finding], path: Path) -> None:
     click.echo(f"\n{path.resolve()}")
 
 
-def _rows(findings: list[bench.Finding]) -> Iterator[tuple[str, ...]]:
+def _rows(findings: list[tuner.Finding]) -> Iterator[tuple[str, ...]]:
     for finding in findings:
         yield (
             finding.collective,
@@ -212,7 +212,7 @@ def _rows(findings: list[bench.Finding]) -> Iterator[tuple[str, ...]]:
 
 
 def _document(
-    facts: dict[str, Any], table: Table, findings: list[bench.Finding], path: Path
+    facts: dict[str, Any], table: Table, findings: list[tuner.Finding], path: Path
 ) -> dict[str, Any]:
     return {
         "environment": facts,

@@ -1,14 +1,14 @@
 """The costs of algorithms, and the choice between them. Pure: no torch, no I/O, no clock.
 
-=============  ==========================================================
-`links`        the costs of a link between two ranks
-`counts`       lower bounds; costs in segments, and on hosts
-`pareto`       the algorithms that no other algorithm beats in every way
-`predict`      how long every algorithm would take
-`rules`        the grammar of rules: collective, range of bytes, algorithm
-`table`        costs and rules that all ranks of a group share
-`choice`       the algorithm that ``"auto"`` stands for in one call
-=============  ==========================================================
+============  ==========================================================
+`link_costs`  the costs of a link between two ranks
+`counts`      lower bounds; costs in segments, and on hosts
+`dominance`   the algorithms that no other algorithm beats in every way
+`predict`     how long every algorithm would take
+`rules`       the grammar of rules: collective, range of bytes, algorithm
+`table`       costs and rules that all ranks of a group share
+`choice`      the algorithm that ``"auto"`` stands for in one call
+============  ==========================================================
 """
 
 import lazy_loader

@@ -9,8 +9,8 @@ from .counts import distance as distance
 from .counts import lower_bound as lower_bound
 from .counts import seconds_on_hosts as seconds_on_hosts
 from .counts import wavefront_counts as wavefront_counts
-from .links import LinkCosts as LinkCosts
-from .pareto import dominators as dominators
+from .dominance import dominators as dominators
+from .link_costs import LinkCosts as LinkCosts
 from .predict import Parameters as Parameters
 from .predict import Prediction as Prediction
 from .predict import predict as predict

@@ -42,7 +42,7 @@ from fractions import Fraction
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
 
-from ringcoll.cost.links import LinkCosts
+from ringcoll.cost.link_costs import LinkCosts
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import Counts, Proof, Schedule, Send, Step, chunks_of_data, contract, count
 

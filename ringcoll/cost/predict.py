@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.cost.counts import wavefront_counts
-from ringcoll.cost.links import LinkCosts
+from ringcoll.cost.link_costs import LinkCosts
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import OperandOrder, Schedule, Tally, chunks_of_data, contract, tally_of
 

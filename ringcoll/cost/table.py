@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from ringcoll.algorithms import algorithms
-from ringcoll.cost.links import LinkCosts
+from ringcoll.cost.link_costs import LinkCosts
 from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import FORCED, Range, Rule, in_text, parse_rules
 from ringcoll.errors import ArgumentError, RingcollError, TuningFileError

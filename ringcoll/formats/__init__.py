@@ -10,9 +10,9 @@
 `places`        other systems' numbers of places
 `pieces`        schedules in the small steps of thread blocks
 `blocks`        which step of a thread block waits for which
-`events`        what thread blocks do, in order
+`block_events`  what thread blocks do, in order
 `values`        what each place holds, and so the references of a schedule
-`levels`        events as a schedule
+`levelling`     events as a schedule
 `components`    longest ways in a graph
 `one_sided`     the events of a plan of MSCCL++
 `xml`           elements of a small XML document

@@ -3,7 +3,7 @@
 Out: a rank gets a thread block for each connection (to a peer, or from a peer), and one for what is
 local. A thread block does its steps in order; a step that reads what another thread block writes, or
 writes what another reads, waits for that block's step. Further such waits are ``nop`` steps before it.
-In: thread blocks become steps of a schedule by `ringcoll.formats.levels`.
+In: thread blocks become steps of a schedule by `ringcoll.formats.levelling`.
 
 In the file, ``s`` sends the source, ``r`` receives into the destination, ``rrc`` receives, reduces with
 the source and stores in the destination; ``rcs`` and ``rrcs`` then send the destination; ``rrs`` sends
@@ -25,9 +25,9 @@ import re
 from collections.abc import Iterator
 
 from ringcoll.errors import ScheduleError
+from ringcoll.formats.block_events import Event, EventKind, Place
 from ringcoll.formats.blocks import blocks_of
-from ringcoll.formats.events import Event, EventKind, Place
-from ringcoll.formats.levels import levelled
+from ringcoll.formats.levelling import levelled
 from ringcoll.formats.pieces import Piece, pieces
 from ringcoll.formats.places import Places
 from ringcoll.formats.xml import Element, parse_xml

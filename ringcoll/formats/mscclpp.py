@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Any
 
 from ringcoll.errors import ScheduleError
-from ringcoll.formats.levels import levelled
+from ringcoll.formats.levelling import levelled
 from ringcoll.formats.one_sided import events_of
 from ringcoll.formats.pieces import Piece, pieces
 from ringcoll.formats.places import Places

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ringcoll.formats.events import Event, EventKind, Place
+from ringcoll.formats.block_events import Event, EventKind, Place
 from ringcoll.formats.places import Places
 from ringcoll.formats.tree import Node
 

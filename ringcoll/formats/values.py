@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringcoll.errors import ScheduleError
-from ringcoll.formats.events import Event, EventKind, Place
+from ringcoll.formats.block_events import Event, EventKind, Place
 from ringcoll.formats.places import Places
 from ringcoll.schedule import Buffer, Ref, inp, out, tmp
 

@@ -1,11 +1,11 @@
 """Ways to start ranks: as threads, as processes of this machine, by ``mpiexec``.
 
-==============  ==========================================================
-`threads`       ranks that are threads of this process
-`processes`     a pool of processes that run functions
-`mpi`           groups of the ranks of an MPI program
-`mpiexec`       MPI programs, started and watched
-==============  ==========================================================
+===========  ==========================================================
+`threads`    ranks that are threads of this process
+`processes`  a pool of processes that run functions
+`mpi_ranks`  groups of the ranks of an MPI program
+`mpiexec`    MPI programs, started and watched
+===========  ==========================================================
 """
 
 import lazy_loader

@@ -1,6 +1,6 @@
 from . import mpiexec as mpiexec
-from .mpi import MpiGroup as MpiGroup
-from .mpi import mpi_group as mpi_group
+from .mpi_ranks import MpiGroup as MpiGroup
+from .mpi_ranks import mpi_group as mpi_group
 from .processes import RankError as RankError
 from .processes import Ranks as Ranks
 from .processes import by_value as by_value

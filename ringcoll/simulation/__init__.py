@@ -23,34 +23,34 @@ section 6.5.2). Chunks have equal lengths, in fractions of a byte if need be.
 
 So a message of m bytes that shares no link takes ``alpha + m * beta`` seconds, where alpha is
 ``alpha_s`` and the latencies of the route, and beta is one over the bandwidth: the model of
-`ringcoll.cost.links`. A sender is busy for ``alpha_s + m * beta``, and not for the latencies.
+`ringcoll.cost.link_costs`. A sender is busy for ``alpha_s + m * beta``, and not for the latencies.
 If all numbers are integers or fractions, times are exact.
 
 The same run can be found in three ways, which the tests hold equal: all messages by events; all
 ranks step by step, where no link can be full; or the events of a few ranks that stand for all,
 where the programs and the network are proved to be alike. `simulate` takes the fastest.
 
-=============  ==========================================================
-`links`        links, and the numbers of a topology
-`topology`     ranks, links and routes; links that have failed
-`shapes`       crossbar, ring, torus
-`levels`       fat tree, hosts with several ranks
-`dragonfly`    groups of routers
-`texts`        the text of a topology
-`graph_text`   the text of a graph, a link a line
-`dgx1`         the DGX-1
-`presets`      networks of real machines, with the sources of their numbers
-`waves`        the steps of a rank as waves, lazily
-`rotations`    programs that are one program, turned
-`symmetry`     networks that look the same from every p-th rank
-`flows`        links that messages share
-`events`       the engine of events
-`lockstep`     the engine of steps, where no link is ever full
-`runs`         what the engines have to know, and what they find
-`engine`       `simulate`: checks the call, and takes an engine
-`results`      times, loads of links, the critical path
-`picture`      the picture, for Perfetto
-=============  ==========================================================
+===============  ==========================================================
+`links`          links, and the numbers of a topology
+`topology`       ranks, links and routes; links that have failed
+`shapes`         crossbar, ring, torus
+`levels`         fat tree, hosts with several ranks
+`dragonfly`      groups of routers
+`texts`          the text of a topology
+`graph_text`     the text of a graph, a link a line
+`dgx1`           the DGX-1
+`presets`        networks of real machines, with the sources of their numbers
+`waves`          the steps of a rank as waves, lazily
+`rotations`      programs that are one program, turned
+`symmetry`       networks that look the same from every p-th rank
+`flows`          links that messages share
+`event_engine`   the engine of events
+`lockstep`       the engine of steps, where no link is ever full
+`runs`           what the engines have to know, and what they find
+`simulate_call`  `simulate`: checks the call, and takes an engine
+`results`        times, loads of links, the critical path
+`picture`        the picture, for Perfetto
+===============  ==========================================================
 """
 
 import lazy_loader

@@ -1,6 +1,5 @@
 from .dgx1 import dgx1 as dgx1
 from .dragonfly import dragonfly as dragonfly
-from .engine import simulate as simulate
 from .graph_text import topology_from_text as topology_from_text
 from .levels import fat_tree as fat_tree
 from .levels import hosts as hosts
@@ -13,6 +12,7 @@ from .results import SimulatedRun as SimulatedRun
 from .shapes import crossbar as crossbar
 from .shapes import ring as ring
 from .shapes import torus as torus
+from .simulate_call import simulate as simulate
 from .texts import FORMS as FORMS
 from .texts import ranks_named as ranks_named
 from .texts import topology_named as topology_named

@@ -55,7 +55,7 @@ class SimulatedRun:
     schedule, nbytes, topology, segments
         The arguments of `ringcoll.simulation.simulate`.
     engine
-        The engine that ran it, one of `ringcoll.simulation.engine.ENGINES`.
+        The engine that ran it, one of `ringcoll.simulation.simulate_call.ENGINES`.
     seconds
         Time at which the last rank has ended.
     ends

@@ -7,15 +7,15 @@ collective against its definition, by hypothesis. docs/testing.md shows both.
 
 Pytest imports this room whenever it starts, so nothing heavy is imported before a test uses it.
 
-=============  ==========================================================
-`on_ranks`     `ranks`: a test, or a function, on ranks
-`pool`         the processes, and what they are sent
-`outcome`      what a rank answers, and which rank failed first
-`collective`   `given_collective`: a collective against its definition
-`answers`      what a reduction has to give, and what is wrong with it
-`inputs`       inputs that differ by rank and by index
-`plugin`       what pytest calls
-=============  ==========================================================
+===============  ==========================================================
+`on_ranks`       `ranks`: a test, or a function, on ranks
+`pool`           the processes, and what they are sent
+`outcome`        what a rank answers, and which rank failed first
+`collective`     `given_collective`: a collective against its definition
+`right_answers`  what a reduction has to give, and what is wrong with it
+`inputs`         inputs that differ by rank and by index
+`plugin`         what pytest calls
+===============  ==========================================================
 """
 
 import lazy_loader

@@ -1,7 +1,4 @@
 from . import inputs as inputs
-from .answers import Expected as Expected
-from .answers import bits as bits
-from .answers import mismatch as mismatch
 from .collective import given_collective as given_collective
 from .inputs import COMPLEX as COMPLEX
 from .inputs import FLOATS as FLOATS
@@ -9,3 +6,6 @@ from .inputs import INTEGERS as INTEGERS
 from .inputs import values as values
 from .on_ranks import OnRanks as OnRanks
 from .on_ranks import ranks as ranks
+from .right_answers import Expected as Expected
+from .right_answers import bits as bits
+from .right_answers import mismatch as mismatch

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError
 from ringcoll.machine import seconds_of, whole
-from ringcoll.testing.answers import Expected, mismatch
 from ringcoll.testing.outcome import Failure, attempt, leave, raise_first
 from ringcoll.testing.pool import POOL, Arguments, Group, join, sending
+from ringcoll.testing.right_answers import Expected, mismatch
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 

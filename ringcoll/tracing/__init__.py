@@ -8,17 +8,17 @@ Perfetto reads.
 Cost: nothing without a trace. With a trace, two looks at the clock and a small tuple for each
 instruction; docs/trace.md has the microseconds.
 
-=============  ==========================================================
-`block`        `trace`: the traced block, from its begin to the file
-`recorder`     notes what a rank does
-`records`      the notes of a rank
-`clocks`       a common clock for all ranks
-`events`       the picture, for Perfetto
-`summary`      the numbers of the operations
-`phases`       phases of a step that a program names, and waits between ranks
-`phase_times`  the numbers of the phases
-`findings`     sentences on the phases
-=============  ==========================================================
+==============  ==========================================================
+`block`         `trace`: the traced block, from its begin to the file
+`recorder`      notes what a rank does
+`records`       the notes of a rank
+`clocks`        a common clock for all ranks
+`trace_events`  the picture, for Perfetto
+`summary`       the numbers of the operations
+`phases`        phases of a step that a program names, and waits between ranks
+`phase_times`   the numbers of the phases
+`findings`      sentences on the phases
+==============  ==========================================================
 """
 
 import lazy_loader

@@ -23,13 +23,13 @@ from ringcoll.errors import ArgumentError, RingcollError, TraceError
 from ringcoll.group import Communicator
 from ringcoll.machine import appears, json_text, peaks_of, read_text, replace_file
 from ringcoll.tracing.clocks import Sighting
-from ringcoll.tracing.events import document
 from ringcoll.tracing.findings import findings
 from ringcoll.tracing.phase_times import PhaseTimes, summarize_phases
 from ringcoll.tracing.phases import PhaseLog
 from ringcoll.tracing.recorder import Clocks, Tracer
 from ringcoll.tracing.records import Records
 from ringcoll.tracing.summary import Shares, summarize
+from ringcoll.tracing.trace_events import document
 from ringcoll.transport import Message
 
 _PINGS = 24  # pings for each rank, before and after the block

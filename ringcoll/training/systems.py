@@ -28,12 +28,12 @@ from ringcoll.training.free.gossip import Gossip
 from ringcoll.training.free.local_sgd import LocalSGD, diloco
 from ringcoll.training.free.server import SERVER, ParameterServer, ServerWorker
 from ringcoll.training.models import Transformer, stages
-from ringcoll.training.pipeline.orders import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
+from ringcoll.training.pipeline.stage_orders import SCHEDULES
 from ringcoll.training.sharded.optimizer import ShardedAdamW
-from ringcoll.training.sharded.state import storage_nbytes
+from ringcoll.training.sharded.state_bytes import storage_nbytes
 from ringcoll.training.split.mesh import Mesh, ParallelTransformer
-from ringcoll.training.split.ring import context_parallel
+from ringcoll.training.split.ring_attention import context_parallel
 from ringcoll.training.split.tensor import tensor_parallel, vocabulary_loss
 from ringcoll.training.task import Task
 from ringcoll.training.trainer import Trainer

@@ -25,7 +25,7 @@ from ringcoll.collectives import bytes_sent
 from ringcoll.tracing import phase
 from ringcoll.training.checks import check_same, require
 from ringcoll.training.models import next_token_loss
-from ringcoll.training.sharded.state import ModelStates, storage_nbytes
+from ringcoll.training.sharded.state_bytes import ModelStates, storage_nbytes
 from ringcoll.training.task import Task
 
 

@@ -12,7 +12,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.training import systems
 from ringcoll.training.checks import require
 from ringcoll.training.free.gossip import GRAPHS
-from ringcoll.training.pipeline.orders import SCHEDULES
+from ringcoll.training.pipeline.stage_orders import SCHEDULES
 from ringcoll.training.task import LEARNING_RATES, MODELS, Task
 from ringcoll.training.trainer import Gradients, Trainer
 

@@ -23,8 +23,8 @@ from .mpi import mpi_library as mpi_library
 from .mpi import wait_for as wait_for
 from .narrow import NarrowTransport as NarrowTransport
 from .nccl import NcclTransport as NcclTransport
-from .shared.layout import SHORT as SHORT
 from .shared.memory import SharedMemory as SharedMemory
+from .shared.memory_layout import SHORT as SHORT
 from .shared.tensors import can_move as can_move
 from .shared.tensors import empty_shared as empty_shared
 from .shared.tensors import is_long as is_long

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import algorithms, find, on_hosts, register, schedule_of, unregister
-from ringcoll.algorithms.layout import Hosts, layout_of
+from ringcoll.algorithms.host_layout import Hosts, layout_of
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule import (
     Program,

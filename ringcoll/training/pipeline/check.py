@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from ringcoll.errors import VerificationError
-from ringcoll.training.pipeline.schedule import (
+from ringcoll.training.pipeline.pipeline_schedule import (
     UNIT_COSTS,
     Action,
     Kind,

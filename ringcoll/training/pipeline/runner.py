@@ -2,7 +2,7 @@
 
 Problem: a model does not fit on one rank, or takes too long there. The model is cut into stages,
 each rank holds some of the stages, and a batch passes through them in micro-batches. A schedule
-(`ringcoll.training.pipeline.schedule`) says in which order each rank works; `Pipeline` runs it::
+(`ringcoll.training.pipeline.pipeline_schedule`) says in which order each rank works; `Pipeline` runs it::
 
     schedule = one_f_one_b(world_size, num_microbatches=8)
     mine = stages(Transformer(shape), schedule.num_stages)[rank::world_size]
@@ -14,7 +14,7 @@ each rank holds some of the stages, and a batch passes through them in micro-bat
         optimizer.step()
 
 Cost of a step: for each micro-batch and each pair of neighbouring stages, an activation and its
-gradient, sent while the ranks compute (`ringcoll.training.pipeline.mailbox`); an all-gather of 24
+gradient, sent while the ranks compute (`ringcoll.training.pipeline.stage_messages`); an all-gather of 24
 bytes per rank, by which the ranks agree on the shapes; a broadcast of the loss; the gradient of a
 tied matrix in each direction. A rank that raised alone would leave the others waiting. So each rank
 tells all others what it has, and if the arguments of a rank are wrong, every rank raises.
@@ -23,7 +23,7 @@ Assumptions: a stage takes one tensor and returns one tensor of floating-point n
 shape for each micro-batch. The loss is a mean over the samples; a batch norm sees micro-batches.
 The transport moves all posted messages, in any order: gloo, threads and MPI do, NCCL does not.
 
-Source: the papers of `ringcoll.training.pipeline.orders`.
+Source: the papers of `ringcoll.training.pipeline.stage_orders`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from ringcoll.tracing import phase
 from ringcoll.training.checks import check_alike, gathered, require
 from ringcoll.training.messages import tie
 from ringcoll.training.pipeline.check import check
-from ringcoll.training.pipeline.mailbox import Mailbox
-from ringcoll.training.pipeline.schedule import Action, Kind, PipelineSchedule
+from ringcoll.training.pipeline.pipeline_schedule import Action, Kind, PipelineSchedule
+from ringcoll.training.pipeline.stage_messages import Mailbox
 
 
 def agree_on_schedule(

@@ -70,8 +70,8 @@ from torch import nn
 
 from ringcoll.collectives import functions as api
 from ringcoll.training.data.buckets import BUCKET_BYTES
-from ringcoll.training.sharded.buckets import ShardedBuckets
-from ringcoll.training.sharded.state import ModelStates, storage_nbytes
+from ringcoll.training.sharded.sharded_buckets import ShardedBuckets
+from ringcoll.training.sharded.state_bytes import ModelStates, storage_nbytes
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of AdamW's averages
 

@@ -33,8 +33,8 @@ from ringcoll.tracing import phase
 from ringcoll.training.checks import require
 from ringcoll.training.data.parallel import average_gradients
 from ringcoll.training.models import Transformer, stages
-from ringcoll.training.pipeline.orders import SCHEDULES
 from ringcoll.training.pipeline.runner import Pipeline
+from ringcoll.training.pipeline.stage_orders import SCHEDULES
 from ringcoll.training.split.tensor import tensor_parallel, vocabulary_loss
 
 AXES = ("data", "pipeline", "tensor")

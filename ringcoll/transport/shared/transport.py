@@ -38,20 +38,6 @@ from ringcoll.machine import appears, as_fields, cores, free_bytes, read_all, re
 from ringcoll.transport.base import Handle, Message, Transport, late, meet_telling
 from ringcoll.transport.pairs import OutOfReachError, PairsTransport
 from ringcoll.transport.shared.channel import PeerChannel, PendingSends, RingReceive, RingSend
-from ringcoll.transport.shared.layout import (
-    ASLEEP,
-    AWAKE,
-    BELL,
-    BROKEN,
-    CLOSED,
-    FOR_ROOM,
-    SHORT,
-    SLEEPS,
-    STATE,
-    WHOM,
-    WORD,
-    SharedLayout,
-)
 from ringcoll.transport.shared.memory import (
     Identity,
     SharedMemory,
@@ -64,6 +50,20 @@ from ringcoll.transport.shared.memory import (
     is_ordered,
     read_process,
     reserve,
+)
+from ringcoll.transport.shared.memory_layout import (
+    ASLEEP,
+    AWAKE,
+    BELL,
+    BROKEN,
+    CLOSED,
+    FOR_ROOM,
+    SHORT,
+    SLEEPS,
+    STATE,
+    WHOM,
+    WORD,
+    SharedLayout,
 )
 
 # What ranks tell each other.

@@ -29,8 +29,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from ringcoll.formats.block_events import Event, EventKind, ordered
 from ringcoll.formats.components import levels_of
-from ringcoll.formats.events import Event, EventKind, ordered
 from ringcoll.formats.places import Places
 from ringcoll.formats.values import Run
 from ringcoll.schedule import (

@@ -25,7 +25,7 @@ from ringcoll.bench.contenders import Workload, shape
 from ringcoll.bench.environment import device_of
 from ringcoll.bench.measure import BenchRequest, Result
 from ringcoll.bench.measure import measure as measure_all
-from ringcoll.bench.summary import Summary
+from ringcoll.bench.statistics import Summary
 from ringcoll.collectives import groups
 from ringcoll.cost import (
     AUTO,

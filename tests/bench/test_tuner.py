@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 
-from ringcoll.bench.tune import Finding, TuningPlan, promising, rules_from, workloads
+from ringcoll.bench.tuner import Finding, TuningPlan, promising, rules_from, workloads
 from ringcoll.cli import cli
 from ringcoll.collectives import groups
 from ringcoll.cost import choose, crowded_parameters, predictions

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
-from ringcoll.training.pipeline.schedule import Action, Kind, PipelineSchedule, check_sizes
+from ringcoll.training.pipeline.pipeline_schedule import Action, Kind, PipelineSchedule, check_sizes
 
 
 def _alternate(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ringcoll.training.checks import require
 from ringcoll.training.messages import Messages
-from ringcoll.training.pipeline.schedule import (
+from ringcoll.training.pipeline.pipeline_schedule import (
     Action,
     PipelineSchedule,
     Transfer,

@@ -15,7 +15,7 @@ from ringcoll.schedule import (
     tally_of,
     without_collection,
 )
-from ringcoll.simulation.events import EventEngine
+from ringcoll.simulation.event_engine import EventEngine
 from ringcoll.simulation.links import Number, checked
 from ringcoll.simulation.lockstep import LockstepEngine, never_full, senders_of
 from ringcoll.simulation.results import SimulatedRun
