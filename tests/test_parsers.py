@@ -629,8 +629,8 @@ def monitor(store: dist.Store) -> tuple[Monitor, Running]:
     watching = Monitor(store, 0, 3, lambda: None, Lives(store, 0, 3))
     call = Turn("all_reduce(sum)", lambda: None)
     call.words.lengths = {1: 3, 2: 5}
-    watching.progress.begin(0, call)
-    watching.progress.end()
+    watching.progress.last = (0, call)
+    watching.progress.begin_run((-1, None))
     return watching, Running(0, call, Wait(0, 1, 0, is_receive=True))
 
 

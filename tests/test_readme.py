@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.algorithms import unregister
+from ringcoll.algorithms import schedule_of, unregister
+from ringcoll.pictures import moving_picture
 from tests.cases.pages import ROOT, blocks
 
 README = ROOT / "README.md"
@@ -58,5 +59,12 @@ def test_it_is_short() -> None:
     """Tables of measurements are in RESULTS.md."""
     text = README.read_text(encoding="utf-8")
     assert "| --- |" not in text
-    assert text.count("![") == 1
+    assert text.count("![") == 2
     assert len(text.splitlines()) <= 150
+
+
+def test_the_ring_is_drawn_as_the_command_draws_it() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert "`ringcoll show ring all_reduce -k 4 --moving -o ring.svg`" in text
+    drawn = moving_picture(schedule_of("all_reduce", "ring", 4))
+    assert (ROOT / "docs/ring.svg").read_text(encoding="utf-8") == drawn

@@ -26,6 +26,7 @@ ROOMS = (
     "simulation",
     "search",
     "formats",
+    "pictures",
     "machine",
     "reduction",
     "transport",
@@ -51,6 +52,7 @@ PURE = (
     "simulation",
     "search",
     "formats",
+    "pictures",
 )
 AT_THE_TOP = {"__init__.py", "__init__.pyi", "_version.py", "errors.py", "py.typed"}
 # Without torch, too: `import ringcoll` reads the first, `ringcoll --help` the others.
@@ -84,8 +86,8 @@ ALLOWED = {
     "typing",
     "xml",
 }
-# What single rooms need besides: chance that a seed decides, and a solver that is imported late.
-ALSO_ALLOWED = {"search": {"ortools", "random"}}
+# What single rooms need besides: an image within a page; chance that a seed decides, and a solver that is imported late.
+ALSO_ALLOWED = {"pictures": {"base64"}, "search": {"ortools", "random"}}
 BLOCKED = ("torch", "numpy", "cupy")
 
 IMPORT_WITH_BLOCK = """

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 
+from ringcoll.algorithms import on_hosts
 from ringcoll.cli.command import command
-from ringcoll.cli.output import on_terminal, print_json, print_text, progress
+from ringcoll.cli.output import (
+    PICTURES,
+    on_terminal,
+    print_json,
+    print_text,
+    progress,
+    write_svg,
+)
 from ringcoll.cli.parameters import (
     asked_schedule,
     collective_name,
+    file_option,
     hosts_option,
     json_option,
+    new_file,
     rank_numbers,
     root_option,
     saying_what_would_do,
@@ -21,6 +32,7 @@ from ringcoll.cli.parameters import (
 )
 from ringcoll.cli.report import findings, header, in_words
 from ringcoll.errors import VerificationError
+from ringcoll.pictures import film, moving_picture, steps_picture
 from ringcoll.schedule import (
     Copy,
     Proof,
@@ -51,6 +63,8 @@ _EXAMPLES = """
   ringcoll show bruck all_gather -k 5 --text > bruck.txt
   ringcoll show ring all_reduce -k 64 --ranks 0-3,63
   ringcoll show star.py:star all_reduce
+  ringcoll show ring all_reduce -k 4 -o ring.svg
+  ringcoll show ring all_reduce -k 4 --moving -o ring.html
 """
 
 
@@ -67,6 +81,10 @@ _EXAMPLES = """
               help="Draw the columns of these ranks only: numbers and ranges, such as 0-3,7.")  # fmt: skip
 @click.option("--text", "as_text", is_flag=True,
               help="Print the schedule as text, which `ringcoll verify --schedule` reads.")  # fmt: skip
+@file_option("-o", "--output", "output", callback=new_file(*PICTURES),
+             help="Draw the steps into this file: .svg, .html or .png.")  # fmt: skip
+@click.option("--step", type=click.IntRange(min=0), help="Only this step, for --output.")
+@click.option("--moving", is_flag=True, help="One step after the other, for --output.")
 @json_option
 def show(
     algorithm: str,
@@ -78,6 +96,9 @@ def show(
     rank: int | None,
     ranks: tuple[int, ...] | None,
     as_text: bool,
+    output: Path | None,
+    step: int | None,
+    moving: bool,
     as_json: bool,
 ) -> None:
     """Draw ALGORITHM for COLLECTIVE, step by step and rank by rank.
@@ -92,6 +113,12 @@ def show(
         raise click.UsageError("--text goes with neither --json nor --primitives")
     if ranks is not None and (as_primitives or as_text or as_json):
         raise click.UsageError("--ranks goes with the grid")
+    if output is not None and (as_primitives or as_text or as_json or ranks is not None):
+        raise click.UsageError("--output goes with --step or --moving only")
+    if output is None and (moving or step is not None):
+        raise click.UsageError("--step and --moving go with --output")
+    if moving and step is not None:
+        raise click.UsageError("one step does not move")
     if rank is not None and not as_primitives:
         raise click.UsageError("--rank goes with --primitives")
     if ranks is not None and max(ranks) >= world_size:
@@ -102,12 +129,32 @@ def show(
     if not as_primitives:
         with saying_what_would_do(entry, schedule, num_hosts):
             check_work(schedule)
-    if as_text:
+    if output is not None:
+        hosts = on_hosts(schedule.world_size, num_hosts or 2) if entry.needs_hosts else None
+        _draw(schedule, output, hosts, step, moving=moving)
+    elif as_text:
         click.echo(schedule.to_text(), nl=False)
     elif as_primitives:
         _show_primitives(schedule, rank or 0, title, as_json=as_json)
     else:
         _show_grid(schedule, title, entry.summary, ranks, as_json=as_json)
+
+
+def _draw(
+    schedule: Schedule, path: Path, hosts: Sequence[int] | None, step: int | None, *, moving: bool
+) -> None:
+    """Draw into a file; a wrong schedule as far as it goes, with an exit status of 1."""
+    scenes = film(schedule)
+    picture = (
+        moving_picture(scenes, hosts=hosts)
+        if moving
+        else steps_picture(scenes, hosts=hosts, step=step)
+    )
+    write_svg(path, picture)
+    click.echo(path.resolve())
+    if scenes.failure is not None:
+        click.echo(f"\n{scenes.failure}")
+        raise click.exceptions.Exit(1)
 
 
 def _show_primitives(schedule: Schedule, rank: int, title: str, *, as_json: bool) -> None:

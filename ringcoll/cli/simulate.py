@@ -13,7 +13,7 @@ import click
 from ringcoll.algorithms import on_hosts
 from ringcoll.bench import as_size
 from ringcoll.cli.command import command
-from ringcoll.cli.output import print_json, print_table, progress
+from ringcoll.cli.output import PICTURES, print_json, print_table, progress, write_svg
 from ringcoll.cli.parameters import (
     bytes_option,
     collective_name,
@@ -26,6 +26,7 @@ from ringcoll.cli.parameters import (
     saying_what_would_do,
 )
 from ringcoll.machine import json_text, replace_file
+from ringcoll.pictures import time_picture
 from ringcoll.schedule import LARGEST_WORLD, contract
 from ringcoll.simulation import FORMS, PRESETS, simulate, topology_named
 
@@ -109,7 +110,8 @@ def _number(name: str, unit: float, about: str) -> Callable[..., Any]:
               help="A rank that begins late, by so many microseconds.")  # fmt: skip
 @click.option("--fail", multiple=True, metavar="A-B", callback=_ends,
               help="A link that has failed, such as 0-1 or 'leaf 0-core'.")  # fmt: skip
-@file_option("-o", "--output", "file", help="Write a trace for Perfetto, as `ringcoll trace` does.")
+@file_option("-o", "--output", "file", help="Draw ranks over time into this .svg, .html or .png; any other file gets a "
+             "trace for Perfetto, as `ringcoll trace` writes it.")  # fmt: skip
 @json_option
 def simulate_command(
     algorithm: str,
@@ -166,7 +168,10 @@ def simulate_command(
             late={rank: time * 1e-6 for rank, time in late.items()},
             trace=file is not None,
         )
-    if file is not None:
+    is_drawn = file is not None and file.suffix.lower() in PICTURES
+    if file is not None and is_drawn:
+        write_svg(file, time_picture(run))
+    elif file is not None:
         replace_file(file, json_text(run.picture()))
     if as_json:
         print_json(run.as_json())
@@ -186,4 +191,5 @@ def simulate_command(
     if topology.source:
         click.echo(f"\nNumbers: {topology.source}.")
     if file is not None:
-        click.echo(f"\nWrote {file}: open it in https://ui.perfetto.dev or chrome://tracing.")
+        opened = "" if is_drawn else ": open it in https://ui.perfetto.dev or chrome://tracing"
+        click.echo(f"\nWrote {file}{opened}.")

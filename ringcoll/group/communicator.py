@@ -18,6 +18,7 @@ from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from threading import get_ident
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -372,7 +373,11 @@ class Communicator:
             return
         progress, tracer = self.progress, self.tracer
         self._running = tensors
-        progress.begin(number, operation)
+        progress.current = current = number, operation
+        progress.thread = get_ident()
+        before, progress.last = progress.last, current
+        if operation is not before[1] or number != before[0] + 1:
+            progress.begin_run(before)
         if not self.monitor.awake:
             self.monitor.wake()
         if tracer is not None:

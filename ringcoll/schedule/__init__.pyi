@@ -21,6 +21,7 @@ from .counting import moved as moved
 from .counting import packed_chunks as packed_chunks
 from .counting import tally_of as tally_of
 from .drawing import grid as grid
+from .drawing import runs as runs
 from .ir import Buffer as Buffer
 from .ir import Copy as Copy
 from .ir import Operation as Operation
@@ -31,6 +32,7 @@ from .ir import Reduce as Reduce
 from .ir import Ref as Ref
 from .ir import Send as Send
 from .ir import Step as Step
+from .ir import Written as Written
 from .ir import check_room as check_room
 from .ir import copy as copy
 from .ir import inp as inp
@@ -48,8 +50,10 @@ from .orders import chunks_by_order as chunks_by_order
 from .orders import infix as infix
 from .primitives import primitives as primitives
 from .schedule import Schedule as Schedule
+from .verifier import Held as Held
 from .verifier import Order as Order
 from .verifier import Proof as Proof
 from .verifier import bitwise_equal as bitwise_equal
+from .verifier import history as history
 from .verifier import verify as verify
 from .verifier import without_collection as without_collection

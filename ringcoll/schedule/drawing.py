@@ -32,15 +32,23 @@ from ringcoll.schedule.ir import (
 _WIDE = 16  # ranks and steps on either side of a mark; a wider grid is unreadable
 
 
-def _chunks(refs: Iterable[Ref]) -> str:
-    """Chunk numbers, with runs written as ``first-last``."""
-    runs: list[list[int]] = []
-    for ref in refs:
-        if runs and ref.chunk == runs[-1][1] + 1:
-            runs[-1][1] = ref.chunk
+def runs(numbers: Iterable[int]) -> str:
+    """Numbers of chunks, with those that follow each other written as ``first-last``.
+
+    >>> runs([0, 1, 2, 5])
+    '0-2,5'
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
         else:
-            runs.append([ref.chunk, ref.chunk])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+            found.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+
+
+def _chunks(refs: Iterable[Ref]) -> str:
+    return runs(ref.chunk for ref in refs)
 
 
 def _cell(operation: object) -> str:

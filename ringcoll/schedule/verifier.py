@@ -291,6 +291,7 @@ class _Verifier:
         self.tally = Tally(world_size)
         self.staged: set[tuple[int, int]] = set()
         self.finals: set[tuple[int, int, int]] = set()  # as in `Written._finals`
+        self.sets: dict[int, frozenset[int]] = {}  # of `held`: contributors by their bits
 
     def place(self, rank: int, ref: Ref) -> int:
         buffer, chunk, slot = ref
@@ -323,6 +324,12 @@ class _Verifier:
         yield from self.schedule.program(rank)
 
     def run(self) -> Proof:
+        for _ in self.walk():
+            pass
+        return self.conclude()
+
+    def walk(self) -> Iterator[int]:
+        """Do step after step; yield the number of each when it is done."""
         programs: list[Program | None] = [
             self.started(rank) for rank in range(self.schedule.world_size)
         ]
@@ -353,8 +360,8 @@ class _Verifier:
                     self.check_references(steps)
                     raise
             self.step += 1
+            yield self.step - 1
             check_end(self.schedule, self.step)
-        return self.conclude()
 
     def do(self, steps: list[tuple[int, Step]]) -> None:
         """Do one step of all ranks."""
@@ -599,6 +606,23 @@ class _Verifier:
             raise self.fail(f"{ref} has two writers in one step", rank, chunk=ref.chunk)
         written[place] = value
 
+    def held(self) -> Held:
+        """What each rank has of each chunk: see `history`."""
+        symbols = self.symbols
+        every = range(self.schedule.world_size)
+        held: list[dict[int, frozenset[int]]] = []
+        for memory in self.memory:
+            masks: dict[int, int] = {}
+            for value in memory.values():
+                chunk, mask = symbols.chunk[value], symbols.contributors[value]
+                if mask.bit_count() >= masks.get(chunk, 0).bit_count():
+                    masks[chunk] = mask
+            for mask in masks.values():
+                if mask not in self.sets:
+                    self.sets[mask] = frozenset(rank for rank in every if mask >> rank & 1)
+            held.append({chunk: self.sets[masks[chunk]] for chunk in sorted(masks)})
+        return tuple(held)
+
     def conclude(self) -> Proof:
         """Compare the outputs with the contract and sum up."""
         schedule, rules, symbols = self.schedule, self.rules, self.symbols
@@ -737,6 +761,39 @@ def finals_of(schedule: Written) -> frozenset[tuple[int, int, int]]:
         verifier = _Verifier(schedule, in_place=False)
         verifier.run()
     return frozenset(verifier.finals)
+
+
+Held = tuple[dict[int, frozenset[int]], ...]
+"""For each rank and each chunk that it has: the ranks that have contributed to it."""
+
+
+def history(schedule: Written) -> Iterator[Held]:
+    """Yield what each rank holds before the first step, and after each step.
+
+    Of a chunk that a rank has at several places, the most complete one counts.
+
+    Raises
+    ------
+    TooLargeError
+        The ranks move too many chunks.
+    VerificationError
+        The schedule does not keep its contract; what is right has been yielded before.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> for held in history(schedule_of("all_reduce", "ring", 2)):
+    ...     print([{chunk: sorted(ranks) for chunk, ranks in of_rank.items()} for of_rank in held])
+    [{0: [0], 1: [0]}, {0: [1], 1: [1]}]
+    [{0: [0, 1], 1: [0]}, {0: [1], 1: [0, 1]}]
+    [{0: [0, 1], 1: [0, 1]}, {0: [0, 1], 1: [0, 1]}]
+    """
+    check_work(schedule)
+    verifier = _Verifier(schedule, in_place=False)
+    yield verifier.held()
+    for _ in verifier.walk():
+        yield verifier.held()
+    verifier.conclude()
 
 
 @contextmanager

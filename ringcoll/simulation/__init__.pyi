@@ -5,6 +5,7 @@ from .levels import fat_tree as fat_tree
 from .levels import hosts as hosts
 from .links import Link as Link
 from .links import Node as Node
+from .picture import SimulatedSpan as SimulatedSpan
 from .presets import PRESETS as PRESETS
 from .results import LinkLoad as LinkLoad
 from .results import PathStep as PathStep

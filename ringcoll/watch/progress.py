@@ -117,15 +117,14 @@ class Progress:
 
     # --- the thread that runs operations ----------------------------------------------------
 
-    def begin(self, number: int, operation: Operation | Turn) -> None:
-        """Note that an operation begins, in this thread."""
-        self.current = current = number, operation
-        self.thread = threading.get_ident()
-        before, self.last = self.last, current
-        if operation is not before[1] or number != before[0] + 1:
-            if number != before[0] + 1:
-                self._runs.append((before[0] + 1, None))  # numbers that were left out
-            self._runs.append((number, operation.words))
+    # An operation begins with four assignments, where it is run: a call of a function takes longer.
+
+    def begin_run(self, before: tuple[int, Operation | Turn | None]) -> None:
+        """Note that the last operation is another one than that before it, or does not follow it."""
+        number, operation = self.last
+        if number != before[0] + 1:
+            self._runs.append((before[0] + 1, None))  # numbers that were left out
+        self._runs.append((number, None if operation is None else operation.words))
 
     def end(self) -> None:
         """Note that the operation is over."""

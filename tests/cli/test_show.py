@@ -1,12 +1,15 @@
 """Drawing one algorithm."""
 
 import json
+import struct
+import sys
 from pathlib import Path
 
 import pytest
 
-from ringcoll.algorithms import on_hosts, schedule_of
+from ringcoll.algorithms import find, on_hosts, schedule_of
 from ringcoll.cli import show
+from ringcoll.pictures import moving_picture, steps_picture
 from ringcoll.schedule import Schedule, grid
 from tests.cases.algorithms import each_on
 
@@ -187,3 +190,83 @@ def test_a_restricted_size_names_the_restriction(run, only_powers):
     assert result.stderr == (
         "Error: only_powers all_gather cannot run on 6 ranks: it halves the world\n"
     )
+
+
+# --- pictures -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ring.svg", "ring.html", "ring.png", "RING.SVG"])
+def test_a_picture_is_written(run, tmp_path, name):
+    path = tmp_path / name
+    result = run("show", "ring", "all_reduce", "-k", "3", "-o", str(path))
+    assert (result.exit_code, result.stdout) == (0, f"{path}\n")
+    content = path.read_bytes()
+    picture = steps_picture(schedule_of("all_reduce", "ring", 3)).encode()
+    match path.suffix.lower():
+        case ".svg":
+            assert content == picture
+        case ".html":
+            assert content.startswith(b"<!doctype html>")
+            assert content.endswith(picture)
+        case _:
+            assert content.startswith(b"\x89PNG")
+            width, height = struct.unpack(">II", content[16:24])
+            assert f'width="{width}" height="{height}"'.encode() in picture
+
+
+def test_one_step_or_one_after_the_other(run, tmp_path):
+    path, schedule = tmp_path / "tree.svg", schedule_of("all_reduce", "tree", 5)
+    run("show", "tree", "all_reduce", "-k", "5", "-o", str(path), "--step", "1")
+    assert path.read_text() == steps_picture(schedule, step=1)
+    run("show", "tree", "all_reduce", "-k", "5", "-o", str(path), "--moving")
+    assert path.read_text() == moving_picture(schedule)
+
+
+def test_hosts_stand_apart(run, tmp_path):
+    path, hosts = tmp_path / "hosts.svg", on_hosts(6, 3)
+    run("show", "hierarchical", "all_reduce", "-k", "6", "--hosts", "3", "-o", str(path))
+    schedule = find("all_reduce", "hierarchical").schedule(6, 0, hosts)
+    assert path.read_text() == steps_picture(schedule, hosts=hosts)
+
+
+def test_a_wrong_algorithm_is_drawn_as_far_as_it_goes(run, short_ring, tmp_path):
+    path = tmp_path / "wrong.svg"
+    result = run("show", "short_ring", "all_reduce", "-k", "3", "-o", str(path))
+    assert result.exit_code == 1
+    assert result.stdout.startswith(f"{path}\n")
+    assert "ends wrong" in result.stdout
+    assert 'class="badtext"' in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["-o", "x.jpg"], "expected .svg, .html, .png"),
+        (["-o", "nowhere/x.svg"], "there is no folder"),
+        (["-o", "x.svg", "--text"], "--output goes with"),
+        (["-o", "x.svg", "--json"], "--output goes with"),
+        (["-o", "x.svg", "--ranks", "0"], "--output goes with"),
+        (["-o", "x.svg", "--step", "1", "--moving"], "one step does not move"),
+        (["-o", "x.svg", "--step", "9"], "no such step (expected 0 to 6, got 9)"),
+        (
+            ["-o", "x.svg", "-k", "100"],
+            "so many ranks cannot be drawn (expected at most 64, got 100)",
+        ),
+        (["--moving"], "go with --output"),
+        (["--step", "1"], "go with --output"),
+    ],
+)
+def test_pictures_that_cannot_be_drawn(run, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    result = run("show", "ring", "all_reduce", "-k", "4", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_what_makes_a_png(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    result = run("show", "ring", "all_reduce", "-o", str(tmp_path / "x.png"))
+    assert result.exit_code == 2
+    assert "pip install 'ringcoll[pictures]'" in result.stderr
+    assert not list(tmp_path.iterdir())

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ringcoll.algorithms import schedule_of
-from ringcoll.simulation import crossbar, simulate
+from ringcoll.pictures import time_picture
+from ringcoll.simulation import crossbar, simulate, topology_named
 from tests.cases.pictures import check
 from tests.cli.conftest import Run
 
@@ -90,3 +91,20 @@ def test_bad_calls_are_one_line(run: Run, words: str, said: str) -> None:
     assert result.exit_code == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("ending", ["svg", "html", "png"])
+def test_ranks_over_time_are_drawn(run: Run, tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"run.{ending}"
+    words = ("--topology", "torus:2x3", "--size", "4096", "-o", str(path))
+    result = run("simulate", "tree", "-k", "6", *words)
+    assert result.exit_code == 0
+    assert result.stdout.endswith(f"Wrote {path}.\n")
+    simulated = simulate(
+        schedule_of("all_reduce", "tree", 6), 4096, topology_named("torus:2x3", 6), trace=True
+    )
+    content, drawn = path.read_bytes(), time_picture(simulated).encode()
+    if ending == "png":
+        assert content.startswith(b"\x89PNG")
+    else:
+        assert content.endswith(drawn)

@@ -84,9 +84,10 @@ class Watched(Monitor):
 
     def ran(self, number: int, called: Any) -> None:
         """Let an operation begin, with the thread as it is."""
-        thread = self.progress.thread
-        self.progress.begin(number, called)
-        self.progress.thread = thread
+        self.progress.current = current = number, called
+        before, self.progress.last = self.progress.last, current
+        if called is not before[1] or number != before[0] + 1:
+            self.progress.begin_run(before)
 
     def tells(self, rank: int, waits: tuple[int, int] | None = None, **calls: Any) -> None:
         """Let another rank publish its state; calls are named c1, c2, ... after their numbers."""

@@ -1,0 +1,14 @@
+"""Pictures of schedules, as SVG. Pure: no torch, no matplotlib, no browser.
+
+===============  ======================================================================
+`scenes`         what is drawn: the messages of each step, and what the ranks hold between steps
+`layouts`        where ranks are drawn: a ring, a tree, a line, a cube, hosts
+`svg`            elements of SVG as text, the colours, light and dark
+`step_pictures`  steps side by side, one of them, or one after the other
+`time_pictures`  what each rank of a simulated run does when
+===============  ======================================================================
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

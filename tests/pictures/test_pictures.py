@@ -1,0 +1,315 @@
+"""Pictures of schedules: what is drawn is what the schedule does, for every algorithm."""
+
+from __future__ import annotations
+
+import base64
+import math
+from itertools import combinations, pairwise
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from ringcoll.algorithms import algorithms, on_hosts, schedule_of
+from ringcoll.errors import ArgumentError
+from ringcoll.pictures import MOST_RANKS, Film, film, layout_of, moving_picture, steps_picture
+from ringcoll.pictures.scenes import DrawnMessage
+from ringcoll.pictures.step_pictures import Scenery
+from ringcoll.pictures.svg import width_of
+from ringcoll.schedule import (
+    Program,
+    Schedule,
+    Send,
+    Step,
+    contract,
+    inp,
+    out,
+    recv,
+    recv_reduce,
+    send,
+)
+
+SVG = "{http://www.w3.org/2000/svg}"
+EVERY = [
+    pytest.param(entry, world_size, id=f"{entry.collective}-{entry.name}-{world_size}")
+    for entry in algorithms()
+    for world_size in (1, 2, 3, 5, 8)
+    if not entry.restriction(world_size)
+]
+
+
+def drawn(entry: object, world_size: int) -> Schedule:
+    return entry.schedule(world_size, 0, on_hosts(world_size, 2 if world_size > 1 else 1))  # type: ignore[attr-defined, no-any-return]
+
+
+def of_class(picture: str, tag: str, name: str) -> list[ET.Element]:
+    root = ET.fromstring(picture)  # it is ours
+    return [node for node in root.iter(f"{SVG}{tag}") if node.get("class") == name]
+
+
+@pytest.mark.parametrize("entry, world_size", EVERY)
+def test_every_message_is_an_arrow_and_every_end_is_complete(
+    entry: object, world_size: int
+) -> None:
+    schedule = drawn(entry, world_size)
+    scenes = film(schedule)
+    sends = sum(
+        isinstance(operation, Send)
+        for rank in range(world_size)
+        for step in schedule.steps(rank)
+        for operation in step
+    )
+    assert scenes.failure is None
+    assert sum(map(len, scenes.messages)) == sends
+    picture = steps_picture(scenes)
+    arrows = of_class(picture, "path", "add") + of_class(picture, "path", "move")
+    in_text = len({message.is_reduced for step in scenes.messages for message in step})
+    assert len(arrows) == sends + in_text
+    rules = contract(schedule.collective)
+    per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
+    for rank, held in enumerate(scenes.held[-1]):
+        for block in rules.outputs(rank, world_size, schedule.root):
+            owner = rules.owner(block, world_size, schedule.root)
+            for chunk in range(block * per_block, (block + 1) * per_block):
+                wanted = set(range(world_size)) if rules.reduces else {owner}
+                assert held[chunk] == wanted
+
+
+@pytest.mark.parametrize("entry, world_size", EVERY)
+def test_what_a_rank_holds_has_come_to_it(entry: object, world_size: int) -> None:
+    """A rank only gets contributions that a sender of a step has had; parts may wait beside each other."""
+    scenes = film(drawn(entry, world_size))
+    known = [{chunk: set(ranks) for chunk, ranks in held.items()} for held in scenes.held[0]]
+    for number, messages in enumerate(scenes.messages):
+        sent = [
+            (message.target, chunk, scenes.held[number][message.source][chunk])
+            for message in messages
+            for chunk in message.chunks
+        ]
+        for target, chunk, ranks in sent:
+            known[target].setdefault(chunk, set()).update(ranks)
+        for rank, held in enumerate(scenes.held[number + 1]):
+            for chunk, ranks in held.items():
+                assert ranks <= known[rank][chunk], (number, rank, chunk)
+
+
+@pytest.mark.parametrize("entry, world_size", EVERY)
+def test_no_card_hides_another(entry: object, world_size: int) -> None:
+    for hosts in (None, on_hosts(world_size, 2) if world_size > 1 else None):
+        scenery = Scenery(film(drawn(entry, world_size)), hosts)
+        wide, high = scenery.card
+        for (x, y), (other_x, other_y) in combinations(scenery.places, 2):
+            assert abs(x - other_x) > wide or abs(y - other_y) > high
+        for x, y in scenery.places:
+            assert wide / 2 - 0.01 <= x <= scenery.width - wide / 2 + 0.01
+            assert high / 2 - 0.01 <= y <= scenery.height - high / 2 + 0.01
+
+
+def test_the_ring_in_numbers() -> None:
+    scenes = film(schedule_of("all_reduce", "ring", 3))
+    assert scenes.messages[0] == (
+        DrawnMessage(0, 1, (2,), True),
+        DrawnMessage(1, 2, (0,), True),
+        DrawnMessage(2, 0, (1,), True),
+    )
+    assert [len(step) for step in scenes.messages] == [3] * 4
+    assert [message.is_reduced for step in scenes.messages for message in step] == [True] * 6 + [
+        False
+    ] * 6
+    assert scenes.held[1][1] == {0: {1}, 1: {1}, 2: {0, 1}}
+    picture = steps_picture(schedule_of("all_reduce", "ring", 3))
+    texts = [node.text for node in ET.fromstring(picture).iter(f"{SVG}text")]  # ours
+    assert texts[0] == "ring all_reduce on 3 ranks"
+    captions = [text for text in texts if text and text.startswith("step")]
+    assert captions == [f"step {n}: 3 messages, {'added' if n < 2 else 'copied'}" for n in range(4)]
+    assert texts.count("done") == 1
+    assert texts.count("+2") == 2
+    titles = [node.text for node in ET.fromstring(picture).iter(f"{SVG}title")]  # ours
+    assert titles.count("rank 0 to rank 1: chunks 2") == 2, "added in step 0, copied in step 3"
+
+
+@pytest.mark.parametrize(
+    "collective, name, world_size, layout",
+    [
+        ("all_reduce", "ring", 4, "ring"),
+        ("all_reduce", "tree", 7, "tree"),
+        ("broadcast", "chain", 5, "line"),
+        ("all_reduce", "recursive_doubling", 4, "hypercube"),
+        ("all_reduce", "recursive_doubling", 8, "hypercube"),
+        ("all_reduce", "recursive_doubling", 16, "hypercube"),
+        ("all_reduce", "direct", 5, "circle"),
+        ("all_reduce", "ring", 1, "ring"),
+        ("all_reduce", "ring", 2, "ring"),
+    ],
+)
+def test_the_layout_fits(collective: str, name: str, world_size: int, layout: str) -> None:
+    scenes = film(schedule_of(collective, name, world_size))
+    found = layout_of(world_size, scenes.links, 0)
+    assert found.name == layout
+    assert len(set(found.places)) == world_size
+
+
+def test_a_tree_stands_on_its_root_and_children_below_their_parents() -> None:
+    scenes = film(schedule_of("broadcast", "tree", 13, 5))
+    found = layout_of(13, scenes.links, 5)
+    assert found.name == "tree"
+    assert [rank for rank in range(13) if found.places[rank][1] == 0] == [5]
+    for low, high in scenes.links:
+        assert abs(found.places[low][1] - found.places[high][1]) == 1
+    for depth in {y for _, y in found.places}:
+        xs = sorted(x for x, y in found.places if y == depth)
+        assert all(right - left >= 1 for left, right in pairwise(xs))
+
+
+def test_ranks_of_a_host_stand_together() -> None:
+    hosts = (0, 0, 0, 1, 1, 1, 2, 2, 2)
+    found = layout_of(9, set(), hosts=hosts)
+    assert found.name == "hosts"
+    near = [
+        math.dist(found.places[a], found.places[b])
+        for a, b in combinations(range(9), 2)
+        if hosts[a] == hosts[b]
+    ]
+    far = [
+        math.dist(found.places[a], found.places[b])
+        for a, b in combinations(range(9), 2)
+        if hosts[a] != hosts[b]
+    ]
+    assert max(near) < min(far)
+
+
+def test_cells_are_filled_as_far_as_ranks_have_contributed() -> None:
+    picture = steps_picture(schedule_of("all_reduce", "ring", 4), step=1)
+    root = ET.fromstring(picture)  # it is ours
+    heights: dict[int, set[float]] = {}
+    for group in root.iter(f"{SVG}g"):
+        rect, title = group.find(f"{SVG}rect"), group.find(f"{SVG}title")
+        if rect is not None and title is not None:
+            heights.setdefault(len(str(title.text).partition("ranks ")[2].split(", ")), set()).add(
+                float(rect.get("height", 0))
+            )
+    assert heights == {1: {7.5}, 2: {15.0}}, "of 30, for 4 ranks"
+
+
+@pytest.mark.parametrize("step", [-1, 7, 100])
+def test_there_is_no_such_step(step: int) -> None:
+    with pytest.raises(ArgumentError, match=r"argument 'step': no such step \(expected 0 to 6"):
+        steps_picture(schedule_of("all_reduce", "ring", 4), step=step)
+
+
+def test_too_many_ranks_and_steps_are_said_before_any_work() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"so many ranks cannot be drawn .expected at most 64, got 65"
+    ):
+        steps_picture(schedule_of("all_reduce", "ring", MOST_RANKS + 1))
+    with pytest.raises(ArgumentError, match="so many steps cannot be drawn"):
+        film(Schedule("barrier", "long", 1, 1, 0, lambda rank: iter([Step()] * 600)))
+
+
+# --- schedules that are wrong -------------------------------------------------------------
+
+
+def wrong(program: object) -> Film:
+    return film(Schedule("all_reduce", "wrong", 2, 1, 0, program))  # type: ignore[arg-type]
+
+
+def never_received(rank: int) -> Program:
+    yield Step(send(1 - rank, inp(0)), recv_reduce(1 - rank, out(0), inp(0)))
+    yield Step(send(0, out(0))) if rank else Step()
+
+
+def twice(rank: int) -> Program:
+    for number in range(2):
+        yield Step(
+            send(1 - rank, inp(0)), recv_reduce(1 - rank, out(0), out(0) if number else inp(0))
+        )
+
+
+def nothing(rank: int) -> Program:
+    yield Step()
+
+
+def raises(rank: int) -> Program:
+    yield Step(send(1 - rank, inp(0)), recv(1 - rank, out(0)))
+    raise ZeroDivisionError("of the user")
+
+
+@pytest.mark.parametrize(
+    "program, words, held",
+    [
+        (never_received, "the message is never received", 2),
+        (twice, "out[0] ends wrong", 3),
+        (nothing, "out[0] ends wrong", 2),
+        (raises, "the program raised ZeroDivisionError: of the user", 2),
+    ],
+)
+def test_a_wrong_schedule_is_drawn_as_far_as_it_goes(
+    program: object, words: str, held: int
+) -> None:
+    scenes = wrong(program)
+    assert scenes.failure is not None
+    assert words in scenes.failure.message
+    assert len(scenes.held) == held
+    for picture in (steps_picture(scenes), moving_picture(scenes)):
+        (bad,) = of_class(picture, "rect", "bad")
+        assert bad is not None
+        (said,) = of_class(picture, "text", "badtext")
+        assert words in str(said.text)
+        assert ">wrong</text>" in picture
+
+
+def test_a_right_schedule_has_no_bad_place() -> None:
+    assert not of_class(steps_picture(schedule_of("all_reduce", "ring", 2)), "rect", "bad")
+
+
+# --- pictures that move -------------------------------------------------------------------
+
+
+def test_one_scene_a_step_and_the_end_where_nothing_moves() -> None:
+    picture = moving_picture(schedule_of("all_reduce", "ring", 4))
+    scenes = of_class(picture, "g", "scene")
+    assert len(scenes) == 6 + 1
+    style = next(ET.fromstring(picture).iter(f"{SVG}style")).text or ""  # it is ours
+    assert ".scene { opacity: 0;" in style
+    assert "#scene6 { opacity: 1 }" in style
+    assert "prefers-reduced-motion: reduce" in style
+    delays = [line for line in style.splitlines() if "animation-delay" in line]
+    assert [line.partition("animation-delay: ")[2] for line in delays] == [
+        f"{-1.6 * left:.1f}s }}" for left in range(7, 0, -1)
+    ]
+    parcels = of_class(picture, "rect", "parcel")
+    assert len(parcels) == 6 * 4
+    paths = {node.get("d") for kind in ("add", "move") for node in of_class(picture, "path", kind)}
+    for parcel in parcels:
+        style_of = parcel.get("style") or ""
+        assert style_of.partition("'")[2].rstrip("')") in paths, "a parcel moves along its arrow"
+
+
+def test_pictures_have_words_for_who_does_not_see_them() -> None:
+    root = ET.fromstring(steps_picture(schedule_of("all_gather", "ring", 3)))  # ours
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == "ring all_gather on 3 ranks"
+    assert root.find(f"{SVG}title") is not None
+
+
+def test_names_are_escaped_and_titles_have_room() -> None:
+    schedule = Schedule("barrier", "<a&b>" * 20, 1, 1, 0, lambda rank: iter([Step()]))
+    picture = steps_picture(schedule)
+    root = ET.fromstring(picture)  # it is ours
+    assert float(root.get("width", 0)) >= width_of("<a&b>" * 20)
+
+
+def test_a_notebook_shows_it_as_an_image() -> None:
+    picture = moving_picture(schedule_of("all_reduce", "tree", 3))
+    before, _, rest = picture._repr_html_().partition("base64,")
+    assert before == '<img src="data:image/svg+xml;'
+    assert base64.b64decode(rest.partition('"')[0]).decode() == picture
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_all_that_is_written_has_room(world_size: int) -> None:
+    for draw in (steps_picture, moving_picture):
+        root = ET.fromstring(draw(schedule_of("all_reduce", "ring", world_size)))  # ours
+        width = float(root.get("width", 0))
+        foot = [node for node in root.iter(f"{SVG}text") if node.get("text-anchor") == "start"]
+        for node in foot:
+            assert float(node.get("x", 0)) + width_of(node.text or "", 18) <= width
