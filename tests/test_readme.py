@@ -10,9 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ringcoll.algorithms import schedule_of, unregister
-from ringcoll.pictures import moving_picture
+from ringcoll.cli import cli
+from ringcoll.simulation import simulate, topology_named
 from tests.cases.pages import ROOT, blocks
 
 README = ROOT / "README.md"
@@ -59,12 +61,37 @@ def test_it_is_short() -> None:
     """Tables of measurements are in RESULTS.md."""
     text = README.read_text(encoding="utf-8")
     assert "| --- |" not in text
-    assert text.count("![") == 2
+    assert text.count("![") == 3
     assert len(text.splitlines()) <= 150
 
 
-def test_the_ring_is_drawn_as_the_command_draws_it() -> None:
+@pytest.mark.parametrize(
+    "file, command",
+    [
+        ("ring.svg", "show ring all_reduce -k 4 --moving -o ring.svg"),
+        ("crossover.svg", "plot crossover -k 16 -o crossover.svg"),
+    ],
+)
+def test_pictures_are_what_their_commands_draw(
+    file: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = README.read_text(encoding="utf-8")
-    assert "`ringcoll show ring all_reduce -k 4 --moving -o ring.svg`" in text
-    drawn = moving_picture(schedule_of("all_reduce", "ring", 4))
-    assert (ROOT / "docs/ring.svg").read_text(encoding="utf-8") == drawn
+    assert f"(docs/{file})" in text
+    assert f"`ringcoll {command}`" in text
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, command.split())
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / file).read_bytes() == (ROOT / "docs" / file).read_bytes()
+    sizes = re.findall(r"from ([\d.]+ [KM]iB) on", result.output)
+    assert all(f"from {size} on" in " ".join(text.split()) for size in sizes)
+
+
+def test_on_1024_ranks_the_ring_begins_to_win_later() -> None:
+    times = {
+        name: simulate(
+            schedule_of("all_reduce", name, 1024), 1152 << 10, topology_named("crossbar", 1024)
+        ).seconds
+        for name in ("ring", "tree")
+    }
+    assert "from 1.1 MiB on" in README.read_text(encoding="utf-8")
+    assert times["ring"] == pytest.approx(times["tree"], rel=0.1)

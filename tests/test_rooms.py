@@ -86,8 +86,8 @@ ALLOWED = {
     "typing",
     "xml",
 }
-# What single rooms need besides: an image within a page; chance that a seed decides, and a solver that is imported late.
-ALSO_ALLOWED = {"pictures": {"base64"}, "search": {"ortools", "random"}}
+# What single rooms need besides: signs of markup, an image within a page; chance that a seed decides, and a solver that is imported late.
+ALSO_ALLOWED = {"pictures": {"base64", "html"}, "search": {"ortools", "random"}}
 BLOCKED = ("torch", "numpy", "cupy")
 
 IMPORT_WITH_BLOCK = """

@@ -21,6 +21,7 @@
 `explain`         ``ringcoll explain``
 `trace`           ``ringcoll trace``
 `simulate`        ``ringcoll simulate``
+`plot`            ``ringcoll plot``
 `search`          ``ringcoll search``
 `train`           ``ringcoll train``
 `tune`            ``ringcoll tune``

@@ -91,6 +91,11 @@ COMMANDS = {
         "An algorithm, step by step and rank by rank.",
         "ringcoll show ring all_reduce -k 4",
     ),
+    "plot": CommandEntry(
+        "ringcoll.cli.plot:plot",
+        "Figures: where one algorithm overtakes another.",
+        "ringcoll plot crossover -k 16 -o crossover.svg",
+    ),
     "export": CommandEntry(
         "ringcoll.cli.export:export",
         "An algorithm in the format of MSCCL, MSCCL++, GOAL or Chakra.",
@@ -136,7 +141,7 @@ COMMANDS = {
 
 # Every command stands in one of them.
 SECTIONS = {
-    "Look": ("list", "show", "explain", "simulate", "search", "export", "new"),
+    "Look": ("list", "show", "explain", "simulate", "plot", "search", "export", "new"),
     "Prove": ("verify", "order", "pareto"),
     "Measure": ("compare", "bench", "tune", "trace"),
     "Train": ("train", "run"),

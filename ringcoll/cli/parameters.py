@@ -71,6 +71,15 @@ def bytes_option(*names: str) -> Callable[..., Any]:
     return size_option("-b", "--bytes", *names, "nbytes", default="1M", help=about)
 
 
+def number_option(name: str, unit: float, about: str) -> Callable[..., Any]:
+    """An option for a number in a unit, which is read in units of SI."""
+
+    def in_si(ctx: click.Context, param: click.Parameter, number: float | None) -> float | None:
+        return None if number is None else number * unit
+
+    return click.option(name, type=float, metavar="NUMBER", callback=in_si, help=about)
+
+
 def ranks_option(name: str, usual: int, about: str = "Number of ranks.") -> Callable[..., Any]:
     """Make the option for the number of ranks of a command that starts none."""
     return click.option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ringcoll.cli.parameters import (
     fitting_size,
     json_option,
     named_algorithms,
+    number_option,
     ranks_option,
     root_option,
     saying_what_would_do,
@@ -70,15 +70,6 @@ def _node(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
-def _number(name: str, unit: float, about: str) -> Callable[..., Any]:
-    """An option for a number in a unit, which is read in units of SI."""
-
-    def in_si(ctx: click.Context, param: click.Parameter, number: float | None) -> float | None:
-        return None if number is None else number * unit
-
-    return click.option(name, type=float, metavar="NUMBER", callback=in_si, help=about)
-
-
 @command(
     "simulate",
     examples=_EXAMPLES,
@@ -96,14 +87,14 @@ def _number(name: str, unit: float, about: str) -> Callable[..., Any]:
 @click.option("--hosts", "num_hosts", type=click.IntRange(1, LARGEST_WORLD), default=2,
               show_default=True, help="Number of hosts among which the ranks are divided, for an "
               "algorithm that needs to know it.")  # fmt: skip
-@_number("--bandwidth", 1e9, "GB/s of a link; 10.")
-@_number("--latency", 1e-6, "Microseconds of a link; 1.")
-@_number("--across-bandwidth", 1e9, "GB/s of a card between hosts, a tenth of --bandwidth; or of a "
+@number_option("--bandwidth", 1e9, "GB/s of a link; 10.")
+@number_option("--latency", 1e-6, "Microseconds of a link; 1.")
+@number_option("--across-bandwidth", 1e9, "GB/s of a card between hosts, a tenth of --bandwidth; or of a "
          "cable between the groups of a dragonfly, --bandwidth.")  # fmt: skip
-@_number("--across-latency", 1e-6, "Microseconds between hosts, ten times --latency; or between "
+@number_option("--across-latency", 1e-6, "Microseconds between hosts, ten times --latency; or between "
          "groups, --latency.")  # fmt: skip
-@_number("--alpha", 1e-6, "Microseconds until the bytes of a message begin to move; 0.")
-@_number("--gamma", 1e-9, "Nanoseconds to reduce a byte; 0.")
+@number_option("--alpha", 1e-6, "Microseconds until the bytes of a message begin to move; 0.")
+@number_option("--gamma", 1e-9, "Nanoseconds to reduce a byte; 0.")
 @click.option("--slow", multiple=True, metavar="RANK=FACTOR", callback=_of_ranks,
               help="A rank that is slower by a factor.")  # fmt: skip
 @click.option("--late", multiple=True, metavar="RANK=TIME", callback=_of_ranks,

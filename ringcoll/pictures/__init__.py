@@ -5,6 +5,7 @@
 `layouts`        where ranks are drawn: a ring, a tree, a line, a cube, hosts
 `svg`            elements of SVG as text, the colours, light and dark
 `step_pictures`  steps side by side, one of them, or one after the other
+`curve_pictures` times over sizes, and where one algorithm overtakes another
 `time_pictures`  what each rank of a simulated run does when
 ===============  ======================================================================
 """

@@ -1,3 +1,5 @@
+from .curve_pictures import crossings as crossings
+from .curve_pictures import curves_picture as curves_picture
 from .layouts import layout_of as layout_of
 from .scenes import MOST_RANKS as MOST_RANKS
 from .scenes import Film as Film

@@ -8,7 +8,7 @@ wherever there is room.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from xml.sax.saxutils import escape, quoteattr
+from html import escape
 
 COLOURS = (
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999",
@@ -64,7 +64,7 @@ def element(name: str, inner: str | Iterable[str] = "", /, **attributes: object)
     words = [name]
     for key, value in attributes.items():
         shown = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
-        words.append(f"{key.rstrip('_').replace('_', '-')}={quoteattr(shown)}")
+        words.append(f'{key.rstrip("_").replace("_", "-")}="{escape(shown)}"')
     content = inner if isinstance(inner, str) else "".join(inner)
     return f"<{' '.join(words)}>{content}</{name}>" if content else f"<{' '.join(words)}/>"
 

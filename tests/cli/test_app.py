@@ -125,6 +125,7 @@ def test_ctrl_c_ends_every_command_alike(run, monkeypatch, name):
         "order": ["ring"],
         "simulate": ["ring"],
         "export": ["ring"],
+        "plot": ["crossover"],
         "new": ["all_reduce", "star"],
         "run": [__file__],
     }
