@@ -15,6 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from ringcoll import __version__
 from ringcoll.cli import cli
 from ringcoll.machine import settings
 from tests.cases.algorithms import registered_meanwhile
@@ -156,3 +157,10 @@ def test_every_variable_is_documented_and_no_other() -> None:
     assert named[ROOT / "docs" / "choice.md"] == known
     for page, names in named.items():
         assert names <= known, page
+
+
+def test_the_citation_has_the_version_and_the_license() -> None:
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {__version__}" in lines
+    assert "license: BSD-3-Clause" in lines
+    assert "BSD 3-Clause" in (ROOT / "LICENSE").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError, VerificationError
-from ringcoll.schedule import Held, RecvReduce, Schedule, Send, Step, Written, history
+from ringcoll.schedule import Held, Recv, RecvReduce, Ref, Schedule, Send, Step, Written, history
 
 MOST_RANKS = 64
 """Ranks that a picture can show."""
@@ -101,21 +101,20 @@ def _steps(schedule: Schedule, rank: int, most: int) -> list[Step]:
 
 
 def _messages(steps: Iterable[Step]) -> tuple[DrawnMessage, ...]:
-    """Pair the sends of a step with what their targets do with them."""
-    reduced: dict[tuple[int, int], list[bool]] = {}
+    """Pair the sends of a step with what their targets do with them; what names no rank is left out."""
     all_steps = list(steps)
+    ranks = range(len(all_steps))
+    reduced: dict[tuple[int, int], list[bool]] = {}
     for rank, step in enumerate(all_steps):
         for operation in step:
-            if (
-                not isinstance(operation, Send)
-                and (peer := getattr(operation, "peer", None)) is not None
-            ):
-                reduced.setdefault((peer, rank), []).append(isinstance(operation, RecvReduce))
+            if isinstance(operation, Recv | RecvReduce) and operation.peer in ranks:
+                is_reduced = isinstance(operation, RecvReduce)
+                reduced.setdefault((operation.peer, rank), []).append(is_reduced)
     messages = []
     for rank, step in enumerate(all_steps):
         for operation in step:
-            if isinstance(operation, Send):
+            if isinstance(operation, Send) and operation.peer in ranks:
                 queue = reduced.get((rank, operation.peer)) or [False]
-                chunks = tuple(ref.chunk for ref in operation.refs)
+                chunks = tuple(ref.chunk for ref in operation.refs if isinstance(ref, Ref))
                 messages.append(DrawnMessage(rank, operation.peer, chunks, queue.pop(0)))
     return tuple(messages)

@@ -257,6 +257,49 @@ def test_a_wrong_schedule_is_drawn_as_far_as_it_goes(
         assert ">wrong</text>" in picture
 
 
+ODD = {
+    "a rank that is not there": Step(send(7, inp(0))),
+    "a negative rank": Step(send(-1, inp(0))),
+    "the rank itself": Step(send(0, inp(0)), recv(0, out(0))),
+    "a rank that is no number": Step(send("one", inp(0))),  # type: ignore[arg-type]
+    "a receive from nowhere": Step(recv(9, out(0))),
+    "no reference": Step(send(1, 0)),  # type: ignore[arg-type]
+    "a chunk that is not there": Step(send(1, inp(5))),
+    "no operation": Step("send"),  # type: ignore[arg-type]
+    "no step": (send(1, inp(0)),),
+    "nothing at all": None,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("late", [False, True])
+def test_odd_steps_are_drawn_as_far_as_they_go(name: str, late: bool) -> None:
+    def program(rank: int) -> Program:
+        if late:
+            yield Step()
+        yield ODD[name] if rank == 0 else Step()  # type: ignore[misc]
+
+    scenes = wrong(program)
+    assert scenes.failure is not None
+    assert scenes.failure.step in (int(late), None)
+    for picture in (steps_picture(scenes), moving_picture(scenes), steps_picture(scenes, step=0)):
+        ET.fromstring(picture)
+    assert len(of_class(steps_picture(scenes), "text", "badtext")) == 1
+
+
+def test_a_program_without_an_end_and_one_that_is_none() -> None:
+    def endless(rank: int) -> Program:
+        while True:
+            yield Step()
+
+    with pytest.raises(ArgumentError, match="so many steps cannot be drawn"):
+        wrong(endless)
+    scenes = wrong(lambda rank: 5)
+    assert scenes.failure is not None
+    assert "TypeError" in scenes.failure.message
+    assert len(of_class(steps_picture(scenes), "text", "badtext")) == 1
+
+
 def test_a_right_schedule_has_no_bad_place() -> None:
     assert not of_class(steps_picture(schedule_of("all_reduce", "ring", 2)), "rect", "bad")
 
