@@ -100,7 +100,7 @@ def side_by_side(group: Any, **lists: Any) -> list[tuple[Any, ...]]:
     return list(zip(*columns, strict=True))
 
 
-def check_dtype(dtype: torch.dtype, rank: int) -> None:
+def check_dtype(dtype: torch.dtype, rank: int, argument: str = "tensor") -> None:
     """Check that torch can make, fill and copy tensors of a dtype.
 
     Raises
@@ -112,7 +112,7 @@ def check_dtype(dtype: torch.dtype, rank: int) -> None:
         raise ArgumentError(
             "torch cannot copy tensors of this dtype; send a view(torch.uint8)",
             rank=rank,
-            argument="tensor",
+            argument=argument,
             expected="a dtype of integers or floats of at least 8 bits",
             got=dtype,
         )
@@ -137,6 +137,8 @@ class Arguments:
         Name of the collective.
     group, tensors, algorithm, segment_bytes
         Arguments of the user, unchecked.
+    names
+        The arguments that the tensors are, for errors; further tensors are of the last one.
 
     Raises
     ------
@@ -151,7 +153,10 @@ class Arguments:
         tensors: Sequence[Any],
         algorithm: Any = "auto",
         segment_bytes: Any = None,
+        *,
+        names: Sequence[str] = ("tensor",),
     ) -> None:
+        self._names = names
         self.contract, self.segment_bytes = contract(collective), whole(segment_bytes)
         own = as_group(group)
         self._group, self.rank, self.world_size = own, own.rank(), own.size()
@@ -197,24 +202,25 @@ class Arguments:
 
     def _check_tensors(self, tensors: Sequence[Any]) -> None:
         if not tensors:
-            raise self._refuse("must not be empty", "tensor", "at least one tensor", "none")
+            raise self._refuse("must not be empty", self._names[0], "at least one tensor", "none")
         first = tensors[0]
-        check_dtype(first.dtype, self.rank)
-        for tensor in tensors:
+        check_dtype(first.dtype, self.rank, self._names[0])
+        for number, tensor in enumerate(tensors):
+            name = self._names[min(number, len(self._names) - 1)]
             if tensor.is_neg() and not _negates(tensor.dtype):
                 raise self._refuse(
-                    "torch cannot negate this dtype", "tensor", "no negative view", tensor.dtype
+                    "torch cannot negate this dtype", name, "no negative view", tensor.dtype
                 )
             if tensor is first:
                 continue
             if tensor.dtype is not first.dtype:
                 raise self._refuse(
-                    "all tensors of a call must have one dtype", "tensor", first.dtype, tensor.dtype
+                    "all tensors of a call must have one dtype", name, first.dtype, tensor.dtype
                 )
             if tensor.device != first.device:
                 raise self._refuse(
                     "all tensors of a call must be on one device",
-                    "tensor",
+                    name,
                     first.device,
                     tensor.device,
                 )

@@ -99,7 +99,9 @@ def _sizes(sizes: Any) -> Any:
 
 def _all_reduce(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
     op, algorithm, segment_bytes, wire_dtype, reproducible = options
-    call = Arguments("all_reduce", group, tensors, algorithm, segment_bytes)
+    call = Arguments(
+        "all_reduce", group, tensors, algorithm, segment_bytes, names=("tensor", "out")
+    )
     call.like(tensors[-1], tensors[0], "out")
     call.reduces(op, wire_dtype, reproducible)
     outputs = (len(tensors) - 1,)
@@ -185,7 +187,7 @@ def _all_reduce_packed(
     group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
     op, algorithm, segment_bytes, wire_dtype, reproducible = options
-    call = Arguments("all_reduce", group, tensors, algorithm, segment_bytes)
+    call = Arguments("all_reduce", group, tensors, algorithm, segment_bytes, names=("tensors",))
     call.reduces(op, wire_dtype, reproducible)
     lengths = [sum(tensor.numel() for tensor in tensors)]
     return call.operation((), (), lengths, is_packed=True, prepared=prepared)
@@ -223,7 +225,7 @@ def all_reduce_coalesced(
 
 def _reduce(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
     op, algorithm, segment_bytes, wire_dtype, reproducible, dst, group_dst = options
-    call = Arguments("reduce", group, tensors, algorithm, segment_bytes)
+    call = Arguments("reduce", group, tensors, algorithm, segment_bytes, names=("tensor", "out"))
     is_root = call.rooted(dst, group_dst, "dst")
     call.like(tensors[-1], tensors[0], "out")
     call.reduces(op, wire_dtype, reproducible)
@@ -305,7 +307,9 @@ def broadcast(
 
 def _all_gather(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
     algorithm, segment_bytes, kind = options
-    call = Arguments("all_gather", group, tensors, algorithm, segment_bytes)
+    call = Arguments(
+        "all_gather", group, tensors, algorithm, segment_bytes, names=("tensor", "tensor_list")
+    )
     outputs = tensors[1:]
     call.one_a_rank(outputs, kind, "tensor_list")
     call.same_numel(tensors[0], outputs[call.rank].numel(), "tensor")
@@ -375,7 +379,14 @@ def _all_gather_single(
     group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
     algorithm, segment_bytes = options
-    call = Arguments("all_gather", group, tensors, algorithm, segment_bytes)
+    call = Arguments(
+        "all_gather",
+        group,
+        tensors,
+        algorithm,
+        segment_bytes,
+        names=("output_tensor", "input_tensor"),
+    )
     output, numel = tensors[0], tensors[1].numel()
     call.same_numel(output, call.world_size * numel, "output_tensor")
     return call.operation((1,), (0,), [numel] * call.world_size, prepared=prepared)
@@ -436,7 +447,9 @@ def all_gather_single_coalesced(
 
 def _gather(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
     algorithm, segment_bytes, dst, group_dst, kind = options
-    call = Arguments("gather", group, tensors, algorithm, segment_bytes)
+    call = Arguments(
+        "gather", group, tensors, algorithm, segment_bytes, names=("tensor", "gather_list")
+    )
     call.rooted(dst, group_dst, "dst")
     call.list_at_root(tensors[1:], kind, tensors[0], "gather_list")
     lengths = [tensors[0].numel()] * call.world_size
@@ -480,7 +493,9 @@ def gather(
 
 def _scatter(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
     algorithm, segment_bytes, src, group_src, kind = options
-    call = Arguments("scatter", group, tensors, algorithm, segment_bytes)
+    call = Arguments(
+        "scatter", group, tensors, algorithm, segment_bytes, names=("tensor", "scatter_list")
+    )
     call.rooted(src, group_src, "src")
     call.list_at_root(tensors[1:], kind, tensors[0], "scatter_list")
     lengths = [tensors[0].numel()] * call.world_size
@@ -524,7 +539,9 @@ def scatter(
 
 def _reduce_scatter(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
     op, algorithm, segment_bytes, wire_dtype, reproducible, kind = options
-    call = Arguments("reduce_scatter", group, tensors, algorithm, segment_bytes)
+    call = Arguments(
+        "reduce_scatter", group, tensors, algorithm, segment_bytes, names=("output", "input_list")
+    )
     inputs = tensors[1:]
     call.one_a_rank(inputs, kind, "input_list")
     call.same_numel(tensors[0], inputs[call.rank].numel(), "output")
@@ -569,7 +586,9 @@ def _reduce_scatter_single(
     group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
     op, algorithm, segment_bytes, wire_dtype, reproducible = options
-    call = Arguments("reduce_scatter", group, tensors, algorithm, segment_bytes)
+    call = Arguments(
+        "reduce_scatter", group, tensors, algorithm, segment_bytes, names=("output", "input")
+    )
     numel = tensors[0].numel()
     call.same_numel(tensors[1], call.world_size * numel, "input")
     call.reduces(op, wire_dtype, reproducible)
@@ -634,7 +653,8 @@ def reduce_scatter_single_coalesced(
 
 def _all_to_all(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
     algorithm, num_outputs, output_kind, input_kind = options
-    call = Arguments("all_to_all", group, tensors, algorithm)
+    names = ("output_tensor_list",) * num_outputs + ("input_tensor_list",)
+    call = Arguments("all_to_all", group, tensors, algorithm, names=names)
     outputs, inputs = tensors[:num_outputs], tensors[num_outputs:]
     call.one_a_rank(outputs, output_kind, "output_tensor_list")
     call.one_a_rank(inputs, input_kind, "input_tensor_list")
@@ -679,7 +699,7 @@ def _all_to_all_single(
     group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
     algorithm, output_sizes, input_sizes = options
-    call = Arguments("all_to_all", group, tensors, algorithm)
+    call = Arguments("all_to_all", group, tensors, algorithm, names=("output", "input"))
     incoming = call.split(tensors[0], output_sizes, "output")
     outgoing = call.split(tensors[1], input_sizes, "input")
     lengths = call.exchange_lengths(outgoing, incoming)

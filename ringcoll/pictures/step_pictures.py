@@ -328,4 +328,4 @@ def moving_picture(schedule: Schedule | Film, *, hosts: Sequence[int] | None = N
         delay = f"animation-delay: {(number - scenes) * _SECONDS:.1f}s"
         style += f"#scene{number}, #scene{number} .parcel {{ {delay} }}\n"
     style += "@media (prefers-reduced-motion: reduce) { .scene, .parcel { animation: none } }\n"
-    return _page(scenery, width, _GAP + _LINE + scenery.height + _LINE, drawn, style)
+    return _page(scenery, width, _GAP + 2 * _LINE + scenery.height + _GAP / 2, drawn, style)

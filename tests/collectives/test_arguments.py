@@ -292,6 +292,37 @@ def test_bad_groups_are_refused_before_anything_is_sent(what: str, posted: list[
         assert message.startswith("argument 'group': ")
 
 
+LONG = [torch.ones(3), torch.ones(3, dtype=torch.int64)]
+OF_ANOTHER_DTYPE: dict[str, Bad] = {
+    "all_reduce out": all_reduce(THREE, out=LONG[1]),
+    "reduce out": lambda group: ringcoll.reduce(THREE, 0, group=group, out=LONG[1]),
+    "all_gather tensor_list": lambda group: ringcoll.all_gather(LONG, THREE, group=group),
+    "all_gather_single input_tensor": lambda group: ringcoll.all_gather_single(
+        torch.ones(6), LONG[1], group=group
+    ),
+    "gather gather_list": lambda group: ringcoll.gather(THREE, LONG, 0, group=group),
+    "scatter scatter_list": lambda group: ringcoll.scatter(THREE, LONG, 0, group=group),
+    "reduce_scatter input_list": lambda group: ringcoll.reduce_scatter(THREE, LONG, group=group),
+    "reduce_scatter_single input": lambda group: ringcoll.reduce_scatter_single(
+        LONG[1], torch.ones(6), group=group
+    ),
+    "all_to_all input_tensor_list": lambda group: ringcoll.all_to_all(TWO, LONG, group=group),
+    "all_to_all output_tensor_list": lambda group: ringcoll.all_to_all(LONG, TWO, group=group),
+    "all_to_all_single input": lambda group: ringcoll.all_to_all_single(
+        torch.ones(4), torch.ones(4, dtype=torch.int64), group=group
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANOTHER_DTYPE)
+def test_the_argument_of_another_dtype_is_named(name: str, posted: list[int]) -> None:
+    for rank, message in enumerate(refused(OF_ANOTHER_DTYPE[name], posted)):
+        argument = name.split()[1]
+        assert message.startswith(
+            f"rank {rank}: argument '{argument}': all tensors of a call must have one dtype"
+        )
+
+
 @pytest.mark.parametrize("dtype", [torch.complex32, torch.float8_e8m0fnu], ids=str)
 def test_what_is_wrong_with_a_dtype(dtype: torch.dtype, posted: list[int]):
     for message in refused(dtype_case("sum", dtype), posted):
