@@ -115,6 +115,7 @@ def _messages(steps: Iterable[Step]) -> tuple[DrawnMessage, ...]:
         for operation in step:
             if isinstance(operation, Send) and operation.peer in ranks:
                 queue = reduced.get((rank, operation.peer)) or [False]
-                chunks = tuple(ref.chunk for ref in operation.refs if isinstance(ref, Ref))
+                refs: tuple[object, ...] = operation.refs  # of a wrong schedule, anything
+                chunks = tuple(ref.chunk for ref in refs if isinstance(ref, Ref))
                 messages.append(DrawnMessage(rank, operation.peer, chunks, queue.pop(0)))
     return tuple(messages)
