@@ -97,7 +97,7 @@ $(VENV)/.torch: constraints.txt
 .peers/%/.installed: constraints.txt
 	@test -x .peers/$*/bin/python || $(PYTHON) -m venv .peers/$*
 	@echo "installing $* into .peers/$*"
-	@.peers/$*/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $* mpi4py numpy
+	@.peers/$*/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $* mpi4py numpy lazy_loader
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.torch pyproject.toml

@@ -160,7 +160,7 @@ def test_a_collective_from_outside() -> None:
             assert proof.traffic == lower_bound("shift", world_size).traffic
             written = schedule_of("shift", "neighbour", world_size)
             assert simulate(written, 1000, topology_named("crossbar", world_size)).seconds > 0
-            assert shape(Workload("shift", 40 * world_size), world_size) == Shape(10, 40, 10, 10)
+            assert shape(Workload("shift", 40), world_size) == Shape(10, 40, 10, 10)
             assert demand_of("shift", world_size).owners == tuple(range(world_size))
 
         def main(group: ringcoll.LocalGroup) -> list[float]:

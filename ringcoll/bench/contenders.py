@@ -124,7 +124,7 @@ def shape(workload: Workload, world_size: int) -> Shape:
     rules = contract(workload.collective)
     if rules.at_least_once:
         return Shape(0, 0, 0, 0)
-    count = numel if rules.of_vector else numel // world_size
+    count = numel // rules.blocks_of_rank(world_size)
     send, recv = (count * len(blocks(0, world_size, 0)) for blocks in (rules.inputs, rules.outputs))
     return Shape(count, max(send, recv) * itemsize, send, recv)
 

@@ -1,7 +1,7 @@
 """Measure an MPI library's own collectives, in the rounds of `ringcoll.bench.rounds`; a script.
 
-The script runs on every rank under the library's ``mpiexec``, in an environment that has mpi4py and
-numpy, and no torch; the package is found beside the script::
+The script runs on every rank under the library's ``mpiexec``, in an environment that has mpi4py,
+numpy and lazy_loader, and no torch; the package is found beside the script::
 
     mpiexec -n 4 python -P mpi_peer.py REQUEST
 
@@ -130,7 +130,7 @@ class MpiPeer:
         if rules.at_least_once or not blocks:
             return 0
         every = [own_input(rank, self.send_numel, self.dtype) for rank in range(k)]
-        numel = self.send_numel // k if rules.of_pairs else self.numel
+        numel = max(self.send_numel, self.recv_numel) // rules.blocks_of_rank(k)
         if rules.reduces:
             start = blocks[0] * numel
             wanted = functools.reduce(_OPS[self.op][1], every)[start : start + numel]

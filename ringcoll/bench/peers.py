@@ -29,6 +29,8 @@ PEERS = ("gloo", *MPI_PEERS)
 """All libraries that a collective can be compared with."""
 FOLDER = Path(".peers")
 """Where ``make peers`` installs them: an environment each."""
+NEEDED = ("mpi4py", "numpy", "lazy_loader")
+"""What the program of their ranks needs beside the library and this package."""
 
 SCRIPT = Path(__file__).with_name("mpi_peer.py")
 """The program that their ranks run."""
@@ -63,7 +65,7 @@ def find(name: str, folder: Path = FOLDER) -> tuple[Path, Path]:
         raise MissingExtraError(
             f"{name} is not in {folder / name}; in ringcoll's source tree `make peers` installs "
             f"it there, elsewhere: python -m venv {folder / name} && {python} -m pip install "
-            f"{name} mpi4py numpy"
+            f"{name} {' '.join(NEEDED)}"
         )
     return command.absolute(), python.absolute()
 

@@ -9,7 +9,6 @@ import click
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import (
-    as_ranges,
     asked_schedule,
     collective_name,
     hosts_option,
@@ -19,7 +18,7 @@ from ringcoll.cli.parameters import (
     world_size_option,
 )
 from ringcoll.cli.report import header, order_in_words
-from ringcoll.schedule import check_reduces, chunk_elements, chunks_by_order, infix
+from ringcoll.schedule import as_runs, check_reduces, chunk_elements, chunks_by_order, infix
 
 _EXAMPLES = """
   ringcoll order ring -k 5 --size 1000
@@ -93,7 +92,7 @@ def order(
     if not proof.same_everywhere:
         click.echo("The order differs between ranks; this is the order on one of them.")
     for order, chunks in sums.items():
-        place = f"chunk{'s' * (len(chunks) > 1)} {as_ranges(chunks)}"
+        place = f"chunk{'s' * (len(chunks) > 1)} {as_runs(chunks)}"
         click.echo(f"{place}{_in_words(runs[order])}: {infix(order)}")
 
 

@@ -131,21 +131,6 @@ def rank_numbers(text: str) -> tuple[int, ...]:
     return _numbers(text, 0)
 
 
-def as_ranges(numbers: Iterable[int]) -> str:
-    """Write numbers in the way that `world_sizes` reads.
-
-    >>> as_ranges([1, 2, 3, 5, 8, 9])
-    '1-3,5,8-9'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-
-
 def _did_you_mean(word: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 

@@ -16,7 +16,6 @@ from ringcoll.cli import parameters
 from ringcoll.cli.command import command
 from ringcoll.cli.output import amount, print_json, print_table, print_text, progress, times
 from ringcoll.cli.parameters import (
-    as_ranges,
     collective_name,
     json_option,
     named_algorithms,
@@ -26,7 +25,7 @@ from ringcoll.cli.report import findings
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
 from ringcoll.formats import schedule_in
 from ringcoll.machine import is_schedule_file, read_file, read_schedule, text_of
-from ringcoll.schedule import CONTRACTS, Proof, Schedule, check_work, contract
+from ringcoll.schedule import CONTRACTS, Proof, Schedule, as_runs, check_work, contract
 from ringcoll.schedule import verify as prove
 
 _EVERY_ROOT = 8  # ranks up to which every root is proved; more would take k times as long
@@ -278,7 +277,7 @@ def _print(outcomes: Sequence[_Outcome]) -> None:
 
 
 def _row(outcome: _Outcome) -> tuple[str, ...]:
-    proved = as_ranges(outcome.proved) or "none"
+    proved = as_runs(outcome.proved) or "none"
     if outcome.wrong_at is not None:
         proved += f", WRONG at {outcome.wrong_at}"
     seconds, facts = f"{outcome.seconds:.1f}", outcome.findings
@@ -304,7 +303,7 @@ def _row(outcome: _Outcome) -> tuple[str, ...]:
 def _remarks(outcomes: Sequence[_Outcome]) -> Iterator[str]:
     for outcome in outcomes:
         if outcome.unsupported:
-            sizes, reasons = as_ranges(outcome.unsupported), list(outcome.unsupported.values())
+            sizes, reasons = as_runs(outcome.unsupported), list(outcome.unsupported.values())
             yield f"not for k = {sizes}: {reasons[0]}"
     for outcome in outcomes:
         if outcome.error is not None:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ringcoll.cli.output import amount
-from ringcoll.cli.parameters import as_ranges
 from ringcoll.cost import bound_of, distance
-from ringcoll.schedule import Proof, Schedule, chunks_by_order, contract, infix
+from ringcoll.schedule import Proof, Schedule, as_runs, chunks_by_order, contract, infix
 
 _FEW = 4  # lines of reduction orders that still help; and ranks times two, terms on one line
 
@@ -62,8 +61,8 @@ def in_words(proof: Proof) -> Iterator[str]:
     """Describe cost and order, a line each."""
     schedule, bound = proof.schedule, bound_of(proof)
     ports = f" with {proof.ports} messages at once each way" if proof.ports > 1 else ""
-    blocks = contract(schedule.collective).num_blocks(2) > 1
-    data = "all blocks of a rank" if blocks else "the vector"
+    is_vector = contract(schedule.collective).of_vector
+    data = "the vector" if is_vector else "all blocks of a rank"
     yield f"rounds    {proof.rounds} (at least {bound.rounds}{ports})"
     yield (
         f"traffic   {amount(proof.traffic)} n (at least {amount(bound.traffic)} n), n being {data}"
@@ -96,4 +95,4 @@ def _orders(proof: Proof) -> Iterator[str]:
             yield f"          ... and {len(sums) - _FEW} more"
             return
         plural = "s" if len(chunks) > 1 else ""
-        yield f"          chunk{plural} {as_ranges(chunks)}: {infix(order)}"
+        yield f"          chunk{plural} {as_runs(chunks)}: {infix(order)}"

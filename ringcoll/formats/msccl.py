@@ -31,11 +31,12 @@ from ringcoll.formats.levelling import levelled
 from ringcoll.formats.pieces import Piece, pieces
 from ringcoll.formats.places import Places
 from ringcoll.formats.xml import Element, parse_xml
-from ringcoll.schedule import CONTRACTS, Schedule, chunks_of_data, contract
+from ringcoll.schedule import Schedule, chunks_of_data, contract
 
-_COLLECTIVES = {
-    name.replace("_", ""): name for name, rules in CONTRACTS.items() if not rules.at_least_once
-}
+_KNOWN = (
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all",
+)  # fmt: skip
+_COLLECTIVES = {name.replace("_", ""): name for name in _KNOWN}
 _NAMES = {ours: theirs for theirs, ours in _COLLECTIVES.items()}
 _MOST_COUNT = 71  # MSCCL_MAX_COUNT is 72, and a count is below it
 _TYPES = {"send": "s", "recv": "r", "recv_reduce": "rrc", "copy": "cpy", "add": "re"}
@@ -141,8 +142,8 @@ def from_msccl(text: str) -> Schedule:
     if world_size != len(algo.children):
         raise algo.error(f'ngpus="{world_size}", but there are {len(algo.children)} gpus')
     num_chunks = algo.number("nchunksperloop", 1)
-    if contract(collective).of_pairs:
-        num_chunks *= world_size
+    rules = contract(collective)  # of the file the chunks are those of a rank
+    num_chunks *= rules.num_blocks(world_size) // rules.blocks_of_rank(world_size)
     root = algo.number("root", 0, world_size - 1) if "root" in algo.attributes else 0
     name = "_".join(algo.word("name").split()) or "msccl"
     try:

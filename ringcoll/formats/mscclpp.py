@@ -27,13 +27,10 @@ from ringcoll.formats.one_sided import events_of
 from ringcoll.formats.pieces import Piece, pieces
 from ringcoll.formats.places import Places
 from ringcoll.formats.tree import parse_json
-from ringcoll.schedule import CONTRACTS, Schedule, contract
+from ringcoll.schedule import Schedule, contract
 
-_COLLECTIVES = {
-    name.replace("_", ""): name
-    for name, rules in CONTRACTS.items()
-    if not (rules.rooted or rules.at_least_once)
-}
+_KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+_COLLECTIVES = {name.replace("_", ""): name for name in _KNOWN}
 _NAMES = {ours: theirs for theirs, ours in _COLLECTIVES.items()}
 _MOST_OPERATIONS = 64  # MAX_OPERATION
 _MOST_CHANNELS = 16  # MAX_CHANNEL
@@ -269,7 +266,8 @@ def from_mscclpp(text: str) -> Schedule:
     rules = contract(collective)
     is_gathered = len(rules.inputs(0, world_size, 0)) < len(rules.outputs(0, world_size, 0))
     side = "output_chunks" if is_gathered else "input_chunks"
-    num_chunks = gpus[0][side].number(1) * (world_size if rules.of_pairs else 1)
+    per_rank = rules.num_blocks(world_size) // rules.blocks_of_rank(world_size)
+    num_chunks = gpus[0][side].number(1) * per_rank
     for block in (block for gpu in gpus for block in gpu.items("threadblocks")):
         for operation in block.items("ops"):
             for end in ("src_buff", "dst_buff"):

@@ -53,7 +53,8 @@ _UNUSED = 2  # a binding is, if all might have been used so often since its last
 class Request(NamedTuple):
     """All that the decision how to run a call depends on; it holds no tensor.
 
-    ``entry`` is what ``algorithm`` names; ``None`` if that is ``"auto"``. ``lengths`` are (block, numel) of every block that this rank knows; ``packed`` are the numels of
+    ``entry`` is what ``algorithm`` names; ``None`` if that is ``"auto"``. ``lengths`` are (block,
+    numel) of every block that this rank knows; ``packed`` are the numels of
     the tensors that are laid end to end, if the vector is made of several; ``order`` is the order of
     operands that the operator needs; ``operator_code`` says what a user's operator computes; ``rules`` are those
     of the call, for the algorithm ``"auto"``.

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures.step_pictures import Picture
-from ringcoll.pictures.svg import COLOURS, FONT, document, element, text, width_of
+from ringcoll.pictures.svg import COLOURS, FONT, Picture, document, element, text, width_of
 
 Curve = Sequence[tuple[float, float]]
 """Sizes, increasing, and the time of each."""
@@ -36,7 +35,7 @@ class Crossing(NamedTuple):
 
     def in_words(self, size_in_words: Callable[[int], str]) -> str:
         """The crossing as a sentence."""
-        size = size_in_words(rounded(self.size))
+        size = size_in_words(_rounded(self.size))
         return f"from {size} on {self.after} is faster than {self.before}"
 
 
@@ -136,15 +135,15 @@ def curves_picture(
         across, down = x(crossing.size), y(crossing.time)
         about = element("title", crossing.in_words(size_in_words))
         drawn.append(element("circle", about, cx=across, cy=down, r=9, class_="crossing"))
-        words = size_in_words(rounded(crossing.size))
+        words = size_in_words(_rounded(crossing.size))
         drawn.append(text(across + 14, down + 24, words, "label", "start"))
     names = max(map(width_of, curves))
     width = max(right + names + FONT, width_of(title) + 2 * FONT)
     drawn.append(text(_LEFT + _WIDTH / 2, FONT * 1.5, title, "title"))
-    return Picture(document(width, bottom + _BELOW, drawn, title, _STYLE))
+    return document(width, bottom + _BELOW, drawn, title, _STYLE)
 
 
-def rounded(size: float) -> int:
+def _rounded(size: float) -> int:
     """A size to four binary digits: where curves cross is no better known."""
     step = 2.0 ** (math.floor(math.log2(size)) - 3)
     return round(round(size / step) * step)

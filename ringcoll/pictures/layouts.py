@@ -57,9 +57,8 @@ def layout_of(
     return RankLayout("ring" if steps <= {1} else "circle", circle(world_size))
 
 
-_ROOM = (
-    0.6  # half of the distance of neighbours on a circle: cards stand beside each other aslant, too
-)
+# Half of the distance of neighbours on a circle: cards stand beside each other aslant, too.
+_ROOM = 0.6
 
 
 def circle(world_size: int) -> tuple[Point, ...]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from base64 import b64encode
 from collections.abc import Sequence
 
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures.layouts import Point, RankLayout, layout_of
+from ringcoll.pictures.layouts import Point, layout_of
 from ringcoll.pictures.scenes import DrawnMessage, Film, film
-from ringcoll.pictures.svg import COLOURS, FONT, document, element, moved, text, width_of
-from ringcoll.schedule import Schedule, contract, runs
+from ringcoll.pictures.svg import COLOURS, FONT, Picture, document, element, moved, text, width_of
+from ringcoll.schedule import Schedule, as_runs, contract
 
 _CELL = 30.0  # a chunk that a rank holds, with its number
 _MOST_CELLS = 8  # chunks of a rank that are drawn with their numbers; more are drawn as a share
@@ -28,14 +27,14 @@ class Scenery:
 
     def __init__(self, scenes: Film, hosts: Sequence[int] | None = None) -> None:
         schedule = scenes.schedule
-        self.film, self.world_size = scenes, schedule.world_size
-        self.layout: RankLayout = layout_of(self.world_size, scenes.links, schedule.root, hosts)
+        self.film = scenes
+        layout = layout_of(schedule.world_size, scenes.links, schedule.root, hosts)
         self.shows_cells = schedule.num_chunks <= _MOST_CELLS
         self.bar = _CELL * schedule.num_chunks if self.shows_cells else 2 * _CELL
         # The card of a rank: its number above what it holds.
         self.card = max(self.bar, 2 * _CELL) + 12, _LINE + _CELL + 6
-        xs, ys = zip(*self.layout.places, strict=True)
-        is_small = self.world_size <= _FEW_RANKS
+        xs, ys = zip(*layout.places, strict=True)
+        is_small = schedule.world_size <= _FEW_RANKS
         apart = [side + (_APART if is_small else _APART / 3) for side in self.card]
         self.width, self.height = (
             (max(places) - min(places)) * unit + side
@@ -49,7 +48,9 @@ class Scenery:
             for x, y in zip(xs, ys, strict=True)
         ]
         rules = contract(schedule.collective)
-        self.complete = self.world_size if rules.reduces else 1  # ranks that contribute to a result
+        self.complete = (
+            schedule.world_size if rules.reduces else 1
+        )  # ranks that contribute to a result
 
     def caption(self, number: int) -> str:
         """The step in words."""
@@ -149,7 +150,9 @@ class Scenery:
         for message in messages:
             (x, y), (at_x, at_y), (to_x, to_y) = self.way(message)
             kind = "add" if message.is_reduced else "move"
-            said = f"rank {message.source} to rank {message.target}: chunks {runs(message.chunks)}"
+            said = (
+                f"rank {message.source} to rank {message.target}: chunks {as_runs(message.chunks)}"
+            )
             drawn.append(
                 element(
                     "path",
@@ -160,7 +163,7 @@ class Scenery:
                 )
             )
             if len(messages) <= _MOST_LABELS:
-                words = ("+" if message.is_reduced else "") + runs(message.chunks)
+                words = ("+" if message.is_reduced else "") + as_runs(message.chunks)
                 middle = (x + 2 * at_x + to_x) / 4, (y + 2 * at_y + to_y) / 4
                 labels.append(text(*middle, words, "label"))
         return drawn + labels
@@ -215,17 +218,6 @@ def _below(scenery: Scenery) -> tuple[list[str], float]:
 
 def _film(schedule: Schedule | Film) -> Film:
     return schedule if isinstance(schedule, Film) else film(schedule)
-
-
-class Picture(str):
-    """An SVG document, which a notebook shows."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        # As an image: on a page with several pictures the rules of one would hold for all.
-        data = b64encode(self.encode()).decode()
-        return f'<img src="data:image/svg+xml;base64,{data}" style="max-width: 100%">'
 
 
 def steps_picture(
@@ -294,7 +286,7 @@ def _page(
         moved((page_width - width) / 2, 0, drawn),
         moved(0, height + FONT / 2, foot),
     ]
-    return Picture(document(page_width, height + _LINE + _GAP / 2, drawn, about, style))
+    return document(page_width, height + _LINE + _GAP / 2, drawn, about, style)
 
 
 def moving_picture(schedule: Schedule | Film, *, hosts: Sequence[int] | None = None) -> Picture:

@@ -7,6 +7,7 @@ wherever there is room.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable
 from html import escape
 
@@ -82,7 +83,20 @@ def moved(x: float, y: float, inner: Iterable[str], **attributes: object) -> str
     return element("g", inner, transform=f"translate({x:.1f} {y:.1f})", **attributes)
 
 
-def document(width: float, height: float, inner: Iterable[str], about: str, style: str = "") -> str:
+class Picture(str):
+    """An SVG document, which a notebook shows."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        # As an image: on a page with several pictures the rules of one would hold for all.
+        data = b64encode(self.encode()).decode()
+        return f'<img src="data:image/svg+xml;base64,{data}" style="max-width: 100%">'
+
+
+def document(
+    width: float, height: float, inner: Iterable[str], about: str, style: str = ""
+) -> Picture:
     """Write a whole picture; ``about`` is read out by who does not see it."""
     heads = [
         element(
@@ -94,7 +108,7 @@ def document(width: float, height: float, inner: Iterable[str], about: str, styl
         for kind in ("add", "move")
     ]  # fmt: skip
     rules = _STYLE.format(font=FONT, small=FONT - 2) + style
-    return element(
+    picture = element(
         "svg",
         [
             element("title", escape(about)),
@@ -105,4 +119,5 @@ def document(width: float, height: float, inner: Iterable[str], about: str, styl
         ],
         xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width:.0f} {height:.0f}",
         width=f"{width:.0f}", height=f"{height:.0f}", role="img", aria_label=about,
-    ) + "\n"  # fmt: skip
+    )  # fmt: skip
+    return Picture(f"{picture}\n")

@@ -6,8 +6,7 @@ import math
 
 from ringcoll.errors import ArgumentError
 from ringcoll.pictures.scenes import MOST_RANKS, too_many
-from ringcoll.pictures.step_pictures import Picture
-from ringcoll.pictures.svg import FONT, document, element, moved, text, width_of
+from ringcoll.pictures.svg import FONT, Picture, document, element, moved, text, width_of
 from ringcoll.simulation import SimulatedRun, SimulatedSpan
 
 _MOST_SPANS = 20_000
@@ -106,7 +105,7 @@ def time_picture(run: SimulatedRun) -> Picture:
     height = bottom + 2 * FONT
     drawn.append(moved(0, height + FONT / 2, foot))
     width = max(left + _WIDTH + 2 * _GAP, width_of(about) + 12 * FONT)
-    return Picture(document(width, height + 2 * FONT, drawn, about, _STYLE))
+    return document(width, height + 2 * FONT, drawn, about, _STYLE)
 
 
 def _bar(span: SimulatedSpan, begin: float, end: float, y: float) -> str:

@@ -20,8 +20,8 @@ from .counting import estimated_messages as estimated_messages
 from .counting import moved as moved
 from .counting import packed_chunks as packed_chunks
 from .counting import tally_of as tally_of
+from .drawing import as_runs as as_runs
 from .drawing import grid as grid
-from .drawing import runs as runs
 from .ir import Buffer as Buffer
 from .ir import Copy as Copy
 from .ir import Operation as Operation

@@ -11,7 +11,7 @@ doc/PERFORMANCE.md, for the factors of bus bandwidth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
@@ -106,14 +106,13 @@ class Contract:
         return self.num_blocks(2) == 1
 
     @property
-    def of_pairs(self) -> bool:
-        """Whether there is a block for each ordered pair of ranks."""
-        return self.num_blocks(2) > 2  # there are four
-
-    @property
     def made_of(self) -> tuple[tuple[str, bool], ...]:
         """The ``phases``; of a collective that only moves, itself. Nothing, if there are none."""
         return self.phases if self.reduces else ((self.collective, False),)
+
+    def blocks_of_rank(self, world_size: int) -> int:
+        """Blocks of the whole data: as many as rank 0, as the root, has in its input or its output."""
+        return max(len(blocks(0, world_size, 0)) for blocks in (self.inputs, self.outputs))
 
     @property
     def can_be_cut(self) -> bool:
@@ -143,9 +142,14 @@ class Contract:
 
     def owner(self, block: int, world_size: int, root: int) -> int:
         """The rank whose input a block is, where nothing is reduced."""
-        if self.of_pairs:
-            return block // world_size
-        return root if self.rooted and block in self.inputs(root, world_size, root) else block
+        ranks = range(world_size)
+        # Of the package's own collectives it is one of the first three.
+        likely: Iterable[int] = (block, root, block // world_size, *ranks)
+        return next(
+            rank
+            for rank in likely
+            if rank in ranks and block in self.inputs(rank, world_size, root)
+        )
 
 
 def _vector(rank: int, world_size: int, root: int) -> Sequence[int]:

@@ -32,10 +32,10 @@ from ringcoll.schedule.ir import (
 _WIDE = 16  # ranks and steps on either side of a mark; a wider grid is unreadable
 
 
-def runs(numbers: Iterable[int]) -> str:
-    """Numbers of chunks, with those that follow each other written as ``first-last``.
+def as_runs(numbers: Iterable[int]) -> str:
+    """Write increasing numbers, those that follow each other as ``first-last``.
 
-    >>> runs([0, 1, 2, 5])
+    >>> as_runs([0, 1, 2, 5])
     '0-2,5'
     """
     found: list[list[int]] = []
@@ -48,7 +48,7 @@ def runs(numbers: Iterable[int]) -> str:
 
 
 def _chunks(refs: Iterable[Ref]) -> str:
-    return runs(ref.chunk for ref in refs)
+    return as_runs(ref.chunk for ref in refs)
 
 
 def _cell(operation: object) -> str:

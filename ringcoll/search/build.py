@@ -19,7 +19,6 @@ from ringcoll.schedule import (
     Ref,
     Schedule,
     Step,
-    contract,
     copy,
     inp,
     out,
@@ -28,7 +27,7 @@ from ringcoll.schedule import (
     send,
     tmp,
 )
-from ringcoll.search.demand import Demand
+from ringcoll.search.demand import Demand, phases_of
 
 
 class ChunkMove(NamedTuple):
@@ -46,14 +45,14 @@ Moves = Sequence[Sequence[ChunkMove]]
 def schedule_of_moves(
     collective: str, algorithm: str, demand: Demand, phases: Sequence[Moves]
 ) -> Schedule:
-    """Build the schedule of a collective from the moves of its phases, as of `Contract.made_of`."""
+    """Build the schedule of a collective from the moves of its phases, as of `phases_of`."""
     programs: list[list[Step]] = [[] for _ in range(demand.world_size)]
     if demand.world_size == 1:
         programs = [[*alone(len(demand.owners))]]
         phases = ()
     slots: dict[tuple[int, int], int] = {}
     for number, moves in enumerate(phases):
-        _, backwards = contract(collective).made_of[number]
+        _, backwards = phases_of(collective)[number]
         turned = _turned(moves) if backwards else moves
         if len(phases) == 1:  # all outputs of an all-reduce hold all chunks
             slots = _slots(demand, turned, backwards)

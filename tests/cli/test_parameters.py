@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.cli import measuring
-from ringcoll.cli.parameters import as_ranges, collective_name, rank_numbers, world_sizes
+from ringcoll.cli.parameters import collective_name, rank_numbers, world_sizes
+from ringcoll.schedule import as_runs
 from ringcoll.transport import catalogue
 
 
@@ -35,7 +36,7 @@ def test_anything_else_is_refused(text):
 
 @given(st.sets(st.integers(1, 100), min_size=1))
 def test_what_is_written_reads_back(sizes):
-    assert world_sizes(as_ranges(sorted(sizes))) == tuple(sorted(sizes))
+    assert world_sizes(as_runs(sorted(sizes))) == tuple(sorted(sizes))
 
 
 def test_collectives_may_be_spelled_as_in_prose():

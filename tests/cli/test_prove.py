@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ringcoll.algorithms import algorithms, find, schedule_of
-from ringcoll.cli.parameters import as_ranges
+from ringcoll.schedule import as_runs
 
 
 def rows(page: str) -> dict[tuple[str, str], list[str]]:
@@ -26,7 +26,7 @@ def test_every_algorithm_is_proved(run):
     assert set(table) == {(entry.collective, entry.name) for entry in algorithms()}
     for name, cells in table.items():
         sizes = [k for k in range(1, 17) if not find(*name).restriction(k)]
-        assert cells[:2] == [as_ranges(sizes), str(sizes[-1])]
+        assert cells[:2] == [as_runs(sizes), str(sizes[-1])]
     assert f"\n{len(table)} proved, 0 wrong, in " in result.stdout
 
 
@@ -64,7 +64,7 @@ def test_json_agrees_with_the_table(run):
             assert message.endswith(f"cannot run on {k} ranks: {reasons[int(k)]}")
         at = result["at"]
         assert table[name][:-1] == [
-            as_ranges(sizes),
+            as_runs(sizes),
             str(sizes[-1]),
             str(at["rounds"]),
             f"{at['rounds'] / at['rounds_at_least']:.2f}x",
@@ -117,7 +117,7 @@ def test_a_wrong_algorithm_ends_with_status_1_and_the_marked_grid(run, short_rin
     for entry in algorithms("all_reduce"):  # all others are proved
         if entry.name != "short_ring":
             sizes = [k for k in range(1, 5) if not entry.restriction(k)]
-            assert cells[entry.collective, entry.name][0] == as_ranges(sizes)
+            assert cells[entry.collective, entry.name][0] == as_runs(sizes)
     assert remarks.startswith("not for k = 3: swing all_reduce cannot run on 3 ranks")
     assert "\n\nshort_ring all_reduce on 2 ranks is wrong: rank 0, step 0, chunk 1:" in remarks
     assert "\nstep  rank 0" in remarks

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ringcoll.algorithms import algorithms, on_hosts, schedule_of
+from ringcoll.algorithms import Algorithm, algorithms, on_hosts, schedule_of
 from ringcoll.errors import ArgumentError
 from ringcoll.pictures import MOST_RANKS, Film, film, layout_of, moving_picture, steps_picture
 from ringcoll.pictures.scenes import DrawnMessage
@@ -37,8 +37,8 @@ EVERY = [
 ]
 
 
-def drawn(entry: object, world_size: int) -> Schedule:
-    return entry.schedule(world_size, 0, on_hosts(world_size, 2 if world_size > 1 else 1))  # type: ignore[attr-defined, no-any-return]
+def drawn(entry: Algorithm, world_size: int) -> Schedule:
+    return entry.schedule(world_size, 0, on_hosts(world_size, 2 if world_size > 1 else 1))
 
 
 def of_class(picture: str, tag: str, name: str) -> list[ET.Element]:
@@ -48,7 +48,7 @@ def of_class(picture: str, tag: str, name: str) -> list[ET.Element]:
 
 @pytest.mark.parametrize("entry, world_size", EVERY)
 def test_every_message_is_an_arrow_and_every_end_is_complete(
-    entry: object, world_size: int
+    entry: Algorithm, world_size: int
 ) -> None:
     schedule = drawn(entry, world_size)
     scenes = film(schedule)
@@ -75,7 +75,7 @@ def test_every_message_is_an_arrow_and_every_end_is_complete(
 
 
 @pytest.mark.parametrize("entry, world_size", EVERY)
-def test_what_a_rank_holds_has_come_to_it(entry: object, world_size: int) -> None:
+def test_what_a_rank_holds_has_come_to_it(entry: Algorithm, world_size: int) -> None:
     """A rank only gets contributions that a sender of a step has had; parts may wait beside each other."""
     scenes = film(drawn(entry, world_size))
     known = [{chunk: set(ranks) for chunk, ranks in held.items()} for held in scenes.held[0]]
@@ -93,7 +93,7 @@ def test_what_a_rank_holds_has_come_to_it(entry: object, world_size: int) -> Non
 
 
 @pytest.mark.parametrize("entry, world_size", EVERY)
-def test_no_card_hides_another(entry: object, world_size: int) -> None:
+def test_no_card_hides_another(entry: Algorithm, world_size: int) -> None:
     for hosts in (None, on_hosts(world_size, 2) if world_size > 1 else None):
         scenery = Scenery(film(drawn(entry, world_size)), hosts)
         wide, high = scenery.card

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from xml.etree import ElementTree as ET
@@ -70,8 +71,6 @@ def test_bars_are_where_the_run_says() -> None:
 
 
 def test_additions_are_drawn_where_they_cost_something() -> None:
-    from dataclasses import replace
-
     topology = replace(topology_named("crossbar", 4), gamma_s_per_byte=1e-9)
     ring = schedule_of("all_reduce", "ring", 4)
     picture = time_picture(simulate(ring, 1 << 20, topology, trace=True))
