@@ -19,7 +19,7 @@ MUTANTS_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-versions lint format mutants bench bench-gpu peers bench-peers bench-deepspeed results docs notebooks clean
+.PHONY: help demo test check test-versions lint format mutants bench bench-gpu peers bench-peers bench-deepspeed results docs player notebooks clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -30,7 +30,7 @@ demo: $(VENV)/.installed-demo ## Ring, tree and native side by side: all-reduce,
 	@$(BIN)/ringcoll train $(TRAIN_FLAGS)
 
 # A module's tests stay together, as they share processes; tests/conftest.py puts modules in order.
-test: lint ## Lint, type check, then all tests, doctests and notebooks
+test: lint player/node_modules/.package-lock.json ## Lint, type check, then all tests, doctests and notebooks
 	@$(BIN)/python -m compileall -q ringcoll tests benchmarks # as an installation does: tests start many programs
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
@@ -79,11 +79,14 @@ results: $(VENV)/.installed-dev ## Write benchmarks/RESULTS.md anew from the rec
 docs: $(VENV)/.installed-dev ## Write docs/algorithms.md anew from the docstrings
 	@$(BIN)/python docs/build_algorithms.py
 
+player: player/node_modules/.package-lock.json ## Build the page that plays schedules, from player/
+	@cd player && npm run --silent build
+
 notebooks: $(VENV)/.installed-notebooks ## Run the notebooks in full, and write their outputs
 	@$(BIN)/python notebooks/execute.py
 
 clean: ## Remove the environment, caches and what commands have written
-	rm -rf $(VENV) .peers build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .peers build dist player/node_modules .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first, by itself and pinned: see constraints.txt.
@@ -92,6 +95,11 @@ $(VENV)/.torch: constraints.txt
 	@echo "installing $(TORCH) into $(VENV)"
 	@$(PIP) install --quiet -c constraints.txt '$(TORCH)' || { echo '$(CPU_BUILDS)'; exit 1; }
 	@touch $@
+
+# What plays and tests the player; a user of the library needs none of it.
+player/node_modules/.package-lock.json: player/package-lock.json
+	@cd player && npm ci --silent --no-audit --no-fund || \
+		echo 'npm could not install what player/ needs: its tests are skipped'
 
 # An environment each: the two would overwrite each other's files.
 .peers/%/.installed: constraints.txt

@@ -86,8 +86,12 @@ ALLOWED = {
     "typing",
     "xml",
 }
-# What single rooms need besides: signs of markup, an image within a page; chance that a seed decides, and a solver that is imported late.
-ALSO_ALLOWED = {"pictures": {"base64", "html"}, "search": {"ortools", "random"}}
+# What single rooms need besides: signs of markup, an image or packed data within a page, the page of the package that
+# plays; chance that a seed decides, and a solver that is imported late.
+ALSO_ALLOWED = {
+    "pictures": {"base64", "html", "importlib", "zlib"},
+    "search": {"ortools", "random"},
+}
 BLOCKED = ("torch", "numpy", "cupy")
 
 IMPORT_WITH_BLOCK = """

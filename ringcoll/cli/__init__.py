@@ -27,6 +27,7 @@
 `tune`            ``ringcoll tune``
 `report`          a proof in words and as data
 `output`          how results are printed
+`picture_files`   pictures as SVG, pages, PNG, PDF and GIF
 `parameters`      arguments and options that several commands take
 `versions`        versions of the software beside the package
 ================  =====================================================

@@ -9,13 +9,11 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import click
 
-from ringcoll.errors import MissingExtraError
-from ringcoll.machine import json_text, replace_file
+from ringcoll.machine import json_text
 
 _WIDE = 1000  # characters; wider than any table of this library
 
@@ -117,34 +115,6 @@ def print_table(
         console.print(table, crop=False)
     for line in capture.get().splitlines():
         click.echo(line.rstrip())  # rich fills lines up
-
-
-def write_svg(path: Path, picture: str) -> None:
-    """Write a picture: as it is, as a page, or as PNG, after the ending of the file.
-
-    Raises
-    ------
-    MissingExtraError
-        What makes a PNG is not installed.
-    OSError
-        The file cannot be written.
-    """
-    content: str | bytes = picture
-    if path.suffix.lower() == ".html":
-        content = f'<!doctype html>\n<meta charset="utf-8">\n<body style="margin: 0">\n{picture}'
-    elif path.suffix.lower() == ".png":
-        try:
-            from resvg_py import svg_to_bytes
-        except ImportError as error:
-            raise MissingExtraError(
-                "a PNG needs resvg_py: pip install 'ringcoll[pictures]'; .svg and .html need nothing"
-            ) from error
-        content = bytes(svg_to_bytes(svg_string=picture, sans_serif_family="DejaVu Sans"))
-    replace_file(path, content)
-
-
-PICTURES = (".svg", ".html", ".png")
-"""The endings of files that `write_svg` writes."""
 
 
 @contextmanager

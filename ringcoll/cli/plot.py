@@ -10,7 +10,7 @@ from ringcoll.algorithms import on_hosts
 from ringcoll.bench import as_size, time_in_words
 from ringcoll.cli.command import command
 from ringcoll.cli.measuring import chosen
-from ringcoll.cli.output import PICTURES, print_json, progress, write_svg
+from ringcoll.cli.output import print_json, progress
 from ringcoll.cli.parameters import (
     collective_name,
     file_option,
@@ -21,6 +21,7 @@ from ringcoll.cli.parameters import (
     ranks_option,
     size_option,
 )
+from ringcoll.cli.picture_files import PICTURES, write_picture
 from ringcoll.pictures import crossings, curves_picture
 from ringcoll.simulation import FORMS, PRESETS, simulate, topology_named
 
@@ -46,7 +47,7 @@ _EXAMPLES = """
 @click.option("-f", "--stepfactor", type=click.IntRange(min=2), default=2, show_default=True,
               help="From one size to the next.")  # fmt: skip
 @file_option("-o", "--output", "output", default="crossover.svg", show_default=True,
-             callback=new_file(*PICTURES), help="The file: .svg, .html or .png.")  # fmt: skip
+             callback=new_file(*PICTURES), help="The file: .svg, .html, .png or .pdf.")  # fmt: skip
 @json_option
 def plot(
     figure: str,
@@ -81,7 +82,7 @@ def plot(
                 advance(f"{entry.name}, {as_size(nbytes)}")
     title = f"{collective} on {world_size} ranks, {network}"
     picture = curves_picture(title, curves, size_in_words=as_size, time_in_words=time_in_words)
-    write_svg(output, picture)
+    write_picture(output, picture)
     found = crossings(curves)
     if as_json:
         print_json({"title": title, "curves": curves, "crossings": [one._asdict() for one in found],

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ringcoll.algorithms import on_hosts
 from ringcoll.cli.command import command
-from ringcoll.cli.output import (
-    PICTURES,
-    on_terminal,
-    print_json,
-    print_text,
-    progress,
-    write_svg,
-)
+from ringcoll.cli.output import on_terminal, print_json, print_text, progress
 from ringcoll.cli.parameters import (
     asked_schedule,
     collective_name,
@@ -30,9 +25,11 @@ from ringcoll.cli.parameters import (
     saying_what_would_do,
     world_size_option,
 )
+from ringcoll.cli.picture_files import PICTURES, write_gif, write_picture
 from ringcoll.cli.report import findings, header, in_words
 from ringcoll.errors import VerificationError
-from ringcoll.pictures import film, moving_picture, steps_picture
+from ringcoll.machine import replace_file
+from ringcoll.pictures import Film, film, moving_picture, player_page, steps_picture
 from ringcoll.schedule import (
     Copy,
     Proof,
@@ -64,7 +61,9 @@ _EXAMPLES = """
   ringcoll show ring all_reduce -k 64 --ranks 0-3,63
   ringcoll show star.py:star all_reduce
   ringcoll show ring all_reduce -k 4 -o ring.svg
-  ringcoll show ring all_reduce -k 4 --moving -o ring.html
+  ringcoll show ring all_reduce -k 4 --moving -o ring.gif
+  ringcoll show ring all_reduce -k 8 --beside tree -o ring-and-tree.html
+  ringcoll show ring all_reduce -k 4 --trace trace.json -o measured.html
 """
 
 
@@ -81,10 +80,20 @@ _EXAMPLES = """
               help="Draw the columns of these ranks only: numbers and ranges, such as 0-3,7.")  # fmt: skip
 @click.option("--text", "as_text", is_flag=True,
               help="Print the schedule as text, which `ringcoll verify --schedule` reads.")  # fmt: skip
-@file_option("-o", "--output", "output", callback=new_file(*PICTURES),
-             help="Draw the steps into this file: .svg, .html or .png.")  # fmt: skip
-@click.option("--step", type=click.IntRange(min=0), help="Only this step, for --output.")
-@click.option("--moving", is_flag=True, help="One step after the other, for --output.")
+@file_option("-o", "--output", "output", callback=new_file(*PICTURES, ".gif"),
+             help="Draw the steps into this file: .svg, .png or .pdf; .gif moves; .html is a page that "
+             "plays them.")  # fmt: skip
+@click.option(
+    "--step", type=click.IntRange(min=0), help="Only this step, for --output; a page begins there."
+)
+@click.option(
+    "--moving", is_flag=True, help="One step after the other, for --output; a page begins to play."
+)
+@click.option(
+    "--beside", metavar="ALGORITHM", help="A second algorithm on the same clock, for a page."
+)
+@click.option("--trace", "trace_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Measured times for a page: a file of `ringcoll trace`, of the same algorithm.")  # fmt: skip
 @json_option
 def show(
     algorithm: str,
@@ -99,6 +108,8 @@ def show(
     output: Path | None,
     step: int | None,
     moving: bool,
+    beside: str | None,
+    trace_file: Path | None,
     as_json: bool,
 ) -> None:
     """Draw ALGORITHM for COLLECTIVE, step by step and rank by rank.
@@ -119,6 +130,13 @@ def show(
         raise click.UsageError("--step and --moving go with --output")
     if moving and step is not None:
         raise click.UsageError("one step does not move")
+    is_page = output is not None and output.suffix.lower() == ".html"
+    if not is_page and (beside or trace_file):
+        raise click.UsageError("--beside and --trace go with --output and a file .html")
+    if output is not None and output.suffix.lower() == ".pdf" and moving:
+        raise click.UsageError("a .pdf does not move")
+    if output is not None and output.suffix.lower() == ".gif" and step is not None:
+        raise click.UsageError("a .gif shows all steps")
     if rank is not None and not as_primitives:
         raise click.UsageError("--rank goes with --primitives")
     if ranks is not None and max(ranks) >= world_size:
@@ -131,7 +149,22 @@ def show(
             check_work(schedule)
     if output is not None:
         hosts = on_hosts(schedule.world_size, num_hosts or 2) if entry.needs_hosts else None
-        _draw(schedule, output, hosts, step, moving=moving)
+        scenes = film(schedule)
+        if is_page:
+            other = None
+            if beside is not None:
+                _, other, _ = asked_schedule(beside, collective, world_size, root, None)
+            trace = None if trace_file is None else _trace(trace_file)
+            begin = {"at": step or 0, "playing": int(moving)}
+            replace_file(
+                output, player_page(scenes, other, hosts=hosts, trace=trace, settings=begin)
+            )
+        else:
+            _draw(scenes, output, hosts, step, moving=moving)
+        click.echo(output.resolve())
+        if scenes.failure is not None:  # it is drawn as far as it goes
+            click.echo(f"\n{scenes.failure}")
+            raise click.exceptions.Exit(1)
     elif as_text:
         click.echo(schedule.to_text(), nl=False)
     elif as_primitives:
@@ -141,20 +174,25 @@ def show(
 
 
 def _draw(
-    schedule: Schedule, path: Path, hosts: Sequence[int] | None, step: int | None, *, moving: bool
+    scenes: Film, path: Path, hosts: Sequence[int] | None, step: int | None, *, moving: bool
 ) -> None:
-    """Draw into a file; a wrong schedule as far as it goes, with an exit status of 1."""
-    scenes = film(schedule)
-    picture = (
-        moving_picture(scenes, hosts=hosts)
-        if moving
-        else steps_picture(scenes, hosts=hosts, step=step)
-    )
-    write_svg(path, picture)
-    click.echo(path.resolve())
-    if scenes.failure is not None:
-        click.echo(f"\n{scenes.failure}")
-        raise click.exceptions.Exit(1)
+    if path.suffix.lower() == ".gif":
+        steps = range(len(scenes.messages) + 1)
+        write_gif(path, [steps_picture(scenes, hosts=hosts, step=step) for step in steps])
+    elif moving:
+        write_picture(path, moving_picture(scenes, hosts=hosts))
+    else:
+        write_picture(path, steps_picture(scenes, hosts=hosts, step=step))
+
+
+def _trace(path: Path) -> dict[str, Any]:
+    try:
+        trace = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{path}: {error}", param_hint="--trace") from None
+    if not isinstance(trace, dict):
+        raise click.BadParameter(f"{path} is not a trace", param_hint="--trace")
+    return trace
 
 
 def _show_primitives(schedule: Schedule, rank: int, title: str, *, as_json: bool) -> None:

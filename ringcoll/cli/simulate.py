@@ -12,7 +12,7 @@ import click
 from ringcoll.algorithms import on_hosts
 from ringcoll.bench import as_size
 from ringcoll.cli.command import command
-from ringcoll.cli.output import PICTURES, print_json, print_table, progress, write_svg
+from ringcoll.cli.output import print_json, print_table, progress
 from ringcoll.cli.parameters import (
     bytes_option,
     collective_name,
@@ -25,8 +25,9 @@ from ringcoll.cli.parameters import (
     root_option,
     saying_what_would_do,
 )
+from ringcoll.cli.picture_files import PICTURES, write_picture
 from ringcoll.machine import json_text, replace_file
-from ringcoll.pictures import time_picture
+from ringcoll.pictures import player_page, time_picture
 from ringcoll.schedule import LARGEST_WORLD, contract
 from ringcoll.simulation import FORMS, PRESETS, simulate, topology_named
 
@@ -101,8 +102,8 @@ def _node(text: str) -> int | str:
               help="A rank that begins late, by so many microseconds.")  # fmt: skip
 @click.option("--fail", multiple=True, metavar="A-B", callback=_ends,
               help="A link that has failed, such as 0-1 or 'leaf 0-core'.")  # fmt: skip
-@file_option("-o", "--output", "file", help="Draw ranks over time into this .svg, .html or .png; any other file gets a "
-             "trace for Perfetto, as `ringcoll trace` writes it.")  # fmt: skip
+@file_option("-o", "--output", "file", help="Draw ranks over time into this .svg, .png or .pdf; .html is a page that plays "
+             "the run; any other file gets a trace for Perfetto, as `ringcoll trace` writes it.")  # fmt: skip
 @json_option
 def simulate_command(
     algorithm: str,
@@ -160,8 +161,10 @@ def simulate_command(
             trace=file is not None,
         )
     is_drawn = file is not None and file.suffix.lower() in PICTURES
-    if file is not None and is_drawn:
-        write_svg(file, time_picture(run))
+    if file is not None and file.suffix.lower() == ".html":
+        replace_file(file, player_page(run, settings={"clock": "time", "times": "trace"}))
+    elif file is not None and is_drawn:
+        write_picture(file, time_picture(run))
     elif file is not None:
         replace_file(file, json_text(run.picture()))
     if as_json:

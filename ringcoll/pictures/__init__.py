@@ -7,6 +7,7 @@
 `step_pictures`  steps side by side, one of them, or one after the other
 `curve_pictures` times over sizes, and where one algorithm overtakes another
 `time_pictures`  what each rank of a simulated run does when
+`player`         one page that plays schedules, built from `player/`
 ===============  ======================================================================
 """
 

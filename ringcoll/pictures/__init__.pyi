@@ -1,6 +1,8 @@
 from .curve_pictures import crossings as crossings
 from .curve_pictures import curves_picture as curves_picture
 from .layouts import layout_of as layout_of
+from .player import Page as Page
+from .player import player_page as player_page
 from .scenes import MOST_RANKS as MOST_RANKS
 from .scenes import Film as Film
 from .scenes import film as film

@@ -8,7 +8,18 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError, VerificationError
-from ringcoll.schedule import Held, Recv, RecvReduce, Ref, Schedule, Send, Step, Written, history
+from ringcoll.schedule import (
+    Held,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Schedule,
+    Send,
+    Step,
+    Written,
+    history,
+)
 
 MOST_RANKS = 64
 """Ranks that a picture can show."""
@@ -35,6 +46,8 @@ class Film:
         The schedule.
     messages
         The messages of each step.
+    local
+        Of each step the ranks that reduce chunks without a message, and how many.
     held
         What the ranks hold before the first step, and after each step that is right.
     failure
@@ -43,6 +56,7 @@ class Film:
 
     schedule: Schedule
     messages: tuple[tuple[DrawnMessage, ...], ...]
+    local: tuple[tuple[tuple[int, int], ...], ...]
     held: tuple[Held, ...]
     failure: VerificationError | None
 
@@ -76,8 +90,18 @@ def film(schedule: Schedule) -> Film:
         failure = error
     count = len(held) - 1 if failure is None else (failure.step or 0) + 1
     programs = [_steps(schedule, rank, count) for rank in range(schedule.world_size)]
-    messages = [_messages(steps) for steps in zip_longest(*programs, fillvalue=Step())]
-    return Film(schedule, tuple(messages), tuple(held), failure)
+    all_steps = list(zip_longest(*programs, fillvalue=Step()))
+    messages = tuple(map(_messages, all_steps))
+    return Film(schedule, messages, tuple(map(_local, all_steps)), tuple(held), failure)
+
+
+def _local(steps: Iterable[Step]) -> tuple[tuple[int, int], ...]:
+    """The ranks that reduce in a step without a message, and the chunks that they add."""
+    added = (
+        (rank, sum(len(op.sources) - 1 for op in step if isinstance(op, Reduce)))
+        for rank, step in enumerate(steps)
+    )
+    return tuple((rank, chunks) for rank, chunks in added if chunks)
 
 
 def too_many(what: str, most: int, got: object) -> ArgumentError:

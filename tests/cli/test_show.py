@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageSequence
 
 from ringcoll.algorithms import find, on_hosts, schedule_of
 from ringcoll.cli import show
-from ringcoll.pictures import moving_picture, steps_picture
+from ringcoll.machine import json_text
+from ringcoll.pictures import moving_picture, player_page, steps_picture
 from ringcoll.schedule import Schedule, grid
+from ringcoll.simulation import simulate, topology_named
 from tests.cases.algorithms import each_on
 
 RING = """\
@@ -195,7 +198,7 @@ def test_a_restricted_size_names_the_restriction(run, only_powers):
 # --- pictures -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ring.svg", "ring.html", "ring.png", "RING.SVG"])
+@pytest.mark.parametrize("name", ["ring.svg", "ring.html", "ring.png", "ring.pdf", "RING.SVG"])
 def test_a_picture_is_written(run, tmp_path, name):
     path = tmp_path / name
     result = run("show", "ring", "all_reduce", "-k", "3", "-o", str(path))
@@ -206,12 +209,41 @@ def test_a_picture_is_written(run, tmp_path, name):
         case ".svg":
             assert content == picture
         case ".html":
-            assert content.startswith(b"<!doctype html>")
-            assert content.endswith(picture)
+            page = player_page(
+                schedule_of("all_reduce", "ring", 3), settings={"at": 0, "playing": 0}
+            )
+            assert content.decode() == page
+        case ".pdf":
+            assert content.startswith(b"%PDF-")
+            assert b"%%EOF" in content[-8:]
         case _:
             assert content.startswith(b"\x89PNG")
             width, height = struct.unpack(">II", content[16:24])
             assert f'width="{width}" height="{height}"'.encode() in picture
+
+
+def test_a_gif_shows_every_step_and_the_end(run, tmp_path):
+    path = tmp_path / "ring.gif"
+    result = run("show", "ring", "all_reduce", "-k", "3", "-o", str(path))
+    assert (result.exit_code, result.stdout) == (0, f"{path}\n")
+    with Image.open(path) as gif:
+        shown = [frame.convert("RGB").tobytes() for frame in ImageSequence.Iterator(gif)]
+    assert len(shown) == 5
+    assert len(set(shown)) == 5
+
+
+def test_a_page_begins_where_it_is_told_to(run, tmp_path):
+    path, ring = tmp_path / "page.html", schedule_of("all_reduce", "ring", 4)
+    tree = schedule_of("all_reduce", "tree", 4)
+    words = ("show", "ring", "all_reduce", "-k", "4", "-o", str(path))
+    run(*words, "--step", "2", "--beside", "tree")
+    assert path.read_text() == player_page(ring, tree, settings={"at": 2, "playing": 0})
+    run(*words, "--moving")
+    assert path.read_text() == player_page(ring, settings={"at": 0, "playing": 1})
+    trace = simulate(ring, 4096, topology_named("ring", 4), trace=True).picture()
+    (tmp_path / "trace.json").write_text(json_text(trace))
+    run(*words, "--trace", str(tmp_path / "trace.json"))
+    assert path.read_text() == player_page(ring, trace=trace, settings={"at": 0, "playing": 0})
 
 
 def test_one_step_or_one_after_the_other(run, tmp_path):
@@ -241,7 +273,16 @@ def test_a_wrong_algorithm_is_drawn_as_far_as_it_goes(run, short_ring, tmp_path)
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["-o", "x.jpg"], "expected .svg, .html, .png"),
+        (["-o", "x.jpg"], "expected .svg, .html, .png, .pdf, .gif"),
+        (["-o", "x.pdf", "--moving"], "a .pdf does not move"),
+        (["-o", "x.gif", "--step", "1"], "a .gif shows all steps"),
+        (
+            ["-o", "x.svg", "--beside", "tree"],
+            "--beside and --trace go with --output and a file .html",
+        ),
+        (["-o", "x.html", "--beside", "trea"], "did you mean"),
+        (["-o", "x.html", "--trace", "/dev/null"], "--trace"),
+        (["-o", "x.html", "--trace", __file__], "--trace"),
         (["-o", "nowhere/x.svg"], "there is no folder"),
         (["-o", "x.svg", "--text"], "--output goes with"),
         (["-o", "x.svg", "--json"], "--output goes with"),
@@ -264,9 +305,10 @@ def test_pictures_that_cannot_be_drawn(run, tmp_path, monkeypatch, words, messag
     assert not list(tmp_path.iterdir())
 
 
-def test_without_what_makes_a_png(run, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "resvg_py", None)
-    result = run("show", "ring", "all_reduce", "-o", str(tmp_path / "x.png"))
+@pytest.mark.parametrize("module, ending", [("typst", "png"), ("typst", "pdf"), ("PIL", "gif")])
+def test_without_what_makes_a_picture(run, tmp_path, monkeypatch, module, ending):
+    monkeypatch.setitem(sys.modules, module, None)
+    result = run("show", "ring", "all_reduce", "-o", str(tmp_path / f"x.{ending}"))
     assert result.exit_code == 2
     assert "pip install 'ringcoll[pictures]'" in result.stderr
     assert not list(tmp_path.iterdir())

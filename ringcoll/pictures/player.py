@@ -1,0 +1,412 @@
+"""The player: one page that plays schedules in a browser, without a network.
+
+The page is built from `player/` (TypeScript) into ``player.html``; here the data are made that it plays. It runs no
+schedule of its own: messages, contents of ranks, proofs and faults are those of the library. Only times by alpha, beta
+and gamma are computed in the page, as they move with its sliders.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from itertools import count
+from typing import Any
+
+from ringcoll.algorithms import algorithms
+from ringcoll.cost import bound_of, dominators
+from ringcoll.errors import ArgumentError, ScheduleError, TooLargeError
+from ringcoll.pictures.layouts import layout_of
+from ringcoll.pictures.scenes import DrawnMessage, Film, film
+from ringcoll.schedule import (
+    Counts,
+    Held,
+    Operation,
+    Program,
+    Proof,
+    Recv,
+    RecvReduce,
+    Schedule,
+    Send,
+    Step,
+    Written,
+    as_runs,
+    chunks_by_order,
+    chunks_of_data,
+    contract,
+    infix,
+    tally_of,
+    verify,
+)
+from ringcoll.simulation import SimulatedRun
+
+Played = Schedule | Film | SimulatedRun
+Json = dict[str, Any]
+
+_MANY_RANKS = 16  # from here on fewer faults are offered, and proofs are shown without their grid
+_MOST_CURVES = 8
+_MOST_ORDERS = 1 << 16  # characters of all orders of summation
+
+
+class Page(str):
+    """An HTML page, which a notebook shows in a frame."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        data = b64encode(self.encode()).decode()
+        source = f"data:text/html;base64,{data}"
+        return f'<iframe src="{source}" width="100%" height="760" style="border: 0"></iframe>'
+
+
+def player_page(
+    schedule: Played,
+    beside: Played | None = None,
+    *,
+    hosts: Sequence[int] | None = None,
+    trace: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> Page:
+    """Make a page that plays a schedule: steps, contents of ranks, times, costs, and faults on purpose.
+
+    Parameters
+    ----------
+    schedule
+        At most `MOST_RANKS` ranks; or its `film`; or a simulated run with ``trace=True``, whose times and links are
+        shown beside those of the sliders. A wrong schedule is played as far as it goes, with the words of the proof.
+    beside
+        A second one, on the same clock.
+    hosts
+        Number of the host of each rank, to draw the ranks of a host together.
+    trace
+        Measured times: what ``ringcoll trace`` writes, of the same algorithm, as an object. Its last operation counts.
+    settings
+        Where the page begins, by the words of its address: ``at`` (a step), ``clock`` ("steps" or "time"), ``alpha``
+        (microseconds), ``bandwidth`` and ``reduction`` (GB/s), ``nbytes``, ``slow``, ``dead``; ``playing=1`` starts it.
+
+    Returns
+    -------
+    Page
+        An HTML document: a `str`, which a notebook shows.
+
+    Raises
+    ------
+    ArgumentError
+        There are too many ranks or steps, the trace has no message of the schedule, or the run has no trace.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import schedule_of
+    >>> page = player_page(schedule_of("all_reduce", "ring", 4), schedule_of("all_reduce", "tree", 4))
+    >>> page[:15], "https://" in page
+    ('<!doctype html>', False)
+    """
+    played = [one for one in (schedule, beside) if one is not None]
+    films = [_film_of(one) for one in played]
+    proofs = [None if shown.failure else verify(shown.schedule) for shown in films]
+    run = schedule if isinstance(schedule, SimulatedRun) else None
+    if run is not None and trace is None:
+        trace = run.picture()
+    names = [f"{shown.schedule.algorithm} {shown.schedule.collective}" for shown in films]
+    title = f"{' and '.join(names)}, {films[0].schedule.world_size} ranks"
+    data: Json = {
+        "scenes": [_scene(shown, proof, hosts) for shown, proof in zip(films, proofs, strict=True)],
+        "faults": list(_faults(films[0])),
+        "curves": _curves(films[0].schedule, [proof for proof in proofs if proof is not None]),
+        "times": None if trace is None else _times(films[0], trace, run),
+        "links": [] if run is None else _links(run),
+    }
+    begin = {} if data["times"] is None else {"nbytes": data["times"].pop("nbytes")}
+    data["settings"] = {name: str(value) for name, value in (begin | dict(settings or {})).items()}
+    # Packed, the data of 64 ranks are a tenth as long; and no name of an algorithm can end the script.
+    packed = zlib.compress(json.dumps(data, separators=(",", ":"), allow_nan=False).encode(), 9)
+    text = b64encode(packed).decode()
+    template = files("ringcoll.pictures").joinpath("player.html").read_text(encoding="utf-8")
+    page = template.replace("{{ title }}", escape(title)).replace("{{ data }}", text)
+    return Page(page)
+
+
+def _film_of(played: Played) -> Film:
+    if isinstance(played, Film):
+        return played
+    return film(played.schedule if isinstance(played, SimulatedRun) else played)
+
+
+def _scene(shown: Film, proof: Proof | None, hosts: Sequence[int] | None) -> Json:
+    """A schedule at its places."""
+    schedule = shown.schedule
+    layout = layout_of(schedule.world_size, shown.links, schedule.root, hosts)
+    return {
+        "name": schedule.algorithm,
+        "collective": schedule.collective,
+        "worldSize": schedule.world_size,
+        "numChunks": schedule.num_chunks,
+        "chunksOfData": max(1, chunks_of_data(schedule)),
+        "complete": schedule.world_size if contract(schedule.collective).reduces else 1,
+        "layout": layout.name,
+        "places": [[round(x, 3), round(y, 3)] for x, y in layout.places],
+        **_story(shown, proof),
+    }
+
+
+def _story(shown: Film, proof: Proof | None) -> Json:
+    """What happens: messages, what changes at the ranks, and what the proof says; none if it fails."""
+    sets: dict[frozenset[int], int] = {}
+    steps = [
+        {
+            "messages": [_message(message) for message in messages],
+            "local": shown.local[number],
+            "changes": _changes(*shown.held[number : number + 2], sets=sets)
+            if number + 1 < len(shown.held)
+            else [],
+        }
+        for number, messages in enumerate(shown.messages)
+    ]
+    nothing: Held = tuple({} for _ in range(shown.schedule.world_size))
+    start = _changes(nothing, shown.held[0], sets=sets) if shown.held else []
+    failure = shown.failure
+    is_wide = shown.schedule.world_size > _MANY_RANKS
+    return {
+        "steps": steps,
+        "start": start,
+        "sets": [as_runs(sorted(ranks)) for ranks in sets],
+        "proof": "The proof fails." if proof is None else _in_words(proof),
+        "orders": {} if proof is None else _orders(proof),
+        "failure": None
+        if failure is None
+        else {
+            "words": str(failure).removesuffix(f"\n{failure.grid}" if is_wide else ""),
+            "rank": failure.rank,
+            "step": failure.step,
+            "chunk": failure.chunk,
+        },
+    }
+
+
+def _message(message: DrawnMessage) -> list[object]:
+    source, target, chunks, is_reduced = message
+    return [source, target, as_runs(sorted(chunks)), int(is_reduced)]
+
+
+def _changes(before: Held, now: Held, *, sets: dict[frozenset[int], int]) -> list[list[int]]:
+    """What each rank has gained: rank, chunk, and the number of the set of contributions."""
+    return [
+        [rank, chunk, sets.setdefault(ranks, len(sets))]
+        for rank, (old, new) in enumerate(zip(before, now, strict=True))
+        for chunk, ranks in new.items()
+        if old.get(chunk) != ranks
+    ]
+
+
+def _in_words(proof: Proof) -> str:
+    least = bound_of(proof).rounds
+    return (
+        f"Proved: {proof.rounds} rounds, where no algorithm needs fewer than {least}; "
+        f"each rank sends at most {float(proof.sent_max):.4g} of the whole data."
+    )
+
+
+def _orders(proof: Proof) -> dict[int, str]:
+    """The order of summation of each chunk, as far as there is room."""
+    rules = contract(proof.schedule.collective)
+    if not rules.reduces or rules.at_least_once or not proof.same_everywhere:
+        return {}
+    orders: dict[int, str] = {}
+    room = _MOST_ORDERS
+    for order, chunks in chunks_by_order(proof).items():
+        text = infix(order)
+        room -= len(text) * len(chunks)
+        if room < 0:
+            break
+        orders |= dict.fromkeys(chunks, text)
+    return orders
+
+
+def _curves(first: Schedule, proofs: Sequence[Proof]) -> list[Json]:
+    """Costs of what is proved, and of the algorithms that no other beats, for one collective and its ranks."""
+    world_size = first.world_size
+    costs: dict[str, Counts] = {}
+    for entry in algorithms(first.collective):
+        if not entry.needs_hosts and not entry.restriction(world_size):
+            schedule = entry.schedule(world_size)
+            tally = tally_of(schedule)
+            if (
+                tally.ports <= 1
+            ):  # the others would be the fastest where messages cost nothing beside each other
+                costs[entry.name] = tally.counts(chunks_of_data(schedule))
+    own = {
+        proof.schedule.algorithm: Counts(proof.rounds, proof.traffic, proof.reduced)
+        for proof in proofs
+        if proof.schedule.collective == first.collective and proof.schedule.world_size == world_size
+    }
+    shown = dict(own)
+    for name, others in dominators(costs).items():
+        if not others and costs[name] not in shown.values():
+            shown[name] = costs[name]
+    return [
+        {
+            "name": name,
+            "rounds": cost.rounds,
+            "traffic": float(cost.traffic),
+            "reduced": float(cost.reduced),
+        }
+        for name, cost in list(shown.items())[:_MOST_CURVES]
+    ]
+
+
+def _links(run: SimulatedRun) -> list[Json]:
+    return [
+        {
+            "name": load.link.name,
+            "nbytes": float(load.nbytes),
+            "share": None if load.share is None else float(load.share),
+        }
+        for load in run.loads()
+    ]
+
+
+def _times(shown: Film, trace: Mapping[str, Any], run: SimulatedRun | None) -> Json:
+    """The messages of the last operation of a trace: step, source, target, begin and end in microseconds."""
+    schedule = shown.schedule
+    wanted = f"{schedule.algorithm} {schedule.collective}"
+    try:
+        events = trace["traceEvents"]
+        runs = [event for event in events if event.get("cat") == "operation"]
+        fitting = [event for event in runs if event["name"] == wanted]
+        world_size = trace["otherData"]["world_size"]
+        number = max((event["args"]["number"] for event in fitting), default=0)
+        fitting = [event for event in fitting if event["args"]["number"] == number]
+        zero = min((event["ts"] for event in fitting), default=0)
+        last = max((event["ts"] + event["dur"] for event in fitting), default=0)
+        messages = _messages_of(events, number, zero)
+        names = sorted({event["name"] for event in runs})
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ArgumentError(
+            "not a trace", argument="trace", expected="what ringcoll trace writes",
+            got=f"{type(error).__name__}: {error}",
+        ) from None  # fmt: skip
+    if not fitting or world_size != schedule.world_size:
+        raise ArgumentError(
+            "the trace is of something else", argument="trace",
+            expected=f"{wanted} on {schedule.world_size} ranks",
+            got=f"{', '.join(names) or 'no operation'} on {world_size} ranks",
+        )  # fmt: skip
+    title = f"simulated on {run.topology.name}" if run is not None else "measured"
+    return {
+        "title": title,
+        "seconds": (last - zero) * 1e-6,
+        "messages": messages,
+        "nbytes": _nbytes(shown, events, number) if run is None else run.nbytes,
+    }
+
+
+def _nbytes(shown: Film, events: Sequence[Mapping[str, Any]], number: int) -> int:
+    """Bytes of the whole data, from those that were sent and the chunks that are sent."""
+    sent = sum(
+        event["args"]["bytes"]
+        for event in events
+        if event["ph"] == "b" and event["cat"] == "send" and event["args"]["number"] == number
+    )
+    chunks = sum(len(message.chunks) for step in shown.messages for message in step)
+    return round(sent * chunks_of_data(shown.schedule) / chunks) if chunks else 0
+
+
+def _messages_of(events: Sequence[Mapping[str, Any]], number: int, zero: float) -> list[Any]:
+    """Pair posts of sends with arrivals: both are in the order of their step and pair of ranks."""
+    begins: dict[tuple[int, int, int], list[float]] = {}
+    arrivals: dict[tuple[int, int, int], list[float]] = {}
+    ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
+    for event in events:
+        if event["ph"] != "b" or event["args"]["number"] != number:
+            continue
+        rank, peer, step = event["pid"], event["args"]["peer"], event["args"]["step"]
+        if event["args"]["way"] == "send":
+            begins.setdefault((step, rank, peer), []).append(event["ts"])
+        else:
+            arrivals.setdefault((step, peer, rank), []).append(ends[event["id"]])
+    return [
+        [*key, round(begin - zero, 3), round(end - zero, 3)]
+        for key, posted in sorted(begins.items())
+        for begin, end in zip(sorted(posted), sorted(arrivals.get(key, ())), strict=False)
+    ]
+
+
+def _faults(shown: Film) -> Iterator[Json]:
+    """Faults on purpose, each with what then happens, up to the place where the proof fails."""
+    if shown.failure is not None:
+        return
+    schedule = shown.schedule
+    sending = [number for number, messages in enumerate(shown.messages) if messages]
+    if not sending or schedule.world_size < 2:
+        return
+    first, middle, last = sending[0], sending[len(sending) // 2], sending[-1]
+    few = schedule.world_size > _MANY_RANKS
+    for step in [middle] if few else sorted({first, middle, last}):
+        source, target = shown.messages[step][0][:2]
+        for title, changed in _changed(schedule, step, source, target):
+            try:
+                wrong = film(changed)
+            except (TooLargeError, ScheduleError):
+                continue
+            if wrong.failure is not None:
+                yield {"title": title, **_story(wrong, None)}
+
+
+def _changed(
+    schedule: Schedule, step: int, source: int, target: int
+) -> Iterator[tuple[str, Schedule]]:
+    """Schedules in which a message of a step is not sent, is forgotten by both, or goes astray."""
+
+    def sends(operation: Operation) -> bool:
+        return isinstance(operation, Send) and operation.peer == target
+
+    def receives(operation: Operation) -> bool:
+        return isinstance(operation, Recv | RecvReduce) and operation.peer == source
+
+    def without(rank: int, operations: Step) -> Step:
+        drop = sends if rank == source else receives if rank == target else None
+        return Step(*(op for op in operations if drop is None or not drop(op)))
+
+    def unsent(rank: int, operations: Step) -> Step:
+        return without(rank, operations) if rank == source else operations
+
+    def astray(rank: int, operations: Step) -> Step:
+        wrong = next(other for other in count(target + 1) if other % schedule.world_size != source)
+        if rank != source:
+            return operations
+        return Step(
+            *(
+                Send(wrong % schedule.world_size, op.refs)
+                if isinstance(op, Send) and op.peer == target
+                else op
+                for op in operations
+            )
+        )
+
+    where = f"step {step}: rank {source}"
+    kinds = {
+        f"{where} does not send to rank {target}": unsent,
+        f"{where} and rank {target} forget their message": without,
+        f"{where} sends to the rank after {target}": astray,
+    }
+    for title, change in kinds.items():
+
+        def program(rank: int, change: Any = change) -> Program:
+            for number, operations in enumerate(Written.steps(schedule, rank)):
+                yield change(rank, operations) if number == step else operations
+
+        yield (
+            title,
+            Schedule(
+                schedule.collective,
+                schedule.algorithm,
+                schedule.world_size,
+                schedule.num_chunks,
+                schedule.num_slots,
+                program,
+                schedule.root,
+            ),
+        )
