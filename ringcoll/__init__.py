@@ -35,7 +35,11 @@ import lazy_loader
 from ringcoll._version import __version__ as __version__
 from ringcoll.backend.registration import when_torch_is_imported
 
-_ROOMS = {"ddp": "ringcoll.training.data", "testing": "ringcoll.testing"}
+_ROOMS = {
+    "ddp": "ringcoll.training.data",
+    "pictures": "ringcoll.pictures",
+    "testing": "ringcoll.testing",
+}
 
 
 when_torch_is_imported()

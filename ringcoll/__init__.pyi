@@ -1,3 +1,4 @@
+import ringcoll.pictures
 import ringcoll.testing
 import ringcoll.training.data
 
@@ -43,4 +44,5 @@ from .transport.shared.tensors import empty_shared as empty_shared
 
 __version__: str
 ddp = ringcoll.training.data
+pictures = ringcoll.pictures
 testing = ringcoll.testing

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +30,18 @@ from ringcoll.bench import (
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text
-from ringcoll.cli.parameters import bytes_option, collective_name, file_option, json_option
+from ringcoll.cli.parameters import (
+    asked_schedule,
+    bytes_option,
+    collective_name,
+    file_option,
+    json_option,
+    new_file,
+)
+from ringcoll.cli.picture_files import PICTURES, write_picture
 from ringcoll.errors import ArgumentError, ScheduleError
-from ringcoll.machine import UserModule
+from ringcoll.machine import UserModule, replace_file
+from ringcoll.pictures import last_run, player_page, time_picture
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
 from ringcoll.training import TRAINERS, Gradients, find_trainer, trainer_names, usual_task
@@ -44,6 +55,7 @@ _EXAMPLES = """
   ringcoll trace broadcast --algorithm chain --segment-bytes 64K
   ringcoll trace pipeline:1f1b
   ringcoll trace 3d:2x2x2 -k 8 -n 3
+  ringcoll trace all_reduce --algorithm ring -o measured.html
   torchrun --nproc-per-node 4 -m ringcoll.cli trace all_gather
 """
 
@@ -83,7 +95,8 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
               "star.py:star.")  # fmt: skip
 @measuring.transport
 @file_option("-o", "--output", "file", default="trace.json", show_default=True,
-             help="The file to write.")  # fmt: skip
+             callback=new_file(), help="The file to write: a trace; or, by its ending, .svg, .png or .pdf with the last "
+             "operation over time, or .html, a page that plays it beside the model.")  # fmt: skip
 @click.option("-n", "--iters", type=click.IntRange(1, 10**6), default=5, show_default=True,
               help="Times that the operation runs, or steps, in the trace.")  # fmt: skip
 @click.option("-w", "--warmup_iters", type=click.IntRange(0, 10**6), default=2, show_default=True,
@@ -128,8 +141,12 @@ def trace(
     waiting for other ranks; and the peak of memory. Sentences say who waits for whom.
     """
     world_size = measuring.ranks_to_use(ranks, 4)
-    target = _Target(str(file.absolute()), warmup_iters, iters)
+    is_picture = file.suffix.lower() in PICTURES
+    written = file.with_name(f"{file.name}.trace") if is_picture else file
+    target = _Target(str(written.absolute()), warmup_iters, iters)
     if what.partition(":")[0] in TRAINERS:
+        if is_picture:
+            raise click.UsageError("a picture is of a collective; of a trainer there is a trace")
         _trace_trainer(ctx, what, algorithm, world_size, target, as_json=as_json)
         return
     collective = what
@@ -157,7 +174,23 @@ def trace(
     )
     summary = measuring.on_ranks(trace_on_rank, request, world_size=world_size, backend="gloo")
     if summary:  # under torchrun rank 0 has it, and prints
-        _print(request, summary, world_size, as_json=as_json)
+        if is_picture:
+            _draw(written, file, collective, root)
+        _print(replace(request, path=str(file.absolute())), summary, world_size, as_json=as_json)
+
+
+def _draw(written: Path, file: Path, collective: str, root: int | None) -> None:
+    """Draw the last operation of a trace, which goes."""
+    trace = json.loads(written.read_bytes())
+    written.unlink()
+    if file.suffix.lower() != ".html":
+        write_picture(file, time_picture(trace))
+        return
+    run = last_run(trace)
+    name = run.name.rpartition(" ")[0]
+    _, schedule, _ = asked_schedule(name, collective, run.world_size, root, None)
+    settings = {"clock": "time", "times": "trace"}
+    replace_file(file, player_page(schedule, trace=trace, settings=settings))
 
 
 class _Target(NamedTuple):
@@ -270,4 +303,5 @@ def _notes(path: str, summary: dict[str, Any]) -> Iterator[str]:
         f"Clocks of the ranks are known to {worst['uncertainty_us']:.3g} us or better"
         f" (rank {worst['rank']})."
     )
-    yield f"Wrote {path}: open it in https://ui.perfetto.dev or chrome://tracing."
+    is_picture = Path(path).suffix.lower() in PICTURES
+    yield f"Wrote {path}{'' if is_picture else ': open it in https://ui.perfetto.dev or chrome://tracing'}."

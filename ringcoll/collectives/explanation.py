@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any, Literal, Unpack
 
 import torch
@@ -41,6 +42,9 @@ class Explanation:
     def algorithm(self) -> str:
         """Name of the chosen algorithm."""
         return self.choice.algorithm
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         choice = self.choice

@@ -6,8 +6,10 @@
 `svg`            elements of SVG as text, the colours, light and dark
 `step_pictures`  steps side by side, one of them, or one after the other
 `curve_pictures` times over sizes, and where one algorithm overtakes another
-`time_pictures`  what each rank of a simulated run does when
+`time_pictures`  what each rank of a run does when, simulated or measured
+`traces`         the last operation of a trace
 `player`         one page that plays schedules, built from `player/`
+`notebook`       what a notebook shows of schedules, proofs and simulated runs
 ===============  ======================================================================
 """
 

@@ -1,6 +1,7 @@
 from .curve_pictures import crossings as crossings
 from .curve_pictures import curves_picture as curves_picture
 from .layouts import layout_of as layout_of
+from .notebook import shown_in_notebook as shown_in_notebook
 from .player import Page as Page
 from .player import player_page as player_page
 from .scenes import MOST_RANKS as MOST_RANKS
@@ -10,3 +11,4 @@ from .step_pictures import moving_picture as moving_picture
 from .step_pictures import steps_picture as steps_picture
 from .svg import Picture as Picture
 from .time_pictures import time_picture as time_picture
+from .traces import last_run as last_run

@@ -49,6 +49,7 @@ def layout_of(
         ("line", lambda: _line(world_size, links)),
         ("tree", lambda: _tree(world_size, links, root)),
         ("hypercube", lambda: _hypercube(world_size, links)),
+        ("grid", lambda: _grid(world_size, links)),
     )
     for name, place in ways:
         if (places := place()) is not None:
@@ -133,6 +134,27 @@ def _hypercube(world_size: int, links: Links) -> tuple[Point, ...] | None:
         )
         for rank in range(world_size)
     )
+
+
+def _grid(world_size: int, links: Links) -> tuple[Point, ...] | None:
+    """Ranks in rows, if messages go to neighbours in the row and in the column, around the edges too."""
+    for width in range(2, world_size // 2 + 1):
+        height = world_size // width
+        if width * height != world_size:
+            continue
+        beside = {
+            (rank, rank // width * width + (rank + 1) % width) for rank in range(world_size)
+        } | {(rank, (rank + width) % world_size) for rank in range(world_size)}
+        if links == {(min(pair), max(pair)) for pair in beside}:
+            # Every second row is shifted a little, so that ways around the edge lie beside the others.
+            return tuple(
+                (
+                    rank % width + 0.15 * (rank // width % 2),
+                    rank // width + 0.15 * (rank % width % 2),
+                )
+                for rank in range(world_size)
+            )
+    return None
 
 
 def _hosts(hosts: Sequence[int]) -> tuple[Point, ...]:

@@ -21,6 +21,7 @@ from ringcoll.cost import bound_of, dominators
 from ringcoll.errors import ArgumentError, ScheduleError, TooLargeError
 from ringcoll.pictures.layouts import layout_of
 from ringcoll.pictures.scenes import DrawnMessage, Film, film
+from ringcoll.pictures.traces import last_run
 from ringcoll.schedule import (
     Counts,
     Held,
@@ -95,7 +96,7 @@ def player_page(
     Raises
     ------
     ArgumentError
-        There are too many ranks or steps, the trace has no message of the schedule, or the run has no trace.
+        There are too many ranks or steps, the trace is of something else, or the run has no trace.
 
     Examples
     --------
@@ -173,7 +174,7 @@ def _story(shown: Film, proof: Proof | None) -> Json:
         "steps": steps,
         "start": start,
         "sets": [as_runs(sorted(ranks)) for ranks in sets],
-        "proof": "The proof fails." if proof is None else _in_words(proof),
+        "proof": "The proof fails." if proof is None else proof_in_words(proof),
         "orders": {} if proof is None else _orders(proof),
         "failure": None
         if failure is None
@@ -201,7 +202,8 @@ def _changes(before: Held, now: Held, *, sets: dict[frozenset[int], int]) -> lis
     ]
 
 
-def _in_words(proof: Proof) -> str:
+def proof_in_words(proof: Proof) -> str:
+    """What is proved, in a sentence."""
     least = bound_of(proof).rounds
     return (
         f"Proved: {proof.rounds} rounds, where no algorithm needs fewer than {least}; "
@@ -272,66 +274,24 @@ def _times(shown: Film, trace: Mapping[str, Any], run: SimulatedRun | None) -> J
     """The messages of the last operation of a trace: step, source, target, begin and end in microseconds."""
     schedule = shown.schedule
     wanted = f"{schedule.algorithm} {schedule.collective}"
-    try:
-        events = trace["traceEvents"]
-        runs = [event for event in events if event.get("cat") == "operation"]
-        fitting = [event for event in runs if event["name"] == wanted]
-        world_size = trace["otherData"]["world_size"]
-        number = max((event["args"]["number"] for event in fitting), default=0)
-        fitting = [event for event in fitting if event["args"]["number"] == number]
-        zero = min((event["ts"] for event in fitting), default=0)
-        last = max((event["ts"] + event["dur"] for event in fitting), default=0)
-        messages = _messages_of(events, number, zero)
-        names = sorted({event["name"] for event in runs})
-    except (AttributeError, KeyError, TypeError) as error:
+    traced = last_run(trace, wanted)
+    if traced.world_size != schedule.world_size:
         raise ArgumentError(
-            "not a trace", argument="trace", expected="what ringcoll trace writes",
-            got=f"{type(error).__name__}: {error}",
-        ) from None  # fmt: skip
-    if not fitting or world_size != schedule.world_size:
-        raise ArgumentError(
-            "the trace is of something else", argument="trace",
-            expected=f"{wanted} on {schedule.world_size} ranks",
-            got=f"{', '.join(names) or 'no operation'} on {world_size} ranks",
+            "the trace is of other ranks", argument="trace",
+            expected=f"{schedule.world_size} ranks", got=f"{traced.world_size} ranks",
         )  # fmt: skip
-    title = f"simulated on {run.topology.name}" if run is not None else "measured"
-    return {
-        "title": title,
-        "seconds": (last - zero) * 1e-6,
-        "messages": messages,
-        "nbytes": _nbytes(shown, events, number) if run is None else run.nbytes,
-    }
-
-
-def _nbytes(shown: Film, events: Sequence[Mapping[str, Any]], number: int) -> int:
-    """Bytes of the whole data, from those that were sent and the chunks that are sent."""
-    sent = sum(
-        event["args"]["bytes"]
-        for event in events
-        if event["ph"] == "b" and event["cat"] == "send" and event["args"]["number"] == number
-    )
     chunks = sum(len(message.chunks) for step in shown.messages for message in step)
-    return round(sent * chunks_of_data(shown.schedule) / chunks) if chunks else 0
-
-
-def _messages_of(events: Sequence[Mapping[str, Any]], number: int, zero: float) -> list[Any]:
-    """Pair posts of sends with arrivals: both are in the order of their step and pair of ranks."""
-    begins: dict[tuple[int, int, int], list[float]] = {}
-    arrivals: dict[tuple[int, int, int], list[float]] = {}
-    ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
-    for event in events:
-        if event["ph"] != "b" or event["args"]["number"] != number:
-            continue
-        rank, peer, step = event["pid"], event["args"]["peer"], event["args"]["step"]
-        if event["args"]["way"] == "send":
-            begins.setdefault((step, rank, peer), []).append(event["ts"])
-        else:
-            arrivals.setdefault((step, peer, rank), []).append(ends[event["id"]])
-    return [
-        [*key, round(begin - zero, 3), round(end - zero, 3)]
-        for key, posted in sorted(begins.items())
-        for begin, end in zip(sorted(posted), sorted(arrivals.get(key, ())), strict=False)
-    ]
+    sent = sum(message.nbytes for message in traced.messages)
+    return {
+        "title": f"simulated on {run.topology.name}" if run is not None else "measured",
+        "seconds": traced.duration * 1e-6,
+        "messages": [
+            [step, source, target, round(begin, 3), round(end, 3)]
+            for step, source, target, begin, end, _ in traced.messages
+        ],
+        # The size of the whole data, from the chunks that were sent.
+        "nbytes": round(sent * chunks_of_data(schedule) / chunks) if chunks else 0,
+    }
 
 
 def _faults(shown: Film) -> Iterator[Json]:

@@ -21,7 +21,7 @@ _WIDE = 0.6  # width of a character over its height, in most fonts
 
 # Classes, and not attributes, so that a page that is dark can have other colours.
 _STYLE = """
-text {{ font: {font}px "Helvetica Neue", Helvetica, Arial, sans-serif; fill: #1b1f24 }}
+text {{ font: {font}px "Helvetica Neue", Helvetica, Arial, "Liberation Sans", "DejaVu Sans", sans-serif; fill: #1b1f24 }}
 .title {{ font-weight: bold }}
 .small {{ font-size: {small}px }}
 .paper {{ fill: #ffffff }}

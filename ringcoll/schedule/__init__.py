@@ -11,6 +11,7 @@
 `orders`       the order of reduction: as a sum, and by element
 `schedule`     what the other rooms read: all facts of the steps filled in, and the text form
 `primitives`   NCCL's words for a rank's program
+`shown`        objects that a notebook shows as pictures
 =============  ==========================================================
 
 Words that mean one thing in the whole package

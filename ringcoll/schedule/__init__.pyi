@@ -50,6 +50,7 @@ from .orders import chunks_by_order as chunks_by_order
 from .orders import infix as infix
 from .primitives import primitives as primitives
 from .schedule import Schedule as Schedule
+from .shown import Shown as Shown
 from .verifier import Held as Held
 from .verifier import Order as Order
 from .verifier import Proof as Proof

@@ -38,6 +38,7 @@ from typing import ClassVar, NamedTuple, ParamSpec, Self
 
 from ringcoll.errors import ScheduleError
 from ringcoll.schedule.contracts import CONTRACTS, contract
+from ringcoll.schedule.shown import Shown
 
 _Numbers = ParamSpec("_Numbers")
 
@@ -315,7 +316,7 @@ Program = Iterator[Step]
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class Written(Shown):
     """The programs of all ranks as they are written: what a `Schedule` begins with.
 
     Parameters are those of `ringcoll.schedule.schedule.Schedule`.

@@ -48,6 +48,7 @@ from ringcoll.schedule.ir import (
     Written,
     out,
 )
+from ringcoll.schedule.shown import Shown
 
 _GLOBAL_STEPS = (
     "steps are global: all ranks count the same steps, and a rank that waits yields an empty Step()"
@@ -154,7 +155,7 @@ class _Symbols:
 
 
 @dataclass(frozen=True)
-class Proof:
+class Proof(Shown):
     """The results of a verification. Amounts of data are fractions of n, the whole data.
 
     Parameters

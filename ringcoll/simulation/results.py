@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ringcoll.errors import ArgumentError
-from ringcoll.schedule import Schedule
+from ringcoll.schedule import Schedule, Shown
 from ringcoll.simulation.links import Link, Number
 from ringcoll.simulation.picture import SimulatedSpan, document
 from ringcoll.simulation.topology import Topology
@@ -47,7 +47,7 @@ class PathStep(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SimulatedRun:
+class SimulatedRun(Shown):
     """One simulated run of a schedule; all times are in seconds.
 
     Parameters

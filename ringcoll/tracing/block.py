@@ -6,6 +6,7 @@ the end of the block goes through the store: a rank whose block has failed waits
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError, RingcollError, TraceError
 from ringcoll.group import Communicator
 from ringcoll.machine import appears, json_text, peaks_of, read_text, replace_file
+from ringcoll.pictures import time_picture
 from ringcoll.tracing.clocks import Sighting
 from ringcoll.tracing.findings import findings
 from ringcoll.tracing.phase_times import PhaseTimes, summarize_phases
@@ -67,6 +69,12 @@ class Recording:
     findings: list[str] = field(default_factory=list)
     clocks: list[dict[str, float]] = field(default_factory=list)
     transport: str = ""
+
+    def _repr_html_(self) -> str | None:
+        try:
+            return time_picture(json.loads(self.path.read_bytes()))._repr_html_()
+        except (OSError, ValueError, ArgumentError):  # the block has not ended, or it is too long
+            return None
 
 
 @contextmanager

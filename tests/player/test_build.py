@@ -98,7 +98,7 @@ def test_a_trace_of_something_else_is_refused():
         schedule_of("all_reduce", "tree", 4), 64, topology_named("ring", 4), trace=True
     )
     with pytest.raises(
-        ArgumentError, match=r"expected ring all_reduce on 4 ranks, got binomial_tree"
+        ArgumentError, match=r"expected ring all_reduce, got binomial_tree all_reduce on 4 ranks"
     ):
         player_page(schedule_of("all_reduce", "ring", 4), trace=other.picture())
 
