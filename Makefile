@@ -24,10 +24,19 @@ BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.installed-demo ## Ring, tree and native side by side: all-reduce, then training
-	@$(BIN)/ringcoll compare $(DEMO_FLAGS)
+DEMO := ringcoll-demo
+
+demo: $(VENV)/.installed-demo ## The README's figures: a ring that moves, simulated and measured times; then training
+	@mkdir -p $(DEMO)
+	@echo "The ring, to be played in a browser:"
+	@$(BIN)/ringcoll show ring all_reduce -k 4 --moving --beside tree -o $(DEMO)/ring.html
+	@$(BIN)/ringcoll show ring all_reduce -k 4 --moving -o $(DEMO)/ring.svg
+	@$(BIN)/ringcoll plot crossover -k 16,1024 -o $(DEMO)/crossover.svg
+	@echo
+	@$(BIN)/ringcoll compare --picture $(DEMO)/ring_vs_tree.png $(DEMO_FLAGS)
 	@echo
 	@$(BIN)/ringcoll train $(TRAIN_FLAGS)
+	@$(BIN)/ringcoll trace torch-ddp -k 2 -o $(DEMO)/overlap.svg
 
 # A module's tests stay together, as they share processes; tests/conftest.py puts modules in order.
 test: lint player/node_modules/.package-lock.json ## Lint, type check, then all tests, doctests and notebooks

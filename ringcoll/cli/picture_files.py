@@ -67,7 +67,7 @@ def _typeset(picture: str, form: Literal["png", "pdf"]) -> bytes:
     width, height = size.groups()
     source = (
         f"#set page(width: {width}pt, height: {height}pt, margin: 0pt)\n"
-        '#image(bytes(sys.inputs.picture), format: "svg")'
+        '#image(bytes(sys.inputs.picture), format: "svg", width: 100%)'
     )
     made = typst.compile(source.encode(), format=form, ppi=72.0, sys_inputs={"picture": picture})
     assert isinstance(made, bytes)

@@ -18,15 +18,15 @@ from ringcoll.cli.parameters import (
     named_algorithms,
     new_file,
     number_option,
-    ranks_option,
     size_option,
+    world_sizes,
 )
 from ringcoll.cli.picture_files import PICTURES, write_picture
 from ringcoll.pictures import crossings, curves_picture
 from ringcoll.simulation import FORMS, PRESETS, simulate, topology_named
 
 _EXAMPLES = """
-  ringcoll plot crossover -k 16 -o crossover.svg
+  ringcoll plot crossover -k 16,1024 -o crossover.svg
   ringcoll plot crossover -k 1024 --topology fat_tree:32:2 -b 64K -e 1G -o crossover.svg
   ringcoll plot crossover all_gather --algorithms ring,bruck,star.py:star -k 8 -o gather.png
 """
@@ -37,7 +37,8 @@ _EXAMPLES = """
 @click.argument("collective", type=collective_name, default="all_reduce")
 @click.option("--algorithms", "names", default="ring,tree", show_default=True, metavar="NAMES",
               help="Names from `ringcoll list`, or algorithms of yours such as star.py:star.")  # fmt: skip
-@ranks_option("world_size", 16)
+@click.option("-k", "--ranks", "--world-size", "sizes_of_world", type=world_sizes, default="16", show_default=True,
+              metavar="NUMBERS", help="Numbers of ranks, such as 16,1024; a curve for each.")  # fmt: skip
 @click.option("--topology", "network", default="crossbar", show_default=True,
               help="The network, as below.")  # fmt: skip
 @number_option("--bandwidth", 1e9, "GB/s of a link; 10.")
@@ -53,7 +54,7 @@ def plot(
     figure: str,
     collective: str,
     names: str,
-    world_size: int,
+    sizes_of_world: tuple[int, ...],
     network: str,
     bandwidth: float | None,
     latency: float | None,
@@ -69,28 +70,36 @@ def plot(
     at which another algorithm becomes the fastest.
     """
     entries = [named_algorithms(name.strip(), collective)[0][0] for name in names.split(",")]
-    topology = topology_named(network, world_size, bandwidth=bandwidth, latency_s=latency)
+    worlds = [
+        (size, topology_named(network, size, bandwidth=bandwidth, latency_s=latency))
+        for size in dict.fromkeys(sizes_of_world)
+    ]
     sizes = chosen(max(1, minbytes), maxbytes, stepfactor, 0)
-    curves: dict[str, list[tuple[float, float]]] = {}
-    with progress(len(entries) * len(sizes), "simulating") as advance:
-        for entry in entries:
-            schedule = entry.schedule(world_size, 0, on_hosts(world_size, min(2, world_size)))
-            curves[entry.name] = []
-            for nbytes in sizes:
-                seconds = float(simulate(schedule, nbytes, topology).seconds)
-                curves[entry.name].append((float(nbytes), seconds))
-                advance(f"{entry.name}, {as_size(nbytes)}")
-    title = f"{collective} on {world_size} ranks, {network}"
-    picture = curves_picture(title, curves, size_in_words=as_size, time_in_words=time_in_words)
+    families: list[dict[str, list[tuple[float, float]]]] = []
+    with progress(len(worlds) * len(entries) * len(sizes), "simulating") as advance:
+        for world_size, topology in worlds:
+            families.append({})
+            for entry in entries:
+                schedule = entry.schedule(world_size, 0, on_hosts(world_size, min(2, world_size)))
+                name = entry.name if len(worlds) == 1 else f"{entry.name} ({world_size})"
+                curve = families[-1].setdefault(name, [])
+                for nbytes in sizes:
+                    seconds = float(simulate(schedule, nbytes, topology).seconds)
+                    curve.append((float(nbytes), seconds))
+                    advance(f"{name}, {as_size(nbytes)}")
+    title = f"{collective} on {' and '.join(str(size) for size, _ in worlds)} ranks, {network}"
+    picture = curves_picture(title, *families, size_in_words=as_size, time_in_words=time_in_words)
     write_picture(output, picture)
-    found = crossings(curves)
+    found = [crossings(curves) for curves in families]
     if as_json:
-        print_json({"title": title, "curves": curves, "crossings": [one._asdict() for one in found],
+        print_json({"title": title, "curves": {name: curve for curves in families for name, curve in curves.items()},
+                    "crossings": [one._asdict() for family in found for one in family],
                     "picture": str(output.resolve())})  # fmt: skip
         return
-    for one in found:
-        click.echo(one.in_words(as_size))
-    if not found:
-        fastest = min(curves, key=lambda name: curves[name][0][1])
-        click.echo(f"{fastest} is the fastest at every size")
+    for curves, family in zip(families, found, strict=True):
+        for one in family:
+            click.echo(one.in_words(as_size))
+        if not family:
+            fastest = min(curves, key=lambda name: curves[name][0][1])
+            click.echo(f"{fastest} is the fastest at every size")
     click.echo(output.resolve())

@@ -41,7 +41,7 @@ from ringcoll.cli.parameters import (
 from ringcoll.cli.picture_files import PICTURES, write_picture
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.machine import UserModule, replace_file
-from ringcoll.pictures import last_run, player_page, time_picture
+from ringcoll.pictures import last_run, overlap_picture, player_page, time_picture
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
 from ringcoll.training import TRAINERS, Gradients, find_trainer, trainer_names, usual_task
@@ -54,6 +54,7 @@ _EXAMPLES = """
   ringcoll trace all_reduce -k 2 -b 4 --transport ucx -o short.json
   ringcoll trace broadcast --algorithm chain --segment-bytes 64K
   ringcoll trace pipeline:1f1b
+  ringcoll trace bucketed -o overlap.svg
   ringcoll trace 3d:2x2x2 -k 8 -n 3
   ringcoll trace all_reduce --algorithm ring -o measured.html
   torchrun --nproc-per-node 4 -m ringcoll.cli trace all_gather
@@ -96,7 +97,7 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
 @measuring.transport
 @file_option("-o", "--output", "file", default="trace.json", show_default=True,
              callback=new_file(), help="The file to write: a trace; or, by its ending, .svg, .png or .pdf with the last "
-             "operation over time, or .html, a page that plays it beside the model.")  # fmt: skip
+             "operation, or step of a trainer, over time, or .html, a page that plays it beside the model.")  # fmt: skip
 @click.option("-n", "--iters", type=click.IntRange(1, 10**6), default=5, show_default=True,
               help="Times that the operation runs, or steps, in the trace.")  # fmt: skip
 @click.option("-w", "--warmup_iters", type=click.IntRange(0, 10**6), default=2, show_default=True,
@@ -145,9 +146,9 @@ def trace(
     written = file.with_name(f"{file.name}.trace") if is_picture else file
     target = _Target(str(written.absolute()), warmup_iters, iters)
     if what.partition(":")[0] in TRAINERS:
-        if is_picture:
-            raise click.UsageError("a picture is of a collective; of a trainer there is a trace")
-        _trace_trainer(ctx, what, algorithm, world_size, target, as_json=as_json)
+        if file.suffix.lower() == ".html":
+            raise click.UsageError("a page plays a collective; of a trainer there are pictures")
+        _trace_trainer(ctx, what, algorithm, world_size, target, file, as_json=as_json)
         return
     collective = what
     rules = contract(collective)
@@ -180,9 +181,8 @@ def trace(
 
 
 def _draw(written: Path, file: Path, collective: str, root: int | None) -> None:
-    """Draw the last operation of a trace, which goes."""
-    trace = json.loads(written.read_bytes())
-    written.unlink()
+    """Draw the last operation of a trace."""
+    trace = _read(written)
     if file.suffix.lower() != ".html":
         write_picture(file, time_picture(trace))
         return
@@ -191,6 +191,13 @@ def _draw(written: Path, file: Path, collective: str, root: int | None) -> None:
     _, schedule, _ = asked_schedule(name, collective, run.world_size, root, None)
     settings = {"clock": "time", "times": "trace"}
     replace_file(file, player_page(schedule, trace=trace, settings=settings))
+
+
+def _read(written: Path) -> dict[str, Any]:
+    """Read a trace that is drawn, and remove it."""
+    trace: dict[str, Any] = json.loads(written.read_bytes())
+    written.unlink()
+    return trace
 
 
 class _Target(NamedTuple):
@@ -209,7 +216,14 @@ def _algorithm(collective: str, text: str, world_size: int) -> tuple[str, tuple[
 
 
 def _trace_trainer(
-    ctx: click.Context, name: str, text: str, world_size: int, target: _Target, *, as_json: bool
+    ctx: click.Context,
+    name: str,
+    text: str,
+    world_size: int,
+    target: _Target,
+    file: Path,
+    *,
+    as_json: bool,
 ) -> None:
     refused = dict(_OF_COLLECTIVES)
     if not find_trainer(name)[0].takes_algorithm:
@@ -226,8 +240,12 @@ def _trace_trainer(
     )
     if not summary:
         return
+    if file.suffix.lower() in PICTURES:
+        write_picture(file, overlap_picture(_read(Path(target.path))))
     if as_json:
-        print_json({"environment": environment(world_size), "file": target.path, **summary})
+        print_json(
+            {"environment": environment(world_size), "file": str(file.absolute()), **summary}
+        )
         return
     click.echo(
         f"{name} trains a {task.model} with {task.optimizer} on {world_size} ranks over "
@@ -236,7 +254,7 @@ def _trace_trainer(
     print_text(*oversubscribed(world_size), "")
     columns = ("rank", "phase", "times", "total", *_PARTS, "beside", "peak memory")
     print_table(columns, _phase_rows(summary["phases"]), left=2)
-    print_text("", *summary["findings"], "", *_notes(target.path, summary))
+    print_text("", *summary["findings"], "", *_notes(str(file.absolute()), summary))
 
 
 def _phase_rows(ranks: list[dict[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:

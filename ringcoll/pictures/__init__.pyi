@@ -10,5 +10,6 @@ from .scenes import film as film
 from .step_pictures import moving_picture as moving_picture
 from .step_pictures import steps_picture as steps_picture
 from .svg import Picture as Picture
+from .time_pictures import overlap_picture as overlap_picture
 from .time_pictures import time_picture as time_picture
 from .traces import last_run as last_run

@@ -65,8 +65,7 @@ def crossings(curves: Mapping[str, Curve]) -> list[Crossing]:
 
 def curves_picture(
     title: str,
-    curves: Mapping[str, Curve],
-    *,
+    *families: Mapping[str, Curve],
     size_in_words: Callable[[int], str],
     time_in_words: Callable[[float], str],
 ) -> Picture:
@@ -76,8 +75,9 @@ def curves_picture(
     ----------
     title
         Stands above.
-    curves
-        Times in seconds by the name of the algorithm, at least two sizes each, all positive; the same sizes for all.
+    families
+        Times in seconds by the name of the algorithm, at least two sizes each, all positive; the same sizes for all. Where
+        curves of one family cross is marked.
     size_in_words, time_in_words
         How numbers are written at the axes.
 
@@ -98,6 +98,7 @@ def curves_picture(
     >>> picture.count('class="crossing"')
     1
     """
+    curves = {name: curve for family in families for name, curve in family.items()}
     sizes = _checked(curves)
     times = [time for curve in curves.values() for _, time in curve]
     low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
@@ -131,7 +132,7 @@ def curves_picture(
     heights = _apart([(name, y(curve[-1][1])) for name, curve in curves.items()])
     right = _LEFT + _WIDTH + 14
     drawn += [text(right, height, name, "title", "start") for name, height in heights.items()]
-    for crossing in crossings(curves):
+    for crossing in (one for family in families for one in crossings(family)):
         across, down = x(crossing.size), y(crossing.time)
         about = element("title", crossing.in_words(size_in_words))
         drawn.append(element("circle", about, cx=across, cy=down, r=9, class_="crossing"))

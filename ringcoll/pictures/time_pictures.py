@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ringcoll.pictures.scenes import MOST_RANKS, too_many
 from ringcoll.pictures.svg import FONT, Picture, document, element, moved, text, width_of
-from ringcoll.pictures.traces import Event, TracedBar, last_run
+from ringcoll.pictures.traces import Event, TracedBar, last_run, last_step
 from ringcoll.simulation import SimulatedRun
 
 _MOST_SPANS = 20_000
@@ -16,12 +17,14 @@ _BAR = 20.0
 _GAP = 30.0
 _MARKS = 5  # of the axis, about
 _KINDS = ("sends", "waits", "adds")
+_ABOVE = ("sends", "computes", "awaits")  # the middle of a lane
 _STYLE = """
 .sends { fill: #0072b2 }
-.waits { fill: #bdbdbd }
-.adds { fill: #d55e00 }
+.waits, .awaits { fill: #bdbdbd }
+.adds, .communicates { fill: #d55e00 }
+.computes { fill: #56b4e9; stroke: #ffffff }
 .message { stroke: #0072b2; stroke-width: 1.5; fill: none; opacity: 0.7 }
-@media (prefers-color-scheme: dark) { .waits { fill: #57606a } .sends { fill: #56b4e9 } .message { stroke: #56b4e9 } }
+@media (prefers-color-scheme: dark) { .waits, .awaits { fill: #57606a } .sends { fill: #56b4e9 } .message { stroke: #56b4e9 } }
 """
 
 
@@ -64,52 +67,99 @@ def time_picture(run: SimulatedRun | Event) -> Picture:
     if (count := len(traced.bars) + len(traced.messages)) > _MOST_SPANS:
         raise too_many("messages and waits", _MOST_SPANS, count)
     total = traced.duration or 1.0
-    names = [f"rank {rank}" for rank in range(world_size)]
-    left = _GAP + max(map(width_of, names))
-
-    def x(microseconds: float) -> float:
-        return left + _WIDTH * microseconds / total
-
-    def y(rank: int) -> float:
-        return 3.4 * FONT + (rank + 0.5) * _LANE
-
-    bottom = y(world_size - 1) + _LANE / 2
+    lanes = _Lanes(world_size, total)
+    x, y = lanes.x, lanes.y
     where = f"over {traced.where}"
     if isinstance(run, SimulatedRun):
         where = f"{run.nbytes} bytes on {run.topology.name}"
     about = f"{traced.name}, {where}"
-    drawn = [text(left + _WIDTH / 2, _GAP, f"{about}: {_in_words(total)}", "title")]
-    for rank, name in enumerate(names):
-        drawn.append(text(left - 10, y(rank), name, "small", "end"))
-        drawn.append(element("path", d=f"M{left:.1f} {y(rank):.1f} h{_WIDTH:.0f}", class_="cell"))
-    drawn += [_bar(bar, x(bar.begin), x(bar.end), y(bar.rank)) for bar in traced.bars]
+    drawn = [_bar(lanes, bar) for bar in traced.bars]
     for message in traced.messages:
         step, source, target, begin, end, nbytes = message
         way = f"M{x(begin):.1f} {y(source):.1f} L{x(end):.1f} {y(target):.1f}"
         said = f"step {step}: {nbytes:g} bytes from rank {source} to rank {target}"
         drawn.append(element("path", element("title", said), d=way, class_="message"))
-    drawn += _axis(total, left, bottom)
-    foot, at = [], left
     kinds = {bar.kind for bar in traced.bars}
-    for kind in (kind for kind in _KINDS if kind in kinds):
-        foot += [
-            element("rect", x=at, y=-_BAR / 2, width=36, height=_BAR, class_=kind),
-            text(at + 46, 0, kind, "small", "start"),
-        ]
-        at += 76 + width_of(kind, FONT - 2)
-    height = bottom + 2 * FONT
-    drawn.append(moved(0, height + FONT / 2, foot))
-    width = max(left + _WIDTH + 2 * _GAP, width_of(about) + 12 * FONT)
-    return document(width, height + 2 * FONT, drawn, about, _STYLE)
+    return lanes.document(about, drawn, [kind for kind in _KINDS if kind in kinds])
 
 
-def _bar(bar: TracedBar, begin: float, end: float, y: float) -> str:
-    """A time of a rank: what it sends above the middle of its lane, the rest below."""
+def overlap_picture(trace: Event) -> Picture:
+    """Draw the last step of a trainer: its phases above the middle of a rank's lane, its collectives below.
+
+    A collective below the phase "backward" is hidden behind it.
+
+    Parameters
+    ----------
+    trace
+        What ``ringcoll trace TRAINER`` writes, as an object.
+
+    Returns
+    -------
+    Picture
+        An SVG document.
+
+    Raises
+    ------
+    ArgumentError
+        It is not the trace of a trainer, or has more ranks than a picture can show.
+    """
+    step = last_step(trace)
+    if step.world_size > MOST_RANKS:
+        raise too_many("ranks", MOST_RANKS, step.world_size)
+    lanes = _Lanes(step.world_size, step.duration)
+    drawn = []
+    for bar in step.bars:
+        drawn.append(_bar(lanes, bar))
+        place = (lanes.x(bar.begin) + lanes.x(bar.end)) / 2
+        if bar.kind in _ABOVE and width_of(bar.about) < lanes.x(bar.end) - lanes.x(bar.begin):
+            drawn.append(text(place, lanes.y(bar.rank) - _BAR / 2, bar.about, "small label"))
+    return lanes.document(
+        f"{step.name}, over {step.where}", drawn, ["computes", "awaits", "communicates"]
+    )
+
+
+class _Lanes:
+    """A lane a rank, an axis of time below, and what the colours mean."""
+
+    def __init__(self, world_size: int, total: float) -> None:
+        self.total = total
+        self.names = [f"rank {rank}" for rank in range(world_size)]
+        self.left = _GAP + max(map(width_of, self.names))
+
+    def x(self, microseconds: float) -> float:
+        return self.left + _WIDTH * microseconds / self.total
+
+    def y(self, rank: int) -> float:
+        return 3.4 * FONT + (rank + 0.5) * _LANE
+
+    def document(self, about: str, inner: list[str], kinds: Sequence[str]) -> Picture:
+        left, bottom = self.left, self.y(len(self.names) - 1) + _LANE / 2
+        drawn = [text(left + _WIDTH / 2, _GAP, f"{about}: {_in_words(self.total)}", "title")]
+        for rank, name in enumerate(self.names):
+            y = self.y(rank)
+            drawn.append(text(left - 10, y, name, "small", "end"))
+            drawn.append(element("path", d=f"M{left:.1f} {y:.1f} h{_WIDTH:.0f}", class_="cell"))
+        foot, at = [], left
+        for kind in kinds:
+            foot += [
+                element("rect", x=at, y=-_BAR / 2, width=36, height=_BAR, class_=kind),
+                text(at + 46, 0, kind, "small", "start"),
+            ]
+            at += 76 + width_of(kind, FONT - 2)
+        height = bottom + 2 * FONT
+        drawn += [*inner, *_axis(self.total, left, bottom), moved(0, height + FONT / 2, foot)]
+        width = max(left + _WIDTH + 2 * _GAP, width_of(about) + 12 * FONT)
+        return document(width, height + 2 * FONT, drawn, about, _STYLE)
+
+
+def _bar(lanes: _Lanes, bar: TracedBar) -> str:
+    """A time of a rank: sends and phases above the middle of its lane, the rest below."""
+    begin, end, y = lanes.x(bar.begin), lanes.x(bar.end), lanes.y(bar.rank)
     return element(
         "rect",
         element("title", f"rank {bar.rank}, {bar.about}: {_in_words(bar.end - bar.begin)}"),
         x=begin,
-        y=y - _BAR if bar.kind == "sends" else y,
+        y=y - _BAR if bar.kind in _ABOVE else y,
         width=max(0.5, end - begin),
         height=_BAR,
         class_=bar.kind,
@@ -124,9 +174,11 @@ def _axis(total: float, left: float, y: float) -> list[str]:
     for number in range(int(total / step + 1e-9) + 1):
         at = left + _WIDTH * number * step / total
         drawn.append(element("path", d=f"M{at:.1f} {y:.1f} v8", class_="ink"))
-        drawn.append(text(at, y + 8 + FONT / 2 + 4, _in_words(number * step), "small"))
+        drawn.append(text(at, y + 8 + FONT / 2 + 4, _in_words(number * step, total), "small"))
     return drawn
 
 
-def _in_words(microseconds: float) -> str:
-    return f"{microseconds:.4g} us"
+def _in_words(microseconds: float, unit_of: float | None = None) -> str:
+    """A time; in the unit that another one would have."""
+    is_long = (microseconds if unit_of is None else unit_of) >= 1e4
+    return f"{microseconds / 1e3:.4g} ms" if is_long else f"{microseconds:.4g} us"

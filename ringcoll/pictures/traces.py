@@ -61,14 +61,61 @@ def last_run(trace: Event, name: str | None = None) -> TracedRun:
             number = max((event["args"]["group"], event["args"]["number"]) for event in wanted)
             return _run(events, number, other["world_size"], str(other["transport"]))
         names = {f"{event['name']} on {other['world_size']} ranks" for event in operations}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ArgumentError(
-            "not a trace", argument="trace", expected="what ringcoll trace writes",
-            got=f"{type(error).__name__}: {error}",
-        ) from None  # fmt: skip
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _no_trace(error) from None
     raise ArgumentError(
         "the trace is of something else", argument="trace", expected=name or "an operation",
         got=", ".join(sorted(names)) or "no operation",
+    )  # fmt: skip
+
+
+def last_step(trace: Event) -> TracedRun:
+    """Read the last step of a trainer from a trace: its phases ("computes" or "awaits"), and its collectives ("communicates").
+
+    Raises
+    ------
+    ArgumentError
+        It is no trace of a trainer.
+    """
+    try:
+        events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        other = trace["otherData"]
+        steps = {}
+        for event in sorted(events, key=lambda event: float(event["ts"])):
+            if event["cat"] == "phase" and event["args"]["depth"] == 0:
+                steps[event["pid"]] = event  # the last one of each rank
+        zero = min((event["ts"] for event in steps.values()), default=0.0)
+        bars = []
+        for event in events:
+            begin, kind = event["ts"] - zero, event["cat"]
+            is_phase = kind == "phase" and event["args"]["depth"] == 1
+            if (is_phase or kind == "operation") and begin >= 0:
+                about = event["args"]
+                word = "communicates"
+                if (
+                    is_phase
+                ):  # one that mostly waits, or does what others wait for, computes nothing
+                    word = "computes" if 4 * about["computing_s"] > about["total_s"] else "awaits"
+                end = begin + event["dur"]
+                bars.append(TracedBar(word, event["pid"], begin, end, event["name"]))
+        ends = [event["ts"] + event["dur"] - zero for event in steps.values()]
+        where = str(other["transport"])
+        world_size = int(other["world_size"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _no_trace(error) from None
+    if not steps:
+        raise ArgumentError(
+            "the trace is of something else", argument="trace", expected="steps of a trainer",
+            got="no phase",
+        )  # fmt: skip
+    name = f"one {next(iter(steps.values()))['name']} of training"
+    return TracedRun(name, world_size, where, max(ends), [], bars)
+
+
+def _no_trace(error: Exception) -> ArgumentError:
+    return ArgumentError(
+        "not a trace", argument="trace", expected="what ringcoll trace writes",
+        got=f"{type(error).__name__}: {error}",
     )  # fmt: skip
 
 

@@ -1,13 +1,27 @@
-"""The project's Markdown pages, and what is in them."""
+"""The project's Markdown pages, and what is in them; and the data in a page that plays."""
 
 from __future__ import annotations
 
+import json
 import re
+import zlib
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["PAGES", "ROOT", "Block", "anchors", "blocks", "links", "spans", "write_files"]
+__all__ = [
+    "PAGES",
+    "ROOT",
+    "Block",
+    "anchors",
+    "blocks",
+    "data_of",
+    "links",
+    "spans",
+    "write_files",
+]
 
 ROOT = Path(__file__).parents[2]
 PAGES = tuple(
@@ -66,3 +80,9 @@ def anchors(page: Path) -> set[str]:
         re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
         for title in re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
     }
+
+
+def data_of(page: str) -> Any:
+    """What a page plays."""
+    (packed,) = re.findall(r'<script type="text/plain" id="data">([^<]*)</script>', page)
+    return json.loads(zlib.decompress(b64decode(packed)))

@@ -20,6 +20,13 @@ def test_where_the_ring_overtakes_the_tree(run: Run, tmp_path: Path) -> None:
     assert said == "from 36 KiB on ring is faster than binomial_tree"
     assert written == str(path)
     assert "<title>from 36 KiB on ring is faster than binomial_tree</title>" in path.read_text()
+    result = run("plot", "crossover", "-k", "16,1024", "-o", str(path))
+    assert result.stdout.splitlines()[:-1] == [
+        "from 36 KiB on ring (16) is faster than binomial_tree (16)",
+        "from 1.125 MiB on ring (1024) is faster than binomial_tree (1024)",
+    ]
+    # The ring on 16 ranks overtakes the tree on 1,024 ranks, too: that is no crossing.
+    assert path.read_text().count('class="crossing"') == 2
 
 
 def test_the_numbers_are_those_of_the_simulator(run: Run, tmp_path: Path) -> None:
@@ -57,7 +64,9 @@ def test_an_algorithm_of_the_user_that_always_wins(run: Run, star: str, tmp_path
         (("crossover", "--topology", "mars"), "not a topology"),
         (("crossover", "-b", "1M", "-e", "1K"), "the largest size (-e) is below the smallest"),
         (("crossover", "-b", "1M", "-e", "1M"), "curves need the same sizes, two or more"),
-        (("crossover", "-o", "x.gif"), "expected .svg, .html, .png"),
+        (("crossover", "-o", "x.gif"), "expected .svg, .html, .png, .pdf"),
+        (("crossover", "-k", "0"), "not within 1 to"),
+        (("crossover", "-k", "some"), "neither a number nor a range"),
         (("crossover", "barrier", "--algorithms", "tree"), "for barrier"),
     ],
 )

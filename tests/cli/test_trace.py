@@ -6,6 +6,7 @@ import pytest
 
 from ringcoll.cli import measuring
 from ringcoll.transport import catalogue
+from tests.cases.pages import data_of
 from tests.cases.pictures import check
 
 SMALL = ("-k", "2", "-b", "4K", "-n", "3", "-w", "1")
@@ -49,6 +50,40 @@ class TestOnRanks:
         result = run("trace", "all_reduce", *SMALL, "--algorithm", f"{star}:star")
         assert result.exit_code == 0, result.output
         assert "algorithm star" in result.stdout
+
+    @pytest.mark.parametrize("name", ["times.svg", "times.html"])
+    def test_a_picture_or_a_page(self, run, star, tmp_path, name):
+        path = tmp_path / name
+        result = run("trace", "all_reduce", *SMALL, "--algorithm", f"{star}:star", "-o", str(path))
+        assert result.exit_code == 0, result.output
+        assert result.stdout.endswith(f"Wrote {path}.\n")
+        content = path.read_text()
+        if name.endswith(".svg"):
+            assert "star all_reduce, over " in content
+            # Rank 1 sends its vector to rank 0, and gets the total, in the last of the operations.
+            assert content.count('class="message"') == 2
+        else:
+            (times,) = [data_of(content)["times"]]
+            assert [message[:3] for message in times["messages"]] == [[0, 1, 0], [1, 0, 1]]
+            assert data_of(content)["settings"]["nbytes"] == "4096"
+        assert list(tmp_path.glob("times*")) == [path]  # no trace lies beside it
+
+    def test_a_step_of_training_as_a_picture(self, run, tmp_path):
+        path = tmp_path / "overlap.svg"
+        result = run("trace", "bucketed", "-k", "2", "-n", "1", "-w", "1", "-o", str(path))
+        assert result.exit_code == 0, result.output
+        content = path.read_text()
+        for phase in ("forward", "backward", "average", "update"):
+            assert content.count(f"<title>rank 0, {phase}: ") == 1
+        assert (
+            content.count('class="communicates"') >= 2 * 3 + 1
+        )  # buckets of both ranks, and the legend
+        assert list(tmp_path.glob("overlap*")) == [path]
+
+    def test_a_page_of_a_trainer_is_refused_before_any_work(self, run, tmp_path):
+        result = run("trace", "bucketed", "-o", str(tmp_path / "overlap.html"))
+        assert result.exit_code == 2
+        assert "a page plays a collective" in result.stderr
 
     @pytest.mark.parametrize("collective", ["all_to_all", "barrier", "reduce_scatter"])
     def test_other_collectives(self, run, tmp_path, collective):

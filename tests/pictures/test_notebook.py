@@ -42,7 +42,7 @@ def test_a_schedule_and_its_proof_are_their_picture_and_a_sentence() -> None:
 def test_a_wrong_schedule_is_its_picture_and_the_words_of_the_proof() -> None:
     ring = schedule_of("all_reduce", "ring", 3)
 
-    def short(rank):  # type: ignore[no-untyped-def]
+    def short(rank):
         yield from list(Written.steps(ring, rank))[:-1]
 
     wrong = Schedule("all_reduce", "short", 3, ring.num_chunks, ring.num_slots, short)
@@ -88,12 +88,12 @@ def test_a_schedule_is_shown_where_nothing_but_it_was_imported() -> None:
     assert ran.stdout == "<img src= False\n"
 
 
-def test_a_recorded_block_is_its_last_operation(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_recorded_block_is_its_last_operation(tmp_path) -> None:
     import torch
 
     path = tmp_path / "trace.json"
 
-    def rank_main(group):  # type: ignore[no-untyped-def]
+    def rank_main(group):
         with traced_block(path, group) as recording:
             for length in (4, 4096):
                 all_reduce(torch.ones(length), group=group, algorithm="ring")

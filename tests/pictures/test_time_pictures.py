@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from ringcoll.algorithms import algorithms, schedule_of
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures import time_picture
+from ringcoll.pictures import overlap_picture, time_picture
 from ringcoll.simulation import SimulatedRun, simulate, topology_named
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -88,6 +89,81 @@ def test_a_run_of_exact_fractions_and_one_without_any_message() -> None:
         schedule_of("all_reduce", "ring", 1), 12, topology_named("crossbar", 1), trace=True
     )
     assert not bars(time_picture(alone), "sends")
+
+
+def step_event(
+    rank: int, name: str, begin: float, end: float, depth: int, computing: float
+) -> dict[str, Any]:
+    args = {"depth": depth, "computing_s": computing, "total_s": (end - begin) * 1e-6}
+    return {
+        "ph": "X",
+        "pid": rank,
+        "cat": "phase",
+        "name": name,
+        "ts": begin,
+        "dur": end - begin,
+        "args": args,
+    }
+
+
+def a_step(zero: float) -> list[dict[str, Any]]:
+    """Two ranks whose backward computes, and hides one of two all-reduces."""
+    events = []
+    for rank in range(2):
+        begin = zero + 10 * rank
+        events += [
+            step_event(rank, "step", begin, begin + 100, 0, 70e-6),
+            step_event(rank, "backward", begin + 10, begin + 60, 1, 50e-6),
+            step_event(rank, "inner", begin + 20, begin + 30, 2, 10e-6),
+            step_event(rank, "average", begin + 60, begin + 90, 1, 1e-6),
+        ]
+        for at in (30, 65):
+            event = {"ph": "X", "pid": rank, "cat": "operation", "name": "ring all_reduce"}
+            events.append(
+                {**event, "ts": begin + at, "dur": 20.0, "args": {"group": 0, "number": at}}
+            )
+    return events
+
+
+def test_the_last_step_of_a_trainer_shows_what_hides_behind_what() -> None:
+    other = {"transport": "shared", "world_size": 2}
+    trace = {"traceEvents": [*a_step(1000.0), *a_step(0.0)], "otherData": other}
+    picture = overlap_picture(trace)
+    assert "one step of training, over shared: 110 us" in picture
+    # From 0 to 110 us, the second rank 10 us later; the phase within a phase is left out.
+    expected = {
+        "computes": [(10, 60), (20, 70)],
+        "awaits": [(60, 90), (70, 100)],
+        "communicates": [(30, 50), (65, 85), (40, 60), (75, 95)],
+    }
+    for kind, ends in expected.items():
+        assert bars(picture, kind) == [
+            (pytest.approx(begin / 110, abs=1e-3), pytest.approx(end / 110, abs=1e-3))
+            for begin, end in ends
+        ]
+
+
+@pytest.mark.parametrize(
+    "trace, message",
+    [
+        ({}, "not a trace"),
+        (
+            {"traceEvents": [], "otherData": {"transport": "shared", "world_size": 2}},
+            "steps of a trainer",
+        ),
+        (
+            {"traceEvents": a_step(0), "otherData": {"transport": "shared", "world_size": 65}},
+            "at most 64, got 65",
+        ),
+        (
+            {"traceEvents": a_step(0), "otherData": {"transport": "shared", "world_size": "two"}},
+            "not a trace",
+        ),
+    ],
+)
+def test_what_is_no_step_is_refused(trace: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        overlap_picture(trace)
 
 
 def test_the_axis_has_round_numbers() -> None:

@@ -68,7 +68,7 @@ const deeds = {
     await page.mouse.up();
   },
   wait: ({ code }) => page.waitForFunction(code, null, { timeout: 20000 }).then(() => true),
-  screenshot: ({ path }) => page.screenshot({ path, fullPage: true }).then(() => true),
+  screenshot: ({ path, whole = true }) => page.screenshot({ path, fullPage: whole }).then(() => true),
   axe: async () => {
     await page.addScriptTag({ path: axe });
     const { violations } = await page.evaluate(() => window.axe.run());

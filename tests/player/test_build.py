@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import zlib
 from base64 import b64decode
 
 import pytest
@@ -15,6 +13,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.pictures import player_page
 from ringcoll.schedule import Send
 from ringcoll.simulation import simulate, topology_named
+from tests.cases.pages import data_of
 from tests.player.conftest import MODULES, ROOT
 
 BUILT = ROOT / "ringcoll" / "pictures" / "player.html"
@@ -39,11 +38,6 @@ def test_it_asks_for_nothing():
         for name in ("2000/svg", "1999/xhtml", "1999/xlink", "2000/xmlns/", "XML/1998/namespace")
     }
     assert not re.search(r"<(link|img|iframe|script)[^>]*(src|href)=", page)
-
-
-def data_of(page):
-    (packed,) = re.findall(r'<script type="text/plain" id="data">([^<]*)</script>', page)
-    return json.loads(zlib.decompress(b64decode(packed)))
 
 
 @pytest.mark.parametrize("name, world_size", [("ring", 5), ("direct", 4), ("rabenseifner", 6)])

@@ -6,13 +6,16 @@ import re
 from dataclasses import replace
 
 import pytest
+from PIL import Image, ImageChops, ImageStat
 
 from ringcoll.algorithms import algorithms, on_hosts, schedule_of
 from ringcoll.pictures import film, player_page
 from ringcoll.schedule import Schedule, Step, Written
 from ringcoll.simulation import simulate, topology_named
+from tests.player.conftest import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+DOCS = ROOT / "docs"
 MOST_BYTES = 700 * 1024
 STEP = "#stages section:nth-of-type(1) .step"
 SECOND = "#stages section:nth-of-type(2) .step"
@@ -393,3 +396,23 @@ def test_hosts_stand_apart(browser, tmp_path):
         browser("attribute", on=".network svg", name="aria-label")
         == "hierarchical all_reduce on 8 ranks, drawn as a hosts"
     )
+
+
+def difference(first, second):
+    """The mean difference of two pictures, from 0 to 255; of other sizes, the most that is possible."""
+    if first.size != second.size:
+        return 255.0
+    return ImageStat.Stat(ImageChops.difference(first, second)).mean[0]
+
+
+def test_the_picture_in_the_docs_shows_this_page(browser, ring, tmp_path):
+    path = tmp_path / "player.png"
+    browser("open", path=str(ring), hash="#at=2.4&rank=1&chunk=2", height=1000)
+    browser("screenshot", path=str(path), whole=False)
+    with Image.open(path) as taken, Image.open(DOCS / "player.png") as shown:
+        now, then = taken.convert("L"), shown.convert("L")
+    assert difference(now, then) < 6, f"docs/player.png is out of date: the new one is {path}"
+    browser("click", on="#last")
+    browser("screenshot", path=str(path), whole=False)
+    with Image.open(path) as taken:
+        assert difference(taken.convert("L"), then) > 0.5  # another step is another picture
