@@ -25,7 +25,11 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 PAGES = tuple(
-    sorted(page for folder in (".", "docs", "benchmarks") for page in (ROOT / folder).glob("*.md"))
+    sorted(
+        page
+        for folder in (".", "docs", "docs/slides", "benchmarks")
+        for page in (ROOT / folder).glob("*.md")
+    )
 )
 
 
