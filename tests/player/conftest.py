@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -46,10 +47,10 @@ class Browser:
         return answer["value"]
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    node = shutil.which("node")
+@contextmanager
+def started() -> Iterator[Browser]:
+    """Start a browser, if what it needs is there."""
+    chromium, node = shutil.which("chromium"), shutil.which("node")
     if chromium is None or node is None or not (MODULES / "playwright-core").is_dir():
         pytest.skip("the player is not tried: that needs chromium, node, and `npm ci` in player/")
     script = str(Path(__file__).with_name("browser.mjs"))
@@ -57,9 +58,15 @@ def browser() -> Iterator[Browser]:
         [node, script, chromium], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None
-        yield Browser(process)
-        process.stdin.close()
         try:
+            yield Browser(process)
+            process.stdin.close()
             process.wait(30)
-        except subprocess.TimeoutExpired:
+        finally:
             process.kill()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with started() as browser:
+        yield browser
