@@ -16,7 +16,8 @@ export class Chunks {
   /** One pixel a rank, in its colour: stripes are stretched from it. */
   private readonly strip: HTMLCanvasElement;
   private colours = { text: "", cell: "", line: "", bad: "" };
-  private drawn = new Int32Array();
+  /** Steps of each rank that are drawn; -1 before the first time. */
+  private drawn: number[] = [];
   private selected = "";
   private size = 0;
   private look = "";
@@ -90,26 +91,23 @@ export class Chunks {
       this.colours = {
         text: colour("--text"), cell: colour("--cell"), line: colour("--line"), bad: colour("--bad"),
       };
-      this.drawn = new Int32Array(worldSize * numChunks).fill(-2);
+      this.drawn = new Array<number>(worldSize).fill(-1);
       this.drawHeads(context, size);
+    }
+    for (let row = 0; row < worldSize; row++) {
+      const [before, now] = [this.drawn[row]!, after[row]!];
+      const columns = before < 0 ? Array.from({ length: numChunks }, (_, column) => column) : this.film.changes(row, before, now);
+      for (const column of columns) this.drawCell(context, row, column, now, row === rank && column === chunk);
+      this.drawn[row] = now;
     }
     const selected = rank < 0 ? "" : `${rank} ${chunk}`;
     if (selected !== this.selected) {
       for (const cell of [this.selected, selected]) {
         if (cell === "") continue;
-        const [atRank, atChunk] = cell.split(" ").map(Number) as [number, number];
-        this.drawn[atRank * numChunks + atChunk] = -2;
+        const [row, column] = cell.split(" ").map(Number) as [number, number];
+        if (row < worldSize && column < numChunks) this.drawCell(context, row, column, after[row]!, cell === selected);
       }
       this.selected = selected;
-    }
-    for (let row = 0; row < worldSize; row++) {
-      for (let column = 0; column < numChunks; column++) {
-        const set = this.film.held(row, column, after[row]!);
-        const index = row * numChunks + column;
-        if (this.drawn[index] === set) continue;
-        this.drawn[index] = set;
-        this.drawCell(context, row, column, set, row === rank && column === chunk);
-      }
     }
   }
 
@@ -129,7 +127,8 @@ export class Chunks {
     }
   }
 
-  private drawCell(context: CanvasRenderingContext2D, row: number, column: number, set: number, isSelected: boolean): void {
+  private drawCell(context: CanvasRenderingContext2D, row: number, column: number, after: number, isSelected: boolean): void {
+    const set = this.film.held(row, column, after);
     const { worldSize, complete } = this.film.scene;
     const size = this.size;
     const [left, top] = [HEAD + column * size, HEAD + row * size];

@@ -35,8 +35,10 @@ export class Film {
   readonly sets: Run[][];
   /** What each rank holds of each chunk: from which number of steps on, which set. */
   private readonly contents: Content[];
-  /** Numbers of steps after which anything changes at a rank. */
   private readonly width: number;
+  /** Of each rank and number of steps: contributions that it holds, and the chunks that have changed in the last step. */
+  private readonly totals: number[][];
+  private readonly changed: number[][][];
 
   constructor(readonly scene: SceneData) {
     this.width = scene.numChunks;
@@ -55,11 +57,21 @@ export class Film {
       steps: [],
       sets: [],
     }));
+    const counts = this.sets.map(countOf);
+    this.totals = Array.from({ length: scene.worldSize }, () => []);
+    this.changed = Array.from({ length: scene.worldSize }, () => []);
     [scene.start, ...scene.steps.map(({ changes }) => changes)].forEach((changes, after) => {
+      for (let rank = 0; rank < scene.worldSize; rank++) {
+        this.totals[rank]!.push(this.totals[rank]!.at(-1) ?? 0);
+        this.changed[rank]!.push([]);
+      }
       for (const [rank, chunk, set] of changes) {
-        const content = this.contents[rank * this.width + chunk];
-        content?.steps.push(after);
-        content?.sets.push(set);
+        const content = this.contents[rank * this.width + chunk]!;
+        const before = content.sets.at(-1);
+        this.totals[rank]![after]! += counts[set]! - (before === undefined ? 0 : counts[before]!);
+        this.changed[rank]![after]!.push(chunk);
+        content.steps.push(after);
+        content.sets.push(set);
       }
     });
   }
@@ -77,13 +89,14 @@ export class Film {
     return index === 0 ? -1 : content.sets[index - 1]!;
   }
 
+  /** The chunks of a rank that may differ between two numbers of steps. */
+  changes(rank: number, from: number, to: number): number[] {
+    const [low, high] = from < to ? [from, to] : [to, from];
+    return this.changed[rank]!.slice(low + 1, high + 1).flat();
+  }
+
   /** The share of what a rank holds in all that it could hold. */
   share(rank: number, after: number): number {
-    let sum = 0;
-    for (let chunk = 0; chunk < this.width; chunk++) {
-      const set = this.held(rank, chunk, after);
-      if (set >= 0) sum += countOf(this.sets[set]!);
-    }
-    return Math.min(1, sum / (this.width * this.scene.complete));
+    return Math.min(1, this.totals[rank]![after]! / (this.width * this.scene.complete));
   }
 }

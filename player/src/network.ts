@@ -10,6 +10,7 @@ const MANY = 16;
 const LABEL = 0.4; // of the way, so that the labels of both ways stand apart
 const MOST_ANIMATED = 256;
 const MOST_LABELS = 32;
+const MOST_LOADS = 512; // of all pairs, the links that have carried the most
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
 
 type Point = [number, number];
@@ -175,7 +176,7 @@ export class Network {
     }
     this.loads
       .selectAll<SVGPathElement, { source: number; target: number; chunks: number; messages: number }>("path")
-      .data([...loads.values()])
+      .data([...loads.values()].sort((one, other) => other.chunks - one.chunks).slice(0, MOST_LOADS))
       .join((enter) => {
         const path = enter.append("path");
         path.append("title");
