@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ringcoll.pictures.scenes import MOST_RANKS, too_many
 from ringcoll.pictures.svg import FONT, Picture, document, element, moved, text, width_of
-from ringcoll.pictures.traces import Event, TracedBar, last_run, last_step
+from ringcoll.pictures.traces import Event, TracedBar, TracedRun, last_run, last_step
 from ringcoll.simulation import SimulatedRun
 
 _MOST_SPANS = 20_000
@@ -16,7 +16,7 @@ _LANE = 46.0  # of a rank
 _BAR = 20.0
 _GAP = 30.0
 _MARKS = 5  # of the axis, about
-_KINDS = ("sends", "waits", "adds")
+_KINDS = ("sends", "computes", "waits", "awaits", "adds", "communicates")
 _ABOVE = ("sends", "computes", "awaits")  # the middle of a lane
 _STYLE = """
 .sends { fill: #0072b2 }
@@ -79,8 +79,7 @@ def time_picture(run: SimulatedRun | Event) -> Picture:
         way = f"M{x(begin):.1f} {y(source):.1f} L{x(end):.1f} {y(target):.1f}"
         said = f"step {step}: {nbytes:g} bytes from rank {source} to rank {target}"
         drawn.append(element("path", element("title", said), d=way, class_="message"))
-    kinds = {bar.kind for bar in traced.bars}
-    return lanes.document(about, drawn, [kind for kind in _KINDS if kind in kinds])
+    return lanes.document(about, drawn, _kinds_of(traced))
 
 
 def overlap_picture(trace: Event) -> Picture:
@@ -113,9 +112,12 @@ def overlap_picture(trace: Event) -> Picture:
         place = (lanes.x(bar.begin) + lanes.x(bar.end)) / 2
         if bar.kind in _ABOVE and width_of(bar.about) < lanes.x(bar.end) - lanes.x(bar.begin):
             drawn.append(text(place, lanes.y(bar.rank) - _BAR / 2, bar.about, "small label"))
-    return lanes.document(
-        f"{step.name}, over {step.where}", drawn, ["computes", "awaits", "communicates"]
-    )
+    return lanes.document(f"{step.name}, over {step.where}", drawn, _kinds_of(step))
+
+
+def _kinds_of(run: TracedRun) -> list[str]:
+    present = {bar.kind for bar in run.bars}
+    return [kind for kind in _KINDS if kind in present]
 
 
 class _Lanes:
