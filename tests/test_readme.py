@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from ringcoll.algorithms import unregister
 from ringcoll.cli import cli
+from ringcoll.cli.app import SECTIONS
 from tests.cases.pages import ROOT, blocks
 
 README = ROOT / "README.md"
@@ -54,6 +55,15 @@ def test_the_program_runs(tmp_path: Path) -> None:
     assert sorted(re.findall(r"rank \d of \d: \[.*?\]", done.stdout)) == [
         f"rank {rank} of 4: [0.0, 10.0, 20.0]" for rank in range(4)
     ]
+
+
+def test_commands_stand_in_the_groups_of_the_help() -> None:
+    text = README.read_text(encoding="utf-8").partition("## Commands\n\n")[2].partition("\n\n")[0]
+    groups = {}
+    for line in text.splitlines():
+        group, _, names = line.removeprefix("- ").partition(": ")
+        groups[group] = [name.removeprefix("ringcoll ") for name in re.findall(r"`(.+?)`", names)]
+    assert groups == {group.lower(): [*commands] for group, commands in SECTIONS.items()}
 
 
 def test_it_is_short() -> None:

@@ -54,7 +54,7 @@ PURE = (
     "formats",
     "pictures",
 )
-AT_THE_TOP = {"__init__.py", "__init__.pyi", "_version.py", "errors.py", "py.typed"}
+AT_THE_TOP = {"__init__.py", "__init__.pyi", "__main__.py", "_version.py", "errors.py", "py.typed"}
 # Without torch, too: `import ringcoll` reads the first, `ringcoll --help` the others.
 WITHOUT_TORCH = (
     "ringcoll.backend.registration",
@@ -177,7 +177,9 @@ def test_the_page_for_contributors_has_the_rooms_in_this_order() -> None:
 USERS = {"bench", "cli"}
 
 
-@pytest.mark.parametrize("file", [one for one in FILES if one != Path("__init__.py")], ids=str)
+@pytest.mark.parametrize(
+    "file", [one for one in FILES if str(one) not in {"__init__.py", "__main__.py"}], ids=str
+)
 def test_imports_point_one_way(file: Path) -> None:
     room = room_of(module_of(file))
     wrong = later_than(room, (PACKAGE / file).read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """The group of commands: how commands are found, described, and end.
 
-A new command is a module with a click command, an entry in `COMMANDS`, and a name in `SECTIONS`.
+A new command is a module with a click command, and an entry in `SECTIONS`.
 
 Exit status: 0 if all is well, 1 if something that was checked is wrong, 2 if the command
 could not do what it was asked to do, 130 if Ctrl-C ended it.
@@ -15,6 +15,7 @@ from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 from ringcoll._version import __version__
 from ringcoll.cli.command import SETTINGS, write_examples
@@ -22,131 +23,122 @@ from ringcoll.errors import RingcollError
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended; shells use the same number."""
+_COMPLETE = "_RINGCOLL_COMPLETE"  # as click reads it; scripts of `--completion` set it
 
 
 class CommandEntry(NamedTuple):
     """A command as the group knows it, which does not import it.
 
-    ``target`` is ``module:attribute``, ``summary`` and ``example`` are one line each.
+    ``target`` is ``module:attribute``, ``summary`` is one line.
     """
 
     target: str
     summary: str
-    example: str
 
 
-COMMANDS = {
-    "compare": CommandEntry(
-        "ringcoll.cli.compare:compare",
-        "Ring, tree and native side by side, on real processes.",
-        "ringcoll compare",
-    ),
-    "bench": CommandEntry(
-        "ringcoll.cli.bench:bench",
-        "One collective, in the table of nccl-tests.",
-        "ringcoll bench all_reduce -b 8 -e 128M -f 2",
-    ),
-    "tune": CommandEntry(
-        "ringcoll.cli.tune:tune",
-        "Measure this machine, so that auto chooses by what was measured.",
-        "ringcoll tune -k 4",
-    ),
-    "explain": CommandEntry(
-        "ringcoll.cli.explain:explain",
-        "Which algorithm auto stands for, what else there is, and why.",
-        "ringcoll explain all_reduce -k 8 -b 1M",
-    ),
-    "run": CommandEntry(
-        "ringcoll.cli.run:run",
-        "A script on ranks of this host, which may go on without the dead.",
-        "ringcoll run --resilient -k 4 train.py",
-    ),
-    "train": CommandEntry(
-        "ringcoll.cli.train:train",
-        "A small training run: ring, tree and native side by side.",
-        "ringcoll train",
-    ),
-    "trace": CommandEntry(
-        "ringcoll.cli.trace:trace",
-        "Where the time goes: a picture of all ranks, and its summary.",
-        "ringcoll trace all_reduce -k 4 -b 1M --algorithm ring",
-    ),
-    "simulate": CommandEntry(
-        "ringcoll.cli.simulate:simulate_command",
-        "How long an algorithm takes on a network that is not here, and why.",
-        "ringcoll simulate ring -k 16 --topology torus:4x4 --size 1M",
-    ),
-    "search": CommandEntry(
-        "ringcoll.cli.search:search",
-        "Schedules that suit a network, and how long they take.",
-        "ringcoll search all_gather --topology dgx1",
-    ),
-    "list": CommandEntry(
-        "ringcoll.cli.listing:list_algorithms",
-        "The algorithms of each collective.",
-        "ringcoll list",
-    ),
-    "show": CommandEntry(
-        "ringcoll.cli.show:show",
-        "An algorithm, step by step and rank by rank.",
-        "ringcoll show ring all_reduce -k 4",
-    ),
-    "plot": CommandEntry(
-        "ringcoll.cli.plot:plot",
-        "Figures: where one algorithm overtakes another.",
-        "ringcoll plot crossover -k 16 -o crossover.svg",
-    ),
-    "export": CommandEntry(
-        "ringcoll.cli.export:export",
-        "An algorithm in the format of MSCCL, MSCCL++, GOAL or Chakra.",
-        "ringcoll export ring -k 8 --format msccl -o ring.xml",
-    ),
-    "new": CommandEntry(
-        "ringcoll.cli.new:new",
-        "Write an algorithm of your own to begin with, and its test.",
-        "ringcoll new all_reduce star",
-    ),
-    "verify": CommandEntry(
-        "ringcoll.cli.prove:verify",
-        "Prove that algorithms are right, and what they cost.",
-        "ringcoll verify --world-sizes 1-64",
-    ),
-    "order": CommandEntry(
-        "ringcoll.cli.order:order",
-        "In which order each element is summed.",
-        "ringcoll order ring -k 5 --size 1000",
-    ),
-    "pareto": CommandEntry(
-        "ringcoll.cli.pareto:pareto",
-        "Which algorithms no other algorithm beats in every way.",
-        "ringcoll pareto all_reduce -k 24",
-    ),
-    "dump": CommandEntry(
-        "ringcoll.cli.dump:dump",
-        "What hangs, and where: what each rank of a running program does.",
-        "ringcoll dump",
-    ),
-    "doctor": CommandEntry(
-        "ringcoll.cli.doctor:doctor",
-        "What will be used on this machine, why, and what to expect.",
-        "ringcoll doctor -k 4",
-    ),
-    "info": CommandEntry(
-        "ringcoll.cli.info:info",
-        "Versions and machine, for a bug report.",
-        "ringcoll info",
-    ),
-}
-
-
-# Every command stands in one of them.
 SECTIONS = {
-    "Look": ("list", "show", "explain", "simulate", "plot", "search", "export", "new"),
-    "Prove": ("verify", "order", "pareto"),
-    "Measure": ("compare", "bench", "tune", "trace"),
-    "Train": ("train", "run"),
-    "Debug": ("dump", "doctor", "info"),
+    "Look": {
+        "list": CommandEntry(
+            "ringcoll.cli.listing:list_algorithms",
+            "The algorithms of each collective.",
+        ),
+        "show": CommandEntry(
+            "ringcoll.cli.show:show",
+            "An algorithm, step by step and rank by rank, and what it costs.",
+        ),
+        "explain": CommandEntry(
+            "ringcoll.cli.explain:explain",
+            'Which algorithm "auto" chooses, and why.',
+        ),
+        "pareto": CommandEntry(
+            "ringcoll.cli.pareto:pareto",
+            "Which algorithms no other algorithm beats in every way.",
+        ),
+        "simulate": CommandEntry(
+            "ringcoll.cli.simulate:simulate_command",
+            "How long an algorithm takes on a network that is not here.",
+        ),
+        "plot": CommandEntry(
+            "ringcoll.cli.plot:plot",
+            "Figures: from which size on one algorithm is faster than another.",
+        ),
+    },
+    "Measure": {
+        "compare": CommandEntry(
+            "ringcoll.cli.compare:compare",
+            "Ring, tree and native side by side, on real processes.",
+        ),
+        "bench": CommandEntry(
+            "ringcoll.cli.bench:bench",
+            "One collective, in the table of nccl-tests.",
+        ),
+        "tune": CommandEntry(
+            "ringcoll.cli.tune:tune",
+            'Measure this machine, so that "auto" chooses by what was measured.',
+        ),
+        "trace": CommandEntry(
+            "ringcoll.cli.trace:trace",
+            "Where the time goes: a picture of all ranks, and its summary.",
+        ),
+    },
+    "Train": {
+        "train": CommandEntry(
+            "ringcoll.cli.train:train",
+            "A small training run: ring, tree and native side by side.",
+        ),
+        "run": CommandEntry(
+            "ringcoll.cli.run:run",
+            "Start the ranks of a script; they may go on when some die.",
+        ),
+    },
+    "Find trouble": {
+        "doctor": CommandEntry(
+            "ringcoll.cli.doctor:doctor",
+            "What will be used on this machine, why, and what to expect.",
+        ),
+        "dump": CommandEntry(
+            "ringcoll.cli.dump:dump",
+            "What hangs, and where: what each rank of a running program does.",
+        ),
+        "info": CommandEntry(
+            "ringcoll.cli.info:info",
+            "Versions and machine, for a bug report.",
+        ),
+    },
+    "Invent": {
+        "new": CommandEntry(
+            "ringcoll.cli.new:new",
+            "Begin an algorithm of your own: a file that works, and its test.",
+        ),
+        "verify": CommandEntry(
+            "ringcoll.cli.prove:verify",
+            "Prove that algorithms are right, and what they cost.",
+        ),
+        "order": CommandEntry(
+            "ringcoll.cli.order:order",
+            "In which order each element is summed.",
+        ),
+        "search": CommandEntry(
+            "ringcoll.cli.search:search",
+            "Schedules that suit a network, and how long they take.",
+        ),
+        "export": CommandEntry(
+            "ringcoll.cli.export:export",
+            "An algorithm in the format of MSCCL, MSCCL++, GOAL or Chakra.",
+        ),
+    },
 }
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+
+_EXAMPLES = """
+ringcoll list all_reduce
+ringcoll show ring all_reduce -k 4
+ringcoll compare
+ringcoll train
+ringcoll doctor -k 4
+ringcoll new all_reduce star
+ringcoll verify star.py:star
+"""
 
 
 class _CannotDoError(click.ClickException):
@@ -171,10 +163,20 @@ class _Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
-        for heading, names in SECTIONS.items():
+        for heading, entries in SECTIONS.items():
             with formatter.section(heading):
-                formatter.write_dl([(f"{name:{width}}", COMMANDS[name].summary) for name in names])
-        write_examples(formatter, "\n".join(entry.example for entry in COMMANDS.values()))
+                formatter.write_dl(
+                    [(f"{name:{width}}", entry.summary) for name, entry in entries.items()]
+                )
+        write_examples(formatter, _EXAMPLES)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command, or an option, without importing a command."""
+        return [
+            CompletionItem(name, help=entry.summary)
+            for name, entry in COMMANDS.items()
+            if name.startswith(incomplete)
+        ] + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -210,18 +212,34 @@ def _give_up_output() -> None:
             sys.stdout.close()
 
 
+def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | None) -> None:
+    if shell is not None and not ctx.resilient_parsing:
+        complete = get_completion_class(shell)
+        assert complete is not None
+        click.echo(complete(ctx.command, {}, "ringcoll", _COMPLETE).source())
+        ctx.exit()
+
+
 @click.group(cls=_Commands, context_settings=SETTINGS)
 @click.version_option(__version__, "-V", "--version", message="ringcoll %(version)s")
+@click.option("--completion", type=click.Choice(["bash", "zsh", "fish"]), is_eager=True,
+              expose_value=False, callback=_print_completion,
+              help='Print a script for completion, and exit. In ~/.bashrc: eval "$(ringcoll '
+              '--completion bash)"; with zsh the same in ~/.zshrc. In ~/.config/fish/config.fish: '
+              "ringcoll --completion fish | source.")  # fmt: skip
 def cli() -> None:
     """Collective communication rebuilt from send and recv.
 
-    Every algorithm is data: it can be drawn, proved and measured. Each command
-    explains itself with -h, and prints JSON with --json. An algorithm of your own is
-    named module:algorithm or path/file.py:algorithm; a schedule in a file, such as
-    MSCCL's XML, by the file.
+    A collective, such as all_reduce, is an operation of all ranks; an algorithm, such as ring, is
+    a way to do it with messages between two ranks. Every algorithm is data: it can be drawn,
+    proved, simulated, measured and used in training.
+
+    Each command explains itself with -h, and prints JSON with --json. An algorithm of your own is
+    named module:algorithm or path/file.py:algorithm; a schedule in a file, such as MSCCL's XML, by
+    the file.
     """
 
 
-def main() -> None:
+def main(prog_name: str = "ringcoll") -> None:
     """Run the command line; the entry point of the ``ringcoll`` script."""
-    cli(prog_name="ringcoll")
+    cli(prog_name=prog_name, complete_var=_COMPLETE)

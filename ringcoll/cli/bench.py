@@ -24,7 +24,13 @@ from ringcoll.bench import peers as asked
 from ringcoll.cli import measuring, nccl_table
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_csv, print_json
-from ringcoll.cli.parameters import collective_name, csv_option, file_option, json_option
+from ringcoll.cli.parameters import (
+    collective_name,
+    complete_algorithms,
+    csv_option,
+    file_option,
+    json_option,
+)
 from ringcoll.machine import json_text, replace_file
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
@@ -36,7 +42,7 @@ _EXAMPLES = """
   ringcoll bench all_reduce -b 8 -e 64M -f 8 --peers gloo,mpich --limits
   ringcoll bench all_reduce --device cuda --cuda-transport ucx -k 4 -e 256M
   ringcoll bench broadcast -r all -d half -J broadcast.json
-  torchrun --nproc-per-node 4 -m ringcoll.cli bench all_reduce
+  torchrun --nproc-per-node 4 -m ringcoll bench all_reduce
 """
 
 
@@ -54,6 +60,7 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
     default="auto",
     show_default=True,
     metavar="NAMES",
+    shell_complete=complete_algorithms,
     help="Names from `ringcoll list`, auto, persistent (auto, prepared once), "
     "shared_tensors (the same, in shared memory), native for "
     "torch's own, algorithms of yours such as star.py:star, files such as ring.xml; or all. "

@@ -38,6 +38,7 @@ from ringcoll.cli.output import grouped, print_csv, print_json, print_table, pri
 from ringcoll.cli.parameters import (
     FiniteRange,
     collective_name,
+    complete_algorithms,
     csv_option,
     file_option,
     json_option,
@@ -75,6 +76,7 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
 @click.option("--seconds", type=FiniteRange(min=0), default=50, show_default=True,
               help="Time to spend on measuring; more of it means more repetitions.")  # fmt: skip
 @click.option("--algorithms", "names", metavar="NAMES",
+              shell_complete=complete_algorithms,
               help="Which to compare: names from `ringcoll list`, auto, native for torch's "
               "own, an algorithm of yours such as star.py:star; or all. ring@gloo: over gloo.")  # fmt: skip
 @measuring.transport

@@ -12,6 +12,7 @@ from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import (
     bytes_option,
     collective_name,
+    complete_algorithms,
     json_option,
     named_algorithms,
     ranks_option,
@@ -42,6 +43,7 @@ _EXAMPLES = """
 @click.option("--device", type=click.Choice(["cpu", "cuda"]),
               help="Where the tensors are; cpu, unless the transport carries CUDA tensors only.")  # fmt: skip
 @click.option("--algorithm", metavar="NAME",
+              shell_complete=complete_algorithms,
               help="Also predict this algorithm, such as star.py:star.")  # fmt: skip
 @json_option
 def explain(

@@ -11,6 +11,7 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import (
     FiniteRange,
+    algorithm_argument,
     asked_schedule,
     collective_name,
     file_option,
@@ -43,7 +44,7 @@ _FORMATS = {
 
 
 @command("export", examples=_EXAMPLES, terms={"Formats": _FORMATS})
-@click.argument("algorithm")
+@algorithm_argument
 @click.option("-c", "--collective", type=collective_name, default="all_reduce", show_default=True,
               metavar="NAME", help="The collective.")  # fmt: skip
 @world_size_option

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import click
 
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms
 from ringcoll.cli.command import command
-from ringcoll.cli.output import amount, grouped, print_json, print_table, times
+from ringcoll.cli.output import amount, grouped, print_json, print_table, print_text, times
 from ringcoll.cli.parameters import collective_name, json_option, named_algorithms
 from ringcoll.cli.report import findings
 from ringcoll.errors import ScheduleError
@@ -18,6 +21,7 @@ from ringcoll.schedule import CONTRACTS, verify
 _EXAMPLES = """
 ringcoll list
 ringcoll list all_reduce
+ringcoll list --all
 ringcoll list star.py:star
 """
 
@@ -28,14 +32,28 @@ _COLUMNS = (
 )
 
 
-def _origin(entry: Algorithm) -> tuple[str, str]:
-    return entry.summary, entry.source
+def _short(entry: Algorithm) -> list[str]:
+    """The short names that also find the algorithm."""
+    return [alias for alias, name in ALIASES.items() if name == entry.name]
 
 
 def _names(entry: Algorithm) -> str:
-    """The name, with the short names that also find the algorithm."""
-    short = [alias for alias, name in ALIASES.items() if name == entry.name]
+    short = _short(entry)
     return f"{entry.name} ({', '.join(short)})" if short else entry.name
+
+
+def _is_usual(entry: Algorithm) -> bool:
+    """Whether an algorithm is listed without ``--all``."""
+    return not (entry.second_choice or entry.needs)
+
+
+def _how(entry: Algorithm) -> str:
+    """The summary, without the names that stand beside it."""
+    title, _, text = entry.summary.partition(": ")
+    names = {f"{name}_{entry.collective}" for name in (entry.name, *_short(entry))}
+    if text and title.lower().replace("-", "_").replace(" ", "_") in names:
+        return text[0].upper() + text[1:]
+    return entry.summary
 
 
 def _proved(entry: Algorithm) -> dict[str, Any] | None:
@@ -61,21 +79,27 @@ def _costs(facts: dict[str, Any] | None) -> tuple[str, ...]:
 
 
 @command("list", examples=_EXAMPLES)
-@click.argument("collective", required=False)
+@click.argument("collective", required=False, shell_complete=collective_name.shell_complete)
+@click.option("--all", "every", is_flag=True,
+              help="List every algorithm, with costs and source, in a wide table.")  # fmt: skip
 @json_option
-def list_algorithms(collective: str | None, as_json: bool) -> None:
+def list_algorithms(collective: str | None, every: bool, as_json: bool) -> None:
     """List the algorithms of COLLECTIVE, or of all collectives.
 
-    A short name that also finds an algorithm is given in parentheses. Rounds and
-    traffic, in units of the whole data, are those of k ranks; a factor says how many
-    times the lower bound each is. Traffic is what the busiest rank sends or receives,
-    added up over the steps. With module:algorithm or path/file.py:algorithm in place
-    of COLLECTIVE, that algorithm of yours is listed.
+    Without --all, those are listed that run on any number of ranks and that are no second
+    choices: where two algorithms are predicted to take the same time, "auto" prefers them. A
+    short name that also finds an algorithm is given in parentheses.
+
+    In the table of --all, rounds and traffic, in units of the whole data, are those of k ranks; a
+    factor says how many times the lower bound each is. Traffic is what the busiest rank sends or
+    receives, added up over the steps. With module:algorithm or path/file.py:algorithm in place of
+    COLLECTIVE, that algorithm of yours is listed in this table. --json has every algorithm.
 
     A name with = chooses the parameter of an algorithm that has one, such as circulant=64 for
     64 blocks. Names with + are a hierarchy of all_reduce algorithms, such as ring+two_shot: the
     first runs inside each host, the second across; a third is for groups of hosts.
     """
+    every = every or is_reference(collective or "")
     if collective is None:
         entries = [entry for name in CONTRACTS for entry in algorithms(name)]
     elif is_reference(collective):
@@ -100,8 +124,32 @@ def list_algorithms(collective: str | None, as_json: bool) -> None:
             ]
         )
         return
+    if not every:
+        _print_usual(entries)
+        return
     rows = (
-        (entry.collective, _names(entry), entry.needs, *_costs(_proved(entry)), *_origin(entry))
+        (
+            *(entry.collective, _names(entry), entry.needs, *_costs(_proved(entry))),
+            *(entry.summary, entry.source),
+        )
         for entry in entries
     )
     print_table(_COLUMNS, grouped(rows, apart=False), left=3, prose=2)
+
+
+def _print_usual(entries: Sequence[Algorithm]) -> None:
+    """Print the usual ones of some algorithms, a heading for each collective."""
+    usual = [entry for entry in entries if _is_usual(entry)]
+    width = max((len(_names(entry)) for entry in usual), default=0)
+    for collective, group in groupby(usual, lambda entry: entry.collective):
+        click.echo(collective)
+        for entry in group:
+            name = f"  {_names(entry):{width}}  "
+            indents = {"initial_indent": name, "subsequent_indent": " " * len(name)}
+            text = textwrap.fill(_how(entry), 80, break_on_hyphens=False, **indents)
+            click.echo(text or name.rstrip())
+        click.echo()
+    print_text(
+        f"{len(usual)} of {len(entries)} algorithms; all of them, with costs: ringcoll list --all",
+        "Steps and costs of one: ringcoll show ring all_reduce",
+    )

@@ -9,6 +9,7 @@ import click
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import (
+    algorithm_argument,
     asked_schedule,
     collective_name,
     hosts_option,
@@ -29,7 +30,7 @@ _EXAMPLES = """
 
 
 @command("order", examples=_EXAMPLES)
-@click.argument("algorithm")
+@algorithm_argument
 @click.option(
     "-c", "--collective", type=collective_name, default="all_reduce", show_default=True,
     metavar="NAME", help="A collective that reduces.",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, named, on_hosts
 from ringcoll.bench import parse_size
@@ -163,8 +164,35 @@ class _CollectiveName(click.ParamType):  # type: ignore[type-arg]  # generic sin
             raise ScheduleError(f"{error}{_did_you_mean(name, CONTRACTS)}") from None
         raise AssertionError(name)
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete the name of a collective, for which the algorithm before it is defined."""
+        fitting = {entry.collective for entry in named(ctx.params.get("algorithm") or "")}
+        return [
+            CompletionItem(name)
+            for name in CONTRACTS
+            if name.startswith(incomplete.replace("-", "_")) and name in (fitting or CONTRACTS)
+        ]
+
 
 collective_name = _CollectiveName()
+
+
+def complete_algorithms(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the last algorithm of ``ring,tree`` or ``ring+tree``; a file if none fits."""
+    before, word = re.fullmatch(r"(.*[,+])?(.*)", incomplete, re.DOTALL).groups("")  # type: ignore[union-attr]
+    source = ctx.get_parameter_source("collective")
+    typed = source is click.core.ParameterSource.COMMANDLINE
+    known = {entry.name for entry in algorithms(ctx.params["collective"] if typed else None)}
+    known |= {short for short, full in ALIASES.items() if full in known}
+    fitting = [CompletionItem(before + name) for name in sorted(known) if name.startswith(word)]
+    return fitting or [CompletionItem(incomplete, type="file")]
+
+
+algorithm_argument = click.argument("algorithm", shell_complete=complete_algorithms)
 
 
 def named_algorithms(

@@ -13,6 +13,7 @@ from ringcoll.cli.measuring import chosen
 from ringcoll.cli.output import print_json, progress
 from ringcoll.cli.parameters import (
     collective_name,
+    complete_algorithms,
     file_option,
     json_option,
     named_algorithms,
@@ -36,6 +37,7 @@ _EXAMPLES = """
 @click.argument("figure", type=click.Choice(["crossover"]))
 @click.argument("collective", type=collective_name, default="all_reduce")
 @click.option("--algorithms", "names", default="ring,tree", show_default=True, metavar="NAMES",
+              shell_complete=complete_algorithms,
               help="Names from `ringcoll list`, or algorithms of yours such as star.py:star.")  # fmt: skip
 @click.option("-k", "--ranks", "--world-size", "sizes_of_world", type=world_sizes, default="16", show_default=True,
               metavar="NUMBERS", help="Numbers of ranks, such as 16,1024; a curve for each.")  # fmt: skip

@@ -17,6 +17,7 @@ from ringcoll.cli.command import command
 from ringcoll.cli.output import amount, print_json, print_table, print_text, progress, times
 from ringcoll.cli.parameters import (
     collective_name,
+    complete_algorithms,
     json_option,
     named_algorithms,
     saying_what_would_do,
@@ -63,7 +64,7 @@ class _Outcome:
 
 
 @command(examples=_EXAMPLES)
-@click.argument("algorithm", required=False)
+@click.argument("algorithm", required=False, shell_complete=complete_algorithms)
 @click.option("--collective", type=collective_name, metavar="NAME", help="Only this collective.")
 @click.option(
     "--world-sizes",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 from ringcoll.cli.output import amount
-from ringcoll.cost import bound_of, distance
+from ringcoll.cost import bound_of
 from ringcoll.schedule import Proof, Schedule, as_runs, chunks_by_order, contract, infix
 
 _FEW = 4  # lines of reduction orders that still help; and ranks times two, terms on one line
@@ -58,22 +59,47 @@ def order_in_words(proof: Proof) -> str | None:
 
 
 def in_words(proof: Proof) -> Iterator[str]:
-    """Describe cost and order, a line each."""
-    schedule, bound = proof.schedule, bound_of(proof)
-    ports = f" with {proof.ports} messages at once each way" if proof.ports > 1 else ""
-    is_vector = contract(schedule.collective).of_vector
-    data = "the vector" if is_vector else "all blocks of a rank"
-    yield f"rounds    {proof.rounds} (at least {bound.rounds}{ports})"
-    yield (
-        f"traffic   {amount(proof.traffic)} n (at least {amount(bound.traffic)} n), n being {data}"
-    )
-    if bound.reduced:
-        yield f"reduced   {amount(proof.reduced)} n (at least {amount(bound.reduced)} n)"
-    yield f"bounds    {distance(proof)}"
-    sent, messages = amount(proof.sent_max), proof.messages_max
-    yield f"sent      at most {sent} n by a rank, in {messages} messages"
-    yield f"scratch   {schedule.num_slots or 'no'} chunk{'s' if schedule.num_slots != 1 else ''}"
+    """Describe cost and order: some sentences in each item, and the orders of chunks."""
+    rules, bound = contract(proof.schedule.collective), bound_of(proof)
+    noun = "token" if rules.at_least_once else "vector" if rules.of_vector else "block"
+    unit = rules.blocks_of_rank(proof.schedule.world_size)
+
+    if not proof.rounds:
+        yield "Nothing is sent."
+        return
+
+    def data(value: Fraction, least: Fraction) -> str:
+        words = in_number(value * unit, noun)
+        if value == least:
+            return f"{words}, the least possible"
+        return words + (f"; no algorithm needs less than {in_number(least * unit)}" * bool(least))
+
+    ports = f" with {proof.ports} messages at once each way" * (proof.ports > 1)
+    if proof.rounds == bound.rounds:
+        cost = f"{in_number(Fraction(proof.rounds), 'round')}, the fewest possible{ports}."
+    else:
+        cost = f"{proof.rounds} rounds; no algorithm{ports} needs fewer than {bound.rounds}."
+    who = "Each" if proof.sent_mean == proof.sent_max else "The busiest"
+    cost += f" {who} rank sends {data(proof.sent_max, bound.sent)}."
+    if proof.traffic != proof.sent_max:
+        traffic = data(proof.traffic, bound.traffic)
+        cost += f" Round by round, the busiest rank sends or receives {traffic}."
+    slots = Fraction(proof.schedule.num_slots)
+    memory = f"Extra memory for {in_number(slots, 'chunk')}" if slots else "No extra memory"
+    yield f"{cost} {memory}."
+    if bound.reduced and not rules.at_least_once:
+        yield f"No rank reduces more than {data(proof.reduced, bound.reduced)}."
     yield from _orders(proof)
+
+
+def in_number(value: Fraction, noun: str = "") -> str:
+    """Write an amount with at most three decimals, and its noun.
+
+    >>> in_number(Fraction(3, 2), "vector"), in_number(Fraction(1), "block"), in_number(Fraction(2, 3))
+    ('1.5 vectors', '1 block', '0.667')
+    """
+    number = amount(value).rstrip("0").rstrip(".")
+    return f"{number} {noun}{'s' * (value != 1)}" if noun else number
 
 
 def _orders(proof: Proof) -> Iterator[str]:
@@ -81,18 +107,18 @@ def _orders(proof: Proof) -> Iterator[str]:
     if word is None:
         return
     words = {
-        "differs": "differs between ranks: their last bits may, too",
-        "fixed": "the same on all ranks",
-        "rank order": "the same on all ranks, operands in rank order",
-        "left to right": "from left to right, the same on all ranks",
+        "differs": "differs between ranks: their last bits may differ, too",
+        "fixed": "is the same on all ranks",
+        "rank order": "is the same on all ranks, with the operands in rank order",
+        "left to right": "is the same on all ranks, from left to right",
     }
-    yield f"order     {words[word]}"
-    if word == "differs" or proof.schedule.world_size > 2 * _FEW:
-        return
-    sums = chunks_by_order(proof)
+    sums = {}
+    if word != "differs" and proof.schedule.world_size <= 2 * _FEW:
+        sums = chunks_by_order(proof)
+    yield f"The order of reduction {words[word]}{':' if sums else '.'}"
     for number, (order, chunks) in enumerate(sums.items()):
         if number == _FEW:
-            yield f"          ... and {len(sums) - _FEW} more"
+            yield f"  ... and {len(sums) - _FEW} more"
             return
         plural = "s" if len(chunks) > 1 else ""
-        yield f"          chunk{plural} {as_runs(chunks)}: {infix(order)}"
+        yield f"  chunk{plural} {as_runs(chunks)}: {infix(order)}"

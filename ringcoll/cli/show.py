@@ -14,6 +14,7 @@ from ringcoll.algorithms import on_hosts
 from ringcoll.cli.command import command
 from ringcoll.cli.output import on_terminal, print_json, print_text, progress
 from ringcoll.cli.parameters import (
+    algorithm_argument,
     asked_schedule,
     collective_name,
     file_option,
@@ -68,7 +69,7 @@ _EXAMPLES = """
 
 
 @command(examples=_EXAMPLES)
-@click.argument("algorithm")
+@algorithm_argument
 @click.argument("collective", type=collective_name)
 @world_size_option
 @hosts_option
@@ -232,8 +233,8 @@ def _show_grid(
         )
         return
     drawing = grid(schedule, ranks=ranks)
-    print_text(title, summary)
-    click.echo("\n".join(["", *in_words(proof), "", *_legend(proof), "", drawing]))
+    print_text(title, summary, "", *in_words(proof))
+    click.echo("\n".join(["", *_legend(proof), "", drawing]))
     columns = max(map(len, drawing.splitlines()))
     if ranks is None and on_terminal() and columns > shutil.get_terminal_size().columns:
         print_text("", f"The grid has {columns} columns; --ranks 0-3 draws some of the ranks only.")

@@ -14,6 +14,7 @@ from ringcoll.bench import as_size
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, progress
 from ringcoll.cli.parameters import (
+    algorithm_argument,
     bytes_option,
     collective_name,
     file_option,
@@ -76,7 +77,7 @@ def _node(text: str) -> int | str:
     examples=_EXAMPLES,
     terms={"Topologies": FORMS, "Topologies of real machines": PRESETS},
 )
-@click.argument("algorithm")
+@algorithm_argument
 @click.argument("collective", type=collective_name, default="all_reduce")
 @ranks_option("world_size", 4)
 @click.option("--topology", "text", default="crossbar", show_default=True,

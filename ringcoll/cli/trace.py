@@ -34,6 +34,7 @@ from ringcoll.cli.parameters import (
     asked_schedule,
     bytes_option,
     collective_name,
+    complete_algorithms,
     file_option,
     json_option,
     new_file,
@@ -57,7 +58,7 @@ _EXAMPLES = """
   ringcoll trace bucketed -o overlap.svg
   ringcoll trace 3d:2x2x2 -k 8 -n 3
   ringcoll trace all_reduce --algorithm ring -o measured.html
-  torchrun --nproc-per-node 4 -m ringcoll.cli trace all_gather
+  torchrun --nproc-per-node 4 -m ringcoll trace all_gather
 """
 
 # Options of a collective, which a trainer cannot use.
@@ -88,10 +89,11 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
 
 
 @command(examples=_EXAMPLES)
-@click.argument("what", type=_TracedName())
+@click.argument("what", type=_TracedName(), shell_complete=collective_name.shell_complete)
 @measuring.ranks_option(4)
 @bytes_option()
 @click.option("--algorithm", default="auto", show_default=True, metavar="NAME",
+              shell_complete=complete_algorithms,
               help="A name from `ringcoll list`, auto, or an algorithm of your own, such as "
               "star.py:star.")  # fmt: skip
 @measuring.transport

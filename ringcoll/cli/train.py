@@ -33,7 +33,13 @@ from ringcoll.bench import (
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import FiniteRange, json_option, nbytes_of, new_picture
+from ringcoll.cli.parameters import (
+    FiniteRange,
+    complete_algorithms,
+    json_option,
+    nbytes_of,
+    new_picture,
+)
 from ringcoll.errors import ArgumentError
 from ringcoll.training import (
     LEARNING_RATES,
@@ -55,7 +61,7 @@ _EXAMPLES = """
   ringcoll train --trainer bucketed,tensor,pipeline:1f1b,one-process
   ringcoll train -k 4 --trainer gossip:exponential,diloco,server:async --picture loss.png
   ringcoll train -k 8 --trainer 3d:2x2x2,sharded:2
-  torchrun --nproc-per-node 2 -m ringcoll.cli train
+  torchrun --nproc-per-node 2 -m ringcoll train
 """
 
 
@@ -90,7 +96,7 @@ def _taking(what: str) -> str:
               callback=_trainers, metavar="NAMES",
               help=f"Any of {', '.join(trainer_names())}; separated by commas, or repeated.")  # fmt: skip
 @click.option("--algorithm", "--algorithms", "names", metavar="NAMES", default="ring,tree",
-              show_default=True,
+              show_default=True, shell_complete=complete_algorithms,
               help="Names from `ringcoll list`, auto, or algorithms of your own, such as "
               f"star.py:star; for {_taking('algorithm')}.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["gloo", "ringcoll"]), default="ringcoll",

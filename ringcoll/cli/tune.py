@@ -23,7 +23,13 @@ from ringcoll.bench import (
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
 from ringcoll.cli.output import grouped, print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import FiniteRange, file_option, json_option, named_algorithms
+from ringcoll.cli.parameters import (
+    FiniteRange,
+    complete_algorithms,
+    file_option,
+    json_option,
+    named_algorithms,
+)
 from ringcoll.cost import MEASURED, Parameters, Table, in_text
 from ringcoll.launch import Ranks
 from ringcoll.machine import Tuned, UserModule, is_schedule_file, tuning, tuning_file
@@ -50,7 +56,7 @@ _EXAMPLES = """
 @click.option("--seconds", type=FiniteRange(min=0), default=60, show_default=True,
               help="Time to spend on the algorithms; each runs a few times in any case.")  # fmt: skip
 @click.option("--collectives", "names", metavar="NAMES", help="Which; all of them.")
-@click.option("--algorithms", metavar="NAMES",
+@click.option("--algorithms", metavar="NAMES", shell_complete=complete_algorithms,
               help="Which; names of `ringcoll list`, or algorithms of your own, such as "
               "star.py:star, which every rank of a group then has to import. Without it, "
               "all that come with ringcoll.")  # fmt: skip

@@ -1,6 +1,7 @@
 """The group: help, versions, and what is imported when."""
 
 import errno
+import os
 import re
 import shlex
 import subprocess
@@ -8,6 +9,7 @@ import sys
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from ringcoll import __version__
 from ringcoll.cli.app import COMMANDS, INTERRUPTED, SECTIONS, cli
@@ -39,16 +41,24 @@ def command(name: str) -> DescribedCommand:
     return found
 
 
-def test_help_lists_every_command_with_an_example(run):
+def test_help_lists_every_command(run):
     result = run("--help")
     assert result.exit_code == 0
     for name, entry in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(entry.summary)}$", result.stdout, re.MULTILINE)
-        assert f"\n  {entry.example}\n" in result.stdout + "\n"
+
+
+def test_examples_of_the_group_are_examples_of_their_commands(run):
+    names = [example.split()[1] for example in examples(run("--help").stdout)]
+    assert len(names) >= len(SECTIONS)
+    for section in SECTIONS.values():
+        assert section.keys() & {*names}
+    for example in examples(run("--help").stdout):
+        assert example in examples(help_of(command(example.split()[1])))
 
 
 def test_every_command_stands_in_one_section(run):
-    headings = re.findall(r"^(\w+):$|^  (\w+)  ", run("--help").stdout, re.MULTILINE)
+    headings = re.findall(r"^([\w ]+):$|^  (\w+)  ", run("--help").stdout, re.MULTILINE)
     sections: dict[str, list[str]] = {}
     for heading, name in headings:
         if heading:
@@ -65,7 +75,8 @@ def test_each_command_explains_itself_with_examples_and_takes_json(name):
     page = help_of(command(name))
     assert len(command(name).get_short_help_str(80)) > 10
     assert "--json" in page or name == "run", "which prints what a script prints"
-    assert COMMANDS[name].example in examples(page)
+    assert examples(page)
+    assert all(f"ringcoll {name}" in line for line in examples(page) if "torchrun" not in line)
 
 
 @pytest.mark.parametrize(
@@ -226,13 +237,124 @@ def test_the_library_imports_nothing_of_the_command_line():
     assert (result.stdout, result.stderr) == ("[]\n", "")
 
 
-@pytest.mark.processes
-def test_module_is_a_program():
-    result = subprocess.run(
-        [sys.executable, "-m", "ringcoll.cli", "--version"],
+def started(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The end of ``python -m ringcoll``."""
+    return subprocess.run(
+        [sys.executable, "-m", "ringcoll", *words],
         check=False,
         capture_output=True,
         text=True,
         timeout=60,
+        env={**os.environ, **variables},
     )
-    assert (result.stdout, result.returncode) == (f"ringcoll {__version__}\n", 0)
+
+
+@pytest.mark.processes
+def test_the_package_is_a_program(run):
+    """It has the same commands, and calls itself as it was called."""
+    assert started("--version").stdout == f"ringcoll {__version__}\n"
+    page = started("--help").stdout
+    own = run("--help").stdout.replace("Usage: ringcoll", "Usage: python -m ringcoll")
+    assert page.split() == own.split(), "which may be as wide as another terminal"
+    shown = started("show", "ring", "all_reduce")
+    assert (shown.returncode, shown.stdout) == (0, run("show", "ring", "all_reduce").stdout)
+    wrong = started("show")
+    assert wrong.returncode == 2
+    assert "Try 'python -m ringcoll show --help' for help." in wrong.stderr
+
+
+# --- completion ---------------------------------------------------------------------------
+
+
+def completed(text: str) -> list[str]:
+    """What the last word of a line may become; ``file`` for the name of a file."""
+    *words, last = text.split(" ")
+    items = ShellComplete(cli, {}, "ringcoll", "").get_completions(words, last)
+    return [item.value if item.type == "plain" else item.type for item in items]
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("t", ["tune", "trace", "train"]),
+        ("--com", ["--completion"]),
+        ("--completion ", ["bash", "zsh", "fish"]),
+        ("show hier", ["hierarchical"]),
+        ("show tr", ["tree", "trivance", "trivance_latency"]),
+        ("show hierarchical ", ["all_reduce"]),
+        ("show bruck all-", ["all_gather", "all_to_all"]),
+        ("show unknown re", ["reduce_scatter", "reduce"]),
+        ("show star.py:st", ["file"]),
+        ("show ring all_reduce --pr", ["--primitives"]),
+        ("list b", ["broadcast", "barrier"]),
+        ("explain all_to_all --algorithm p", ["pairwise", "pat", "pat_2_trees"]),
+        ("verify swing_", ["swing_latency"]),
+        ("plot crossover all_gather --algorithms ring,br", ["ring,bruck"]),
+        ("simulate ring+two_", ["ring+two_shot"]),
+        ("order dou", ["double_tree"]),
+        ("export recursive_m", ["recursive_multiplying"]),
+    ],
+)
+def test_words_are_completed(text, words):
+    assert completed(text) == words
+
+
+@pytest.mark.parametrize("name", ["bench all_reduce", "compare", "train", "tune"])
+def test_names_are_completed_where_ranks_will_run(name):
+    assert completed(f"{name} --algorithms binary") == ["binary_tree"]
+    assert completed("trace all_reduce --algorithm binary") == ["binary_tree"]
+    assert completed("trace all_r") == ["all_reduce"]
+
+
+COMPLETIONS = {
+    "bash": ("complete -o nosort -F _ringcoll_completion ringcoll", "plain,show\n"),
+    "zsh": ("compdef _ringcoll_completion ringcoll", f"plain\nshow\n{COMMANDS['show'].summary}\n"),
+    "fish": (
+        'complete --no-files --command ringcoll --arguments "(_ringcoll_completion)";',
+        f"plain,show\t{COMMANDS['show'].summary}\n",
+    ),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("shell", COMPLETIONS)
+def test_the_script_of_each_shell(shell):
+    script = started("--completion", shell)
+    line, answer = COMPLETIONS[shell]
+    assert (script.returncode, script.stderr) == (0, "")
+    assert line in script.stdout
+    assert f"_RINGCOLL_COMPLETE={shell}_complete" in script.stdout
+    asked = {"_RINGCOLL_COMPLETE": f"{shell}_complete", "COMP_WORDS": "ringcoll sh"}
+    answered = started(**asked, COMP_CWORD="sh" if shell == "fish" else "1")
+    assert (answered.returncode, answered.stdout, answered.stderr) == (0, answer, "")
+
+
+@pytest.mark.processes
+def test_bash_completes_by_the_script(tmp_path):
+    """The function that bash calls for the key Tab leaves the words in COMPREPLY."""
+    (tmp_path / "ringcoll").write_text(f'#!/bin/sh\nexec {sys.executable} -m ringcoll "$@"\n')
+    (tmp_path / "ringcoll").chmod(0o755)
+    program = """
+        eval "$(ringcoll --completion bash)"
+        COMP_WORDS=(ringcoll show tr)
+        COMP_CWORD=2
+        _ringcoll_completion ringcoll
+        echo "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(
+        ["bash", "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    assert (done.stdout, done.stderr) == ("tree trivance trivance_latency\n", "")
+
+
+def test_an_unknown_shell_is_one_line(run):
+    result = run("--completion", "tcsh")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == (
+        "Error: Invalid value for '--completion': 'tcsh' is not one of 'bash', 'zsh', 'fish'."
+    )

@@ -20,17 +20,13 @@ RING = """\
 ring all_reduce on 4 ranks
 Ring all-reduce: a ring reduce-scatter, then a ring all-gather.
 
-rounds    6 (at least 2)
-traffic   1.500 n (at least 1.500 n), n being the vector
-reduced   0.750 n (at least 0.750 n)
-bounds    3.00x the rounds, 1.00x the traffic, 1.00x the reduced data
-sent      at most 1.500 n by a rank, in 6 messages
-scratch   no chunks
-order     the same on all ranks
-          chunk 0: ((x1 + x2) + x3) + x0
-          chunk 1: ((x2 + x3) + x0) + x1
-          chunk 2: ((x3 + x0) + x1) + x2
-          chunk 3: ((x0 + x1) + x2) + x3
+6 rounds; no algorithm needs fewer than 2. Each rank sends 1.5 vectors, the least possible. No extra memory.
+No rank reduces more than 0.75 vectors, the least possible.
+The order of reduction is the same on all ranks:
+  chunk 0: ((x1 + x2) + x3) + x0
+  chunk 1: ((x2 + x3) + x0) + x1
+  chunk 2: ((x3 + x0) + x1) + x2
+  chunk 3: ((x0 + x1) + x2) + x3
 
 >r:c  send chunk c to rank r
 <r:c  receive chunk c from rank r
@@ -50,6 +46,54 @@ step  rank 0      rank 1      rank 2      rank 3
 def test_the_ring_on_four_ranks(run):
     result = run("show", "ring", "all_reduce", "-k", "4")
     assert (result.exit_code, result.stdout) == (0, RING)
+
+
+@pytest.mark.parametrize(
+    "words, sentences",
+    [
+        (
+            "tree all_reduce -k 8",
+            "6 rounds; no algorithm needs fewer than 3. The busiest rank sends 3 vectors; no algorithm "
+            "needs less than 1.75. Round by round, the busiest rank sends or receives 6 vectors; no "
+            "algorithm needs less than 1.75. No extra memory.\n"
+            "No rank reduces more than 3 vectors; no algorithm needs less than 0.875.\n"
+            "The order of reduction is the same on all ranks, with the operands in rank order:\n"
+            "  chunk 0: ((x0 + x1) + (x2 + x3)) + ((x4 + x5) + (x6 + x7))",
+        ),
+        (
+            "bruck all_gather -k 5",
+            "3 rounds, the fewest possible. Each rank sends 4 blocks, the least possible. No extra "
+            "memory.",
+        ),
+        (
+            "pairwise all_to_all -k 4",
+            "3 rounds; no algorithm needs fewer than 2. Each rank sends 3 blocks, the least possible. "
+            "No extra memory.",
+        ),
+        (
+            "linear gather -k 4",
+            "1 round, the fewest possible with 3 messages at once each way. The busiest rank sends "
+            "1 block, the least possible. Round by round, the busiest rank sends or receives 3 "
+            "blocks, the least possible. No extra memory.",
+        ),
+        (
+            "dissemination barrier -k 5",
+            "3 rounds, the fewest possible. Each rank sends 3 tokens; no algorithm needs less than 1. "
+            "No extra memory.",
+        ),
+        (
+            "direct all_reduce -k 9",
+            "1 round, the fewest possible with 8 messages at once each way. Each rank sends 8 vectors; "
+            "no algorithm needs less than 1.778. Extra memory for 9 chunks.\n"
+            "No rank reduces more than 8 vectors; no algorithm needs less than 0.889.\n"
+            "The order of reduction is the same on all ranks, from left to right.",
+        ),
+        ("ring all_gather -k 1", "Nothing is sent."),
+    ],
+)
+def test_costs_are_told_in_sentences(run, words, sentences):
+    page = run("show", *words.split()).stdout
+    assert page.split("\n\n")[1] == sentences
 
 
 def primitives_of_the_ring(world_size: int) -> list[str]:
