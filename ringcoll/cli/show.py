@@ -64,7 +64,6 @@ _EXAMPLES = """
   ringcoll show ring all_reduce -k 4 -o ring.svg
   ringcoll show ring all_reduce -k 4 --moving -o ring.gif
   ringcoll show ring all_reduce -k 8 --beside tree -o ring-and-tree.html
-  ringcoll show ring all_reduce -k 4 --trace trace.json -o measured.html
 """
 
 
