@@ -145,8 +145,10 @@ def _print_usual(entries: Sequence[Algorithm]) -> None:
         click.echo(collective)
         for entry in group:
             name = f"  {_names(entry):{width}}  "
-            indents = {"initial_indent": name, "subsequent_indent": " " * len(name)}
-            text = textwrap.fill(_how(entry), 80, break_on_hyphens=False, **indents)
+            text = textwrap.fill(
+                _how(entry), 80, break_on_hyphens=False,
+                initial_indent=name, subsequent_indent=" " * len(name),
+            )  # fmt: skip
             click.echo(text or name.rstrip())
         click.echo()
     print_text(

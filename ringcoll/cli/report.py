@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Any
 
-from ringcoll.cli.output import amount
-from ringcoll.cost import bound_of
+from ringcoll.cost import bound_of, cost_in_sentences
 from ringcoll.schedule import Proof, Schedule, as_runs, chunks_by_order, contract, infix
 
 _FEW = 4  # lines of reduction orders that still help; and ranks times two, terms on one line
@@ -60,46 +58,9 @@ def order_in_words(proof: Proof) -> str | None:
 
 def in_words(proof: Proof) -> Iterator[str]:
     """Describe cost and order: some sentences in each item, and the orders of chunks."""
-    rules, bound = contract(proof.schedule.collective), bound_of(proof)
-    noun = "token" if rules.at_least_once else "vector" if rules.of_vector else "block"
-    unit = rules.blocks_of_rank(proof.schedule.world_size)
-
-    if not proof.rounds:
-        yield "Nothing is sent."
-        return
-
-    def data(value: Fraction, least: Fraction) -> str:
-        words = in_number(value * unit, noun)
-        if value == least:
-            return f"{words}, the least possible"
-        return words + (f"; no algorithm needs less than {in_number(least * unit)}" * bool(least))
-
-    ports = f" with {proof.ports} messages at once each way" * (proof.ports > 1)
-    if proof.rounds == bound.rounds:
-        cost = f"{in_number(Fraction(proof.rounds), 'round')}, the fewest possible{ports}."
-    else:
-        cost = f"{proof.rounds} rounds; no algorithm{ports} needs fewer than {bound.rounds}."
-    who = "Each" if proof.sent_mean == proof.sent_max else "The busiest"
-    cost += f" {who} rank sends {data(proof.sent_max, bound.sent)}."
-    if proof.traffic != proof.sent_max:
-        traffic = data(proof.traffic, bound.traffic)
-        cost += f" Round by round, the busiest rank sends or receives {traffic}."
-    slots = Fraction(proof.schedule.num_slots)
-    memory = f"Extra memory for {in_number(slots, 'chunk')}" if slots else "No extra memory"
-    yield f"{cost} {memory}."
-    if bound.reduced and not rules.at_least_once:
-        yield f"No rank reduces more than {data(proof.reduced, bound.reduced)}."
-    yield from _orders(proof)
-
-
-def in_number(value: Fraction, noun: str = "") -> str:
-    """Write an amount with at most three decimals, and its noun.
-
-    >>> in_number(Fraction(3, 2), "vector"), in_number(Fraction(1), "block"), in_number(Fraction(2, 3))
-    ('1.5 vectors', '1 block', '0.667')
-    """
-    number = amount(value).rstrip("0").rstrip(".")
-    return f"{number} {noun}{'s' * (value != 1)}" if noun else number
+    yield from cost_in_sentences(proof)
+    if proof.rounds:
+        yield from _orders(proof)
 
 
 def _orders(proof: Proof) -> Iterator[str]:

@@ -3,6 +3,7 @@
 ============  ==========================================================
 `link_costs`  the costs of a link between two ranks
 `counts`      lower bounds; costs in segments, and on hosts
+`sentences`   a cost in sentences, beside the bounds
 `dominance`   the algorithms that no other algorithm beats in every way
 `predict`     how long every algorithm would take
 `rules`       the grammar of rules: collective, range of bytes, algorithm

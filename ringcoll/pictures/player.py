@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from ringcoll.algorithms import algorithms
-from ringcoll.cost import bound_of, dominators
+from ringcoll.cost import cost_in_sentences, dominators
 from ringcoll.errors import ArgumentError, ScheduleError, TooLargeError
 from ringcoll.pictures.layouts import layout_of
 from ringcoll.pictures.scenes import DrawnMessage, Film, film
@@ -203,12 +203,8 @@ def _changes(before: Held, now: Held, *, sets: dict[frozenset[int], int]) -> lis
 
 
 def proof_in_words(proof: Proof) -> str:
-    """What is proved, in a sentence."""
-    least = bound_of(proof).rounds
-    return (
-        f"Proved: {proof.rounds} rounds, where no algorithm needs fewer than {least}; "
-        f"each rank sends at most {float(proof.sent_max):.4g} of the whole data."
-    )
+    """What is proved, in sentences."""
+    return " ".join(["Proved.", *cost_in_sentences(proof)])
 
 
 def _orders(proof: Proof) -> dict[int, str]:

@@ -34,8 +34,8 @@ def test_a_schedule_and_its_proof_are_their_picture_and_a_sentence() -> None:
         shown = value._repr_html_()
         assert pictures_of(shown) == [steps_picture(ring)]
         assert shown.endswith(
-            "<p>Proved: 6 rounds, where no algorithm needs fewer than 2; each rank sends at most 1.5 of the "
-            "whole data.</p>"
+            "<p>Proved. 6 rounds; no algorithm needs fewer than 2. Each rank sends 1.5 vectors, the least possible. "
+            "No extra memory. No rank reduces more than 0.75 vectors, the least possible.</p>"
         )
 
 

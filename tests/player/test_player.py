@@ -65,7 +65,7 @@ def test_buttons_step_through(browser, ring):
         "binomial_tree all_reduce, 4 ranks",
     ]
     assert browser("text", on=PROOF).startswith(
-        "Proved: 6 rounds, where no algorithm needs fewer than 2; each rank"
+        "Proved. 6 rounds; no algorithm needs fewer than 2. Each rank sends 1.5 vectors, the least possible."
     )
     assert at(browser) == "step 0 of 0 to 5"
     assert browser("text", on=STEP) == (
