@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from ringcoll.bench.measure import Result
@@ -137,6 +138,7 @@ def draw_front(
         axes.set(xlabel="rounds", ylabel=f"{amount} / n")
         axes.grid(visible=True, alpha=0.3)
     figure.suptitle(f"{title}\nfilled: on the front; hollow: dominated; dashed: lower bounds")
+    _spread_labels(figure)
     return figure
 
 
@@ -155,16 +157,50 @@ def _points(
     axes.set_xscale("symlog", base=2, linthresh=1)
     axes.set_yscale("symlog", base=2, linthresh=0.25)
     for point, names in labels.items():
-        axes.annotate(  # slanted, so that neighbours hardly cover each other
-            ", ".join(names),
-            point,
-            (6, -3),
-            textcoords="offset points",
-            fontsize=8,
-            rotation=-20,
-            rotation_mode="anchor",
-        )
-    axes.margins(0.4, 0.2)
+        axes.annotate(
+            fill(", ".join(names), 32), point, (8, 0), textcoords="offset points", fontsize=8, va="bottom",
+            arrowprops={"arrowstyle": "-", "color": "grey", "linewidth": 0.6},
+            bbox={"boxstyle": "square,pad=0.1", "color": "white", "alpha": 0.8},
+        )  # fmt: skip
+    axes.margins(0.3, 0.3)
+
+
+def _spread_labels(figure: Figure) -> None:
+    """Move each label to the nearest place where it covers no point and no other label."""
+    from matplotlib.text import Annotation, Text
+    from matplotlib.transforms import Bbox
+
+    for axes in figure.axes:
+        for text in axes.texts:
+            text.set_in_layout(False)  # labels stay within the axes
+    figure.draw_without_rendering()  # now the axes have their places
+    pixels = figure.dpi / 72
+    for axes in figure.axes:
+        annotations = [text for text in axes.texts if isinstance(text, Annotation)]
+        points = [axes.transData.transform(one.xy) for one in annotations]
+        taken = [Bbox.from_extents(x - 6, y - 6, x + 6, y + 6) for x, y in points]
+        for annotation, (x, y) in zip(annotations, points, strict=True):
+            text = Text.get_window_extent(annotation)  # without the line to the point
+            wide, high = text.width, text.height
+            places = sorted(
+                (
+                    (dx, dy)
+                    for dx in (8, -8 - wide, *(k * 12 - wide / 2 for k in range(-12, 13)))
+                    for dy in (-high / 2, *(k * 8 - high / 2 for k in range(-24, 25)))
+                ),
+                key=lambda place: (
+                    abs(place[0] + wide / 2) / 2
+                    + 1.5 * abs(place[1] + high / 2)
+                    - (place[0] > 0) * 4
+                ),
+            )
+            for dx, dy in places:
+                box = Bbox.from_bounds(x + dx - 3, y + dy - 2, wide + 6, high + 4)
+                inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
+                if inside and not box.count_overlaps(taken):
+                    break
+            annotation.set_position((dx / pixels, dy / pixels))
+            taken.append(box)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -64,7 +64,7 @@ _SUM = dist.ReduceOp.SUM
 
 
 class MoveOptions(TypedDict, total=False):
-    """Options of every function; see the module."""
+    """Options of every function; `all_reduce` describes them."""
 
     algorithm: AlgorithmChoice
     segment_bytes: int | None
@@ -72,7 +72,7 @@ class MoveOptions(TypedDict, total=False):
 
 
 class ReduceOptions(MoveOptions, total=False):
-    """Options of every function that reduces; see the module."""
+    """Options of every function that reduces; `all_reduce` describes them."""
 
     wire_dtype: torch.dtype | None
     reproducible: Reproducible
@@ -136,8 +136,20 @@ def all_reduce(
         The group to work in; ``None`` for the default group.
     async_op
         Whether to return a work at once.
-    algorithm, segment_bytes, wire_dtype, reproducible, timeout
-        See the module.
+    algorithm
+        Name of a registered algorithm, such as ``"ring"``; ``"auto"`` for the one that is predicted
+        to be the fastest; a `Schedule`; or the path of a file that holds a schedule.
+    segment_bytes
+        Bytes of the segments in which chunks are pipelined. ``None``: only algorithms that need
+        segments use them.
+    wire_dtype
+        Dtype in which data are sent. ``None``: that of the tensors, but float32 for arithmetic on
+        floats of 16 and 8 bits.
+    reproducible
+        ``True``: the bits of the result depend on nothing but the ranks' inputs, in rank order;
+        ``"any_world_size"``: not on the order and number of ranks either.
+    timeout
+        Time limit of the operation, in seconds or as a ``timedelta``; ``None`` for the group's.
     out
         Tensor of the same shape and dtype for the result; ``tensor`` then survives.
 
@@ -687,7 +699,7 @@ def all_to_all(
     group, async_op
         As for `all_reduce`.
     algorithm, timeout
-        See the module. All algorithms but ``"pairwise"`` need blocks of equal size.
+        As for `all_reduce`. All algorithms but ``"pairwise"`` need blocks of equal size.
     """
     outputs, inputs = _listed(output_tensor_list), _listed(input_tensor_list)
     kinds = type(output_tensor_list), type(input_tensor_list)
@@ -758,7 +770,7 @@ def barrier(
         List whose first element names a CUDA device; the barrier then waits for the current
         stream of that device, too.
     algorithm, timeout
-        See the module.
+        As for `all_reduce`.
     """
     token = _token(_named_device(device_ids, group))
     return start(_barrier, group, (token,), (algorithm,), async_op, timeout)

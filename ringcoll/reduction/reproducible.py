@@ -67,7 +67,8 @@ def reproduced(
     reduction
         Result of `resolve`.
     level
-        See the module.
+        ``False``: bits may depend on everything; ``True``: on the inputs in rank order;
+        ``"any_world_size"``: not on the order and number of ranks either.
     world_size, device
         Number of ranks, and the tensors' device.
     rank

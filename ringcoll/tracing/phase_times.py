@@ -32,7 +32,8 @@ class PhaseTimes:
     times
         Number of phases.
     total_s, computing_s, communicating_s, waiting_s
-        Time in seconds, and its parts; see the module.
+        Time in seconds, and its parts: outside of operations, in operations and waits for them, and
+        in waits for a message.
     beside_s
         Time, of computing, in which asynchronous operations ran.
     waiting_for_s

@@ -113,7 +113,7 @@ def test_the_picture_is_written(run, tmp_path):
     assert result.stdout.startswith("algorithm")
     text = (tmp_path / "front.svg").read_text()
     names = [entry.name for entry in algorithms("all_reduce") if not entry.restriction(6)]
-    labels = {name for label in re.findall("<!-- (.+) -->", text) for name in label.split(", ")}
+    labels = {*re.findall(r"\w+", " ".join(re.findall("<!-- (.+?) -->", text, re.DOTALL)))}
     assert labels >= set(names)
     assert "<!-- all_reduce on 6 ranks" in text
 
@@ -136,6 +136,36 @@ def test_what_the_picture_shows():
     nothing = {"alone": Counts(1, Fraction(1), Fraction(0))}
     (axes,) = draw_front(nothing, dominators(nothing), bound, "nothing is reduced").axes
     assert axes.get_ylabel() == "traffic / n"
+
+
+@pytest.mark.parametrize(
+    "collective, world_size",
+    [
+        *(("all_reduce", world_size) for world_size in (1, 2, 3, 8, 9, 24, 64)),
+        *(("broadcast", 16), ("reduce_scatter", 16), ("all_gather", 24)),
+        *(("gather", 7), ("all_to_all", 8), ("barrier", 4)),
+    ],
+)
+def test_no_label_covers_another_label_or_a_point(collective, world_size):
+    """As matplotlib draws them."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.text import Text
+
+    costs = {entry.name: entry.counts(world_size) for entry in algorithms(collective, world_size)}
+    bound = lower_bound(collective, world_size)
+    figure = draw_front(costs, dominators(costs), bound, "title")
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = [Text.get_window_extent(text) for text in axes.texts]
+        points = [axes.transData.transform(text.xy) for text in axes.texts]
+        assert len(boxes) == len(
+            {(cost.rounds, getattr(cost, axes.get_ylabel().split()[0])) for cost in costs.values()}
+        )
+        for number, box in enumerate(boxes):
+            assert box.count_overlaps(boxes) == 1, axes.texts[number].get_text()  # itself
+            assert not any(box.contains(*point) for point in points)
+            assert axes.bbox.x0 <= box.x0 < box.x1 <= axes.bbox.x1
+            assert axes.bbox.y0 <= box.y0 < box.y1 <= axes.bbox.y1
 
 
 def test_without_matplotlib_the_extra_is_named(run, monkeypatch, tmp_path):

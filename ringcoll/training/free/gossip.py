@@ -140,7 +140,8 @@ class Gossip:
     module
         Module; the same parameters on all ranks, of one dtype, on one device.
     graph
-        ``"ring"`` or ``"exponential"``; see the module.
+        Neighbours of a rank: ``"ring"``, the next and the previous rank in every step, or
+        ``"exponential"``, in step t the rank that is ``2**t`` further.
     timeout_s
         Time limit of the wait for a neighbour, in seconds.
     """

@@ -99,7 +99,8 @@ class ShardedAdamW(ShardedBuckets):
         become rank 0's. Parameters that need no gradient stay whole on every rank, the others are
         floating point.
     stage
-        1, 2 or 3; see the module's table.
+        What is divided among the ranks, beside the optimizer's state. 1: nothing more; 2: gradients,
+        too; 3: gradients and parameters.
     lr, betas, eps, weight_decay
         As for ``torch.optim.AdamW``.
     bucket_bytes
