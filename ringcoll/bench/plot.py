@@ -180,8 +180,8 @@ def _spread_labels(figure: Figure) -> None:
         points = [axes.transData.transform(one.xy) for one in annotations]
         taken = [Bbox.from_extents(x - 6, y - 6, x + 6, y + 6) for x, y in points]
         for annotation, (x, y) in zip(annotations, points, strict=True):
-            text = Text.get_window_extent(annotation)  # without the line to the point
-            wide, high = text.width, text.height
+            extent = Text.get_window_extent(annotation)  # without the line to the point
+            wide, high = extent.width, extent.height
             places = sorted(
                 (
                     (dx, dy)
