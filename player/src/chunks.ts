@@ -1,7 +1,11 @@
 /** What each rank holds: a row a rank, a cell a chunk; in a cell a stripe for each rank that contributed. */
-import type { Film } from "./film";
+import { countOf, type Film } from "./film";
 
 const HEAD = 34; // for the numbers of ranks and chunks
+
+/** Of more ranks a stripe would be thinner than a pixel: a cell is filled as far as ranks have contributed. */
+export const FEW_STRIPES = 16;
+const RIGHT = 12; // for the last number
 
 /** Colours around the circle of hues, equally light; with few ranks, those that all people can tell apart. */
 const FEW = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
@@ -15,7 +19,7 @@ export class Chunks {
   readonly canvas: HTMLCanvasElement;
   /** One pixel a rank, in its colour: stripes are stretched from it. */
   private readonly strip: HTMLCanvasElement;
-  private colours = { text: "", cell: "", line: "", bad: "" };
+  private colours = { text: "", cell: "", line: "", bad: "", share: "" };
   /** Steps of each rank that are drawn; -1 before the first time. */
   private drawn: number[] = [];
   private selected = "";
@@ -72,14 +76,14 @@ export class Chunks {
   draw(after: number[], rank: number, chunk: number, look: string): void {
     const { worldSize, numChunks } = this.film.scene;
     const room = this.canvas.parentElement!.clientWidth || 400;
-    const size = Math.max(6, Math.min(52, Math.floor((room - HEAD - 2) / numChunks)));
+    const size = Math.max(6, Math.min(52, Math.floor((room - HEAD - RIGHT) / numChunks)));
     const context = this.canvas.getContext("2d")!;
     const isFresh = size !== this.size || look !== this.look;
     if (isFresh) {
       this.size = size;
       this.look = look;
       const scale = window.devicePixelRatio || 1;
-      const [wide, high] = [HEAD + size * numChunks + 2, HEAD + size * worldSize + 2];
+      const [wide, high] = [HEAD + size * numChunks + RIGHT, HEAD + size * worldSize + 2];
       this.canvas.width = wide * scale;
       this.canvas.height = high * scale;
       this.canvas.style.width = `${wide}px`;
@@ -90,6 +94,7 @@ export class Chunks {
       const colour = (word: string): string => style.getPropertyValue(word);
       this.colours = {
         text: colour("--text"), cell: colour("--cell"), line: colour("--line"), bad: colour("--bad"),
+        share: colour("--share"),
       };
       this.drawn = new Array<number>(worldSize).fill(-1);
       this.drawHeads(context, size);
@@ -135,14 +140,18 @@ export class Chunks {
     context.fillStyle = this.colours.cell;
     context.fillRect(left, top, size, size);
     const inner = size < 10 ? size - 0.5 : size - 2;
-    for (const [first, last] of set < 0 ? [] : this.film.sets[set]!) {
+    if (worldSize > FEW_STRIPES && complete > 1) {
+      const high = set < 0 ? 0 : (inner * countOf(this.film.sets[set]!)) / complete;
+      context.fillStyle = this.colours.share;
+      context.fillRect(left + (size - inner) / 2, top + (size - inner) / 2 + inner - high, inner, high);
+    } else for (const [first, last] of set < 0 ? [] : this.film.sets[set]!) {
       const count = last - first + 1;
       // Alone, a contribution fills the cell; summed, each rank has a stripe of its own.
       const [from, wide] = complete === 1 ? [0, inner] : [first, (inner * count) / worldSize];
       const offset = (inner * from) / worldSize;
       context.drawImage(this.strip, first, 0, count, 1, left + 1 + offset, top + 1, wide, inner);
     }
-    if (size < 10 && !isSelected) return; // lines would be all that is seen
+    if (size < 12 && !isSelected) return; // lines would be all that is seen
     context.strokeStyle = isSelected ? this.colours.bad : this.colours.line;
     context.lineWidth = isSelected ? 3 : 1;
     const inset = context.lineWidth / 2;

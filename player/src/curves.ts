@@ -55,7 +55,7 @@ export class Curves {
       .append("svg")
       .attr("viewBox", `0 0 ${WIDE} ${HIGH}`)
       .attr("role", "img");
-    for (const name of ["below", "left", "lines", "leads", "names", "marks", "size"]) {
+    for (const name of ["below", "left", "lines", "leads", "size", "names", "marks"]) {
       this.root.append("g").attr("class", name);
     }
   }

@@ -1,10 +1,10 @@
 /** Controls, the clock, keyboard: what the user sets becomes a State, and a State is drawn. */
-import { Chunks } from "./chunks";
+import { Chunks, FEW_STRIPES } from "./chunks";
 import { Curves } from "./curves";
 import type { PageData, SceneData } from "./data";
 import { Film } from "./film";
 import { Network } from "./network";
-import { INITIAL, read, write, type State } from "./state";
+import { INITIAL, read, write, type Limits, type State } from "./state";
 import { Timeline, type Lane } from "./timeline";
 import { modelled, recorded, type Costs, type Timing } from "./timing";
 import { bytes, cellInWords, plural, seconds, stepInWords, troubleInWords } from "./words";
@@ -15,6 +15,7 @@ const WHOLE_SECONDS = 12; // that a run takes on the clock of time
 let page: PageData;
 let initial: State;
 let state: State;
+let limits: Limits;
 let isPlaying = false;
 let speed = 1;
 
@@ -58,7 +59,9 @@ class Stage {
     add("p", "key", chunks).textContent =
       scene.complete === 1
         ? "What each rank holds (a row): each chunk in the colour of the rank it came from."
-        : "What each rank holds (a row): in each chunk, a stripe for each rank whose data are in it.";
+        : scene.worldSize > FEW_STRIPES
+          ? "What each rank holds (a row): each chunk filled as far as ranks' data are in it."
+          : "What each rank holds (a row): in each chunk, a stripe for each rank whose data are in it.";
     const cells = add("div", "cells", chunks);
     const timeline = add("div", "timeline");
     this.parts = { network, chunks: cells, timeline };
@@ -115,7 +118,11 @@ class Stage {
     const { failure } = this.film.scene;
     const isAtFailure = failure !== null && after.some((count) => count >= this.numSteps);
     const messages = state.clock === "steps" ? (this.film.steps[step] ?? []) : this.film.steps.flat();
-    this.network.draw(step, messages, fractions, after, isAtFailure ? failure.rank : null);
+    const isDead = state.dead >= 0 && (state.clock === "time" ? after[state.dead]! : step) >= state.deadStep;
+    this.network.draw(step, messages, fractions, after, {
+      bad: isAtFailure ? failure.rank : null,
+      dead: isDead ? state.dead : null,
+    });
     const isSelected = state.scene === this.number && state.rank >= 0;
     this.chunks.draw(after, isSelected ? state.rank : -1, isSelected ? state.chunk : -1, look);
     this.timeline.point(state.clock === "time" ? state.at : this.timeOf(state.at));
@@ -130,7 +137,8 @@ class Stage {
   }
 
   trouble(): string {
-    return troubleInWords(this.film, this.timing, state.slow, state.dead);
+    const words = troubleInWords(this.film, this.timing, state.slow, state.dead);
+    return words && page.scenes.length > 1 ? `${this.scene.name}: ${words}` : words;
   }
 
   private atStep(): { step: number; fractions: number[]; after: number[] } {
@@ -201,7 +209,7 @@ function prepare(): void {
   element("crossings").textContent = found
     .map(({ size, before, after }) => `From ${bytes(size)} on ${after} is faster than ${before}.`)
     .join(" ");
-  element("trouble").textContent = stages.map((stage) => stage.trouble()).find((words) => words) ?? "";
+  element("trouble").textContent = stages.map((stage) => stage.trouble()).filter((words) => words).join("\n");
   document.body.classList.toggle("troubled", element("trouble").textContent !== "");
   showControls();
   draw();
@@ -326,8 +334,13 @@ async function unpacked(): Promise<PageData> {
 
 async function begin(): Promise<void> {
   page = await unpacked();
-  initial = read(new URLSearchParams(page.settings).toString(), INITIAL);
-  state = read(location.hash, initial);
+  limits = {
+    ranks: page.scenes[0]!.worldSize,
+    steps: page.scenes[0]!.steps.length,
+    faults: page.faults.length,
+  };
+  initial = read(new URLSearchParams(page.settings).toString(), INITIAL, limits);
+  state = read(location.hash, initial, limits);
   stages = page.scenes.map((scene, number) => new Stage(scene, number));
   curves = page.curves.length > 0 ? new Curves(page.curves, element("curves")) : null;
   const ranks = page.scenes[0]!.places.map((_, rank): [string, string] => [`${rank}`, `rank ${rank}`]);
@@ -400,7 +413,7 @@ async function begin(): Promise<void> {
   });
   window.addEventListener("hashchange", () => {
     stop();
-    state = read(location.hash, initial);
+    state = read(location.hash, initial, limits);
     prepare();
   });
   window.addEventListener("resize", prepare);

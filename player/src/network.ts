@@ -95,7 +95,7 @@ export class Network {
   }
 
   /** Draw a step; `fractions` says how far each of its messages has come, NaN if it is not on its way. */
-  draw(step: number, messages: Message[], fractions: number[], after: number[], bad: number | null): void {
+  draw(step: number, messages: Message[], fractions: number[], after: number[], marks: { bad: number | null; dead: number | null }): void {
     const shown = messages.filter((_, index) => !Number.isNaN(fractions[index]!));
     const key = `${step}:${shown.map(({ source, target, step: of }) => `${of}.${source}.${target}`).join()}`;
     if (key !== this.arrowsOf) {
@@ -113,7 +113,8 @@ export class Network {
       const share = this.film.share(rank, after[rank]!);
       const dashes = `${share} 2`;
       if (arc.getAttribute("stroke-dasharray") !== dashes) arc.setAttribute("stroke-dasharray", dashes);
-      node.classList.toggle("bad", rank === bad);
+      node.classList.toggle("bad", rank === marks.bad);
+      node.classList.toggle("dead", rank === marks.dead);
     });
   }
 

@@ -38,16 +38,37 @@ export const INITIAL: State = {
   chunk: -1,
 };
 
-/** Read an address such as "#at=2&alpha=10"; what is no number, or no word of ours, is left out. */
-export function read(hash: string, initial: State): State {
+/** How many there are of what is counted. */
+export interface Limits {
+  ranks: number;
+  steps: number;
+  faults: number;
+}
+
+/** Read an address such as "#at=2&alpha=10"; what is no word of ours, or no number that makes sense, is left out. */
+export function read(hash: string, initial: State, limits: Limits): State {
   const state = { ...initial };
   const values = state as unknown as Record<string, number | string>;
+  const isRank = (value: number): boolean => Number.isInteger(value) && value >= -1 && value < limits.ranks;
+  const isSense: Record<string, (value: number) => boolean> = {
+    at: (value) => value >= 0,
+    alpha: (value) => value >= 0 && value <= 1e9,
+    bandwidth: (value) => value >= 1e-9 && value <= 1e9,
+    reduction: (value) => value >= 1e-9 && value <= 1e9,
+    nbytes: (value) => Number.isInteger(value) && value >= 0 && value <= 2 ** 50,
+    fault: (value) => Number.isInteger(value) && value >= 0 && value <= limits.faults,
+    slow: isRank,
+    dead: isRank,
+    deadStep: (value) => Number.isInteger(value) && value >= 0 && value <= limits.steps,
+    scene: (value) => value === 0 || value === 1,
+    rank: (value) => Number.isInteger(value) && value >= -1,
+    chunk: (value) => Number.isInteger(value) && value >= -1,
+  };
+  const words: Record<string, string[]> = { clock: ["steps", "time"], times: ["model", "trace"] };
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
-    if (name === "clock" || name === "times") {
-      if (["steps", "time", "model", "trace"].includes(text)) values[name] = text;
-    } else if (name in INITIAL && text !== "" && Number.isFinite(Number(text))) {
-      values[name] = Number(text);
-    }
+    const isNumber = text !== "" && Object.hasOwn(isSense, name) && isSense[name]!(Number(text));
+    if (isNumber) values[name] = Number(text);
+    else if (Object.hasOwn(words, name) && words[name]!.includes(text)) values[name] = text;
   }
   return state;
 }

@@ -66,7 +66,11 @@ export class Timeline {
       const y = (rank: number): number => top + (rank + 0.5) * lane;
       context.fillStyle = colour("--text");
       context.textAlign = "left";
-      context.fillText(`${title}: ${seconds(timing.total)}`, LEFT, top - 11);
+      const words = `${title}: ${seconds(timing.total)}`;
+      context.fillStyle = colour("--paper");
+      context.fillRect(LEFT - 2, top - 20, context.measureText(words).width + 8, 18);
+      context.fillStyle = colour("--text");
+      context.fillText(words, LEFT, top - 11);
       context.textAlign = "right";
       const every = Math.ceil(16 / lane);
       context.strokeStyle = colour("--line");
@@ -92,7 +96,7 @@ export class Timeline {
       }
     });
     context.fillStyle = colour("--text");
-    for (const mark of x.ticks(Math.max(2, Math.floor(wide / 140)))) {
+    for (const mark of total === 0 ? [] : x.ticks(Math.max(2, Math.floor(wide / 140)))) {
       context.textAlign = mark === 0 ? "left" : x(mark) > wide - 40 ? "right" : "center";
       context.fillText(seconds(mark), x(mark), high - 10);
       context.fillRect(x(mark), high - BELOW + 4, 1, 6);

@@ -58,7 +58,8 @@ export function modelled(film: Film, costs: Costs, trouble: Trouble): Timing {
     const begins: number[] = [];
     const arrivals: number[] = [];
     for (const { source, target } of messages) {
-      const begin = isDead(source, step) ? Infinity : now[source]!;
+      // A message to or from a rank that has ended is never taken, and its other end waits for ever.
+      const begin = isDead(source, step) || isDead(target, step) ? Infinity : now[source]!;
       const bytes = nbytes * Math.max(sent[source]!, received[target]!);
       const arrival = begin + (costs.alpha + costs.beta * bytes) * pace(source);
       begins.push(begin);
@@ -75,7 +76,7 @@ export function modelled(film: Film, costs: Costs, trouble: Trouble): Timing {
     timing.ends.push(next);
     now = next;
   });
-  timing.total = Math.max(0, ...timing.ends.flat().filter(Number.isFinite));
+  timing.total = [timing.ends, timing.end].flat(2).reduce((most, end) => (Number.isFinite(end) ? Math.max(most, end) : most), 0);
   return timing;
 }
 

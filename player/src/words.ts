@@ -32,12 +32,14 @@ export function stepInWords(film: Film, step: number, timing: Timing): string {
     if (failure) return `The proof fails: ${failure.words.split("\n")[0] ?? ""}`;
     return `Done, after ${plural(film.numSteps, "step")}. Every rank has what it was promised.`;
   }
+  if (film.scene.worldSize === 1) return "One rank has nothing to send.";
   const messages = film.steps[step]!;
   const sent = messages.filter((_, index) => Number.isFinite(timing.begin[step]![index]!));
-  const head = `Step ${step}, of 0 to ${film.numSteps - 1}: ${plural(messages.length, "message")}.`;
-  const rest = sent.length > MOST ? ` And ${sent.length - MOST} more messages.` : "";
   const missing = messages.length - sent.length;
-  const never = missing > 0 ? ` ${plural(missing, "message")} never sent.` : "";
+  const count = missing > 0 ? `${sent.length} of ${plural(messages.length, "message")}` : plural(messages.length, "message");
+  const head = `Step ${step}, of 0 to ${film.numSteps - 1}: ${count}.`;
+  const rest = sent.length > MOST ? ` And ${sent.length - MOST} more messages.` : "";
+  const never = missing > 0 ? ` The other${missing > 1 ? "s" : ""} will never arrive.` : "";
   return [head, ...sent.slice(0, MOST).map(messageInWords)].join(" ") + rest + never;
 }
 
@@ -73,6 +75,7 @@ export function troubleInWords(film: Film, timing: Timing, slow: number, dead: n
         : `${waiting.length === 1 ? "Rank" : "Ranks"} ${waiting.join(", ")} would wait for ever, for it ` +
           "or for each other. The library ends their waits with a PeerLostError that names it.";
     words.push(`Rank ${dead} has ended. ${others}`);
+    if (film.scene.failure) words.push("The schedule is played as far as its own fault only.");
   }
   if (film.scene.failure) words.push(film.scene.failure.words);
   return words.join("\n");

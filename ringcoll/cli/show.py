@@ -149,21 +149,23 @@ def show(
             check_work(schedule)
     if output is not None:
         hosts = on_hosts(schedule.world_size, num_hosts or 2) if entry.needs_hosts else None
-        scenes = film(schedule)
-        if is_page:
-            other = None
-            if beside is not None:
-                _, other, _ = asked_schedule(beside, collective, world_size, root, None)
-            trace = None if trace_file is None else _trace(trace_file)
-            begin = {"at": step or 0, "playing": int(moving)}
-            replace_file(
-                output, player_page(scenes, other, hosts=hosts, trace=trace, settings=begin)
+        trace = None if trace_file is None else _trace(trace_file)
+        films = [film(schedule)]
+        if beside is not None:
+            films.append(film(asked_schedule(beside, collective, world_size, root, None)[1]))
+        if step is not None and step > (count := len(films[0].messages)):
+            raise click.BadParameter(
+                f"there are steps 0 to {count - 1}, and {count}, the end", param_hint="--step"
             )
+        if is_page:
+            begin = {"at": step or 0, "playing": int(moving)}
+            replace_file(output, player_page(*films, hosts=hosts, trace=trace, settings=begin))
         else:
-            _draw(scenes, output, hosts, step, moving=moving)
+            _draw(films[0], output, hosts, step, moving=moving)
         click.echo(output.resolve())
-        if scenes.failure is not None:  # it is drawn as far as it goes
-            click.echo(f"\n{scenes.failure}")
+        failures = [str(scenes.failure) for scenes in films if scenes.failure is not None]
+        if failures:  # they are drawn as far as they go
+            click.echo("\n".join(["", *failures]))
             raise click.exceptions.Exit(1)
     elif as_text:
         click.echo(schedule.to_text(), nl=False)
@@ -188,8 +190,10 @@ def _draw(
 def _trace(path: Path) -> dict[str, Any]:
     try:
         trace = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise click.BadParameter(f"{path}: {error}", param_hint="--trace") from None
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {error.strerror}", param_hint="--trace") from None
+    except ValueError:  # neither JSON nor text
+        trace = None
     if not isinstance(trace, dict):
         raise click.BadParameter(f"{path} is not a trace", param_hint="--trace")
     return trace

@@ -112,7 +112,8 @@ def player_page(
     if run is not None and trace is None:
         trace = run.picture()
     names = [f"{shown.schedule.algorithm} {shown.schedule.collective}" for shown in films]
-    title = f"{' and '.join(names)}, {films[0].schedule.world_size} ranks"
+    world_size = films[0].schedule.world_size
+    title = f"{' and '.join(names)}, {world_size} rank{'s' * (world_size != 1)}"
     data: Json = {
         "scenes": [_scene(shown, proof, hosts) for shown, proof in zip(films, proofs, strict=True)],
         "faults": list(_faults(films[0])),
@@ -120,7 +121,9 @@ def player_page(
         "times": None if trace is None else _times(films[0], trace, run),
         "links": [] if run is None else _links(run),
     }
-    begin = {} if data["times"] is None else {"nbytes": data["times"].pop("nbytes")}
+    begin = {} if run is None or not run.topology.links else _costs_of(run)
+    if data["times"] is not None:
+        begin["nbytes"] = data["times"].pop("nbytes")
     data["settings"] = {name: str(value) for name, value in (begin | dict(settings or {})).items()}
     # Packed, the data of 64 ranks are a tenth as long; and no name of an algorithm can end the script.
     packed = zlib.compress(json.dumps(data, separators=(",", ":"), allow_nan=False).encode(), 9)
@@ -224,16 +227,17 @@ def _orders(proof: Proof) -> dict[int, str]:
 
 
 def _curves(first: Schedule, proofs: Sequence[Proof]) -> list[Json]:
-    """Costs of what is proved, and of the algorithms that no other beats, for one collective and its ranks."""
+    """Costs of what is proved, and of the library's algorithms that no other beats."""
     world_size = first.world_size
+    if world_size == 1:
+        return []
     costs: dict[str, Counts] = {}
     for entry in algorithms(first.collective):
-        if not entry.needs_hosts and not entry.restriction(world_size):
+        if entry.built_in and not entry.needs_hosts and not entry.restriction(world_size):
             schedule = entry.schedule(world_size)
             tally = tally_of(schedule)
-            if (
-                tally.ports <= 1
-            ):  # the others would be the fastest where messages cost nothing beside each other
+            # With many messages at once it would win: here they cost nothing beside each other.
+            if tally.ports <= 1:
                 costs[entry.name] = tally.counts(chunks_of_data(schedule))
     own = {
         proof.schedule.algorithm: Counts(proof.rounds, proof.traffic, proof.reduced)
@@ -253,6 +257,27 @@ def _curves(first: Schedule, proofs: Sequence[Proof]) -> list[Json]:
         }
         for name, cost in list(shown.items())[:_MOST_CURVES]
     ]
+
+
+def _conditions(run: SimulatedRun) -> str:
+    """The network, and what was out of the ordinary."""
+    parts = [str(run.topology.name)]
+    if run.segments > 1:
+        parts.append(f"in {run.segments} segments")
+    parts += [f"rank {rank} {float(by):g} x slower" for rank, by in run.slowness.items()]
+    parts += [f"rank {rank} {float(by) * 1e6:g} us late" for rank, by in run.late.items()]
+    return ", ".join(parts)
+
+
+def _costs_of(run: SimulatedRun) -> Json:
+    """Where the sliders begin: the costs of the network's first link, and of its reductions."""
+    network, link = run.topology, run.topology.links[0]
+    gamma = float(network.gamma_s_per_byte)
+    return {
+        "alpha": float(network.alpha_s + link.latency_s) * 1e6,
+        "bandwidth": float(link.bandwidth) * 1e-9,
+        "reduction": 1e-9 / gamma if gamma else 1e5,  # the end of the slider
+    }
 
 
 def _links(run: SimulatedRun) -> list[Json]:
@@ -279,7 +304,7 @@ def _times(shown: Film, trace: Mapping[str, Any], run: SimulatedRun | None) -> J
     chunks = sum(len(message.chunks) for step in shown.messages for message in step)
     sent = sum(message.nbytes for message in traced.messages)
     return {
-        "title": f"simulated on {run.topology.name}" if run is not None else "measured",
+        "title": "measured" if run is None else f"simulated on {_conditions(run)}",
         "seconds": traced.duration * 1e-6,
         "messages": [
             [step, source, target, round(begin, 3), round(end, 3)]

@@ -115,7 +115,7 @@ def last_step(trace: Event) -> TracedRun:
 def _no_trace(error: Exception) -> ArgumentError:
     return ArgumentError(
         "not a trace", argument="trace", expected="what ringcoll trace writes",
-        got=f"{type(error).__name__}: {error}",
+        got=f"nothing under {error}" if isinstance(error, KeyError) else "something else",
     )  # fmt: skip
 
 

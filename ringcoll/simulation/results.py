@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ class SimulatedRun(Shown):
 
     Parameters
     ----------
-    schedule, nbytes, topology, segments
+    schedule, nbytes, topology, segments, late, slowness
         The arguments of `ringcoll.simulation.simulate`.
     engine
         The engine that ran it, one of `ringcoll.simulation.simulate_call.ENGINES`.
@@ -84,6 +84,8 @@ class SimulatedRun(Shown):
     link_nbytes: tuple[Any, ...] = field(repr=False)
     path: tuple[PathStep, ...] = field(repr=False)
     num_messages: int
+    late: Mapping[int, Any] = field(default_factory=dict)
+    slowness: Mapping[int, Any] = field(default_factory=dict)
     spans: tuple[SimulatedSpan, ...] | None = field(default=None, repr=False)
 
     def loads(self) -> list[LinkLoad]:

@@ -148,6 +148,8 @@ def simulate(
         nbytes=nbytes,
         topology=topology,
         segments=segments,
+        late=late,
+        slowness=slowness,
         engine=name,
         seconds=seconds,
         ends=outcome.ends,

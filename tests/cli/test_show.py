@@ -332,7 +332,7 @@ def test_a_wrong_algorithm_is_drawn_as_far_as_it_goes(run, short_ring, tmp_path)
         (["-o", "x.svg", "--json"], "--output goes with"),
         (["-o", "x.svg", "--ranks", "0"], "--output goes with"),
         (["-o", "x.svg", "--step", "1", "--moving"], "one step does not move"),
-        (["-o", "x.svg", "--step", "9"], "no such step (expected 0 to 6, got 9)"),
+        (["-o", "x.svg", "--step", "9"], "there are steps 0 to 5, and 6, the end"),
         (
             ["-o", "x.svg", "-k", "100"],
             "so many ranks cannot be drawn (expected at most 64, got 100)",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
-from ringcoll.algorithms import algorithms, on_hosts, schedule_of
+from ringcoll.algorithms import algorithms, on_hosts, register, schedule_of, unregister
 from ringcoll.pictures import film, player_page
 from ringcoll.schedule import Schedule, Step, Written
 from ringcoll.simulation import simulate, topology_named
@@ -260,11 +260,21 @@ def test_the_address_keeps_what_is_set(browser, ring):
 
 @pytest.mark.parametrize(
     "address",
-    ["#at=nonsense&clock=moon&x=1", "#at=1e999", "#fault=99&slow=77", "#nbytes=&&=", "#at=-5"],
+    [
+        "#at=nonsense&clock=moon&x=1",
+        "#at=1e999",
+        "#fault=99&slow=77&dead=1.5",
+        "#bandwidth=0&reduction=-1&alpha=-2",
+        "#__proto__=1&constructor=2",
+        "#nbytes=&&=",
+        "#at=-5",
+    ],
 )
 def test_a_strange_address_does_no_harm(browser, ring, address):
     browser("open", path=str(ring), hash=address)
     assert at(browser) in ("step 0 of 0 to 5", "the end")
+    assert browser("text", on="#trouble") == ""
+    assert "NaN" not in browser("evaluate", code="document.getElementById('curves').innerHTML")
 
 
 def test_a_slow_rank_holds_up_the_others(browser, ring):
@@ -272,21 +282,33 @@ def test_a_slow_rank_holds_up_the_others(browser, ring):
     before = seconds_of(browser)
     browser("select", on="#slow", value="2")
     assert browser("value", on="#clock") == "time"
-    assert browser("text", on="#trouble") == "Rank 2 takes four times as long for everything."
+    assert (
+        browser("text", on="#trouble").splitlines()[0]
+        == "ring: Rank 2 takes four times as long for everything."
+    )
     # Every chunk passes rank 2: each of the six steps waits for it in the end.
     assert 2 * before < seconds_of(browser) <= 4 * before * 1.01  # three digits are shown
 
 
 def test_a_dead_rank_stops_those_that_wait_for_it(browser, ring):
-    browser("open", path=str(ring), hash="#at=6")
+    browser("open", path=str(ring), hash="#at=1.5")
     browser("select", on="#dead", value="1")
     assert browser("text", on="#trouble").startswith(
-        "Rank 1 has ended. Ranks 0, 2, 3 would wait for ever, for it or for each other."
+        "ring: Rank 1 has ended. Ranks 0, 2, 3 would wait for ever, for it or for each other."
     )
+    # Rank 1 neither sends nor takes anything: of the first step two messages arrive, and of the second one does.
+    assert browser("texts", on="#stages section:nth-of-type(1) .network .add title") == [
+        "Rank 3 sends chunk 1 to rank 0, which adds it."
+    ]
+    assert browser("text", on=STEP) == (
+        "Step 1, of 0 to 5: 1 of 4 messages. Rank 3 sends chunk 1 to rank 0, which adds it. "
+        "The others will never arrive."
+    )
+    assert browser("count", on="#stages section:nth-of-type(1) .network .dead") == 1
+    browser("click", on="#last")
     browser("evaluate", code=f"document.querySelector({CELLS!r}).focus()")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown"):
         browser("press", key=key)
-    # Rank 1 never sent: rank 2, next to it, has its own data only.
     assert (
         browser("text", on="#cell") == "Rank 2 has of chunk 0 the contributions of rank 2: 1 of 4."
     )
@@ -308,7 +330,10 @@ def test_a_fault_on_purpose_is_shown_with_the_words_of_the_proof(browser, ring):
             yield Step(*(op for op in step if getattr(op, "peer", None) != peer or peer is None))
 
     wrong = Schedule("all_reduce", "ring", 4, schedule.num_chunks, schedule.num_slots, forgetful)
-    assert browser("text", on="#trouble") == str(film(wrong).failure)
+    assert browser("text", on="#trouble") == f"ring: {film(wrong).failure}"
+    browser("select", on="#dead", value="2")
+    assert "The schedule is played as far as its own fault only." in browser("text", on="#trouble")
+    browser("select", on="#dead", value="-1")
     browser("click", on="#last")
     assert browser("count", on=".network .bad") == 1
     browser("select", on="#fault", value="0")
@@ -352,6 +377,56 @@ def test_a_simulated_run_brings_its_times_and_links(browser, tmp_path):
     (shown,) = re.findall(r"of ([\d.]+) us", at(browser))
     assert float(shown) == pytest.approx(float(run.seconds) * 1e6, rel=0.01)
     assert browser("text", on="#nbytes-said") == "64 KiB"
+
+
+def test_the_conditions_of_a_simulated_run_are_said(browser, tmp_path):
+    schedule = schedule_of("all_reduce", "ring", 4)
+    network = topology_named("crossbar", 4, bandwidth=5e9, latency_s=3e-6)
+    plain = simulate(schedule, 1 << 20, network, trace=True)
+    browser("open", path=str(page_of(tmp_path, plain)), hash="#clock=time")
+    # The sliders begin at the costs of the network: the model says what the simulator says.
+    assert seconds_of(browser) == pytest.approx(float(plain.seconds), rel=0.01)
+    odd = simulate(
+        schedule, 1 << 20, network, segments=2, slowness={3: 4}, late={1: 50e-6}, trace=True
+    )
+    browser("open", path=str(page_of(tmp_path, odd)))
+    assert browser("texts", on="#times option")[1] == (
+        "simulated on crossbar, in 2 segments, rank 3 4 x slower, rank 1 50 us late"
+    )
+
+
+def test_one_rank_has_nothing_to_send(browser, tmp_path):
+    browser("open", path=str(page_of(tmp_path, schedule_of("all_reduce", "ring", 1))))
+    assert browser("text", on="h1") == "ring all_reduce, 1 rank"
+    assert not browser("visible", on="#curves")
+    assert browser("text", on=STEP) in (
+        "One rank has nothing to send.", "Done, after 0 steps. Every rank has what it was promised.",
+        "Done, after 1 step. Every rank has what it was promised.",
+    )  # fmt: skip
+
+
+def test_algorithms_that_are_wrong_do_not_hinder_a_page_of_others(browser, tmp_path):
+    @register("all_reduce", "raising")
+    def raising(rank, world_size):
+        yield Step()
+        raise RuntimeError("on purpose")
+
+    @register("all_reduce", "odd")
+    def odd(rank, world_size):
+        yield 5
+
+    try:
+        for beside in ("raising", "odd"):
+            path = page_of(
+                tmp_path, schedule_of("all_reduce", "ring", 4), schedule_of("all_reduce", beside, 4)
+            )
+            browser("open", path=str(path), hash="#at=99")
+            assert browser("text", on="#stages section:nth-of-type(2) .proof") == "The proof fails."
+            assert browser("texts", on="#curves .name")[0] != beside
+            assert beside not in browser("text", on="#curves")
+    finally:
+        unregister("all_reduce", "raising")
+        unregister("all_reduce", "odd")
 
 
 def test_measured_times_stand_beside_the_model(browser, tmp_path):
