@@ -15,9 +15,8 @@ from click.testing import CliRunner
 from ringcoll.algorithms import unregister
 from ringcoll.cli import cli
 from ringcoll.cli.app import SECTIONS
-from tests.cases.pages import ROOT, blocks
+from tests.cases.pages import README, ROOT, blocks
 
-README = ROOT / "README.md"
 PROGRAM = "# program.py, started by: torchrun "
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "PAGES",
+    "README",
     "ROOT",
     "Block",
     "anchors",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 PAGES = tuple(
     sorted(
         page

@@ -6,7 +6,7 @@ import pytest
 
 from ringcoll.cli import measuring
 from ringcoll.transport import catalogue
-from tests.cases.pages import data_of
+from tests.cases.pages import README, data_of
 from tests.cases.pictures import check
 
 SMALL = ("-k", "2", "-b", "4K", "-n", "3", "-w", "1")
@@ -70,10 +70,13 @@ class TestOnRanks:
 
     def test_a_step_of_training_as_a_picture(self, run, tmp_path):
         path = tmp_path / "overlap.svg"
-        result = run("trace", "bucketed", "-k", "2", "-n", "1", "-w", "1", "-o", str(path))
+        assert "`ringcoll trace torch-ddp -k 2 -o overlap.svg`" in README.read_text(
+            encoding="utf-8"
+        )
+        result = run("trace", "torch-ddp", "-k", "2", "-n", "2", "-o", str(path))
         assert result.exit_code == 0, result.output
         content = path.read_text()
-        for phase in ("forward", "backward", "average", "update"):
+        for phase in ("forward", "backward", "update"):
             assert content.count(f"<title>rank 0, {phase}: ") == 1
         assert (
             content.count('class="communicates"') >= 2 * 3 + 1
