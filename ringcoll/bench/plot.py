@@ -95,7 +95,9 @@ def draw(curves: Mapping[str, Sequence[Result]], title: str) -> Figure:
     bandwidth_axes.set(ylabel="bus bandwidth (GB/s)", title="bandwidth: higher is better")
     for axes in (time_axes, bandwidth_axes):
         _size_axis(axes, sorted(sizes))
-    time_axes.legend()
+    # Beside the curves, as within the axes it would hide some.
+    handles, names = time_axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 7))
     figure.suptitle(title)
     return figure
 
