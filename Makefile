@@ -19,7 +19,7 @@ MUTANTS_FLAGS ?=
 BENCH_FLAGS ?= --algorithms ring,tree,double_tree,native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-versions lint format mutants bench bench-gpu peers bench-peers bench-deepspeed results docs player notebooks clean
+.PHONY: help demo test check test-versions lint format mutants bench bench-gpu peers bench-peers bench-deepspeed results docs site player notebooks clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -87,6 +87,10 @@ results: $(VENV)/.installed-dev ## Write benchmarks/RESULTS.md anew from the rec
 
 docs: $(VENV)/.installed-dev ## Write docs/algorithms.md anew from the docstrings
 	@$(BIN)/python docs/build_algorithms.py
+
+site: $(VENV)/.installed-site ## Build the documentation site into build/site
+	@$(BIN)/python -m sphinx -W --keep-going -q -c docs/site . build/site
+	@echo "open build/site/index.html"
 
 player: player/node_modules/.package-lock.json ## Build the page that plays schedules, from player/
 	@cd player && npm run --silent build

@@ -1,7 +1,7 @@
-"""Write docs/algorithms.md from the registry and the docstrings.
+"""Write docs/algorithms.md, and a page for each collective, from the registry and the docstrings.
 
-``python docs/build_algorithms.py`` writes the page; with ``--check`` it writes
-nothing and fails if the page is out of date.
+``python docs/build_algorithms.py`` writes the pages; with ``--check`` it writes
+nothing and fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringcoll.cli import cli
 from ringcoll.cost import Bound, lower_bound, wavefront_counts
 from ringcoll.schedule import CONTRACTS, Contract, Proof, grid, infix, primitives, verify
 
-PAGE = Path(__file__).with_name("algorithms.md")
+DOCS = Path(__file__).parent
 WORLDS = (4, 8, 9, 13)
 SEGMENTS = (1, 4, 16, 64)
 
@@ -47,8 +47,10 @@ INTRODUCTION = """\
 # The algorithms
 
 Every algorithm of the library, with a picture of what it does, what it costs, and how far that
-is from the best possible. All numbers on this page are counted on the schedules themselves, after
-each has been proved to do what its collective promises, in place and out of place.
+is from the best possible. All numbers are counted on the schedules themselves, after each has been
+proved to do what its collective promises, in place and out of place. Each collective has a page:
+
+COLLECTIVES
 
 ## How to read it
 
@@ -313,7 +315,7 @@ def section(algorithm: Algorithm, rules: Contract) -> Iterator[str]:
     world_size = 3 if algorithm.restriction(4) else 4
     schedule = algorithm.schedule(world_size)
     proof = verify(schedule)
-    yield f"### {algorithm.collective}: {algorithm.name}"
+    yield f"## {algorithm.collective}: {algorithm.name}"
     yield from as_markdown(program_doc)
     if module.__name__.endswith(("binary_tree", "binomial")):
         yield "The tree:"
@@ -335,9 +337,13 @@ def section(algorithm: Algorithm, rules: Contract) -> Iterator[str]:
         yield f"Source: {' '.join(found)}"
 
 
-def page() -> str:
-    """The whole page."""
-    parts = [INTRODUCTION.strip()]
+def front_page() -> str:
+    """How to read the pages, bounds, orders of sums, and the families of algorithms."""
+    collectives = "\n".join(
+        f"- [{name}](algorithms/{name}.md): {', '.join(a.name for a in in_reading_order(name))}"
+        for name in CONTRACTS
+    )
+    parts = [INTRODUCTION.strip().replace("COLLECTIVES", collectives)]
     parts += [
         fenced(block) for block in literal_blocks(inspect.getdoc(ringcoll.schedule.drawing) or "")
     ]
@@ -361,29 +367,45 @@ def page() -> str:
             title, *text = paragraphs(inspect.getdoc(module) or "")
             parts.append(f"### {title.rstrip('.')}")
             parts += as_markdown("\n\n".join(text))
-    for rules in CONTRACTS.values():
-        parts.append(f"## {rules.collective}")
-        parts.append(PROMISES[rules.collective])
-        parts.append("On 8 ranks:")
-        parts.append(comparison(rules))
-        for algorithm in in_reading_order(rules.collective):
-            parts += section(algorithm, rules)
     return "\n\n".join(parts) + "\n"
 
 
+def collective_page(rules: Contract) -> str:
+    """The algorithms of a collective."""
+    parts = [
+        f"# {rules.collective}",
+        f"{PROMISES[rules.collective]} [How to read this page](../algorithms.md#how-to-read-it).",
+        "On 8 ranks:",
+        comparison(rules),
+    ]
+    for algorithm in in_reading_order(rules.collective):
+        parts += section(algorithm, rules)
+    return "\n\n".join(parts) + "\n"
+
+
+def pages() -> dict[str, str]:
+    """The pages, by their paths in this folder."""
+    of_collectives = {
+        f"algorithms/{name}.md": collective_page(rules) for name, rules in CONTRACTS.items()
+    }
+    return {"algorithms.md": front_page()} | of_collectives
+
+
 def main() -> int:
-    """Write or check the page; returns the exit status."""
+    """Write or check the pages; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="fail if the page is out of date")
+    parser.add_argument("--check", action="store_true", help="fail if a page is out of date")
     arguments = parser.parse_args()
-    text = page()
-    if not arguments.check:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{PAGE} is out of date; run: python {Path(__file__).name}", file=sys.stderr)
-    return 1
+    status = 0
+    for name, text in pages().items():
+        page = DOCS / name
+        if not arguments.check:
+            page.parent.mkdir(exist_ok=True)
+            page.write_text(text, encoding="utf-8")
+        elif not page.exists() or page.read_text(encoding="utf-8") != text:
+            print(f"{page} is out of date; run: python {Path(__file__).name}", file=sys.stderr)
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

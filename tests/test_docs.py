@@ -1,4 +1,4 @@
-"""The page about the algorithms is what the registry and the docstrings say."""
+"""The pages about the algorithms are what the registry and the docstrings say."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ def script() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def text() -> str:
-    return (DOCS / "algorithms.md").read_text(encoding="utf-8")
+@pytest.fixture(scope="module", params=CONTRACTS)
+def page(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A collective, and its page."""
+    path = DOCS / "algorithms" / f"{request.param}.md"
+    return request.param, path.read_text(encoding="utf-8")
 
 
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -48,34 +50,42 @@ def test_a_page_that_is_out_of_date(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(script, "PAGE", tmp_path / "algorithms.md")
+    monkeypatch.setattr(script, "DOCS", tmp_path)
     assert run(script, monkeypatch, "--check") == 1
     assert "is out of date" in capsys.readouterr().err
     assert run(script, monkeypatch) == 0
     assert run(script, monkeypatch, "--check") == 0
-    with script.PAGE.open("a", encoding="utf-8") as page:
-        page.write("one word more\n")
-    assert run(script, monkeypatch, "--check") == 1
+    for name in ("algorithms.md", "algorithms/barrier.md"):
+        with (tmp_path / name).open("a", encoding="utf-8") as page:
+            page.write("one word more\n")
+        assert run(script, monkeypatch, "--check") == 1
+        assert f"{name} is out of date" in capsys.readouterr().err
+        assert run(script, monkeypatch) == 0
 
 
-def test_every_algorithm_has_its_section(text: str) -> None:
-    headings = re.findall(r"^### (\w+): (\w+)$", text, re.MULTILINE)
-    assert sorted(headings) == sorted((entry.collective, entry.name) for entry in algorithms())
-    for collective in CONTRACTS:
-        assert f"\n## {collective}\n" in text
+def test_every_algorithm_has_its_section(page: tuple[str, str]) -> None:
+    collective, text = page
+    headings = re.findall(r"^## (\w+): (\w+)$", text, re.MULTILINE)
+    assert sorted(headings) == sorted((collective, entry.name) for entry in algorithms(collective))
+    assert text.startswith(f"# {collective}\n")
+    assert f"[{collective}](algorithms/{collective}.md)" in (DOCS / "algorithms.md").read_text(
+        "utf-8"
+    )
 
 
-def test_every_link_leads_somewhere(text: str) -> None:
+def test_every_link_leads_somewhere(page: tuple[str, str]) -> None:
+    collective, text = page
     anchors = {
         re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
         for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     }
     links = re.findall(r"\]\(#([^)]+)\)", text)
-    assert len(links) == len(tuple(algorithms()))
+    assert len(links) == len(tuple(algorithms(collective)))
     assert set(links) <= anchors
 
 
-def test_nothing_of_the_docstrings_is_left_in_their_own_markup(text: str) -> None:
+def test_nothing_of_the_docstrings_is_left_in_their_own_markup(page: tuple[str, str]) -> None:
+    _, text = page
     assert ">>>" not in text
     assert "::" not in text
     assert "\n===" not in text

@@ -72,7 +72,7 @@ def printed(source: str, names: dict[str, Any]) -> str:
 
 def test_there_are_five_exercises_with_answers() -> None:
     text = "\n".join(cell.source for cell in cells("markdown"))
-    assert re.findall(r"^## (\d)\. ", text, re.MULTILINE) == list("12345")
+    assert re.findall(r"^### (\d)\. ", text, re.MULTILINE) == list("12345")
     assert len(answers()) == text.count("<details>") == 5
 
 

@@ -272,6 +272,16 @@ def reduce(
         The destination, as a global rank or as a rank of the group: one of the two.
     op, group, async_op, out, algorithm, segment_bytes, wire_dtype, reproducible, timeout
         As for `all_reduce`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     tensor = torch.tensor([group.rank() + 1])
+    ...     ringcoll.reduce(tensor, dst=1, group=group)
+    ...     return tensor.item() if group.rank() == 1 else None
+    >>> ringcoll.run_threads(rank_main, 3)
+    [None, 6, None]
     """
     tensors = (tensor,) if out is None else (tensor, out)
     if type(dst) is not int and type(group_dst) is not int:
@@ -310,6 +320,16 @@ def broadcast(
         The source, as a global rank or as a rank of the group: one of the two.
     group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     tensor = torch.tensor([group.rank()])
+    ...     ringcoll.broadcast(tensor, src=1, group=group)
+    ...     return tensor.item()
+    >>> ringcoll.run_threads(rank_main, 3)
+    [1, 1, 1]
     """
     if type(src) is not int and type(group_src) is not int:
         src, group_src = whole(src), whole(group_src)
@@ -352,6 +372,16 @@ def all_gather(
         This rank's tensor.
     group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     parts = [torch.empty(1) for _ in range(3)]
+    ...     ringcoll.all_gather(parts, torch.tensor([float(group.rank())]), group=group)
+    ...     return [part.item() for part in parts]
+    >>> ringcoll.run_threads(rank_main, 3)
+    [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]
     """
     tensors = [tensor, *_listed(tensor_list)]
     options = (algorithm, segment_bytes, type(tensor_list))
@@ -426,6 +456,16 @@ def all_gather_single(
         Same number of elements on all ranks.
     group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     whole = torch.empty(3)
+    ...     ringcoll.all_gather_single(whole, torch.tensor([float(group.rank())]), group=group)
+    ...     return whole.tolist()
+    >>> ringcoll.run_threads(rank_main, 3)
+    [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]
     """
     tensors = (output_tensor, input_tensor)
     options = (algorithm, segment_bytes)
@@ -494,6 +534,16 @@ def gather(
         The destination, as a global rank or as a rank of the group; global rank 0 by default.
     group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     parts = [torch.empty(1) for _ in range(3)] if group.rank() == 0 else None
+    ...     ringcoll.gather(torch.tensor([float(group.rank())]), parts, dst=0, group=group)
+    ...     return [part.item() for part in parts or []]
+    >>> ringcoll.run_threads(rank_main, 3)
+    [[0.0, 1.0, 2.0], [], []]
     """
     tensors = [tensor, *_listed(gather_list)]
     dst = 0 if dst is None and group_dst is None else dst
@@ -540,6 +590,17 @@ def scatter(
         The source, as a global rank or as a rank of the group; global rank 0 by default.
     group, async_op, algorithm, segment_bytes, timeout
         As for `all_reduce`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     parts = [torch.tensor([10.0 * rank]) for rank in range(3)] if group.rank() == 0 else None
+    ...     tensor = torch.empty(1)
+    ...     ringcoll.scatter(tensor, parts, src=0, group=group)
+    ...     return tensor.item()
+    >>> ringcoll.run_threads(rank_main, 3)
+    [0.0, 10.0, 20.0]
     """
     tensors = [tensor, *_listed(scatter_list)]
     src = 0 if src is None and group_src is None else src
@@ -588,6 +649,17 @@ def reduce_scatter(
         all ranks.
     op, group, async_op, algorithm, segment_bytes, wire_dtype, reproducible, timeout
         As for `all_reduce`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     parts = [torch.tensor([rank + 10.0 * group.rank()]) for rank in range(3)]
+    ...     tensor = torch.empty(1)
+    ...     ringcoll.reduce_scatter(tensor, parts, group=group)
+    ...     return tensor.item()
+    >>> ringcoll.run_threads(rank_main, 3)
+    [30.0, 33.0, 36.0]
     """
     tensors = [output, *_listed(input_list)]
     options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible, type(input_list))
@@ -631,6 +703,16 @@ def reduce_scatter_single(
         world_size times as many elements as the output; same size on all ranks.
     op, group, async_op, algorithm, segment_bytes, wire_dtype, reproducible, timeout
         As for `all_reduce`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     tensor = torch.empty(1)
+    ...     ringcoll.reduce_scatter_single(tensor, torch.arange(3.0) + 10 * group.rank(), group=group)
+    ...     return tensor.item()
+    >>> ringcoll.run_threads(rank_main, 3)
+    [30.0, 33.0, 36.0]
     """
     options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
     return start(_reduce_scatter_single, group, (output, input), options, async_op, timeout)
@@ -700,6 +782,17 @@ def all_to_all(
         As for `all_reduce`.
     algorithm, timeout
         As for `all_reduce`. All algorithms but ``"pairwise"`` need blocks of equal size.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     sent = [torch.tensor([10.0 * group.rank() + rank]) for rank in range(3)]
+    ...     got = [torch.empty(1) for _ in sent]
+    ...     ringcoll.all_to_all(got, sent, group=group)
+    ...     return [part.item() for part in got]
+    >>> ringcoll.run_threads(rank_main, 3)
+    [[0.0, 10.0, 20.0], [1.0, 11.0, 21.0], [2.0, 12.0, 22.0]]
     """
     outputs, inputs = _listed(output_tensor_list), _listed(input_tensor_list)
     kinds = type(output_tensor_list), type(input_tensor_list)
@@ -740,6 +833,16 @@ def all_to_all_single(
         Sizes of the pieces along the first dimension; equal pieces by default.
     group, async_op, algorithm, timeout
         As for `all_to_all`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     got, sent = torch.empty(3), torch.arange(3.0) + 10 * group.rank()
+    ...     ringcoll.all_to_all_single(got, sent, group=group)
+    ...     return got.tolist()
+    >>> ringcoll.run_threads(rank_main, 3)
+    [[0.0, 10.0, 20.0], [1.0, 11.0, 21.0], [2.0, 12.0, 22.0]]
     """
     options = (algorithm, _sizes(output_split_sizes), _sizes(input_split_sizes))
     return start(_all_to_all_single, group, (output, input), options, async_op, timeout)

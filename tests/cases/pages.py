@@ -29,7 +29,15 @@ README = ROOT / "README.md"
 PAGES = tuple(
     sorted(
         page
-        for folder in (".", "docs", "docs/slides", "benchmarks")
+        for folder in (
+            ".",
+            "docs",
+            "docs/algorithms",
+            "docs/slides",
+            "docs/site",
+            "examples",
+            "benchmarks",
+        )
         for page in (ROOT / folder).glob("*.md")
     )
 )
