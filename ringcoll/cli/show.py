@@ -30,7 +30,7 @@ from ringcoll.cli.picture_files import PICTURES, write_gif, write_picture
 from ringcoll.cli.report import findings, header, in_words
 from ringcoll.errors import VerificationError
 from ringcoll.machine import replace_file
-from ringcoll.pictures import Film, film, moving_picture, player_page, steps_picture
+from ringcoll.pictures import Film, film, grid_picture, moving_picture, player_page, steps_picture
 from ringcoll.schedule import (
     Copy,
     Proof,
@@ -63,6 +63,7 @@ _EXAMPLES = """
   ringcoll show star.py:star all_reduce
   ringcoll show ring all_reduce -k 4 -o ring.svg
   ringcoll show ring all_reduce -k 4 --moving -o ring.gif
+  ringcoll show ring all_reduce -k 4 --grid -o grid.svg
   ringcoll show ring all_reduce -k 8 --beside tree -o ring-and-tree.html
 """
 
@@ -90,6 +91,9 @@ _EXAMPLES = """
     "--moving", is_flag=True, help="One step after the other, for --output; a page begins to play."
 )
 @click.option(
+    "--grid", "as_grid", is_flag=True, help="The grid instead of the network, for --output."
+)
+@click.option(
     "--beside", metavar="ALGORITHM", help="A second algorithm on the same clock, for a page."
 )
 @click.option("--trace", "trace_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -108,6 +112,7 @@ def show(
     output: Path | None,
     step: int | None,
     moving: bool,
+    as_grid: bool,
     beside: str | None,
     trace_file: Path | None,
     as_json: bool,
@@ -124,25 +129,16 @@ def show(
         raise click.UsageError("--text goes with neither --json nor --primitives")
     if ranks is not None and (as_primitives or as_text or as_json):
         raise click.UsageError("--ranks goes with the grid")
-    if output is not None and (as_primitives or as_text or as_json or ranks is not None):
-        raise click.UsageError("--output goes with --step or --moving only")
-    if output is None and (moving or step is not None):
-        raise click.UsageError("--step and --moving go with --output")
-    if moving and step is not None:
-        raise click.UsageError("one step does not move")
-    is_page = output is not None and output.suffix.lower() == ".html"
-    if not is_page and (beside or trace_file):
-        raise click.UsageError("--beside and --trace go with --output and a file .html")
-    if output is not None and output.suffix.lower() == ".pdf" and moving:
-        raise click.UsageError("a .pdf does not move")
-    if output is not None and output.suffix.lower() == ".gif" and step is not None:
-        raise click.UsageError("a .gif shows all steps")
     if rank is not None and not as_primitives:
         raise click.UsageError("--rank goes with --primitives")
     if ranks is not None and max(ranks) >= world_size:
         raise click.UsageError(
             f"--ranks: rank {max(ranks)} is not in a world of {world_size} ranks"
         )
+    if output is not None and (as_primitives or as_text or as_json or ranks is not None):
+        raise click.UsageError("--output goes with --step, --moving or --grid only")
+    ending = "" if output is None else output.suffix.lower()
+    _check_drawing(ending, step, moving=moving, as_grid=as_grid, of_page=bool(beside or trace_file))
     entry, schedule, title = asked_schedule(algorithm, collective, world_size, root, num_hosts)
     if not as_primitives:
         with saying_what_would_do(entry, schedule, num_hosts):
@@ -157,9 +153,11 @@ def show(
             raise click.BadParameter(
                 f"there are steps 0 to {count - 1}, and {count}, the end", param_hint="--step"
             )
-        if is_page:
+        if ending == ".html":
             begin = {"at": step or 0, "playing": int(moving)}
             replace_file(output, player_page(*films, hosts=hosts, trace=trace, settings=begin))
+        elif as_grid:
+            write_picture(output, grid_picture(schedule))
         else:
             _draw(films[0], output, hosts, step, moving=moving)
         click.echo(output.resolve())
@@ -173,6 +171,24 @@ def show(
         _show_primitives(schedule, rank or 0, title, as_json=as_json)
     else:
         _show_grid(schedule, title, entry.summary, ranks, as_json=as_json)
+
+
+def _check_drawing(
+    ending: str, step: int | None, *, moving: bool, as_grid: bool, of_page: bool
+) -> None:
+    """Refuse options that do not go together; ``ending`` is that of the file, empty if there is none."""
+    if not ending and (moving or as_grid or step is not None):
+        raise click.UsageError("--step, --moving and --grid go with --output")
+    if moving and step is not None:
+        raise click.UsageError("one step does not move")
+    if of_page and ending != ".html":
+        raise click.UsageError("--beside and --trace go with --output and a file .html")
+    if ending == ".pdf" and moving:
+        raise click.UsageError("a .pdf does not move")
+    if ending == ".gif" and step is not None:
+        raise click.UsageError("a .gif shows all steps")
+    if as_grid and (moving or step is not None or ending in (".gif", ".html")):
+        raise click.UsageError("--grid draws all steps into a file .svg, .png or .pdf")
 
 
 def _draw(

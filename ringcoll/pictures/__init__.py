@@ -5,6 +5,7 @@
 `layouts`         where ranks are drawn: a ring, a tree, a line, a cube, hosts
 `svg`             elements of SVG as text, the colours, light and dark
 `step_pictures`   steps side by side, one of them, or one after the other
+`grid_pictures`   the step-by-rank grid
 `curve_pictures`  times over sizes, and where one algorithm overtakes another
 `time_pictures`   what each rank of a run does when, simulated or measured
 `traces`          the last operation of a trace

@@ -1,5 +1,6 @@
 from .curve_pictures import crossings as crossings
 from .curve_pictures import curves_picture as curves_picture
+from .grid_pictures import grid_picture as grid_picture
 from .layouts import layout_of as layout_of
 from .notebook import shown_in_notebook as shown_in_notebook
 from .player import Page as Page

@@ -1,6 +1,8 @@
 """Drawing one algorithm."""
 
+import html
 import json
+import re
 import struct
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from PIL import Image, ImageSequence
 from ringcoll.algorithms import find, on_hosts, schedule_of
 from ringcoll.cli import show
 from ringcoll.machine import json_text
-from ringcoll.pictures import moving_picture, player_page, steps_picture
+from ringcoll.pictures import grid_picture, moving_picture, player_page, steps_picture
 from ringcoll.schedule import Schedule, grid
 from ringcoll.simulation import simulate, topology_named
 from tests.cases.algorithms import each_on
@@ -266,6 +268,23 @@ def test_a_picture_is_written(run, tmp_path, name):
             assert f'width="{width}" height="{height}"'.encode() in picture
 
 
+def test_the_grid_as_a_picture(run, short_ring, tmp_path):
+    path, ring = tmp_path / "grid.svg", schedule_of("all_reduce", "ring", 3)
+    result = run("show", "ring", "all_reduce", "-k", "3", "--grid", "-o", str(path))
+    assert (result.exit_code, result.stdout) == (0, f"{path}\n")
+    content = path.read_text(encoding="utf-8")
+    assert content == grid_picture(ring)
+    shown = [words for words in re.findall(r">([^<>\n]+)</text>", content) if words]
+    drawn = [html.unescape(words) for words in shown[1:]]  # behind the title
+    assert drawn == grid(ring).split()
+    result = run("show", "short_ring", "all_reduce", "-k", "3", "--grid", "-o", str(path))
+    assert result.exit_code == 1
+    assert "ends wrong" in path.read_text(encoding="utf-8")
+    assert (
+        path.read_text(encoding="utf-8").count('class="badtext"') >= 2
+    )  # the place, and the words
+
+
 def test_a_gif_shows_every_step_and_the_end(run, tmp_path):
     path = tmp_path / "ring.gif"
     result = run("show", "ring", "all_reduce", "-k", "3", "-o", str(path))
@@ -337,6 +356,9 @@ def test_a_wrong_algorithm_is_drawn_as_far_as_it_goes(run, short_ring, tmp_path)
             ["-o", "x.svg", "-k", "100"],
             "so many ranks cannot be drawn (expected at most 64, got 100)",
         ),
+        (["-o", "x.svg", "--grid", "--step", "1"], "--grid draws all steps"),
+        (["-o", "x.html", "--grid"], "--grid draws all steps"),
+        (["--grid"], "go with --output"),
         (["--moving"], "go with --output"),
         (["--step", "1"], "go with --output"),
     ],
