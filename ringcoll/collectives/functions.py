@@ -223,6 +223,16 @@ def all_reduce_coalesced(
         Each as for `all_reduce`; the same on all ranks.
     op, group, async_op, **options
         As for `all_reduce`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     tensors = [torch.ones(2), torch.full((1,), group.rank())]
+    ...     ringcoll.all_reduce_coalesced(tensors, group=group)
+    ...     return [tensor.tolist() for tensor in tensors]
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[[2.0, 2.0], [1]], [[2.0, 2.0], [1]]]
     """
     deferred = Deferred.of(group)
     runs = fusible([tensor for (tensor,) in side_by_side(deferred.group, tensors=tensors)])
@@ -277,11 +287,11 @@ def reduce(
     --------
     >>> import torch, ringcoll
     >>> def rank_main(group):
-    ...     tensor = torch.tensor([group.rank() + 1])
-    ...     ringcoll.reduce(tensor, dst=1, group=group)
-    ...     return tensor.item() if group.rank() == 1 else None
-    >>> ringcoll.run_threads(rank_main, 3)
-    [None, 6, None]
+    ...     tensor = torch.arange(2) + 10 * group.rank()
+    ...     ringcoll.reduce(tensor, 0, group=group)
+    ...     return tensor.tolist() if group.rank() == 0 else None
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[10, 12], None]
     """
     tensors = (tensor,) if out is None else (tensor, out)
     if type(dst) is not int and type(group_dst) is not int:
@@ -325,11 +335,11 @@ def broadcast(
     --------
     >>> import torch, ringcoll
     >>> def rank_main(group):
-    ...     tensor = torch.tensor([group.rank()])
-    ...     ringcoll.broadcast(tensor, src=1, group=group)
-    ...     return tensor.item()
-    >>> ringcoll.run_threads(rank_main, 3)
-    [1, 1, 1]
+    ...     tensor = torch.arange(2) + 10 * group.rank()
+    ...     ringcoll.broadcast(tensor, 1, group=group)
+    ...     return tensor.tolist()
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[10, 11], [10, 11]]
     """
     if type(src) is not int and type(group_src) is not int:
         src, group_src = whole(src), whole(group_src)
@@ -377,11 +387,11 @@ def all_gather(
     --------
     >>> import torch, ringcoll
     >>> def rank_main(group):
-    ...     parts = [torch.empty(1) for _ in range(3)]
-    ...     ringcoll.all_gather(parts, torch.tensor([float(group.rank())]), group=group)
-    ...     return [part.item() for part in parts]
-    >>> ringcoll.run_threads(rank_main, 3)
-    [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]
+    ...     rows = [torch.empty(2, dtype=torch.int64) for _ in range(2)]
+    ...     ringcoll.all_gather(rows, torch.arange(2) + 10 * group.rank(), group=group)
+    ...     return [row.tolist() for row in rows]
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[[0, 1], [10, 11]], [[0, 1], [10, 11]]]
     """
     tensors = [tensor, *_listed(tensor_list)]
     options = (algorithm, segment_bytes, type(tensor_list))
@@ -406,6 +416,17 @@ def all_gather_coalesced(
         This rank's tensors.
     group, async_op, **options
         As for `all_gather`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     rows = [[torch.zeros(1), torch.zeros(2)] for _ in range(2)]
+    ...     mine = [torch.full((n,), 1.0 + group.rank()) for n in (1, 2)]
+    ...     ringcoll.all_gather_coalesced(rows, mine, group=group)
+    ...     return [[tensor.tolist() for tensor in row] for row in rows]
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[[[1.0], [1.0, 1.0]], [[2.0], [2.0, 2.0]]], [[[1.0], [1.0, 1.0]], [[2.0], [2.0, 2.0]]]]
     """
     deferred = Deferred.of(group)
     lists = side_by_side(deferred.group, output_tensor_lists=output_tensor_lists)
@@ -461,11 +482,11 @@ def all_gather_single(
     --------
     >>> import torch, ringcoll
     >>> def rank_main(group):
-    ...     whole = torch.empty(3)
-    ...     ringcoll.all_gather_single(whole, torch.tensor([float(group.rank())]), group=group)
-    ...     return whole.tolist()
-    >>> ringcoll.run_threads(rank_main, 3)
-    [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]
+    ...     output = torch.empty(4, dtype=torch.int64)
+    ...     ringcoll.all_gather_single(output, torch.arange(2) + 10 * group.rank(), group=group)
+    ...     return output.tolist()
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[0, 1, 10, 11], [0, 1, 10, 11]]
     """
     tensors = (output_tensor, input_tensor)
     options = (algorithm, segment_bytes)
@@ -488,6 +509,17 @@ def all_gather_single_coalesced(
         Lists of the same length.
     group, async_op, **options
         As for `all_gather_single`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     outputs = [torch.zeros(2), torch.zeros(4)]
+    ...     inputs = [torch.full((n,), 1.0 + group.rank()) for n in (1, 2)]
+    ...     ringcoll.all_gather_single_coalesced(outputs, inputs, group=group)
+    ...     return [output.tolist() for output in outputs]
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[[1.0, 2.0], [1.0, 1.0, 2.0, 2.0]], [[1.0, 2.0], [1.0, 1.0, 2.0, 2.0]]]
     """
     deferred = Deferred.of(group)
     pairs = side_by_side(deferred.group, output_tensors=output_tensors, input_tensors=input_tensors)
@@ -539,11 +571,12 @@ def gather(
     --------
     >>> import torch, ringcoll
     >>> def rank_main(group):
-    ...     parts = [torch.empty(1) for _ in range(3)] if group.rank() == 0 else None
-    ...     ringcoll.gather(torch.tensor([float(group.rank())]), parts, dst=0, group=group)
-    ...     return [part.item() for part in parts or []]
-    >>> ringcoll.run_threads(rank_main, 3)
-    [[0.0, 1.0, 2.0], [], []]
+    ...     is_root = group.rank() == 0
+    ...     rows = [torch.empty(2, dtype=torch.int64) for _ in range(2)] if is_root else None
+    ...     ringcoll.gather(torch.arange(2) + 10 * group.rank(), rows, dst=0, group=group)
+    ...     return [row.tolist() for row in rows] if is_root else None
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[[0, 1], [10, 11]], None]
     """
     tensors = [tensor, *_listed(gather_list)]
     dst = 0 if dst is None and group_dst is None else dst
@@ -595,12 +628,12 @@ def scatter(
     --------
     >>> import torch, ringcoll
     >>> def rank_main(group):
-    ...     parts = [torch.tensor([10.0 * rank]) for rank in range(3)] if group.rank() == 0 else None
-    ...     tensor = torch.empty(1)
-    ...     ringcoll.scatter(tensor, parts, src=0, group=group)
-    ...     return tensor.item()
-    >>> ringcoll.run_threads(rank_main, 3)
-    [0.0, 10.0, 20.0]
+    ...     tensor, is_root = torch.zeros(2), group.rank() == 0
+    ...     rows = [torch.ones(2), torch.full((2,), 2.0)] if is_root else None
+    ...     ringcoll.scatter(tensor, rows, src=0, group=group)
+    ...     return tensor.tolist()
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[1.0, 1.0], [2.0, 2.0]]
     """
     tensors = [tensor, *_listed(scatter_list)]
     src = 0 if src is None and group_src is None else src
@@ -654,12 +687,11 @@ def reduce_scatter(
     --------
     >>> import torch, ringcoll
     >>> def rank_main(group):
-    ...     parts = [torch.tensor([rank + 10.0 * group.rank()]) for rank in range(3)]
-    ...     tensor = torch.empty(1)
-    ...     ringcoll.reduce_scatter(tensor, parts, group=group)
-    ...     return tensor.item()
-    >>> ringcoll.run_threads(rank_main, 3)
-    [30.0, 33.0, 36.0]
+    ...     output, rows = torch.zeros(1), [torch.ones(1), torch.full((1,), 5.0)]
+    ...     ringcoll.reduce_scatter(output, rows, group=group)
+    ...     return output.tolist()
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[2.0], [10.0]]
     """
     tensors = [output, *_listed(input_list)]
     options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible, type(input_list))
@@ -708,11 +740,11 @@ def reduce_scatter_single(
     --------
     >>> import torch, ringcoll
     >>> def rank_main(group):
-    ...     tensor = torch.empty(1)
-    ...     ringcoll.reduce_scatter_single(tensor, torch.arange(3.0) + 10 * group.rank(), group=group)
-    ...     return tensor.item()
-    >>> ringcoll.run_threads(rank_main, 3)
-    [30.0, 33.0, 36.0]
+    ...     output = torch.empty(1, dtype=torch.int64)
+    ...     ringcoll.reduce_scatter_single(output, torch.arange(2) + 10 * group.rank(), group=group)
+    ...     return output.tolist()
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[10], [12]]
     """
     options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
     return start(_reduce_scatter_single, group, (output, input), options, async_op, timeout)
@@ -735,6 +767,17 @@ def reduce_scatter_single_coalesced(
         Lists of the same length.
     op, group, async_op, **options
         As for `reduce_scatter_single`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     outputs = [torch.zeros(1), torch.zeros(2)]
+    ...     inputs = [torch.arange(2.0), torch.arange(4.0)]
+    ...     ringcoll.reduce_scatter_single_coalesced(outputs, inputs, group=group)
+    ...     return [output.tolist() for output in outputs]
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[[0.0], [0.0, 2.0]], [[2.0], [4.0, 6.0]]]
     """
     deferred = Deferred.of(group)
     pairs = side_by_side(deferred.group, output_tensors=output_tensors, input_tensors=input_tensors)
@@ -787,12 +830,12 @@ def all_to_all(
     --------
     >>> import torch, ringcoll
     >>> def rank_main(group):
-    ...     sent = [torch.tensor([10.0 * group.rank() + rank]) for rank in range(3)]
-    ...     got = [torch.empty(1) for _ in sent]
-    ...     ringcoll.all_to_all(got, sent, group=group)
-    ...     return [part.item() for part in got]
-    >>> ringcoll.run_threads(rank_main, 3)
-    [[0.0, 10.0, 20.0], [1.0, 11.0, 21.0], [2.0, 12.0, 22.0]]
+    ...     rows = [torch.tensor([10 * group.rank() + peer]) for peer in range(2)]
+    ...     outputs = [torch.empty_like(row) for row in rows]
+    ...     ringcoll.all_to_all(outputs, rows, group=group)
+    ...     return [output.item() for output in outputs]
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[0, 10], [1, 11]]
     """
     outputs, inputs = _listed(output_tensor_list), _listed(input_tensor_list)
     kinds = type(output_tensor_list), type(input_tensor_list)
@@ -838,11 +881,11 @@ def all_to_all_single(
     --------
     >>> import torch, ringcoll
     >>> def rank_main(group):
-    ...     got, sent = torch.empty(3), torch.arange(3.0) + 10 * group.rank()
-    ...     ringcoll.all_to_all_single(got, sent, group=group)
-    ...     return got.tolist()
-    >>> ringcoll.run_threads(rank_main, 3)
-    [[0.0, 10.0, 20.0], [1.0, 11.0, 21.0], [2.0, 12.0, 22.0]]
+    ...     output, mine = torch.empty(2, dtype=torch.int64), torch.arange(2) + 10 * group.rank()
+    ...     ringcoll.all_to_all_single(output, mine, group=group)
+    ...     return output.tolist()
+    >>> ringcoll.run_threads(rank_main, 2)
+    [[0, 10], [1, 11]]
     """
     options = (algorithm, _sizes(output_split_sizes), _sizes(input_split_sizes))
     return start(_all_to_all_single, group, (output, input), options, async_op, timeout)
@@ -874,6 +917,15 @@ def barrier(
         stream of that device, too.
     algorithm, timeout
         As for `all_reduce`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     ringcoll.barrier(group=group)
+    ...     return group.rank()
+    >>> ringcoll.run_threads(rank_main, 2)
+    [0, 1]
     """
     token = _token(_named_device(device_ids, group))
     return start(_barrier, group, (token,), (algorithm,), async_op, timeout)
@@ -925,6 +977,15 @@ def monitored_barrier(
     ------
     CollectiveTimeoutError
         Some rank did not come. The error of rank 0 names it; the errors of the others quote that.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     ringcoll.monitored_barrier(group=group, timeout=10)
+    ...     return group.rank()
+    >>> ringcoll.run_threads(rank_main, 2)
+    [0, 1]
     """
     member = communicator(group, torch.device("cpu"))
     at_once = timeout in (0, timedelta(0))

@@ -25,6 +25,17 @@ class Work(dist.Work):
 
     ``results`` are the tensors that will hold the result. A thread that is about to wait calls
     ``help_``, which may run the operation in that thread.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     tensor = torch.ones(1)
+    ...     work = ringcoll.all_reduce(tensor, group=group, async_op=True)
+    ...     work.wait()
+    ...     return tensor.item()
+    >>> ringcoll.run_threads(rank_main, 2)
+    [2.0, 2.0]
     """
 
     def __init__(

@@ -15,7 +15,13 @@ from ringcoll.transport import Faults, Hub, as_asked
 
 
 class LocalGroup(OwnGroup):
-    """A rank of a group whose ranks are threads of this process; see `run_threads`."""
+    """A rank of a group whose ranks are threads of this process; see `run_threads`.
+
+    Examples
+    --------
+    >>> run_threads(lambda group: (group.rank(), group.size()), 2)
+    [(0, 2), (1, 2)]
+    """
 
 
 def run_threads(

@@ -116,6 +116,17 @@ def premul_sum(factor: complex | Tensor) -> Operator:
     factor
         A number, or a tensor of one element, which is read when a collective is called, or its ``plan`` is
         made. Ranks may use different factors.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     tensor = torch.ones(1)
+    ...     scaled = ringcoll.premul_sum(0.5 + group.rank())
+    ...     ringcoll.all_reduce(tensor, scaled, group=group)
+    ...     return tensor.item()
+    >>> ringcoll.run_threads(rank_main, 2)
+    [2.0, 2.0]
     """
     return Operator("premul_sum", factor=factor)
 
