@@ -210,7 +210,6 @@ function prepare(): void {
     .map(({ size, before, after }) => `From ${bytes(size)} on ${after} is faster than ${before}.`)
     .join(" ");
   element("trouble").textContent = stages.map((stage) => stage.trouble()).filter((words) => words).join("\n");
-  document.body.classList.toggle("troubled", element("trouble").textContent !== "");
   showControls();
   draw();
 }

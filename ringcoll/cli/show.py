@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from ringcoll.cli.parameters import (
 from ringcoll.cli.picture_files import PICTURES, write_gif, write_picture
 from ringcoll.cli.report import findings, header, in_words
 from ringcoll.errors import VerificationError
-from ringcoll.machine import replace_file
+from ringcoll.machine import read_json_file, replace_file
 from ringcoll.pictures import Film, film, grid_picture, moving_picture, player_page, steps_picture
 from ringcoll.schedule import (
     Copy,
@@ -205,10 +204,10 @@ def _draw(
 
 def _trace(path: Path) -> dict[str, Any]:
     try:
-        trace = json.loads(path.read_bytes())
+        trace = read_json_file(path)
     except OSError as error:
-        raise click.BadParameter(f"{path}: {error.strerror}", param_hint="--trace") from None
-    except ValueError:  # neither JSON nor text
+        raise click.BadParameter(f"{path}: {error}", param_hint="--trace") from None
+    except ValueError:  # no JSON
         trace = None
     if not isinstance(trace, dict):
         raise click.BadParameter(f"{path} is not a trace", param_hint="--trace")

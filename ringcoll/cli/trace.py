@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +40,7 @@ from ringcoll.cli.parameters import (
 )
 from ringcoll.cli.picture_files import PICTURES, write_picture
 from ringcoll.errors import ArgumentError, ScheduleError
-from ringcoll.machine import UserModule, replace_file
+from ringcoll.machine import UserModule, read_json_file, replace_file
 from ringcoll.pictures import last_run, overlap_picture, player_page, time_picture
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
@@ -197,7 +196,7 @@ def _draw(written: Path, file: Path, collective: str, root: int | None) -> None:
 
 def _read(written: Path) -> dict[str, Any]:
     """Read a trace that is drawn, and remove it."""
-    trace: dict[str, Any] = json.loads(written.read_bytes())
+    trace: dict[str, Any] = read_json_file(written)
     written.unlink()
     return trace
 

@@ -16,6 +16,7 @@ from .facts import place as place
 from .facts import process_state as process_state
 from .files import json_text as json_text
 from .files import read_file as read_file
+from .files import read_json_file as read_json_file
 from .files import replace_file as replace_file
 from .files import replace_files as replace_files
 from .files import text_of as text_of

@@ -52,6 +52,11 @@ def read_file(path: Path) -> str:
         raise OSError(error.strerror or str(error)) from error
 
 
+def read_json_file(path: Path) -> Any:
+    """Read JSON; an OSError as of `read_file`, and a ValueError if the text is no JSON."""
+    return json.loads(read_file(path))
+
+
 def text_of(file: IO[bytes]) -> str:
     """Read a text in UTF-8 to its end; an OSError as of `read_file` if it is too large, or no text."""
     data = file.read(_MOST_NBYTES + 1)

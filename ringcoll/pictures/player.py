@@ -13,12 +13,11 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from itertools import count
-from typing import Any
+from typing import Any, TypeGuard
 
 from ringcoll.algorithms import algorithms
 from ringcoll.cost import cost_in_sentences, dominators
-from ringcoll.errors import ArgumentError, ScheduleError, TooLargeError
+from ringcoll.errors import ArgumentError
 from ringcoll.pictures.layouts import layout_of
 from ringcoll.pictures.scenes import DrawnMessage, Film, film
 from ringcoll.pictures.traces import last_run
@@ -328,10 +327,7 @@ def _faults(shown: Film) -> Iterator[Json]:
     for step in [middle] if few else sorted({first, middle, last}):
         source, target = shown.messages[step][0][:2]
         for title, changed in _changed(schedule, step, source, target):
-            try:
-                wrong = film(changed)
-            except (TooLargeError, ScheduleError):
-                continue
+            wrong = film(changed)
             if wrong.failure is not None:
                 yield {"title": title, **_story(wrong, None)}
 
@@ -341,7 +337,7 @@ def _changed(
 ) -> Iterator[tuple[str, Schedule]]:
     """Schedules in which a message of a step is not sent, is forgotten by both, or goes astray."""
 
-    def sends(operation: Operation) -> bool:
+    def sends(operation: Operation) -> TypeGuard[Send]:
         return isinstance(operation, Send) and operation.peer == target
 
     def receives(operation: Operation) -> bool:
@@ -354,24 +350,20 @@ def _changed(
     def unsent(rank: int, operations: Step) -> Step:
         return without(rank, operations) if rank == source else operations
 
+    wrong = next(
+        (rank for rank in range(schedule.world_size) if rank not in (source, target)), target
+    )
+
     def astray(rank: int, operations: Step) -> Step:
-        wrong = next(other for other in count(target + 1) if other % schedule.world_size != source)
         if rank != source:
             return operations
-        return Step(
-            *(
-                Send(wrong % schedule.world_size, op.refs)
-                if isinstance(op, Send) and op.peer == target
-                else op
-                for op in operations
-            )
-        )
+        return Step(*(Send(wrong, op.refs) if sends(op) else op for op in operations))
 
     where = f"step {step}: rank {source}"
     kinds = {
         f"{where} does not send to rank {target}": unsent,
         f"{where} and rank {target} forget their message": without,
-        f"{where} sends to the rank after {target}": astray,
+        f"{where} sends to rank {wrong} instead of rank {target}": astray,
     }
     for title, change in kinds.items():
 

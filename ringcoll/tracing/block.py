@@ -6,7 +6,6 @@ the end of the block goes through the store: a rank whose block has failed waits
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from ringcoll.collectives import as_group, communicator
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError, RingcollError, TraceError
 from ringcoll.group import Communicator
-from ringcoll.machine import appears, json_text, peaks_of, read_text, replace_file
+from ringcoll.machine import appears, json_text, peaks_of, read_json_file, read_text, replace_file
 from ringcoll.pictures import time_picture
 from ringcoll.tracing.clocks import Sighting
 from ringcoll.tracing.findings import findings
@@ -72,7 +71,7 @@ class Recording:
 
     def _repr_html_(self) -> str | None:
         try:
-            return time_picture(json.loads(self.path.read_bytes()))._repr_html_()
+            return time_picture(read_json_file(self.path))._repr_html_()
         except (OSError, ValueError, ArgumentError):  # the block has not ended, or it is too long
             return None
 
