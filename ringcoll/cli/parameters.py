@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, named, on_hosts
 from ringcoll.bench import parse_size
 from ringcoll.cli.output import progress
+from ringcoll.cost import in_number
 from ringcoll.errors import (
     ScheduleError,
     TooLargeError,
@@ -255,9 +256,9 @@ def asked_schedule(
         raise click.UsageError(f"{entry.name} {collective} is the same on any number of hosts")
     hosts = on_hosts(world_size, num_hosts or 2)
     schedule = entry.schedule(world_size, root or 0, hosts)
-    title = f"{entry.name} {collective} on {_in_number(world_size, 'rank')}"
+    title = f"{entry.name} {collective} on {in_number(world_size, 'rank')}"
     title += f", root {schedule.root}" * rooted
-    title += f", {_in_number(max(hosts) + 1, 'host')}" * entry.needs_hosts
+    title += f", {in_number(max(hosts) + 1, 'host')}" * entry.needs_hosts
     return entry, schedule, title
 
 
@@ -302,10 +303,6 @@ def proved(entry: Algorithm, schedule: Schedule, num_hosts: int | None = None) -
         progress(1, f"proving {entry.name} {entry.collective}"),
     ):
         return prove(schedule)
-
-
-def _in_number(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def new_file(*suffixes: str) -> Callable[..., Path | None]:

@@ -22,6 +22,7 @@ from .rules import Rule as Rule
 from .rules import in_text as in_text
 from .rules import parse_rules as parse_rules
 from .sentences import cost_in_sentences as cost_in_sentences
+from .sentences import in_number as in_number
 from .table import BUILT_IN as BUILT_IN
 from .table import MEASURED as MEASURED
 from .table import Table as Table

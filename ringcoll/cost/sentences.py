@@ -35,7 +35,7 @@ def cost_in_sentences(proof: Proof) -> Iterator[str]:
 
     ports = f" with {proof.ports} messages at once each way" * (proof.ports > 1)
     if proof.rounds == bound.rounds:
-        cost = f"{in_number(Fraction(proof.rounds), 'round')}, the fewest possible{ports}."
+        cost = f"{in_number(proof.rounds, 'round')}, the fewest possible{ports}."
     else:
         cost = f"{proof.rounds} rounds; no algorithm{ports} needs fewer than {bound.rounds}."
     who = "Each" if proof.sent_mean == proof.sent_max else "The busiest"
@@ -43,14 +43,14 @@ def cost_in_sentences(proof: Proof) -> Iterator[str]:
     if proof.traffic != proof.sent_max:
         traffic = data(proof.traffic, bound.traffic)
         cost += f" Round by round, the busiest rank sends or receives {traffic}."
-    slots = Fraction(proof.schedule.num_slots)
+    slots = proof.schedule.num_slots
     memory = f"Extra memory for {in_number(slots, 'chunk')}" if slots else "No extra memory"
     yield f"{cost} {memory}."
     if bound.reduced and not rules.at_least_once:
         yield f"No rank reduces more than {data(proof.reduced, bound.reduced)}."
 
 
-def in_number(value: Fraction, noun: str = "") -> str:
+def in_number(value: Fraction | int, noun: str = "") -> str:
     """Write an amount with at most three decimals, and its noun.
 
     >>> in_number(Fraction(3, 2), "vector"), in_number(Fraction(1), "block"), in_number(Fraction(2, 3))

@@ -1,4 +1,4 @@
-"""Pictures of schedules, as SVG. Pure: no torch, no matplotlib, no browser.
+"""Pictures of schedules, as SVG and as a page that plays. Pure, but that the page is read from the package.
 
 ================  ======================================================================
 `scenes`          what is drawn: the messages of each step, and what the ranks hold between steps

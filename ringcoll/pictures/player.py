@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any, TypeGuard
 
 from ringcoll.algorithms import algorithms
-from ringcoll.cost import cost_in_sentences, dominators
+from ringcoll.cost import cost_in_sentences, dominators, in_number
 from ringcoll.errors import ArgumentError
 from ringcoll.pictures.layouts import layout_of
 from ringcoll.pictures.scenes import DrawnMessage, Film, film
@@ -112,7 +112,7 @@ def player_page(
         trace = run.picture()
     names = [f"{shown.schedule.algorithm} {shown.schedule.collective}" for shown in films]
     world_size = films[0].schedule.world_size
-    title = f"{' and '.join(names)}, {world_size} rank{'s' * (world_size != 1)}"
+    title = f"{' and '.join(names)}, {in_number(world_size, 'rank')}"
     data: Json = {
         "scenes": [_scene(shown, proof, hosts) for shown, proof in zip(films, proofs, strict=True)],
         "faults": list(_faults(films[0])),
