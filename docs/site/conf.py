@@ -27,6 +27,7 @@ from ringcoll.pictures import player_page
 
 ROOT = Path(__file__).parents[2]
 API = ROOT / "docs" / "site" / "api"  # written anew by each build
+EXAMPLES = ROOT / "docs" / "rooms"  # a page for each room, which becomes a part of its page here
 
 project = "ringcoll"
 author = "The ringcoll authors"
@@ -43,7 +44,7 @@ include_patterns = [
     "notebooks/*.ipynb",
     "player/*.md",
 ]
-exclude_patterns = ["[.]*", "build", "dist", "**/node_modules", "ringcoll", "tests"]
+exclude_patterns = ["[.]*", "build", "dist", "**/node_modules", "docs/rooms", "ringcoll", "tests"]
 # A word between backticks is a name if it is one; some are names in several rooms.
 default_role = "py:obj"
 suppress_warnings = ["ref.python"]
@@ -81,7 +82,7 @@ def room_page(room: str, documented: dict[int, str]) -> str:
     """A room's public names; ``documented`` holds the objects that earlier pages have."""
     module = __import__(room, fromlist=["*"])
     names = [name for name in module.__all__ if hasattr(module, name)]
-    lines = [heading(room), f".. automodule:: {room}\n", ".. autosummary::\n   :nosignatures:\n"]
+    lines = [".. rubric:: Names\n", ".. autosummary::\n   :nosignatures:\n"]
     # Of a constant it would show what its type says of itself.
     lines += [
         f"   {name}"
@@ -106,7 +107,17 @@ def room_page(room: str, documented: dict[int, str]) -> str:
             lines.append("")
         if isclass(value) or isroutine(value):
             documented[id(value)] = full
-    return "\n".join(lines)
+    title, _, examples = (
+        (EXAMPLES / f"{room.rpartition('.')[2]}.md").read_text("utf-8").partition("\n")
+    )
+    # The page of examples stands a folder higher.
+    examples = re.sub(r"\]\((?!https:)", "](../", examples)
+    return "\n".join([title, directives(f".. automodule:: {room}"), examples, directives(*lines)])
+
+
+def directives(*lines: str) -> str:
+    """Lines of reStructuredText in a page of Markdown."""
+    return "\n".join(["", "```{eval-rst}", *lines, "```", ""])
 
 
 def words_below(module: Any, name: str) -> str:
@@ -134,15 +145,20 @@ def write_api() -> None:
     """A page for each room, one for the errors, and the list of them."""
     API.mkdir(exist_ok=True)
     documented: dict[int, str] = {}
-    pages = {room: room_page(room, documented) for room in rooms()}
-    pages["ringcoll.errors"] = (
+    pages = {f"{room}.md": room_page(room, documented) for room in rooms()}
+    pages["ringcoll.errors.rst"] = (
         heading("ringcoll.errors")
         + "\n.. automodule:: ringcoll.errors\n   :members:\n   :show-inheritance:\n"
     )
-    listed = "\n".join(f"   {room}" for room in pages)
-    pages["index"] = f"{heading('Every public name')}\n.. toctree::\n   :maxdepth: 1\n\n{listed}\n"
+    listed = "\n".join(f"   {Path(name).stem}" for name in pages)
+    pages["index.rst"] = (
+        f"{heading('Every public name')}\n.. toctree::\n   :maxdepth: 1\n\n{listed}\n"
+    )
+    for page in API.iterdir():
+        if page.name not in pages:
+            page.unlink()
     for name, text in pages.items():
-        page = API / f"{name}.rst"
+        page = API / name
         if not page.exists() or page.read_text(encoding="utf-8") != text:
             page.write_text(text, encoding="utf-8")
 

@@ -33,6 +33,7 @@ PAGES = tuple(
             ".",
             "docs",
             "docs/algorithms",
+            "docs/rooms",
             "docs/slides",
             "docs/site",
             "examples",

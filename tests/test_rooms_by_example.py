@@ -1,0 +1,92 @@
+"""The pages of examples, one a room: they run, and they leave out no public name."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+from collections.abc import Iterable
+from inspect import isclass, ismodule
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.cases.pages import ROOT, blocks
+
+FOLDER = ROOT / "docs" / "rooms"
+ROOMS = [
+    "ringcoll",
+    *sorted(f"ringcoll.{door.parent.name}" for door in (ROOT / "ringcoll").glob("*/__init__.py")),
+]
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def page_of(room: str) -> Path:
+    return FOLDER / f"{room.rpartition('.')[2]}.md"
+
+
+def examples(text: str) -> list[doctest.Example]:
+    return doctest.DocTestParser().get_examples(text)
+
+
+def used(text: str) -> set[str]:
+    """The words of the lines that do something; an import alone uses nothing."""
+    lines = (example.source for example in examples(text))
+    return {
+        word
+        for line in lines
+        if not re.match(r"(from|import) ", line)
+        for word in re.findall(r"\w+", line)
+    }
+
+
+def without_example(room: ModuleType, page: str) -> list[str]:
+    """The public names that neither the page uses nor an example of their own."""
+    known = used(page)
+
+    def has_example(name: str) -> bool:
+        value = getattr(room, name)
+        own: Iterable[object] = (value, *vars(value).values()) if isclass(value) else (value,)
+        return name in known or any(used(getattr(one, "__doc__", None) or "") for one in own)
+
+    names = (name for name in room.__all__ if hasattr(room, name))
+    return sorted(
+        name for name in names if not ismodule(getattr(room, name)) and not has_example(name)
+    )
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_name_has_an_example(room: str) -> None:
+    page = page_of(room)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"# {room}\n")
+    assert not without_example(importlib.import_module(room), text)
+
+
+def test_an_import_is_no_example() -> None:
+    room = ModuleType("room")
+    room.__all__ = ["ring", "tree", "star"]  # type: ignore[attr-defined]
+    room.ring, room.tree, room.star = (lambda: 1), (lambda: 1), (lambda: 1)  # type: ignore[attr-defined]
+    text = ">>> from room import ring, star\n>>> star()\n1\n\nThe word tree in prose."
+    assert without_example(room, text) == ["ring", "tree"]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_examples_run(room: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # where they may write files
+    page = page_of(room)
+    text = "\n".join(block.text for block in blocks(page) if block.language == "python")
+    assert not faults(text, page.name)
+
+
+def faults(text: str, name: str) -> str:
+    """What differs from what the examples of a text say."""
+    found: list[str] = []
+    test = doctest.DocTest(examples(text), {"__name__": name}, name, None, 0, text)
+    doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=found.append)
+    return "".join(found)
+
+
+def test_an_example_that_is_wrong() -> None:
+    assert "Expected:\n    3\nGot:\n    2" in faults(">>> 1 + 1\n3\n", "page")
