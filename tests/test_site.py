@@ -121,13 +121,3 @@ def test_the_words_of_the_glossary_of_schedules_are_there() -> None:
     words = re.findall(r"^([a-z]+)$", text.partition("Words that mean")[2], re.MULTILINE)
     assert len(words) == 9
     assert not sorted(set(words) - entries())
-
-
-def test_examples_of_public_functions() -> None:
-    """The functions of the package's face that have no example; the number may only fall."""
-    face = importlib.import_module("ringcoll")
-    without = [
-        name for name in face.__all__
-        if callable(value := getattr(face, name)) and ">>>" not in (value.__doc__ or "")
-    ]  # fmt: skip
-    assert len(without) <= 5, without
