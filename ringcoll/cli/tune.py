@@ -196,7 +196,9 @@ def _print(table: Table, findings: list[tuner.Finding], path: Path) -> None:
         f"a message takes {time_in_words(costs.alpha_s)}, and "
         f"{time_in_words(costs.crowded_alpha_s)} if all ranks send at once; "
         f"1 MiB {time_in_words(costs.beta_s_per_byte * 2**20)} and "
-        f"{time_in_words(costs.crowded_beta_s_per_byte * 2**20)} more",
+        f"{time_in_words(costs.crowded_beta_s_per_byte * 2**20)} more"
+        + f"; from {as_size(costs.direct_from)} on it is read where it lies"
+        * bool(costs.direct_from),
         *oversubscribed(table.world_size),
     )
     click.echo("\nrules:" if table.tuned else "\nno rules: the model is as good")

@@ -70,6 +70,9 @@ class Parameters:
         Seconds for each further message that a rank posts in the same step.
     crowded_alpha_s, crowded_beta_s_per_byte, crowded_gamma_s_per_byte
         The same where all ranks send, receive and reduce at once.
+    direct_from
+        Bytes from which a message inside a host is read in its sender's memory, as that is the quicker of
+        two ways there (`ringcoll.transport.Transport.direct_from`); 0 if that was not measured.
 
     Raises
     ------
@@ -84,6 +87,7 @@ class Parameters:
     crowded_alpha_s: float
     crowded_beta_s_per_byte: float
     crowded_gamma_s_per_byte: float
+    direct_from: int = 0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

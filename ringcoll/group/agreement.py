@@ -22,6 +22,9 @@ that their costs are those of an operation. On a busy machine an exchange now an
 So the fastest exchange of two ranks counts, but the median exchange of all ranks: there, the
 fastest is an exchange whose message had come before the rank asked for it.
 
+Where a transport has two ways for a long message (`Transport.direct_from`), all ranks first send messages to the
+next rank both ways, from 1 MiB down; the costs are those of the quicker way.
+
 For CUDA tensors all of it is done with CUDA tensors, and every step waits for the stream, as a rank does that
 reduces what has come. No message is read by the host then, which would take longer than the
 message. By itself a group measures over transports with tags only; NCCL is measured by ``ringcoll tune``.
@@ -35,6 +38,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import takewhile
 from statistics import median
 from typing import Any
 
@@ -61,6 +65,7 @@ _SHORT, _LONG = 8, 1 << 20  # bytes
 _LONG_ON_GPU = 1 << 24  # a GPU sends 1 MiB in less time than a message takes
 _BUDGET_S = 0.012  # for each quantity; as long as a single round, if that takes longer
 _MOST, _FEW = 50, 3  # rounds with short messages, and with long messages
+_WAYS = (_LONG, _LONG >> 1, _LONG >> 2, _LONG >> 3)  # bytes of messages that are sent both ways
 _AT_ONCE = 4  # messages in one step
 _ADDED = 1 << 18  # bytes; what is added stays in a core's cache, as a chunk would
 _ADDED_ON_GPU = 1 << 25  # bytes; it takes longer than the launch
@@ -77,8 +82,8 @@ class _Exchange:
         self.long = _LONG_ON_GPU if self.on_gpu else _LONG
         self.rank, self.world_size = transport.rank, transport.world_size
         self._deadline = time.monotonic() + timeout_s
-        self._out = torch.zeros(self.long, dtype=torch.uint8, device=device)
-        self._in = torch.zeros(self.long, dtype=torch.uint8, device=device)
+        self.out = torch.zeros(self.long, dtype=torch.uint8, device=device)
+        self.into = torch.zeros(self.long, dtype=torch.uint8, device=device)
 
     def ready(self, receives: list[Message], sends: list[Message]) -> Callable[[], None]:
         """Make a step ready, as a plan does: the function posts its messages, and waits."""
@@ -99,28 +104,28 @@ class _Exchange:
 
     def sending(self, peer: int, nbytes: int, number: int = 1) -> Callable[[], None]:
         """A step that sends messages of so many bytes."""
-        return self.ready([], _messages(peer, self._out, nbytes, number))
+        return self.ready([], _messages(peer, self.out, nbytes, number))
 
     def receiving(self, peer: int, nbytes: int, number: int = 1) -> Callable[[], None]:
         """A step that receives messages of so many bytes."""
-        return self.ready(_messages(peer, self._in, nbytes, number), [])
+        return self.ready(_messages(peer, self.into, nbytes, number), [])
 
     def shifting(self, distance: int, nbytes: int) -> Callable[[], None]:
         """A step that sends to the rank so far ahead, and receives from the one so far behind."""
         ahead, behind = ((self.rank + by) % self.world_size for by in (distance, -distance))
-        receives = _messages(behind, self._in, nbytes)
-        return self.ready(receives, _messages(ahead, self._out, nbytes))
+        receives = _messages(behind, self.into, nbytes)
+        return self.ready(receives, _messages(ahead, self.out, nbytes))
 
     def tell(self, peers: Iterable[int], word: int) -> None:
         """Send a number below 256."""
-        self._out[0] = word
+        self.out[0] = word
         for peer in peers:
             self.sending(peer, _SHORT)()
 
     def hear(self) -> int:
         """Receive the number that rank 0 tells."""
         self.receiving(0, _SHORT)()
-        return int(self._in[0])
+        return int(self.into[0])
 
 
 def _messages(peer: int, memory: Tensor, nbytes: int, number: int = 1) -> list[Message]:
@@ -176,6 +181,34 @@ def _crowded_s(exchange: _Exchange, distances: Iterable[int], nbytes: int, most:
             step()
 
     return median(_times(exchange, range(1, exchange.world_size), all_at_once, most)) / len(steps)
+
+
+def _swap_s(exchange: _Exchange, nbytes: int) -> float:
+    """Seconds in which two ranks send each other a message, so that each is as busy as in a collective."""
+    last = exchange.world_size - 1
+    if exchange.rank not in (0, last):
+        return 0.0
+    peer = last - exchange.rank
+    receives, sends = (_messages(peer, memory, nbytes) for memory in (exchange.into, exchange.out))
+    swap, fresh = exchange.ready(receives, sends), sends[0].tensor.bitwise_not_
+
+    def write_and_swap() -> None:
+        fresh()  # what is sent lies in the sender's cache, as a sum that was just made does
+        swap()
+
+    return min(_times(exchange, [last], write_and_swap, _FEW))
+
+
+def _direct_from(exchange: _Exchange) -> int:
+    """Bytes from which a message is read in its sender's memory sooner than it is copied twice."""
+    transport, quicker = exchange.transport, []
+    for nbytes in _WAYS:
+        times = []
+        for transport.direct_from in (nbytes, nbytes + 1):
+            times.append(_swap_s(exchange, nbytes))
+        quicker.append(times[0] <= times[1])
+    # Longer ones than were sent are read.
+    return 2 * _LONG >> len([*takewhile(bool, quicker)])
 
 
 def _additions(device: torch.device, nbytes: int) -> list[float]:
@@ -235,6 +268,9 @@ def measure(
         A rank did not take part.
     """
     exchange = _Exchange(transport, timeout_s, device)
+    direct_from = 0
+    if transport.direct_from is not None and hosts == 1:
+        direct_from = transport.direct_from = _direct_from(exchange)
     crowd = max(1.0, -(-exchange.world_size // hosts) / cores) if cores else 1.0
     gamma_s, crowded_gamma_s = _adding(device, crowd)
     nbytes = exchange.long
@@ -254,6 +290,7 @@ def measure(
         crowded_alpha_s=max(short_s, crowded_s),
         crowded_beta_s_per_byte=max(beta_s, (crowded_long_s - crowded_s) / nbytes),
         crowded_gamma_s_per_byte=crowded_gamma_s,
+        direct_from=direct_from,
     )
 
 

@@ -485,6 +485,8 @@ class Communicator:
         self._is_crowded = threads > 1 and threads * ranks_here > cores()
         store = dist.PrefixStore("choice", self.store)
         self.table = agree(transport, store, _left_s(deadline), device=self.device)
+        if transport.direct_from is not None:
+            transport.direct_from = self.table.parameters.direct_from or transport.direct_from
 
     def _failed(self, error: BaseException, timeout_s: float) -> BaseException:
         """Break the group after a failure, report the failure, and explain it."""

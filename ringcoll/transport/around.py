@@ -24,6 +24,15 @@ class AroundTransport(Transport):
     def verifies(self, verifies: bool) -> None:
         self.below.verifies = verifies
 
+    @property
+    def direct_from(self) -> int | None:
+        """Bytes from which a message is read in its sender's memory."""
+        return self.below.direct_from
+
+    @direct_from.setter
+    def direct_from(self, nbytes: int | None) -> None:
+        self.below.direct_from = nbytes
+
     def connect(self, timeout_s: float) -> None:
         """Connect the transport below."""
         self.below.connect(timeout_s)

@@ -74,6 +74,10 @@ class Transport(Protocol):
     lends_from: float = math.inf
     """Bytes from which on a message can be lent: read where it lies, which saves a copy."""
 
+    direct_from: int | None = None
+    """Bytes from which a message inside a host is read where it lies in its sender's memory; a shorter one is
+    copied twice. It may be set, as the quicker of the two depends on the machine. ``None``: there is one way."""
+
     verifies: bool = False
     """Whether each message has its checksum beside it; the ranks compare it when they meet."""
 

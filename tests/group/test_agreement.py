@@ -311,6 +311,34 @@ def test_a_byte_costs_its_part_of_what_long_messages_take_longer(
     assert found.crowded_beta_s_per_byte == pytest.approx(4e-9)
 
 
+class TwoWays(LocalTransport):
+    """A transport with two ways for a long message."""
+
+    direct_from: int | None = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "kibibytes,expected",
+    [((), 2048), ((1024,), 1024), ((1024, 512), 512), ((1024, 512, 256, 128), 128), ((512, 256, 128), 2048)],
+    ids=["never", "long", "longer than half", "always", "but for the longest"],
+)  # fmt: skip
+def test_the_quicker_way_of_a_long_message(
+    monkeypatch: pytest.MonkeyPatch, kibibytes: tuple[int, ...], expected: int
+) -> None:
+    def swap_s(exchange: Any, nbytes: int) -> float:
+        is_read = exchange.transport.direct_from <= nbytes
+        return 1e-4 if is_read == (nbytes >> 10 in kibibytes) else 2e-4
+
+    monkeypatch.setattr(measured, "_swap_s", swap_s)
+    found = on_ranks(3, lambda rank, t, s: measure(TwoWays(t.hub, rank), 30.0))
+    assert {one.direct_from for one in found} == {expected << 10}
+    # Of several hosts it would say how quick the links between them are.
+    found = on_ranks(3, lambda rank, t, s: measure(TwoWays(t.hub, rank), 30.0, hosts=2))
+    assert {one.direct_from for one in found} == {0}
+    found = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
+    assert {one.direct_from for one in found} == {0}
+
+
 class Slow(LocalTransport):
     """A transport on which each message takes the sender 2 ms."""
 

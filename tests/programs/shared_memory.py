@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
-from ringcoll.collectives import StoreGroup
+from ringcoll.collectives import StoreGroup, communicator
 from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.launch import report
 from ringcoll.transport import SHORT, AroundTransport, Message, SharedMemory, SharedTransport
@@ -129,6 +129,35 @@ def lent_messages(transport_name: str) -> list[object]:
     return found
 
 
+def ways() -> list[bool]:
+    """Whether a send was over at once, as its message was copied: for lengths below and at the limit, and another limit."""
+    transport = transport_of_all("shared")
+    found = []
+    for transport.direct_from in (100_000, 200_000):
+        for nbytes in (99_999, 100_000, 199_999, 200_000):
+            into = torch.zeros(nbytes, dtype=torch.uint8)
+            peer = 1 - transport.rank
+            sent = content(transport.rank, nbytes, nbytes)
+            receiving, sending = transport.post([Message(peer, into, 0)], [Message(peer, sent, 0)])
+            found.append(sending is None)
+            transport.wait(receiving, LIMIT_S)
+            transport.wait(sending, LIMIT_S)
+            assert torch.equal(into, content(peer, nbytes, nbytes))
+    transport.close()
+    return found
+
+
+def measured_ways() -> list[int | None]:
+    """The length from which on messages are read: before the ranks have met, as measured, and afterwards."""
+    group = dist.new_group()
+    ringcoll.use(group, transport="shared")
+    own = communicator(group, torch.device("cpu"))
+    before = own.transport.direct_from
+    ringcoll.all_reduce(torch.ones(1), group=group)
+    assert own.table is not None
+    return [before, own.table.parameters.direct_from, own.transport.direct_from]
+
+
 def lengths_that_differ() -> str:
     """What a rank is told that asks for fewer bytes than are sent."""
     transport = transport_of_all("shared")
@@ -186,6 +215,7 @@ def gives_up_while_it_sends() -> str:
         transport.abort()
         big.fill_(7)  # as its owner may, then
         dist.barrier()
+        dist.barrier()  # until then the memory is there
         return ""
     (handle,) = transport.post([Message(1, torch.zeros(1 << 20), 0, lent=True)], [])
     transport.wait(handle, LIMIT_S)
@@ -195,6 +225,8 @@ def gives_up_while_it_sends() -> str:
         transport.release(handle)
     except PeerLostError as error:
         return str(error)
+    finally:
+        dist.barrier()
     return "nothing"
 
 

@@ -314,6 +314,14 @@ class InPieces(SharedTransport):
             channel.peer_reads = channel.reads_peer = False
 
 
+class Direct(SharedTransport):
+    """As where it never pays to copy a long message twice."""
+
+    def connect(self, timeout_s: float) -> None:
+        super().connect(timeout_s)
+        self.direct_from = 0
+
+
 def _shared(store: dist.Store, rank: int, world_size: int) -> Transport:
     """As programs get it: beside another transport if there are several hosts."""
     return shared.make(store, rank, world_size, torch.device("cpu"), LIMIT_S)
@@ -327,6 +335,7 @@ TRANSPORTS: dict[str, Callable[..., Transport]] = {
     "gloo": GlooTransport,
     "shared": _shared,
     "shared, in pieces": InPieces,
+    "shared, read": Direct,
     "shared, verified": _verified,
     "ucx": UcxTransport,
     "staged gloo": _staged,

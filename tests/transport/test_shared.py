@@ -21,7 +21,7 @@ from tests.programs import shared_memory as program
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shared", "shared, in pieces"])
+@pytest.mark.parametrize("transport", ["shared", "shared, in pieces", "shared, read"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_random_messages(pool, transport: str, world_size: int):
     wrong = pool(world_size).run(program.random_messages, transport, 11 * world_size, 4)
@@ -30,7 +30,22 @@ def test_random_messages(pool, transport: str, world_size: int):
 
 @pytest.mark.processes
 def test_a_loan_holds_up_the_sender(pool):
-    assert pool(2).run(program.lent_messages, "shared") == [[True] * 2, [True] * 4]
+    assert pool(2).run(program.lent_messages, "shared, read") == [[True] * 2, [True] * 4]
+
+
+@pytest.mark.processes
+def test_a_long_message_is_read_and_a_shorter_one_copied(pool):
+    at_once = [True, False, False, False, True, True, True, False]
+    assert pool(2).run(program.ways) == [at_once] * 2
+
+
+@pytest.mark.processes
+def test_all_ranks_take_the_way_that_was_measured(pool):
+    (before, measured, after), *others = pool(3).run(program.measured_ways)
+    assert before is None
+    assert measured in {(1 << 17) << power for power in range(5)}
+    assert after == measured
+    assert others == [[before, measured, after]] * 2
 
 
 @pytest.mark.processes

@@ -10,10 +10,13 @@ message     kind        how it travels                                      its 
 to 36 KiB   inline      in the entry: copied in, copied out                 at once
 longer      mapped      the receiver reads it where it lies, if that is a   when it has been read
                         tensor in shared memory (`ringcoll.empty_shared`)
-longer      remote      the receiver reads the sender's memory, if the      when it has been read
-                        kernel lets it (probed when the ranks connect)
 longer      in pieces   256 KiB at a time: copied in, copied out            when it is copied in
+long        remote      the receiver reads the sender's memory, if the      when it has been read
+                        kernel lets it (probed when the ranks connect)
 ==========  ==========  ==================================================  =====================
+
+For the kernel to find the sender's pages takes time for each page: from which length on that costs less than
+a second copy is another number on each machine, which groups measure (`Transport.direct_from`).
 
 Who writes for a peer that sleeps rings its bell: each ring is another number, so that none is missed
 that comes between a look and the sleep. Whoever sleeps says so before it looks for the last time, and
@@ -183,6 +186,7 @@ class PeerChannel:
         self._regions = PeerRegions(pid)
         self.peer_reads = False  # whether the peer can read this process's memory
         self.reads_peer = False
+        self.direct_from = 0  # bytes of a message that the peer reads here
         for entry in range(DEPTH):
             self._words[self._acks + entry] = entry
 
@@ -258,7 +262,7 @@ class PeerChannel:
                 words[at + 4], words[at + 5] = send.address - region.start, region.descriptor
                 words[at + 6], words[at + 7], words[at + 8] = region.identity
                 send.number, is_all = number, True
-            elif self.peer_reads:
+            elif self.peer_reads and nbytes >= self.direct_from:
                 words[at + 1], words[at + 2] = nbytes << 2 | _REMOTE, send.address
                 send.number, is_all = number, True
             else:

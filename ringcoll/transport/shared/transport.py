@@ -69,6 +69,8 @@ from ringcoll.transport.shared.memory_layout import (
 # What ranks tell each other.
 _TOLD = dict.fromkeys(("pid", "descriptor", *Identity._fields, "secret", "address"), int)
 _FAILED = 1 << 20  # ranks; what they count together has the failures above it
+_DIRECT_FROM = 1 << 20  # bytes, until a group has measured; AMD EPYC and Intel Xeon are near it
+_FEW = 16  # ranks; places for pieces of more would take too much memory: they grow with the square
 _SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
 _YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
 _KIND_S = 0.0005  # where that took longer, for each rank of a core, the next waits do without
@@ -149,6 +151,7 @@ class SharedTransport(Transport):
         self._memory: SharedMemory | None = None
         self._channels: dict[int, PeerChannel] = {}
         self._lives: dict[int, int] = {}  # pidfds of the peers
+        self._direct_from: int | None = None
         self._spins, self._is_crowded = _SPINS, False
         self._kind_s = 0.0
         self._num_unkind = 0  # waits that do not give the processor away before they sleep
@@ -197,8 +200,20 @@ class SharedTransport(Transport):
                 raise OutOfReachError(f"{why}; gloo needs no such memory: RINGCOLL_TRANSPORT=gloo")
             for channel in self._channels.values():
                 channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
+            self.direct_from = _DIRECT_FROM if len(here) <= _FEW else None
         finally:
             os.close(descriptor)
+
+    @property
+    def direct_from(self) -> int | None:
+        """Bytes from which a message is read in its sender's memory; see `Transport.direct_from`."""
+        return self._direct_from
+
+    @direct_from.setter
+    def direct_from(self, nbytes: int | None) -> None:
+        self._direct_from = nbytes
+        for channel in self._channels.values():
+            channel.direct_from = nbytes or 0
 
     def _own_memory(self, descriptor: int, places: SharedLayout, num_ranks: int) -> SharedMemory:
         """Allocate this rank's memory; so many ranks of the host allocate as much."""
