@@ -76,7 +76,7 @@ def test_an_import_is_no_example() -> None:
 def test_the_examples_run(room: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # where they may write files
     page = page_of(room)
-    text = "\n".join(block.text for block in blocks(page) if block.language == "python")
+    text = "\n".join(block.text for block in blocks(page) if block.language == "pycon")
     assert not faults(text, page.name)
 
 
