@@ -36,7 +36,9 @@ every_current_page = pytest.mark.parametrize("page", CURRENT, ids=by_name)
 @every_page
 def test_links_lead_somewhere(page: Path) -> None:
     for link in links(page):
-        if link.startswith(("https://", "api/")):  # the site writes the latter, and checks its links
+        if link.startswith(
+            ("https://", "api/")
+        ):  # the site writes the latter, and checks its links
             continue
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page

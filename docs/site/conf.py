@@ -107,9 +107,9 @@ def room_page(room: str, documented: dict[int, str]) -> str:
             lines.append("")
         if isclass(value) or isroutine(value):
             documented[id(value)] = full
-    title, _, examples = (
-        (EXAMPLES / f"{room.rpartition('.')[2]}.md").read_text("utf-8").partition("\n")
-    )
+    page = EXAMPLES / f"{room.rpartition('.')[2]}.md"
+    text = page.read_text("utf-8") if page.exists() else f"# {room}\n"
+    title, _, examples = text.partition("\n")
     # The page of examples stands a folder higher.
     examples = re.sub(r"\]\((?!https:)", "](../", examples)
     return "\n".join([title, directives(f".. automodule:: {room}"), examples, directives(*lines)])
