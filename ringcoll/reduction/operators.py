@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isnan, nan
+from math import isnan
 from numbers import Real
 from typing import Any
 
@@ -58,6 +58,18 @@ class UserOp:
         return self.name or getattr(self.fn, "__name__", "user operator")
 
 
+class _Nan(float):
+    """NaN that is equal to itself, so that a call with such a factor is found again."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+_NAN = _Nan("nan")
+
+
 @dataclass(frozen=True)
 class Operator:
     """An operator that is not bound to a dtype.
@@ -83,7 +95,7 @@ class Operator:
         with suppress(AttributeError, RuntimeError, ValueError):  # a number of Python, or several
             factor = factor.item()
         if isinstance(factor, float) and isnan(factor):
-            factor = nan  # which is equal to itself as the same object
+            factor = _NAN
         return replace(self, factor=factor, version=repr(factor))  # -0.0 equals 0.0
 
     @property

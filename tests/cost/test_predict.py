@@ -206,7 +206,8 @@ def test_many_messages_in_a_step_are_not_free() -> None:
 
 def test_further_messages_are_as_many_as_ranks() -> None:
     """In a step of ``direct`` a rank posts a message for each other rank."""
-    only = Parameters(0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)  # the overhead
+    costs_s = {name: 0.0 for name in Parameters.__slots__ if name.endswith(("_s", "_per_byte"))}
+    only = Parameters(**costs_s | {"overhead_s": 1.0}, direct_from=0)
     for world_size in (8, 64, 256):
         row = predict(find("all_reduce", "direct"), 0, world_size, only)
         assert row.path_s == pytest.approx(world_size - 2, rel=0.1)

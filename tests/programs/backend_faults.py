@@ -1,7 +1,6 @@
 """Faults under ``init_process_group("ringcoll")``: functions that run on its ranks."""
 
 # No postponed annotations: torch looks at those of hooks.
-import inspect
 import logging
 import os
 import signal
@@ -217,10 +216,9 @@ def time_limits() -> dict[str, Any]:
         "wait": (wait, _fresh(60)),
         "set_timeout": (reduce, _fresh(60)),
         "_set_pg_timeout": (reduce, _fresh(60)),
+        "barrier": (lambda group: dist.barrier(group, timeout=short), _fresh(60)),
+        "new_group": (reduce, _fresh(1)),
     }
-    if "timeout" in inspect.signature(dist.barrier).parameters:  # torch 2.11 has none
-        ways["barrier"] = (lambda group: dist.barrier(group, timeout=short), _fresh(60))
-    ways["new_group"] = reduce, _fresh(1)
     ways["set_timeout"][1].set_timeout(short)
     dist.distributed_c10d._set_pg_timeout(short, ways["_set_pg_timeout"][1])
     if dist.get_rank() == dist.get_world_size() - 1:

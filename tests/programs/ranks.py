@@ -10,7 +10,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +40,7 @@ GROUPS: dict[int, dict[str, tuple[int, ...]]] = {
     4: {"world": (0, 1, 2, 3), "evens": (0, 2), "odds": (1, 3), "mixed": (3, 0, 2)},
 }
 
-# torch 2.11 sorts the ranks of a group in any case.
 AS_GIVEN: dict[str, Any] = {"sort_ranks": False}
-if not AS_GIVEN.keys() <= signature(dist.new_group).parameters.keys():
-    AS_GIVEN = {}
-    GROUPS = {k: {name: tuple(sorted(m)) for name, m in own.items()} for k, own in GROUPS.items()}
 
 _groups: dict[str, Any] = {}
 _fresh: deque[Any] = deque()  # groups that `fresh_group` has made

@@ -414,3 +414,13 @@ def test_pieces_are_short_and_complete(extra: int, pieces: int) -> None:
     assert len(sizes) == max(1, math.ceil(numel / SERIAL_NUMEL))
     user = resolve(UserOp(torch.add), torch.int64)
     assert user.in_pieces() is user
+
+
+@pytest.mark.parametrize("factor", [math.nan, 2.0, -0.0, 3, 1j, True])
+def test_a_call_with_a_factor_is_found_again_and_no_other(factor: complex) -> None:
+    first, again = (premul_sum(torch.tensor(factor)).now() for _ in range(2))
+    assert first == again
+    assert hash(first) == hash(again)
+    assert repr(first.factor) == repr(torch.tensor(factor).item())
+    for other in (0.0, 1, 2, 5.0):
+        assert premul_sum(other).now() != first
