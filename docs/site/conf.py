@@ -112,7 +112,7 @@ def room_page(room: str, documented: dict[int, str]) -> str:
     title, _, examples = text.partition("\n")
     # The page of examples stands a folder higher.
     examples = re.sub(r"\]\((?!https:)", "](../", examples)
-    return "\n".join([title, directives(f".. automodule:: {room}"), examples, directives(*lines)])
+    return "\n".join([title, examples, directives(f".. automodule:: {room}", "", *lines)])
 
 
 def directives(*lines: str) -> str:
