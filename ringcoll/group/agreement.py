@@ -23,7 +23,7 @@ So the fastest exchange of two ranks counts, but the median exchange of all rank
 fastest is an exchange whose message had come before the rank asked for it.
 
 Where a transport has two ways for a long message (`Transport.direct_from`), all ranks first send messages to the
-next rank both ways, from 1 MiB down; the costs are those of the quicker way.
+next rank both ways, from 512 KiB down; the costs are those of the quicker way.
 
 For CUDA tensors all of it is done with CUDA tensors, and every step waits for the stream, as a rank does that
 reduces what has come. No message is read by the host then, which would take longer than the
@@ -65,7 +65,8 @@ _SHORT, _LONG = 8, 1 << 20  # bytes
 _LONG_ON_GPU = 1 << 24  # a GPU sends 1 MiB in less time than a message takes
 _BUDGET_S = 0.012  # for each quantity; as long as a single round, if that takes longer
 _MOST, _FEW = 50, 3  # rounds with short messages, and with long messages
-_WAYS = (_LONG, _LONG >> 1, _LONG >> 2, _LONG >> 3)  # bytes of messages that are sent both ways
+_WAYS = (512 << 10, 256 << 10, 128 << 10, 64 << 10)  # bytes of messages that are sent both ways
+_CROWDED_DIRECT = 256 << 10  # bytes; copies of all ranks that share cores do not fit into caches
 _AT_ONCE = 4  # messages in one step
 _ADDED = 1 << 18  # bytes; what is added stays in a core's cache, as a chunk would
 _ADDED_ON_GPU = 1 << 25  # bytes; it takes longer than the launch
@@ -207,8 +208,9 @@ def _direct_from(exchange: _Exchange) -> int:
         for transport.direct_from in (nbytes, nbytes + 1):
             times.append(_swap_s(exchange, nbytes))
         quicker.append(times[0] <= times[1])
-    # Longer ones than were sent are read.
-    return 2 * _LONG >> len([*takewhile(bool, quicker)])
+    read = [*takewhile(lambda way: way[1], zip(_WAYS, quicker, strict=True))]
+    # Longer ones would have to be copied in turns, as there are places for two pieces.
+    return read[-1][0] if read else _WAYS[0] + 1
 
 
 def _additions(device: torch.device, nbytes: int) -> list[float]:
@@ -268,10 +270,11 @@ def measure(
         A rank did not take part.
     """
     exchange = _Exchange(transport, timeout_s, device)
+    crowd = max(1.0, -(-exchange.world_size // hosts) / cores) if cores else 1.0
     direct_from = 0
     if transport.direct_from is not None and hosts == 1:
-        direct_from = transport.direct_from = _direct_from(exchange)
-    crowd = max(1.0, -(-exchange.world_size // hosts) / cores) if cores else 1.0
+        direct_from = min(_direct_from(exchange), _CROWDED_DIRECT if crowd > 1 else 2 * _LONG)
+        transport.direct_from = direct_from
     gamma_s, crowded_gamma_s = _adding(device, crowd)
     nbytes = exchange.long
     short_s, long_s = _message_s(exchange, _SHORT, _MOST), _message_s(exchange, nbytes, _FEW)

@@ -58,6 +58,8 @@ from ringcoll.transport.shared.memory_layout import (
     BROKEN,
     CLOSED,
     FOR_ROOM,
+    PIECE,
+    PIECES,
     SHORT,
     SLEEPS,
     STATE,
@@ -69,7 +71,7 @@ from ringcoll.transport.shared.memory_layout import (
 # What ranks tell each other.
 _TOLD = dict.fromkeys(("pid", "descriptor", *Identity._fields, "secret", "address"), int)
 _FAILED = 1 << 20  # ranks; what they count together has the failures above it
-_DIRECT_FROM = 1 << 20  # bytes, until a group has measured; AMD EPYC and Intel Xeon are near it
+_DIRECT_FROM = PIECES * PIECE + 1  # bytes, until a group has measured
 _FEW = 16  # ranks; places for pieces of more would take too much memory: they grow with the square
 _SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
 _YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
