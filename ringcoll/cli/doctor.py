@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from ringcoll.bench import as_size, oversubscribed, time_in_words
 from ringcoll.cli.command import command
+from ringcoll.cli.measuring import print_costs
 from ringcoll.cli.output import print_json, print_table, print_text
 from ringcoll.cli.parameters import json_option, ranks_option
 from ringcoll.collectives import explain_without_ranks
+from ringcoll.cost import BUILT_IN, Table
 from ringcoll.errors import RingcollError
 from ringcoll.machine import TRANSPORT_VARIABLES, cores, forced_transport
 from ringcoll.transport import catalogue
@@ -32,18 +35,18 @@ def doctor(ctx: click.Context, ranks: int, as_json: bool) -> None:
 
     The same transports are used by the commands, by the functions, and by the backend of
     torch.distributed, unless a program or an option asks for others. Nothing is measured:
-    times are predicted, from the costs that `ringcoll tune` has measured, or from built-in
-    costs.
+    times are predicted, from the costs that `ringcoll tune` has measured, or a group in the last
+    hours, which are shown; otherwise from built-in costs.
 
     Exit status: 1 if something stands in the way.
     """
     transports = {kind: _transport(kind) for kind in ("cpu", "cuda")}
     problems = [facts["problem"] for facts in transports.values() if facts["problem"]]
     expected: list[dict[str, Any]] = []
-    source = ""
+    table: Table | None = None
     if not problems:
         try:
-            expected, source = _expected(transports["cpu"]["transport"], ranks)
+            expected, table = _expected(transports["cpu"]["transport"], ranks)
         except RingcollError as error:
             problems.append(str(error))
     facts = {
@@ -51,13 +54,14 @@ def doctor(ctx: click.Context, ranks: int, as_json: bool) -> None:
         "ranks": ranks,
         "cores": cores(),
         "expected": expected,
-        "costs": source,
+        "costs": "" if table is None else table.source,
+        "measured": None if table is None or table.source == BUILT_IN else asdict(table.parameters),
         "problems": problems,
     }
     if as_json:
         print_json(facts)
     else:
-        _print(facts)
+        _print(facts, table)
     if problems:
         ctx.exit(1)
 
@@ -93,17 +97,17 @@ def _transport(kind: str) -> dict[str, Any]:
     return facts | {"transport": name}
 
 
-def _expected(transport: str, ranks: int) -> tuple[list[dict[str, Any]], str]:
-    """The choice of "auto" for all-reduce at some sizes, and the source of the costs."""
+def _expected(transport: str, ranks: int) -> tuple[list[dict[str, Any]], Table]:
+    """The choice of "auto" for all-reduce at some sizes, and the table of costs and rules."""
     rows = []
     for nbytes in _SIZES:
         choice = explain_without_ranks("all_reduce", nbytes, ranks, transport).choice
         seconds = None if choice.predicted is None else choice.predicted.seconds
         rows.append({"nbytes": nbytes, "algorithm": choice.algorithm, "predicted_s": seconds})
-    return rows, choice.table.source
+    return rows, choice.table
 
 
-def _print(facts: dict[str, Any]) -> None:
+def _print(facts: dict[str, Any], table: Table | None) -> None:
     for kind, transport in facts["transports"].items():
         name = transport["transport"] or "none"
         print_text(f"{kind.upper()} tensors: {name} ({transport['problem'] or transport['why']})")
@@ -123,7 +127,9 @@ def _print(facts: dict[str, Any]) -> None:
             for row in facts["expected"]
         ]
         print_table(("size", "algorithm", "predicted"), rows, left=2)
-        if facts["costs"] == "built-in":
-            print_text("", f"`ringcoll tune -k {ranks}` measures the costs of this machine.")
+    if table is not None and table.source != BUILT_IN:
+        print_costs(table.parameters)
+    elif table is not None:
+        print_text("", f"`ringcoll tune -k {ranks}` measures the costs of this machine.")
     for problem in facts["problems"]:
         print_text("", f"PROBLEM: {problem}")

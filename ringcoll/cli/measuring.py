@@ -1,7 +1,7 @@
 """The options that the commands that measure share, and the ranks that they start.
 
 Ranks are either started here, on this machine, or were started by ``torchrun``: then
-every rank runs the command, and only rank 0 prints.
+every rank runs the command, and only rank 0 prints. Measured costs are printed in one way.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from ringcoll.bench import (
     default_backend,
     device,
     on_rank,
+    time_in_words,
 )
-from ringcoll.cli.output import progress
+from ringcoll.cli.output import print_text, progress
 from ringcoll.cli.parameters import named_algorithms, size_option
+from ringcoll.cost import Parameters
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch import Ranks, reports_to
 from ringcoll.machine import (
@@ -350,3 +352,17 @@ def measured(
             kind=request.device,
         )
     return results
+
+
+def print_costs(costs: Parameters) -> None:
+    """Print what messages were measured to cost, and which way they go."""
+    words = [
+        f"a message takes {time_in_words(costs.alpha_s)}, and "
+        f"{time_in_words(costs.crowded_alpha_s)} if all ranks send at once",
+        f"1 MiB takes {time_in_words(costs.beta_s_per_byte * 2**20)} and "
+        f"{time_in_words(costs.crowded_beta_s_per_byte * 2**20)} more, and to add it "
+        f"{time_in_words(costs.gamma_s_per_byte * 2**20)}",
+    ]
+    if costs.direct_from:
+        words.append(f"from {as_size(costs.direct_from)} on it is read in its sender's memory")
+    print_text("", *words)

@@ -188,19 +188,10 @@ def _measure(
 def _print(table: Table, findings: list[tuner.Finding], path: Path) -> None:
     columns = ("collective", "size", "fastest", "median", "model", "ratio")
     print_table(columns, grouped(_rows(findings)), left=3)
-    costs = table.parameters
     if any(finding.few for finding in findings):
         print_text(f"~ medians are {FEW_SAMPLES}")
-    print_text(
-        "",
-        f"a message takes {time_in_words(costs.alpha_s)}, and "
-        f"{time_in_words(costs.crowded_alpha_s)} if all ranks send at once; "
-        f"1 MiB {time_in_words(costs.beta_s_per_byte * 2**20)} and "
-        f"{time_in_words(costs.crowded_beta_s_per_byte * 2**20)} more"
-        + f"; from {as_size(costs.direct_from)} on it is read where it lies"
-        * bool(costs.direct_from),
-        *oversubscribed(table.world_size),
-    )
+    measuring.print_costs(table.parameters)
+    print_text(*oversubscribed(table.world_size))
     click.echo("\nrules:" if table.tuned else "\nno rules: the model is as good")
     for rule in table.tuned:
         click.echo(f"  {rule}")

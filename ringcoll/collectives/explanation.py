@@ -243,8 +243,7 @@ def _expected_table(
 ) -> tuple[Table, tuple[str, ...]]:
     """The table that such a group will use, as far as it is known before; and notes on it."""
     forced = settings.forced_rules(settings.forced_text())
-    path, asked = settings.tuning_file()
-    table = tuning.find_table(path, transport, world_size, hosts, asked=asked, device=device)
+    table = tuning.known_table(transport, world_size, hosts, device)
     notes: tuple[str, ...] = ()
     if table is None:
         costs = costs_of(transport)

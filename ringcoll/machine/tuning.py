@@ -21,6 +21,7 @@ import torch
 from ringcoll._version import __version__
 from ringcoll.cost import Table
 from ringcoll.errors import RingcollError, TuningFileError
+from ringcoll.machine import settings
 from ringcoll.machine.facts import cores, cpu
 from ringcoll.machine.files import json_text, read_file, replace_file
 
@@ -146,6 +147,22 @@ def is_recent(tuned: Tuned) -> bool:
     except (KeyError, TypeError, ValueError):  # a hand has written it
         return False
     return tuned.facts.get("ringcoll") == __version__ and timedelta(0) <= age < _RECENT
+
+
+def known_table(
+    transport: str, world_size: int, hosts: int, device: str, measured: Table | None = None
+) -> Table | None:
+    """The table that a group takes: of the tuning file; or ``measured`` by this process; or by another one lately.
+
+    Raises as `find_table`, whose arguments these are.
+    """
+    path, asked = settings.tuning_file()
+    where = transport, world_size, hosts
+    return (
+        find_table(path, *where, asked=asked, device=device)
+        or measured
+        or find_table(settings.measured_file(), *where, asked=False, device=device, holds=is_recent)
+    )
 
 
 def find_table(

@@ -1,12 +1,15 @@
 """What will be used, and why."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from ringcoll.cli import doctor
+from ringcoll.cost import LinkCosts, Table, crowded_parameters
 from ringcoll.errors import MissingExtraError
-from ringcoll.machine import cores
+from ringcoll.machine import cores, tuning
+from ringcoll.machine.settings import measured_file
 from ringcoll.transport import catalogue, ucx
 from ringcoll.transport.shared import memory as shared_memory
 
@@ -74,3 +77,23 @@ def test_cores_against_ranks(run, monkeypatch):
     )
     monkeypatch.setattr(doctor, "cores", lambda: 8)
     assert "8 ranks, 8 cores: each rank has a core of its own" in run("doctor", "-k", "8").stdout
+
+
+def test_what_a_group_has_measured_lately_is_shown(run, monkeypatch, tmp_path):
+    monkeypatch.delenv("RINGCOLL_TUNING")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = run("doctor", "-k", "3").stdout
+    assert "costs: built-in" in before
+    assert "`ringcoll tune -k 3` measures" in before
+    costs = replace(
+        crowded_parameters(LinkCosts(4e-6, 1e-9, 1e-10), 3, cores=1), direct_from=1 << 17
+    )
+    tuning.remember(measured_file(), Table(transport="shared", world_size=3, parameters=costs))
+    after = run("doctor", "-k", "3").stdout
+    assert f"costs: {measured_file()}" in after
+    assert "a message takes 4 us, and 12 us if all ranks send at once" in after
+    assert "from 128 KiB on it is read in its sender's memory" in after
+    assert (
+        json.loads(run("doctor", "-k", "3", "--json").stdout)["measured"]["direct_from"] == 1 << 17
+    )
+    assert "costs: built-in" in run("doctor", "-k", "2").stdout

@@ -15,7 +15,7 @@ import torch
 
 from ringcoll.cost import Table, crowded_parameters, parse_rules
 from ringcoll.errors import TuningFileError
-from ringcoll.machine import tuning
+from ringcoll.machine import settings, tuning
 from ringcoll.machine.tuning import Tuned, find_table, read, update
 from ringcoll.transport import costs_of
 
@@ -175,3 +175,28 @@ def test_rules_for_algorithms_of_another_program_are_kept(tmp_path: Path) -> Non
     read_again = find_table(path, "gloo", 4, 1, asked=True)
     assert read_again is not None
     assert [str(rule) for rule in read_again.tuned] == ["all_reduce:*:theirs"]
+
+
+def test_a_group_takes_the_tuning_file_then_its_own_then_that_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RINGCOLL_TUNING", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    where = ("gloo", 4, 1, "cpu")
+    assert tuning.known_table(*where) is None
+    kept, tuned = settings.measured_file(), settings.tuning_file()[0]
+    assert kept is not None
+    assert tuned is not None
+    own = table(rules="all_reduce:0-2:direct")
+    tuning.remember(kept, table(rules="all_reduce:0-5:direct"))
+
+    def found(measured: Table | None) -> list[str]:
+        known = tuning.known_table(*where, measured)
+        return [] if known is None else [str(rule) for rule in known.tuned]
+
+    assert found(None) == ["all_reduce:0-5:direct"]
+    assert found(own) == ["all_reduce:0-2:direct"]
+    update(tuned, Tuned.now(table(rules="all_reduce:0-3:direct")))
+    assert found(own) == ["all_reduce:0-3:direct"]
+    monkeypatch.setenv("RINGCOLL_TUNING", "off")
+    assert found(None) == []
