@@ -8,6 +8,7 @@ from .contenders import NATIVE as NATIVE
 from .contenders import OVER as OVER
 from .contenders import PERSISTENT as PERSISTENT
 from .contenders import SHARED as SHARED
+from .contenders import Buffers as Buffers
 from .contenders import Workload as Workload
 from .contenders import added_numel as added_numel
 from .contenders import caller as caller

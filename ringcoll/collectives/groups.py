@@ -15,7 +15,7 @@ from torch import Tensor
 from ringcoll.collectives.own_groups import ANY_GPU, OwnGroup, member_at
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.group import Communicator
-from ringcoll.machine import seconds_of, whole
+from ringcoll.machine import seconds_of, whole, with_threads
 from ringcoll.transport import catalogue
 
 _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
@@ -125,7 +125,7 @@ def _introduce(group: Any, device: torch.device) -> Communicator:
             member = members[device.type] = _make(group, device)
             # When torch lets go of the group, its threads, connections and memory end, too. At
             # the end of the process, the communicators close themselves.
-            weakref.finalize(group, member.close).atexit = False
+            weakref.finalize(with_threads(group), member.close).atexit = False
     return members[device.type]
 
 

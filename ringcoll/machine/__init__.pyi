@@ -4,6 +4,7 @@ from . import tuning as tuning
 from .ending import at_end as at_end
 from .ending import check_goes_on as check_goes_on
 from .ending import started as started
+from .ending import with_threads as with_threads
 from .facts import ProcessState as ProcessState
 from .facts import cores as cores
 from .facts import cpu as cpu

@@ -4,14 +4,20 @@ Python ends in this order: it joins threads, calls the functions of `atexit`, th
 other threads, and deletes modules. A daemon thread that comes back from C++ while Python stops threads ends
 the process with "terminate called without an active exception", so groups have to be closed before. But a
 function of `atexit`, or a finalizer, may still use a group, whenever it was registered.
+
+A process that was forked off has the groups of its parent without their threads. torch would wait for these threads
+where it deletes such a group, and crash or wait without end.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +57,23 @@ def _end() -> None:
 
 
 _threading._shutdown = _end
+
+
+_with_threads: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def with_threads(group: Any) -> Any:
+    """A process group of torch with threads of its own, which a process that is forked off never deletes."""
+    _with_threads.add(group)
+    return group
+
+
+def _keep_for_ever() -> None:
+    for group in tuple(_with_threads):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+os.register_at_fork(after_in_child=_keep_for_ever)
 
 
 def check_goes_on() -> None:

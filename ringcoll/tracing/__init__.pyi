@@ -3,6 +3,8 @@ from .block import trace as trace
 from .phase_times import PhaseTimes as PhaseTimes
 from .phase_times import phase_times as phase_times
 from .phase_times import summarize_phases as summarize_phases
+from .phases import PhaseSpan as PhaseSpan
+from .phases import ThreadWait as ThreadWait
 from .phases import phase as phase
 from .phases import waiting as waiting
 from .records import MessageEnd as MessageEnd

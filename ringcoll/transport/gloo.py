@@ -58,6 +58,7 @@ from ringcoll.machine import (
     read_json,
     sockets,
     started,
+    with_threads,
 )
 from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
 from ringcoll.transport.staged import staged_if_needed
@@ -236,7 +237,9 @@ class GlooTransport(Transport):
             store.set(f"address/{rank}", json.dumps(sorted(own)))
             self._check_addresses(timeout_s, since_s)
             self._group = self._aside.call(
-                lambda: dist.ProcessGroupGloo(private(store), rank, world_size, options),
+                lambda: with_threads(
+                    dist.ProcessGroupGloo(private(store), rank, world_size, options)
+                ),
                 lambda: self._aborted,
             )
             self._group._set_default_timeout(timedelta(seconds=timeout_s))

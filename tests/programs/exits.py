@@ -60,7 +60,7 @@ def main(backend: str, case: str, rank: int, world_size: int, where: str) -> Non
         library.all_reduce(torch.ones(20_000))
         if os.fork() == 0:
             sys.exit(0)  # with all that Python does at the end of a process
-        os.wait()
+        assert os.wait()[1] == 0
         library.all_reduce(torch.ones(20_000))
     elif case == "callbacks":
         for _ in range(20):
