@@ -8,8 +8,7 @@ import pytest
 from ringcoll.cli import doctor
 from ringcoll.cost import LinkCosts, Table, crowded_parameters
 from ringcoll.errors import MissingExtraError
-from ringcoll.machine import cores, tuning
-from ringcoll.machine.settings import measured_file
+from ringcoll.machine import cores, settings, tuning
 from ringcoll.transport import catalogue, ucx
 from ringcoll.transport.shared import memory as shared_memory
 
@@ -88,9 +87,11 @@ def test_what_a_group_has_measured_lately_is_shown(run, monkeypatch, tmp_path):
     costs = replace(
         crowded_parameters(LinkCosts(4e-6, 1e-9, 1e-10), 3, cores=1), direct_from=1 << 17
     )
-    tuning.remember(measured_file(), Table(transport="shared", world_size=3, parameters=costs))
+    tuning.remember(
+        settings.measured_file(), Table(transport="shared", world_size=3, parameters=costs)
+    )
     after = run("doctor", "-k", "3").stdout
-    assert f"costs: {measured_file()}" in after
+    assert f"costs: {settings.measured_file()}" in after
     assert "a message takes 4 us, and 12 us if all ranks send at once" in after
     assert "from 128 KiB on it is read in its sender's memory" in after
     assert (
