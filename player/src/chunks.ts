@@ -6,6 +6,7 @@ const HEAD = 34; // for the numbers of ranks and chunks
 /** Of more ranks a stripe would be thinner than a pixel: a cell is filled as far as ranks have contributed. */
 export const FEW_STRIPES = 16;
 const RIGHT = 12; // for the last number
+const LINED = 12; // the least size of a cell with lines around it: of smaller ones, lines would be all that is seen
 
 /** Colours around the circle of hues, equally light; with few ranks, those that all people can tell apart. */
 const FEW = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
@@ -98,10 +99,14 @@ export class Chunks {
       };
       this.drawn = new Array<number>(worldSize).fill(-1);
       this.drawHeads(context, size);
+      context.fillStyle = this.colours.cell;
+      context.fillRect(HEAD, HEAD, size * numChunks, size * worldSize);
     }
+    const all = Array.from({ length: numChunks }, (_, column) => column);
     for (let row = 0; row < worldSize; row++) {
       const [before, now] = [this.drawn[row]!, after[row]!];
-      const columns = before < 0 ? Array.from({ length: numChunks }, (_, column) => column) : this.film.changes(row, before, now);
+      const fresh = (): number[] => (size < LINED ? all.filter((column) => this.film.held(row, column, now) >= 0) : all);
+      const columns = before < 0 ? fresh() : this.film.changes(row, before, now);
       for (const column of columns) this.drawCell(context, row, column, now, row === rank && column === chunk);
       this.drawn[row] = now;
     }
@@ -151,7 +156,7 @@ export class Chunks {
       const offset = (inner * from) / worldSize;
       context.drawImage(this.strip, first, 0, count, 1, left + 1 + offset, top + 1, wide, inner);
     }
-    if (size < 12 && !isSelected) return; // lines would be all that is seen
+    if (size < LINED && !isSelected) return;
     context.strokeStyle = isSelected ? this.colours.bad : this.colours.line;
     context.lineWidth = isSelected ? 3 : 1;
     const inset = context.lineWidth / 2;

@@ -53,11 +53,22 @@ export interface TimesData {
   messages: [number, number, number, number, number][];
 }
 
+/** A simulated network; its nodes are the ranks, and then the switches. */
+export interface NetworkData {
+  name: string;
+  switches: string[];
+  places: [number, number][];
+  /** The links that have carried anything, the fullest first, with the share of what they could have carried. */
+  links: { name: string; source: number; target: number; nbytes: number; share: number | null }[];
+  /** By "source target" of a message, the links on its way. */
+  routes: Record<string, number[]>;
+}
+
 export interface PageData {
   scenes: SceneData[];
   faults: FaultData[];
   curves: CurveData[];
   times: TimesData | null;
-  links: { name: string; nbytes: number; share: number | null }[];
+  network: NetworkData | null;
   settings: Record<string, string>;
 }

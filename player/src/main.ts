@@ -1,4 +1,5 @@
 /** Controls, the clock, keyboard: what the user sets becomes a State, and a State is drawn. */
+import { Cables, shareInWords } from "./cables";
 import { Chunks, FEW_STRIPES } from "./chunks";
 import { Curves } from "./curves";
 import type { PageData, SceneData } from "./data";
@@ -29,6 +30,7 @@ class Stage {
   private network!: Network;
   private chunks!: Chunks;
   private timeline!: Timeline;
+  private cables: Cables | null = null;
   private fault = 0;
   timing!: Timing;
   private lanes: Lane[] = [];
@@ -79,6 +81,10 @@ class Stage {
       if (state.scene === this.number && state.rank === rank && state.chunk === chunk) return;
       change({ scene: this.number, rank, chunk });
     });
+    if (this.number === 0 && page.network !== null) {
+      element("cables").replaceChildren();
+      this.cables = new Cables(page.network, this.film, element("cables"));
+    }
     this.timeline = new Timeline(this.film, this.parts.timeline, (time) => {
       stop();
       change({ clock: "time", at: time });
@@ -123,6 +129,7 @@ class Stage {
       bad: isAtFailure ? failure.rank : null,
       dead: isDead ? state.dead : null,
     });
+    this.cables?.draw(step, messages.filter((_, index) => !Number.isNaN(fractions[index]!)));
     const isSelected = state.scene === this.number && state.rank >= 0;
     this.chunks.draw(after, isSelected ? state.rank : -1, isSelected ? state.chunk : -1, look);
     this.timeline.point(state.clock === "time" ? state.at : this.timeOf(state.at));
@@ -350,11 +357,11 @@ async function begin(): Promise<void> {
   options("times", [["model", "the sliders"], ...(page.times ? [["trace", page.times.title] as [string, string]] : [])]);
   element("times").parentElement!.hidden = page.times === null;
   element("curves").closest("section")!.hidden = curves === null;
-  element("links").closest("section")!.hidden = page.links.length === 0;
-  for (const { name, nbytes, share } of page.links) {
+  element("links").closest("section")!.hidden = page.network === null;
+  for (const link of page.network?.links ?? []) {
+    const { name, nbytes, share } = link;
     const row = element("links").appendChild(document.createElement("tr"));
-    const used = share === null ? "-" : `${Math.round(100 * share)} %`;
-    for (const words of [name, bytes(nbytes), used]) row.appendChild(document.createElement("td")).textContent = words;
+    for (const words of [name, bytes(nbytes), shareInWords(link)]) row.appendChild(document.createElement("td")).textContent = words;
     const bar = row.lastElementChild as HTMLElement;
     bar.style.setProperty("--share", `${Math.round(100 * (share ?? 0))}%`);
   }

@@ -3,7 +3,7 @@ import { select, type Selection } from "d3-selection";
 import type { Film, Message } from "./film";
 import { messageInWords, plural } from "./words";
 
-const RADIUS = 26;
+export const RADIUS = 26;
 const APART = 100; // between neighbours
 const NEAR = 72; // between the nearest of many ranks, so that their numbers can be read
 const MANY = 16;
@@ -13,21 +13,49 @@ const MOST_LABELS = 32;
 const MOST_LOADS = 512; // of all pairs, the links that have carried the most
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
 
-type Point = [number, number];
+export type Point = [number, number];
 
 export function colourOf(chunk: number): string {
   return COLOURS[chunk % COLOURS.length]!;
 }
 
-/** The least distance of two places. */
-function nearest(places: Point[]): number {
+/** Places in pixels: neighbours, or the nearest of many nodes, at a distance at which numbers can be read. */
+export function spread(places: Point[]): Point[] {
   let least = Infinity;
   places.forEach(([x, y], index) => {
     for (const [otherX, otherY] of places.slice(0, index)) {
       least = Math.min(least, Math.hypot(x - otherX, y - otherY));
     }
   });
-  return least;
+  const apart = places.length <= MANY ? Math.max(APART, NEAR / least) : NEAR / least;
+  return places.map(([x, y]) => [x * apart, y * apart]);
+}
+
+/** The part of the plane that shows all places, for `viewBox`. */
+export function frame(places: Point[]): string {
+  const xs = places.map(([x]) => x);
+  const ys = places.map(([, y]) => y);
+  const [left, top] = [Math.min(...xs) - 55, Math.min(...ys) - 55];
+  return [left, top, Math.max(...xs) + 55 - left, Math.max(...ys) + 55 - top].join(" ");
+}
+
+/** Begin, middle and end of a way between two nodes: bent to the right, so that those of both ways lie apart. */
+export function bent([x, y]: Point, [toX, toY]: Point): [Point, Point, Point] {
+  const length = Math.hypot(toX - x, toY - y) || 1;
+  const [alongX, alongY] = [(toX - x) / length, (toY - y) / length];
+  const middle: Point = [(x + toX) / 2 + alongY * 0.1 * length, (y + toY) / 2 - alongX * 0.1 * length];
+  const edge = RADIUS + 8;
+  return [
+    [x + alongX * edge, y + alongY * edge],
+    middle,
+    [toX - alongX * edge, toY - alongY * edge],
+  ];
+}
+
+/** What `bent` says, as a path. */
+export function curve(from: Point, to: Point): string {
+  const [begin, middle, end] = bent(from, to);
+  return `M${begin} Q${middle} ${end}`;
 }
 
 export class Network {
@@ -47,15 +75,10 @@ export class Network {
     private readonly id: string,
   ) {
     const { places, worldSize, name, collective, layout } = film.scene;
-    const apart = worldSize <= MANY ? APART : NEAR / nearest(places);
-    this.places = places.map(([x, y]) => [x * apart, y * apart]);
-    const xs = this.places.map(([x]) => x);
-    const ys = this.places.map(([, y]) => y);
-    const [left, top] = [Math.min(...xs) - 55, Math.min(...ys) - 55];
-    const [wide, high] = [Math.max(...xs) + 55 - left, Math.max(...ys) + 55 - top];
+    this.places = spread(places);
     this.root = select(parent)
       .append("svg")
-      .attr("viewBox", `${left} ${top} ${wide} ${high}`)
+      .attr("viewBox", frame(this.places))
       .attr("role", "img")
       .attr("aria-label", `${name} ${collective} on ${plural(worldSize, "rank")}, drawn as a ${layout}`);
     const heads = this.root.append("defs");
@@ -127,10 +150,7 @@ export class Network {
         path.append("title");
         return path;
       })
-      .attr("d", (message) => {
-        const [begin, middle, end] = this.way(message);
-        return `M${begin} Q${middle} ${end}`;
-      })
+      .attr("d", ({ source, target }) => curve(this.places[source]!, this.places[target]!))
       .attr("class", ({ isReduced }) => (isReduced ? "add" : "move"))
       .attr("marker-end", ({ isReduced }) => `url(#${this.id}${isReduced ? "add" : "move"})`)
       .select("title")
@@ -185,10 +205,7 @@ export class Network {
       })
       .attr("class", "load")
       .attr("stroke-width", ({ chunks }) => 1 + (9 * chunks) / most)
-      .attr("d", (load) => {
-        const [begin, middle, end] = this.way(load);
-        return `M${begin} Q${middle} ${end}`;
-      })
+      .attr("d", ({ source, target }) => curve(this.places[source]!, this.places[target]!))
       .select("title")
       .text(
         ({ source, target, chunks, messages }) =>
@@ -196,22 +213,8 @@ export class Network {
       );
   }
 
-  /** Begin, middle and end of an arrow: bent to the right, so that those of both ways lie apart. */
-  private way({ source, target }: { source: number; target: number }): [Point, Point, Point] {
-    const [[x, y], [toX, toY]] = [this.places[source]!, this.places[target]!];
-    const length = Math.hypot(toX - x, toY - y) || 1;
-    const [alongX, alongY] = [(toX - x) / length, (toY - y) / length];
-    const middle: Point = [(x + toX) / 2 + alongY * 0.1 * length, (y + toY) / 2 - alongX * 0.1 * length];
-    const edge = RADIUS + 8;
-    return [
-      [x + alongX * edge, y + alongY * edge],
-      middle,
-      [toX - alongX * edge, toY - alongY * edge],
-    ];
-  }
-
   private along(message: Message, share: number): Point {
-    const [begin, middle, end] = this.way(message);
+    const [begin, middle, end] = bent(this.places[message.source]!, this.places[message.target]!);
     const at = (axis: 0 | 1): number =>
       (1 - share) ** 2 * begin[axis] + 2 * share * (1 - share) * middle[axis] + share ** 2 * end[axis];
     return [at(0), at(1)];

@@ -1,4 +1,4 @@
-"""Where the ranks of a schedule are drawn: the layout that its messages ask for.
+"""Where ranks are drawn, and the switches of a network: the layout that messages, or cables, ask for.
 
 Coordinates are in units of the distance between neighbours; y grows downwards.
 """
@@ -6,7 +6,8 @@ Coordinates are in units of the distance between neighbours; y grows downwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 Point = tuple[float, float]
@@ -171,3 +172,69 @@ def _hosts(hosts: Sequence[int]) -> tuple[Point, ...]:
         for rank, (right, down) in zip(ranks, circle(len(ranks)), strict=True):
             places[rank] = apart * x + right, apart * y + down
     return tuple(places[rank] for rank in range(len(hosts)))
+
+
+def network_layout(
+    world_size: int, cables: Iterable[tuple[int | str, int | str]]
+) -> dict[int | str, Point]:
+    """Choose the places of the nodes of a network; a number is a rank, text is a switch.
+
+    Ranks that are cabled to each other lie as `layout_of` says. Ranks of switches lie on a circle, those of a switch
+    side by side, and the switches inside: the more cables to a rank, the nearer to the middle.
+
+    >>> places = network_layout(4, [(0, "a"), (1, "b"), (2, "a"), (3, "b"), ("a", "core"), ("b", "core")])
+    >>> places["core"], [rank for rank in places if isinstance(rank, int)]  # clockwise
+    ((0.0, 0.0), [0, 2, 1, 3])
+    """
+    beside: dict[int | str, set[int | str]] = {rank: set() for rank in range(world_size)}
+    for first, second in cables:
+        beside.setdefault(first, set()).add(second)
+        beside.setdefault(second, set()).add(first)
+    switches = [node for node in beside if isinstance(node, str)]
+    if not switches:
+        pairs = {
+            (low, high)
+            for low in range(world_size)
+            for high in range(low + 1, world_size)
+            if high in beside[low]
+        }
+        return dict(enumerate(layout_of(world_size, pairs).places))
+    depths: dict[int | str, int] = dict.fromkeys(range(world_size), 0)
+    waiting: deque[int | str] = deque(depths)
+    while waiting:
+        node = waiting.popleft()
+        for other in beside[node] - depths.keys():
+            depths[other] = depths[node] + 1
+            waiting.append(other)
+    first_switch = {
+        rank: min(
+            (switches.index(node) for node in beside[rank] if isinstance(node, str)),
+            default=len(switches),
+        )
+        for rank in range(world_size)
+    }
+    ranks = sorted(range(world_size), key=lambda rank: (first_switch[rank], rank))
+    around = circle(world_size) if world_size > 1 else ((0.0, -1.0),)
+    places: dict[int | str, Point] = dict(zip(ranks, around, strict=True))
+    deepest = max(depths.values())
+    is_star = sum(depth == deepest for depth in depths.values()) == 1
+    outer = math.hypot(*places[0])
+    for depth in range(1, deepest + 1):
+        # Each switch towards the nodes below it; all of a depth at equal distances, so that none covers another.
+        angles = {}
+        for switch in (node for node in switches if depths[node] == depth):
+            below = [
+                places[node]
+                for node in sorted(beside[switch], key=str)
+                if depths[node] == depth - 1
+            ]
+            x, y = sum(x for x, _ in below), sum(y for _, y in below)
+            angles[switch] = (
+                round(math.atan2(x, -y) % (2 * math.pi), 6) if math.hypot(x, y) > 1e-6 else 0.0
+            )
+        row = sorted(angles, key=lambda switch: angles[switch])
+        radius = outer * (1 - depth / (deepest + (not is_star)))
+        for index, switch in enumerate(row):
+            angle = angles[row[0]] + 2 * math.pi * index / len(row)
+            places[switch] = radius * math.sin(angle), 0.0 - radius * math.cos(angle)
+    return places

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 from ringcoll.algorithms import algorithms
 from ringcoll.cost import cost_in_sentences, dominators, in_number
 from ringcoll.errors import ArgumentError
-from ringcoll.pictures.layouts import layout_of
+from ringcoll.pictures.layouts import layout_of, network_layout
 from ringcoll.pictures.scenes import DrawnMessage, Film, film
 from ringcoll.pictures.traces import last_run
 from ringcoll.schedule import (
@@ -118,7 +118,7 @@ def player_page(
         "faults": list(_faults(films[0])),
         "curves": _curves(films[0].schedule, [proof for proof in proofs if proof is not None]),
         "times": None if trace is None else _times(films[0], trace, run),
-        "links": [] if run is None else _links(run),
+        "network": None if run is None else _network(run, films[0]),
     }
     begin = {} if run is None or not run.topology.links else _costs_of(run)
     if data["times"] is not None:
@@ -279,15 +279,43 @@ def _costs_of(run: SimulatedRun) -> Json:
     }
 
 
-def _links(run: SimulatedRun) -> list[Json]:
-    return [
-        {
-            "name": load.link.name,
-            "nbytes": float(load.nbytes),
-            "share": None if load.share is None else float(load.share),
-        }
-        for load in run.loads()
-    ]
+def _network(run: SimulatedRun, shown: Film) -> Json:
+    """The simulated network: its nodes, what its links have carried, and the way of each message."""
+    network = run.topology
+    places = network_layout(
+        network.world_size, [(link.source, link.target) for link in network.links]
+    )
+    ranks: list[int | str] = list(range(network.world_size))
+    nodes = ranks + [node for node in places if isinstance(node, str)]
+    number = {node: index for index, node in enumerate(nodes)}
+    loads = run.loads()
+    by_link = {load.link: index for index, load in enumerate(loads)}
+    pairs = {
+        message[:2]
+        for step in shown.messages
+        for message in step
+        if message.source != message.target
+    }
+    return {
+        "name": network.name,
+        "switches": nodes[network.world_size :],
+        "places": [[round(x, 3) for x in places[node]] for node in nodes],
+        "links": [
+            {
+                "name": load.link.name,
+                "source": number[load.link.source],
+                "target": number[load.link.target],
+                "nbytes": float(load.nbytes),
+                "share": None if load.share is None else float(load.share),
+            }
+            for load in loads
+        ],
+        "routes": {
+            f"{source} {target}": [by_link[link] for link in way if link in by_link]
+            for source, target in sorted(pairs)
+            if (way := [network.links[index] for index in network.route(source, target)])
+        },
+    }
 
 
 def _times(shown: Film, trace: Mapping[str, Any], run: SimulatedRun | None) -> Json:

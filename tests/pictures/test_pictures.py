@@ -12,6 +12,7 @@ import pytest
 from ringcoll.algorithms import Algorithm, algorithms, on_hosts, schedule_of
 from ringcoll.errors import ArgumentError
 from ringcoll.pictures import MOST_RANKS, Film, film, layout_of, moving_picture, steps_picture
+from ringcoll.pictures.layouts import network_layout
 from ringcoll.pictures.scenes import DrawnMessage
 from ringcoll.pictures.step_pictures import Scenery
 from ringcoll.pictures.svg import width_of
@@ -27,6 +28,7 @@ from ringcoll.schedule import (
     recv_reduce,
     send,
 )
+from ringcoll.simulation import topology_named
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVERY = [
@@ -175,6 +177,35 @@ def test_ranks_of_a_host_stand_together() -> None:
         if hosts[a] != hosts[b]
     ]
     assert max(near) < min(far)
+
+
+@pytest.mark.parametrize(
+    "network, world_size",
+    [("crossbar", 1), ("crossbar", 5), ("hosts:1", 4), ("hosts:4", 9), ("fat_tree:8:2", 64), ("dgx1", 8),
+     ("dragonfly:2:4:1", 40), ("dgx_h100", 16), ("torus:4x8", 32), ("ring", 2), ("tpu_v4:4x4x4", 64)],
+)  # fmt: skip
+def test_nodes_of_a_network_do_not_cover_each_other(network, world_size):
+    links = topology_named(network, world_size).links
+    places = network_layout(world_size, [(link.source, link.target) for link in links])
+    assert set(range(world_size)) <= places.keys()
+    assert places.keys() == {node for link in links for node in (link.source, link.target)}
+    assert min(math.dist(*pair) for pair in combinations(places.values(), 2)) > 0.3
+
+
+def test_ranks_of_a_switch_lie_side_by_side_and_the_switch_before_them():
+    """Ranks of even and of odd numbers have a switch each; rails reach all ranks, and lie evenly."""
+    cables = [(rank, f"leaf {rank % 2}") for rank in range(8)]
+    places = network_layout(8, [*cables, ("leaf 0", "core"), ("core", "leaf 1")])
+    assert list(places)[:8] == [0, 2, 4, 6, 1, 3, 5, 7]
+    for leaf in range(2):
+        near = sorted(range(8), key=lambda rank: math.dist(places[rank], places[f"leaf {leaf}"]))[
+            :4
+        ]
+        assert {rank % 2 for rank in near} == {leaf}
+    rails = network_layout(4, [(rank, f"rail {rail}") for rank in range(4) for rail in range(3)])
+    inner = [math.hypot(*rails[f"rail {rail}"]) for rail in range(3)]
+    assert inner == pytest.approx([inner[0]] * 3)
+    assert 0 < inner[0] < math.hypot(*rails[0])
 
 
 def test_cells_are_filled_as_far_as_ranks_have_contributed() -> None:

@@ -380,6 +380,67 @@ def test_a_simulated_run_brings_its_times_and_links(browser, tmp_path):
     assert browser("text", on="#nbytes-said") == "64 KiB"
 
 
+def test_the_simulated_network_is_drawn_with_the_load_of_its_links(browser, tmp_path):
+    """Two hosts, a tree: in step 1 messages go from 2 to 0 and from 6 to 4, in step 2 from 4 to 0, through the core."""
+    schedule = schedule_of("all_reduce", "tree", 8)
+    run = simulate(schedule, 1 << 20, topology_named("hosts:4", 8), trace=True)
+    path = page_of(tmp_path, run)
+    loads = {load.link.name: float(load.share) for load in run.loads()}
+    for step, busy in [(0.5, 8), (1.5, 4), (2.5, 4)]:
+        browser("open", path=str(path), hash=f"#at={step}")
+        assert browser("count", on="#cables .busy") == busy
+        used = [title.split(":")[0] for title in browser("texts", on="#cables .busy title")]
+        inside = {f"{rank} -> host {rank // 4}" for rank in range(8)}
+        inside |= {f"host {rank // 4} -> {rank}" for rank in range(8)}
+        across = {"host 0 -> core", "core -> host 0", "host 1 -> core", "core -> host 1"}
+        assert set(used) <= inside | across
+        assert ("host 1 -> core" in used) == (step == 2.5) == ("core -> host 0" in used)
+    texts = browser("texts", on="#cables text")
+    assert texts[:8] == [str(rank) for rank in range(8)]
+    assert sorted(texts[8:]) == ["core", "host 0", "host 1"]
+    browser("click", on="#last")
+    widths = browser(
+        "evaluate",
+        code="[...document.querySelectorAll('#cables .load')].map((path) =>"
+        " [path.textContent.split(':')[0], Number(path.getAttribute('stroke-width'))])",
+    )
+    # 1.5 pixels for a link that has carried nothing, 12 for one that was full all the time.
+    assert {name: (width - 1.5) / 10.5 for name, width in widths} == pytest.approx(loads)
+    browser("click", on="#first")
+    assert browser("attribute", on="#cables .load", name="stroke-width") == "1.5"
+    assert "the network hosts of 4 ranks: 8 ranks, 3 switches" in browser(
+        "attribute", on="#cables svg", name="aria-label"
+    )
+
+
+@pytest.mark.parametrize(
+    "network, world_size",
+    [("ring", 8), ("torus:4x4", 16), ("dragonfly:2:4:1", 40), ("crossbar", 64), ("dgx1", 8)],
+)
+def test_every_network_is_drawn_whole(browser, tmp_path, network, world_size):
+    schedule = schedule_of("all_reduce", "ring", world_size)
+    run = simulate(schedule, 1 << 20, topology_named(network, world_size), trace=True)
+    browser("open", path=str(page_of(tmp_path, run)), hash="#at=1.5")
+    assert browser("count", on="#cables path") == len(run.loads())
+    nodes = {node for link in run.topology.links for node in (link.source, link.target)}
+    assert browser("count", on="#cables rect") == len(nodes)
+    busy = {
+        run.topology.links[index].name
+        for rank in range(world_size)
+        for index in run.topology.route(rank, (rank + 1) % world_size)
+    }
+    assert {title.split(":")[0] for title in browser("texts", on="#cables .busy title")} == busy
+    assert not browser("axe")
+
+
+def test_a_network_that_carries_nothing_is_drawn(browser, tmp_path):
+    schedule = schedule_of("all_reduce", "ring", 4)
+    run = simulate(schedule, 0, topology_named("ring", 4), trace=True)
+    browser("open", path=str(page_of(tmp_path, run)), hash="#at=0.5")
+    assert browser("count", on="#cables rect") == 4
+    assert browser("count", on="#cables path") == 0
+
+
 def test_the_conditions_of_a_simulated_run_are_said(browser, tmp_path):
     schedule = schedule_of("all_reduce", "ring", 4)
     network = topology_named("crossbar", 4, bandwidth=5e9, latency_s=3e-6)
