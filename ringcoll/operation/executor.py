@@ -199,9 +199,12 @@ class _Borrower:
             else:
                 sources[position] = near
         step = _PIECE // self._into.itemsize
-        for start in range(0, numel, step):
-            piece = slice(start, min(start + step, numel))
-            self._reduce(piece, [source[piece] for source in sources], remote)
+        if numel <= step and not remote:
+            self._bind([self._into], sources, self._finished, self._rounded)()
+        else:
+            for start in range(0, numel, step):
+                piece = slice(start, min(start + step, numel))
+                self._reduce(piece, [source[piece] for source in sources], remote)
         for handle in handles:
             transport.release(handle)
 

@@ -88,6 +88,24 @@ _MOST_SENDS = 32
 # Elements. Longer messages are not received early: to ask for them costs little beside moving
 # them, and the second staging area would cost memory.
 _MOST_EARLY = 1 << 16
+_MOST_READ = 64  # ranks, of which the programs are read to find steps that are local on all of them
+
+
+def _local_steps(schedule: Schedule, rank: int, steps: Sequence[Step]) -> set[int]:
+    """Numbers of a rank's steps in which no rank sends; all ranks of the schedule find the same ones."""
+    if schedule.world_size > _MOST_READ:
+        return set()
+    local = {number for number, step in enumerate(steps) if not _has_messages(step)}
+    for peer in range(schedule.world_size):
+        if local and peer != rank:
+            local -= {
+                number for number, step in enumerate(schedule.steps(peer)) if _has_messages(step)
+            }
+    return local
+
+
+def _has_messages(step: Step) -> bool:
+    return any(isinstance(operation, Send | Recv | RecvReduce) for operation in step)
 
 
 def _touched(operation: Operation) -> tuple[Ref, ...]:
@@ -149,6 +167,7 @@ class _Compiler:
         self.sends: list[tuple[Wait, Region]] = []  # in flight
         self.messages = 0
         self.wave_starts: list[int] = []
+        self.local_after: dict[int, list[Step]] = {}  # by the number of a step: see `waves`
         self.staging = Supply(Space.STAGING)
         # For early messages: waves take turns, as one area may fill while the other is in use.
         self.early_areas = [Supply(Space.STAGING, 1), Supply(Space.STAGING, 2)]
@@ -192,14 +211,22 @@ class _Compiler:
         )
 
     def waves(self, steps: list[Step]) -> list[_Active]:
-        """The waves in which this rank does anything."""
+        """The waves in which this rank does anything.
+
+        In segments, steps in which no rank sends belong to the wave of the step before them: what has come is
+        reduced while it is in a cache, and before anything is posted, so that it may be lent.
+        """
+        local = _local_steps(self.schedule, self.rank, steps) if self.segments > 1 else ()
+        stages = [number for number in range(len(steps)) if not number or number not in local]
+        for number, end in pairwise([*stages, len(steps)]):
+            self.local_after[number] = steps[number + 1 : end]
         waves: list[_Active] = []
-        for wave in range(len(steps) + self.segments - 1):
-            first = max(0, wave - len(steps) + 1)
+        for wave in range(len(stages) + self.segments - 1):
+            first = max(0, wave - len(stages) + 1)
             active = [
-                (segment, wave - segment, steps[wave - segment])
+                (segment, number, steps[number])
                 for segment in range(first, min(self.segments, wave + 1))
-                if steps[wave - segment]
+                if any((steps[number := stages[wave - segment]], *self.local_after[number]))
             ]
             if active:
                 waves.append(active)
@@ -271,10 +298,20 @@ class _Compiler:
                 Wait(arrival.message, arrival.operation.peer, arrival.step, True)
             )
             self.arrived(arrival, pending)
+        self.commit()
+        for segment, number, _ in active:
+            for step in self.local_after[number]:
+                for operation in step:
+                    assert isinstance(operation, Copy | Reduce)
+                    self.local(operation, step, segment)
+                self.commit()
+        return early
+
+    def commit(self) -> None:
+        """Bring the results of a step from staging memory to their places."""
         for into, result in self.commits:
             self.move(into, result)
         self.commits = []
-        return early
 
     def post(self, receives: list[_Arrival], sends: list[tuple[Wait, Region]]) -> None:
         if not receives and not sends:
@@ -310,7 +347,8 @@ class _Compiler:
         """
         touched = [
             self.memory.region(ref, segment)
-            for segment, _, step in active
+            for segment, number, first in active
+            for step in (first, *self.local_after[number])
             for operation in step
             for ref in _touched(operation)
         ]

@@ -30,6 +30,7 @@ import ctypes
 import select
 from collections import deque
 
+import torch
 from torch import Tensor
 
 from ringcoll.errors import PeerLostError, TransportError
@@ -67,15 +68,56 @@ _FENCES = not is_ordered()  # what is written, and what is read, has to be kept 
 _MOST_SLICES = 256  # lengths of short messages whose places are remembered
 
 
+class Pieces:
+    """A rank's places for pieces of long messages.
+
+    A piece that goes to several peers is written once, and read by each of them. Of each peer at most
+    `PIECES` places wait to be read, so that there is a free one for every other peer.
+    """
+
+    def __init__(self, memory: SharedMemory, start: int, number: int) -> None:
+        self._memory, self._start = memory, start
+        # For each place, what its peers write when they have read it: words, position, and number.
+        self._readers: list[list[tuple[memoryview, int, int]]] = [[] for _ in range(number)]
+        self._writes = [0] * number  # how often a place was written to
+
+    def write(self, source: memoryview) -> tuple[int, int]:
+        """Write a piece to the first free place, which is likely to be in a cache; return place and stamp."""
+        place = next(
+            place
+            for place, readers in enumerate(self._readers)
+            if all(words[at] >= number for words, at, number in readers)
+        )
+        self._readers[place].clear()
+        start = self._start + place * PIECE
+        self._memory.data[start : start + len(source)] = source
+        self._writes[place] += 1
+        return place, self._writes[place]
+
+    def holds(self, place: int, stamp: int) -> bool:
+        """Whether nothing else was written to a place since."""
+        return self._writes[place] == stamp
+
+    def told(self, place: int, words: memoryview, at: int, number: int) -> None:
+        """Remember that a peer has to read a place, and will then write a number."""
+        self._readers[place].append((words, at, number))
+
+
 class RingSend:
-    """A message to a peer."""
+    """A message to a peer.
+
+    ``pieces`` are those of it that were written already, by where they begin; messages of the same
+    bytes to other peers have them in common.
+    """
 
     __slots__ = ("_region", "_regions", "address", "base", "channel", "copied", "done", "nbytes",
-                 "number", "places", "source", "tag", "tensor")  # fmt: skip
+                 "number", "pieces", "places", "source", "tag", "tensor")  # fmt: skip
 
-    def __init__(self, channel: PeerChannel, message: Message) -> None:
+    def __init__(
+        self, channel: PeerChannel, message: Message, pieces: dict[int, tuple[int, int]]
+    ) -> None:
         _, self.tensor, self.base, _ = message
-        self.channel, self.nbytes = channel, self.tensor.nbytes
+        self.channel, self.nbytes, self.pieces = channel, self.tensor.nbytes, pieces
         self.address = self.tensor.data_ptr()
         self.source = bytes_at(self.address, self.nbytes)
         self.places = channel.outgoing(self.nbytes) if self.nbytes <= SHORT else []
@@ -119,6 +161,11 @@ class RingReceive:
         self.memory: SharedMemory | None = None
         self.filled, self.done = 0, False
 
+    def make_room(self) -> None:
+        """Make memory for a message that came early; what is read where it lies needs none."""
+        if self.tensor is None and not self.into:
+            self.into = memoryview(bytearray(self.nbytes))
+
     def look(self) -> bool:
         """Whether the message has come."""
         while not self.done and self.channel.has_come():
@@ -152,6 +199,7 @@ class PeerChannel:
         own: SharedMemory,
         other: SharedMemory,
         places: SharedLayout,
+        pieces: Pieces,
         pid: int,
         life: int,
     ) -> None:
@@ -167,9 +215,10 @@ class PeerChannel:
         self._ring_out = places.rings[peer]
         self._ring_out_word = self._ring_out // WORD
         self._acked = places.acks[rank] // WORD  # in the peer's memory
-        self._pieces_out = places.pieces[peer]
-        self._num_pieces_out = 0
-        self._piece_numbers = [0] * PIECES  # the entry that last told of each place
+        self._pieces = pieces
+        self._unread: list[
+            int
+        ] = []  # messages that the peer may still have to read in places for pieces
         self._outgoing: dict[int, list[memoryview]] = {}
         # From the peer.
         self.posted: deque[RingReceive] = deque()
@@ -179,8 +228,9 @@ class PeerChannel:
         self._ring_in = places.rings[rank]  # in the peer's memory
         self.word_in = self._ring_in_word = self._ring_in // WORD  # of the next message
         self._acks = places.acks[peer] // WORD
-        self._pieces_in = places.pieces[rank]
-        self._num_pieces_in = 0
+        self._pieces_in = places.pieces
+        self._num_held = 0  # places for pieces
+        self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
         self._partial: RingReceive | None = None  # whose pieces are coming
         self._incoming: dict[int, list[memoryview]] = {}
         self._regions = PeerRegions(pid)
@@ -266,15 +316,19 @@ class PeerChannel:
                 words[at + 1], words[at + 2] = nbytes << 2 | _REMOTE, send.address
                 send.number, is_all = number, True
             else:
-                place = self._num_pieces_out % PIECES
-                if not self.is_taken(self._piece_numbers[place]):
-                    return False
+                if len(self._unread) >= PIECES:
+                    self._unread = [one for one in self._unread if not self.is_taken(one)]
+                    if len(self._unread) >= PIECES:
+                        return False
                 begin, count = send.copied, min(PIECE, nbytes - send.copied)
-                start = self._pieces_out + place * PIECE
-                self.own.data[start : start + count] = send.source[begin : begin + count]
+                known = send.pieces.get(begin)
+                if known is None or not self._pieces.holds(*known):
+                    known = self._pieces.write(send.source[begin : begin + count])
+                    send.pieces[begin] = known
+                self._pieces.told(known[0], self.other_words, self._acked + entry, number)
                 words[at + 1], words[at + 2] = nbytes << 2 | _IN_PIECES, count
-                self._num_pieces_out += 1
-                self._piece_numbers[place] = number
+                words[at + 4] = known[0]
+                self._unread.append(number)
                 send.copied += count
                 is_all = send.done = send.copied == nbytes
             words[at + 3] = send.tag
@@ -350,16 +404,24 @@ class PeerChannel:
             return
         receive = self._partial or self._matching(tag)
         if receive is None:
-            receive = self._keep_early(tag, nbytes, kind)
+            receive = RingReceive(self, nbytes, tag, None, lent=True)  # nobody has asked for it yet
+            self.early.setdefault(tag, deque()).append(receive)
         if receive.nbytes != nbytes:
             self._check_length(receive, nbytes)
         if kind == _INLINE:
+            receive.make_room()
             receive.into[:] = receive.sources[entry]
             receive.done = True
-        elif kind in _IN_PLACE:
+        elif kind in _IN_PLACE or (receive.lent and self._holds(nbytes, words[at + 2])):
             receive.address, receive.memory = words[at + 2], None
             if kind == _MAPPED:
                 self._map(receive, at)
+            elif kind == _IN_PIECES:
+                self._num_held += 1
+                receive.address, receive.memory = (
+                    self._pieces_in + words[at + 4] * PIECE,
+                    self.other,
+                )
             receive.number, receive.done = number, receive.lent
             if receive.tensor is not None:
                 self._finish(receive)
@@ -368,16 +430,20 @@ class PeerChannel:
                     self.fetch(receive)
             return
         else:
+            receive.make_room()
             count, start = words[at + 2], receive.filled
-            place = self._pieces_in + self._num_pieces_in % PIECES * PIECE
+            place = self._pieces_in + words[at + 4] * PIECE
             receive.into[start : start + count] = self.other.data[place : place + count]
-            self._num_pieces_in += 1
             receive.filled += count
             receive.done = receive.filled == nbytes
             self._partial = None if receive.done else receive
         if receive.done:
             self._finish(receive)
         self._acknowledge(number)
+
+    def _holds(self, nbytes: int, count: int) -> bool:
+        """Whether a message may stay in its place for pieces: a place is left, so that others come through."""
+        return count == nbytes and self._num_held < PIECES - 1
 
     def _map(self, receive: RingReceive, at: int) -> None:
         """Map the region that a message lies in, or leave the message to be read remotely."""
@@ -408,14 +474,6 @@ class PeerChannel:
                 return receive
         return None
 
-    def _keep_early(self, tag: int, nbytes: int, kind: int) -> RingReceive:
-        """Keep a message that nobody has asked for yet; what is read in place needs no memory."""
-        receive = RingReceive(self, nbytes, tag, None, lent=True)
-        if kind not in _IN_PLACE:
-            receive.into = memoryview(bytearray(nbytes))
-        self.early.setdefault(tag, deque()).append(receive)
-        return receive
-
     def fetch(self, receive: RingReceive) -> None:
         """Read a whole message in the peer's memory."""
         assert receive.tensor is not None
@@ -423,6 +481,20 @@ class PeerChannel:
         self.read(receive, 0, receive.tensor.data_ptr(), receive.nbytes)
         self.release(receive)
         receive.done = True
+
+    def view(self, receive: RingReceive, dtype: torch.dtype) -> Tensor:
+        """The elements of a message in memory that is mapped here; those of places for pieces are made once."""
+        memory, start, nbytes = receive.memory, receive.address, receive.nbytes
+        assert memory is not None
+        known = self._views.get((start, nbytes, dtype)) if memory is self.other else None
+        if known is None:
+            count = nbytes // dtype.itemsize
+            known = torch.frombuffer(memory.data, dtype=dtype, count=count, offset=start)
+            if memory is self.other:
+                if len(self._views) >= _MOST_SLICES:
+                    self._views.clear()
+                self._views[start, nbytes, dtype] = known
+        return known
 
     def read(self, receive: RingReceive, start: int, into: int, nbytes: int) -> None:
         """Read bytes of a message in the peer's memory, to an address."""
@@ -440,7 +512,9 @@ class PeerChannel:
         """Let go of a message in the peer's memory, which has held still so far."""
         if _FENCES:
             fence()
-        if self.other_words[STATE] != OPEN or self.has_ended():
+        if receive.memory is self.other:  # nobody writes there before it is acknowledged
+            self._num_held -= 1
+        elif self.other_words[STATE] != OPEN or self.has_ended():
             raise PeerLostError("the connection was broken", peer=self.peer)
         self._acknowledge(receive.number)
         receive.number, receive.memory = 0, None

@@ -6,7 +6,7 @@ A rank writes to its own memory only, but for the bell that wakes a peer::
     acks       for each peer, by entry: number of the last message that was taken from that entry
     can read   for each peer: whether this rank can read the memory of its process
     rings      for each peer, 16 entries: number, length, kind, tag, and a short message itself
-    pieces     for each peer, two places for pieces of long messages
+    pieces     places for pieces of long messages, so many for each peer
 
 The memory itself is from `ringcoll.transport.shared.memory`; `ringcoll.transport.shared.channel` says
 how messages travel in it.
@@ -27,8 +27,8 @@ HEAD = 32
 of a mapped message: offset in its region, and the region's descriptor and identity."""
 SHORT = ENTRY - HEAD
 """Bytes of the longest message that travels in an entry."""
-PIECE, PIECES = 256 << 10, 2
-"""Bytes of a piece of a long message, and places for pieces."""
+PIECE, PIECES = 256 << 10, 4
+"""Bytes of a piece of a long message, and places with pieces that a peer has not read yet."""
 BELL, SLEEPS, STATE = 0, 8, 16
 """Numbers of the words of the control block, each on a cache line of its own."""
 _CONTROL = 256  # bytes
@@ -54,4 +54,4 @@ class SharedLayout:
         self.acks = {rank: _CONTROL + n * DEPTH * WORD for rank, n in places.items()}
         self.can_read = {rank: end + n * WORD for rank, n in places.items()}
         self.rings = {rank: first + n * DEPTH * ENTRY for rank, n in places.items()}
-        self.pieces = {rank: self.num_taken + n * PIECES * PIECE for rank, n in places.items()}
+        self.pieces, self.num_pieces = self.num_taken, len(ranks) * PIECES

@@ -37,7 +37,13 @@ from ringcoll.errors import (
 from ringcoll.machine import appears, as_fields, cores, free_bytes, read_all, read_text
 from ringcoll.transport.base import Handle, Message, Transport, late, meet_telling
 from ringcoll.transport.pairs import OutOfReachError, PairsTransport
-from ringcoll.transport.shared.channel import PeerChannel, PendingSends, RingReceive, RingSend
+from ringcoll.transport.shared.channel import (
+    PeerChannel,
+    PendingSends,
+    Pieces,
+    RingReceive,
+    RingSend,
+)
 from ringcoll.transport.shared.memory import (
     Identity,
     SharedMemory,
@@ -151,6 +157,7 @@ class SharedTransport(Transport):
         self._aborted = False
         self._pid = os.getpid()  # a process that is forked off does not have the group
         self._memory: SharedMemory | None = None
+        self._pieces: Pieces | None = None
         self._channels: dict[int, PeerChannel] = {}
         self._lives: dict[int, int] = {}  # pidfds of the peers
         self._direct_from: int | None = None
@@ -181,6 +188,7 @@ class SharedTransport(Transport):
                 self._kind_s = _KIND_S * len(here) / cores()
             places = SharedLayout(here)
             self._memory = self._own_memory(descriptor, places, len(here))
+            self._pieces = Pieces(self._memory, places.pieces, places.num_pieces)
             reasons = [
                 self._open(peer, as_fields(f"here/{peer}", told[peer], _TOLD), places)
                 for peer in here
@@ -252,7 +260,8 @@ class SharedTransport(Transport):
             raise TransportError(
                 f"rank {self.rank} cannot open the memory of rank {peer}: {error}"
             ) from error
-        channel = PeerChannel(self.rank, peer, own, memory, places, pid, life)
+        assert self._pieces is not None
+        channel = PeerChannel(self.rank, peer, own, memory, places, self._pieces, pid, life)
         self._channels[peer] = channel
         probe = ctypes.c_uint64()
         with contextlib.suppress(OSError):  # not allowed here: messages go in pieces
@@ -270,10 +279,13 @@ class SharedTransport(Transport):
             RingReceive(channels[peer], tensor.nbytes, tag, tensor, lent)
             for peer, tensor, tag, lent in receives
         ]
-        leaving = [
-            (RingSend(channels[message.peer], message), channels[message.peer].start)
-            for message in sends
-        ]
+        written: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        leaving = []
+        for message in sends:
+            place = message.tensor.data_ptr(), message.tensor.nbytes
+            send = RingSend(channels[message.peer], message, written.setdefault(place, {}))
+            leaving.append((send, channels[message.peer].start))
+        long = [pieces for (_, nbytes), pieces in written.items() if nbytes > SHORT]
         told = [channels[peer] for peer in {message.peer for message in sends}]
 
         def post(mixed: int) -> list[Handle]:
@@ -281,6 +293,8 @@ class SharedTransport(Transport):
             for receive in arriving:
                 receive.tag = receive.base ^ mixed
                 receive.channel.post(receive)
+            for pieces in long:
+                pieces.clear()
             for send, start in leaving:
                 send.tag = send.base ^ mixed
                 handles.append(start(send))
@@ -324,10 +338,8 @@ class SharedTransport(Transport):
             return tensor
         if receive.memory is None:
             return None
-        count = receive.nbytes // dtype.itemsize
-        return torch.frombuffer(
-            receive.memory.data, dtype=dtype, count=count, offset=receive.address
-        )
+        channel: PeerChannel = receive.channel
+        return channel.view(receive, dtype)
 
     def read(self, handle: Handle, start: int, into: Tensor) -> None:
         """Copy elements of a lent message; see `Transport.read`."""
@@ -453,7 +465,7 @@ class SharedTransport(Transport):
             memory.words[STATE] = BROKEN if was_broken else CLOSED
             fence()
             self._ring_all()
-        self._memory = None
+        self._memory = self._pieces = None
         lives, self._lives = self._lives, {}
         self._channels = {}
         for life in lives.values():
