@@ -365,4 +365,6 @@ def print_costs(costs: Parameters) -> None:
     ]
     if costs.direct_from:
         words.append(f"from {as_size(costs.direct_from)} on it is read in its sender's memory")
+    if costs.slice_bytes:
+        words.append(f"operations on long data run in slices of {as_size(costs.slice_bytes)}")
     print_text("", *words)

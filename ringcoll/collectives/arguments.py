@@ -385,6 +385,7 @@ class Arguments:
                 rank,
             )
         is_own = is_short(stage.nbytes, self.device) and not prepared
+        default = segment_bytes_of(rules.collective, self.algorithm, self.device.type)
         request = Request(
             contract=rules,
             algorithm=self.algorithm,
@@ -401,8 +402,7 @@ class Arguments:
             operator_code="" if reduction is None else reduction.code,
             rules=self._rules,
             order=OperandOrder.ANY if reduction is None else reduction.order,
-            segment_bytes=self.segment_bytes
-            or segment_bytes_of(rules.collective, self.algorithm, self.device.type),
+            segment_bytes=self.segment_bytes or (default if self.device.type != "cpu" else None),
             split_input=split_input,
             split_output=split_output,
             in_place=one_copy or (shares and not scales and not is_own),
@@ -420,5 +420,5 @@ class Arguments:
             file=self._file,
         )
         if self._entry is not None:
-            operation.check()
+            operation.check(sliced=self.member.transport.slice_bytes is not None)
         return operation

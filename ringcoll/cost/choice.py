@@ -203,11 +203,17 @@ def _segment_bytes(
 
 
 def segment_count(
-    schedule: Schedule, longest_nbytes: int, segment_bytes: int | None, longest_numel: int
+    schedule: Schedule,
+    longest_nbytes: int,
+    segment_bytes: int | None,
+    longest_numel: int,
+    slice_bytes: int = 0,
 ) -> int:
-    """Number of segments, from the longest chunk and the wanted bytes of a segment."""
+    """Number of segments, from the longest chunk and the wanted bytes of a segment, or those of a slice."""
     if segment_bytes is None:
         segment_bytes = segment_bytes_of(schedule.collective, schedule, "cpu")
+        if slice_bytes:
+            segment_bytes = min(segment_bytes or slice_bytes, slice_bytes)
         if segment_bytes is None:
             return 1
     wanted = -(-longest_nbytes // max(1, segment_bytes))

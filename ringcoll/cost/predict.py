@@ -33,7 +33,7 @@ so all ranks get the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -52,6 +52,10 @@ _COUNTED_RANKS = (8, 32)  # at least, at most: a rank may have a message for eac
 _NO_OVERLAP = 0.2
 _SEGMENTS = tuple(1 << power for power in range(11))
 """Numbers of segments that are tried. Up to 1024: a segment of 64 MiB is then 64 KiB."""
+_CACHED, _UNCACHED = (
+    1 << 21,
+    1 << 25,
+)  # bytes of data up to which, and from which, a byte has one cost
 _MOST_S = 1e100  # what is computed of larger costs may be no finite float any more
 
 
@@ -73,6 +77,12 @@ class Parameters:
     direct_from
         Bytes from which a message inside a host is read in its sender's memory, as that is the quicker of
         two ways there (`ringcoll.transport.Transport.direct_from`); 0 if that was not measured.
+    slice_bytes
+        Bytes of the slices in which longer messages are sent, as was measured to be quicker
+        (`ringcoll.transport.Transport.slice_bytes`); 0 if they are sent whole.
+    cached_beta_s_per_byte, crowded_cached_beta_s_per_byte
+        Seconds of a byte of data that fit into caches, up to 2 MiB; beta is then that of 32 MiB and more.
+        0 if there is no difference.
 
     Raises
     ------
@@ -88,6 +98,9 @@ class Parameters:
     crowded_beta_s_per_byte: float
     crowded_gamma_s_per_byte: float
     direct_from: int = 0
+    slice_bytes: int = 0
+    cached_beta_s_per_byte: float = 0.0
+    crowded_cached_beta_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -95,6 +108,25 @@ class Parameters:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not 0 <= value <= _MOST_S:
                 raise ArgumentError("no cost", argument=name, expected=">= 0, finite", got=value)
+
+    def at(self, nbytes: int) -> Parameters:
+        """The costs for data of so many bytes: in between, the time of all bytes is on a straight line."""
+        first, last = _CACHED, _UNCACHED
+        if not self.cached_beta_s_per_byte or nbytes >= last:
+            return self
+        far = max(0, nbytes - first) / (last - first)
+
+        def beta(cached: float, beyond: float) -> float:
+            whole = cached * first + (beyond * last - cached * first) * far
+            return whole / nbytes if far else cached
+
+        return replace(
+            self,
+            beta_s_per_byte=beta(self.cached_beta_s_per_byte, self.beta_s_per_byte),
+            crowded_beta_s_per_byte=beta(
+                self.crowded_cached_beta_s_per_byte, self.crowded_beta_s_per_byte
+            ),
+        )
 
     @property
     def alone(self) -> LinkCosts:
@@ -151,17 +183,18 @@ class _Profile:
     sent_mean: float
     reduced_mean: float
     packed_mean: float  # a copied byte costs as much as a reduced byte
+    packed_in_segments_mean: float
+    repeated_mean: float
     pieces: _Pieces | None
 
     def waits(self, num_segments: int) -> int:
         """How often, one after the other, a rank waits for another one: the steps, or the waves."""
-        if num_segments == 1 or self.pieces is None:
-            return self.rounds
-        return self.pieces.steps + num_segments - 1
+        steps = self.rounds if num_segments == 1 or self.pieces is None else self.pieces.steps
+        return steps + num_segments - 1 if steps else 0
 
 
-def _means(schedule: Schedule, tally: Tally) -> tuple[float, float, float, float]:
-    """Messages of a rank, and data that it sends, reduces and packs; on average."""
+def _means(schedule: Schedule, tally: Tally) -> tuple[float, float, float, float, float, float]:
+    """Messages of a rank, and data that it sends, reduces, packs (twice) and sends repeatedly; on average."""
     world_size = schedule.world_size
     everything = chunks_of_data(schedule) * world_size
     return (
@@ -169,6 +202,8 @@ def _means(schedule: Schedule, tally: Tally) -> tuple[float, float, float, float
         sum(tally.sent) / everything,
         tally.total_reduced / everything,
         tally.packed / everything,
+        tally.packed_in_segments / everything,
+        tally.repeated / everything,
     )
 
 
@@ -180,7 +215,8 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
     if world_size == 1 or entry.restriction(few) or entry.restriction(max(1, few // 2)):
         # Nothing is sent; or it cannot be counted, and all ranks are taken to be busy.
         further, pieces = 0.0, None
-        messages, sent, moved, packed = float(counts.rounds), traffic, reduced, 0.0
+        messages, sent, moved = float(counts.rounds), traffic, reduced
+        packed = cut = repeated = 0.0
     else:
         schedule = entry.schedule(few)
         base, tally = entry.counts(few), tally_of(schedule)
@@ -188,7 +224,7 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
         further = (tally.posts - base.rounds) * (world_size - 1) / (few - 1)
         most = max(*tally.sends, *tally.receives)
         pieces = _pieces(schedule, base.rounds, counts.rounds, most) if entry.pipelined else None
-        messages, sent, moved, packed = _means(schedule, tally)
+        messages, sent, moved, packed, cut, repeated = _means(schedule, tally)
         if few < world_size:
             fewer, half = entry.counts(few // 2), entry.schedule(few // 2)
             before = _means(half, tally_of(half))
@@ -200,7 +236,10 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
             by_traffic = traffic, float(base.traffic), float(fewer.traffic)
             sent = _extended(sent, before[1], *by_traffic)
             moved = _extended(moved, before[2], reduced, float(base.reduced), float(fewer.reduced))
-            packed = _extended(packed, before[3], *by_traffic)
+            packed, cut, repeated = (
+                _extended(here, earlier, *by_traffic)
+                for here, earlier in zip((packed, cut, repeated), before[3:], strict=True)
+            )
     return _Profile(
         chunks,
         counts.rounds,
@@ -211,6 +250,8 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
         sent_mean=sent,
         reduced_mean=moved,
         packed_mean=packed,
+        packed_in_segments_mean=cut,
+        repeated_mean=repeated,
         pieces=pieces,
     )
 
@@ -264,12 +305,17 @@ def _seconds(
         traffic = pieces.traffic + pieces.traffic_edge / num_segments
         reduced = pieces.reduced + pieces.reduced_edge / num_segments
         further += (num_segments - 1) * pieces.further
-    path_s = costs.alone.seconds(nbytes, rounds, traffic, reduced + profile.packed_mean, further)
+    else:
+        further *= num_segments
+    packed = profile.packed_mean if num_segments == 1 else profile.packed_in_segments_mean
+    path_s = costs.alone.seconds(nbytes, rounds, traffic, reduced + packed, further)
+    # Half of the cost of a byte is to write it, which in slices is done once for all who read it.
+    spared = profile.repeated_mean / 2 if costs.slice_bytes else 0.0
     crowded_s = costs.crowded.seconds(
         nbytes,
         profile.messages_mean * num_segments,
-        profile.sent_mean,
-        profile.reduced_mean + profile.packed_mean,
+        profile.sent_mean - spared,
+        profile.reduced_mean + packed,
     )
     return path_s, crowded_s
 
@@ -288,9 +334,12 @@ def predict(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -
     costs
         Costs of messages and bytes.
     """
-    profile = _profile(entry, world_size)
+    profile, costs = _profile(entry, world_size), costs.at(nbytes)
     best: tuple[float, int, float, float] | None = None
-    for num_segments in _SEGMENTS if profile.pieces is not None and nbytes else (1,):
+    longest = -(-nbytes // profile.num_chunks)
+    slices = max(1, -(-longest // costs.slice_bytes)) if costs.slice_bytes else 1
+    is_free = profile.pieces is not None and nbytes
+    for num_segments in (slices, *(n for n in _SEGMENTS if n > slices and is_free)):
         path_s, crowded_s = _seconds(profile, nbytes, costs, num_segments)
         seconds = max(path_s, crowded_s) + _NO_OVERLAP * min(path_s, crowded_s)
         timed = (seconds, num_segments, path_s, crowded_s)
@@ -299,7 +348,6 @@ def predict(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -
     seconds, num_segments, path_s, crowded_s = best
     segment_bytes = None
     if entry.pipelined:
-        longest = -(-nbytes // profile.num_chunks)
         segment_bytes = max(1, -(-longest // num_segments))
     return Prediction(
         entry.name,
@@ -386,7 +434,7 @@ def fastest(
 
 def _least_s(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -> float:
     """A time that the critical path takes at least; in segments, for the rounds alone."""
-    counts = entry.counts(world_size)
+    counts, costs = entry.counts(world_size), costs.at(nbytes)
     amounts = (0.0, 0.0) if entry.pipelined else (float(counts.traffic), float(counts.reduced))
     return costs.alone.seconds(nbytes, float(counts.rounds), *amounts)
 

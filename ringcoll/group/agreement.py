@@ -24,8 +24,9 @@ what was measured. On a busy machine an exchange now and then takes milliseconds
 So the fastest exchange of two ranks counts, but the median exchange of all ranks: there, the
 fastest is an exchange whose message had come before the rank asked for it.
 
-Where a transport has two ways for a long message (`Transport.direct_from`), all ranks first send messages to the
-next rank both ways, from 512 KiB down; the costs are those of the quicker way.
+Where a transport has two ways for a long message (`Transport.direct_from`), these two first send each other messages
+both ways, from 512 KiB down, and long ones whole and in slices (`Transport.slice_bytes`); rank 0 tells which was
+quicker. (With all ranks at once, ranks that share cores wait for each other at random.) The costs are those of that way.
 
 For CUDA tensors all of it is done with CUDA tensors, and every step waits for the stream, as a rank does that
 reduces what has come. No message is read by the host then, which would take longer than the
@@ -40,7 +41,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
-from itertools import takewhile
 from statistics import median
 from typing import Any
 
@@ -48,7 +48,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.cost import FORCED, MEASURED, Parameters, Table, across_hosts, built_in
+from ringcoll.cost import (
+    FORCED,
+    MEASURED,
+    Parameters,
+    Table,
+    across_hosts,
+    built_in,
+)
 from ringcoll.errors import (
     CollectiveTimeoutError,
     RingcollError,
@@ -65,11 +72,15 @@ _log = logging.getLogger("ringcoll")
 _TAG, _TOKEN_TAG = 0x7E57C057, 0x7E57C058  # of 31 bits; nothing else is under way meanwhile
 _SHORT, _LONG = 8, 1 << 20  # bytes
 _LONG_IN_MEMORY = 1 << 23  # both ranks' messages, sent and received, take 32 MiB
+_LONG_IN_CACHE = 1 << 20
 _LONG_ON_GPU = 1 << 24  # a GPU sends 1 MiB in less time than a message takes
 _BUDGET_S = 0.012  # for each quantity; as long as a single round, if that takes longer
 _MOST, _FEW = 50, 3  # rounds with short messages, and with long messages
 _WAYS = (512 << 10, 256 << 10, 128 << 10, 64 << 10)  # bytes of messages that are sent both ways
-_CROWDED_DIRECT = 256 << 10  # bytes; copies of all ranks that share cores do not fit into caches
+_SLICED = 1 << 21  # bytes that are sent whole, and in slices
+_SLICES = (1, 2)  # parts of the longest slice
+_SWAPS = 6  # rounds of these
+_CLEARLY = 0.75  # of the time in slices that a whole message has to take to be the quicker one
 _AT_ONCE = 4  # messages in one step
 _ADDED = 1 << 18  # bytes; what is added stays in a core's cache, as a chunk would
 _ADDED_ON_GPU = 1 << 25  # bytes; it takes longer than the launch
@@ -116,11 +127,15 @@ class _Exchange:
         """A step that receives messages of so many bytes."""
         return self.ready(_messages(peer, self.into, nbytes, number), [])
 
-    def shifting(self, distance: int, nbytes: int) -> Callable[[], None]:
-        """A step that sends to the rank so far ahead, and receives from the one so far behind."""
-        ahead, behind = ((self.rank + by) % self.world_size for by in (distance, -distance))
-        receives = _messages(behind, self.into, nbytes)
-        return self.ready(receives, _messages(ahead, self.out, nbytes))
+    def shifting(self, distance: int, nbytes: int, number: int = 1) -> Callable[[], None]:
+        """A step that sends to the rank so far ahead, further messages to those beyond, and receives as much."""
+        both: list[list[Message]] = [[], []]
+        for sign, memory, messages in zip((-1, 1), (self.into, self.out), both, strict=True):
+            for one in range(number):
+                by = (distance - 1 + one) % (self.world_size - 1) + 1
+                peer = (self.rank + sign * by) % self.world_size
+                messages.append(Message(peer, memory[one * nbytes : (one + 1) * nbytes], _TAG))
+        return self.ready(*both)
 
     def tell(self, peers: Iterable[int], word: int) -> None:
         """Send a number below 256."""
@@ -178,9 +193,11 @@ def _message_s(exchange: _Exchange, nbytes: int, most: int, number: int = 1) -> 
     return min(_times(exchange, [last], there_and_back, most)) / 2
 
 
-def _crowded_s(exchange: _Exchange, distances: Iterable[int], nbytes: int, most: int) -> float:
-    """Seconds of a message while all ranks send one, then one to a rank at another distance."""
-    steps = [exchange.shifting(distance, nbytes) for distance in distances]
+def _crowded_s(
+    exchange: _Exchange, distances: Iterable[int], nbytes: int, most: int, number: int = 1
+) -> float:
+    """Seconds of messages while all ranks send them, then some to a rank at another distance."""
+    steps = [exchange.shifting(distance, nbytes, number) for distance in distances]
 
     def all_at_once() -> None:
         for step in steps:
@@ -189,33 +206,57 @@ def _crowded_s(exchange: _Exchange, distances: Iterable[int], nbytes: int, most:
     return median(_times(exchange, range(1, exchange.world_size), all_at_once, most)) / len(steps)
 
 
-def _swap_s(exchange: _Exchange, nbytes: int) -> float:
-    """Seconds in which two ranks send each other a message, so that each is as busy as in a collective."""
+def _swap_s(exchange: _Exchange, nbytes: int, number: int = 1) -> float:
+    """Seconds in which two ranks send each other messages, so that each is as busy as in a collective."""
     last = exchange.world_size - 1
     if exchange.rank not in (0, last):
         return 0.0
     peer = last - exchange.rank
-    receives, sends = (_messages(peer, memory, nbytes) for memory in (exchange.into, exchange.out))
-    swap, fresh = exchange.ready(receives, sends), sends[0].tensor.bitwise_not_
+    both = (_messages(peer, memory, nbytes, number) for memory in (exchange.into, exchange.out))
+    swap, fresh = exchange.ready(*both), exchange.out[: number * nbytes].bitwise_not_
 
     def write_and_swap() -> None:
         fresh()  # what is sent lies in the sender's cache, as a sum that was just made does
         swap()
 
-    return min(_times(exchange, [last], write_and_swap, _FEW))
+    return min(_times(exchange, [last], write_and_swap, _SWAPS))
 
 
-def _direct_from(exchange: _Exchange) -> int:
-    """Bytes from which a message is read in its sender's memory sooner than it is copied twice."""
-    transport, quicker = exchange.transport, []
+def _agreed(exchange: _Exchange, found: int) -> int:
+    """What rank 0 has found, a number below 256; all ranks have to send alike."""
+    if exchange.rank:
+        return exchange.hear()
+    exchange.tell(range(1, exchange.world_size), found)
+    return found
+
+
+def _ways(exchange: _Exchange) -> tuple[int, int]:
+    """Bytes from which a message is read in its sender's memory sooner than it is copied twice, and bytes of slices.
+
+    The latter are 0 if a long message is sent whole sooner.
+    """
+    transport, times = exchange.transport, []
+    direct_from = (
+        _WAYS[0] + 1
+    )  # longer ones would have to be copied in turns, as there are few places for pieces
     for nbytes in _WAYS:
-        times = []
         for transport.direct_from in (nbytes, nbytes + 1):
             times.append(_swap_s(exchange, nbytes))
-        quicker.append(times[0] <= times[1])
-    read = [*takewhile(lambda way: way[1], zip(_WAYS, quicker, strict=True))]
-    # Longer ones would have to be copied in turns, as there are places for two pieces.
-    return read[-1][0] if read else _WAYS[0] + 1
+        if not _agreed(exchange, times[-2] <= times[-1]):
+            break
+        direct_from = nbytes
+    longest = transport.slice_bytes
+    if longest is None:
+        return direct_from, 0
+    transport.direct_from = direct_from
+    whole_s = _swap_s(exchange, _SLICED)
+    transport.direct_from = max(direct_from, longest + 1)
+    # A collective gains more: a slice is read where it lies, and written once for several ranks.
+    sliced = [(whole_s / _CLEARLY, 0)]
+    sliced += [(_swap_s(exchange, longest // by, by * _SLICED // longest), by) for by in _SLICES]
+    if by := _agreed(exchange, min(sliced)[1]):
+        return transport.direct_from, longest // by
+    return direct_from, 0
 
 
 def _additions(device: torch.device, nbytes: int) -> list[float]:
@@ -277,17 +318,23 @@ def measure(
     has_ways = transport.direct_from is not None and hosts == 1  # on all ranks, or on none
     exchange = _Exchange(transport, timeout_s, device, _LONG_IN_MEMORY if has_ways else _LONG)
     crowd = max(1.0, -(-exchange.world_size // hosts) / cores) if cores else 1.0
-    direct_from = 0
+    direct_from = slice_bytes = 0
     if has_ways:
-        direct_from = min(_direct_from(exchange), _CROWDED_DIRECT if crowd > 1 else 2 * _LONG)
+        direct_from, slice_bytes = _ways(exchange)
         transport.direct_from = direct_from
     gamma_s, crowded_gamma_s = _adding(device, crowd)
     nbytes = exchange.long
-    short_s, long_s = _message_s(exchange, _SHORT, _MOST), _message_s(exchange, nbytes, _FEW)
+    long = slice_bytes or nbytes, _FEW, nbytes // (slice_bytes or nbytes)
+    short_s, long_s = _message_s(exchange, _SHORT, _MOST), _message_s(exchange, *long)
     several_s = _message_s(exchange, _SHORT, _MOST, _AT_ONCE)
     distances = [1 << power for power in range((exchange.world_size - 1).bit_length())]
     crowded_s = _crowded_s(exchange, distances, _SHORT, _MOST)
-    crowded_long_s = _crowded_s(exchange, [1], nbytes, _FEW)
+    crowded_long_s = _crowded_s(exchange, [1], *long)
+    cached_s = crowded_cached_s = 0.0  # of a byte
+    if slice_bytes:
+        few = slice_bytes, _MOST, _LONG_IN_CACHE // slice_bytes
+        cached_s = max(gamma_s, (_message_s(exchange, *few) - short_s) / _LONG_IN_CACHE)
+        crowded_cached_s = (_crowded_s(exchange, [1], *few) - crowded_s) / _LONG_IN_CACHE
     # A message reads and writes each byte, as an addition does. A crowd makes nothing faster.
     beta_s = max(gamma_s, (long_s - short_s) / nbytes)
     return Parameters(
@@ -300,6 +347,9 @@ def measure(
         crowded_beta_s_per_byte=max(beta_s, (crowded_long_s - crowded_s) / nbytes),
         crowded_gamma_s_per_byte=crowded_gamma_s,
         direct_from=direct_from,
+        slice_bytes=slice_bytes,
+        cached_beta_s_per_byte=cached_s,
+        crowded_cached_beta_s_per_byte=max(cached_s, crowded_cached_s),
     )
 
 

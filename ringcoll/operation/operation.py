@@ -119,8 +119,8 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     if entry is None:
         assert table is not None
         table = under_rules(table, request.rules)
-        about = collective, request.nbytes, world_size, table, request.order
-        choice = choose(*about, explained=False)
+        call = collective, request.nbytes, world_size, table, request.order
+        choice = choose(*call, explained=False)
         log_once(choice)
         entry = find(collective, choice.algorithm)
         request = request._replace(segment_bytes=request.segment_bytes or choice.segment_bytes)
@@ -151,7 +151,9 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
         per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
         longest = -(-max(length.values()) // per_block)
         longest_nbytes = longest * request.wire_dtype.itemsize
-        segments = segment_count(schedule, longest_nbytes, request.segment_bytes, longest)
+        slice_bytes = 0 if table is None else table.parameters.slice_bytes
+        about = longest_nbytes, request.segment_bytes, longest, slice_bytes
+        segments = segment_count(schedule, *about)
         lengths = "+".join(map(str, length.values()))
         if is_equal and len(length) > 1:
             lengths = f"{max(length.values())} x {len(length)}"
@@ -305,11 +307,15 @@ class Operation:
             objects += _INSTRUCTION_NBYTES * len(self.plan.instructions)
         return objects + (self.stage.nbytes if self.is_short else 0)
 
-    def check(self) -> None:
-        """Refuse a named algorithm that does not fit, before the ranks meet."""
+    def check(self, *, sliced: bool) -> None:
+        """Refuse a named algorithm that does not fit, before the ranks meet.
+
+        Where long messages may be cut into slices (``sliced``), the plan is made when the ranks have met.
+        """
         resolved = resolve(self.request, None, None)
         entry = self.request.entry
-        if isinstance(entry, Schedule) or (entry is not None and not entry.needs_hosts):
+        is_known = isinstance(entry, Schedule) or (entry is not None and not entry.needs_hosts)
+        if is_known and not sliced:
             self._take(resolved)
 
     def resolve(self, table: Table, hosts: tuple[int, ...]) -> None:

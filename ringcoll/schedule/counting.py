@@ -161,14 +161,14 @@ def check_work(schedule: Written) -> None:
         )
 
 
-def packed_chunks(step: Step) -> int:
-    """Chunks that a rank copies in a step because those of a message do not lie side by side."""
+def packed_chunks(step: Step, *, in_segments: bool = False) -> int:
+    """Chunks that a rank copies in a step because those of a message do not lie side by side; segments never do."""
     return sum(
         len(operation.refs)
         for operation in step
         if isinstance(operation, Send | Recv)
         and any(
-            first.buffer is not second.buffer or first.chunk + 1 != second.chunk
+            in_segments or first.buffer is not second.buffer or first.chunk + 1 != second.chunk
             for first, second in pairwise(operation.refs)
         )
     )
@@ -192,12 +192,15 @@ class Tally:
     sends, receives, sent
         Messages sent, messages received and chunks sent, by rank.
     packed
-        Chunks that all ranks copy, as those of a message do not lie side by side; `tally_of` counts them.
+        Chunks that all ranks copy, as those of a message do not lie side by side, in one segment and in several.
+    repeated
+        Chunks that ranks send in a step in which they send them to another rank, too. `tally_of` counts these three.
     """
 
     def __init__(self, world_size: int) -> None:
         self.rounds = self.traffic = self.reduced = 0
         self.posts = self.ports = self.in_flight = self.total_reduced = self.packed = 0
+        self.packed_in_segments = self.repeated = 0
         self.sends, self.receives, self.sent = ([0] * world_size for _ in range(3))
 
     def add(self, steps: Iterable[tuple[int, Step]]) -> None:
@@ -233,7 +236,14 @@ def tally_of(schedule: Written) -> Tally:
     for steps in zip_longest(*programs, fillvalue=Step()):
         tally.add(enumerate(steps))
         tally.packed += sum(map(packed_chunks, steps))
+        tally.packed_in_segments += sum(packed_chunks(step, in_segments=True) for step in steps)
+        tally.repeated += sum(map(_repeated_chunks, steps))
     return tally
+
+
+def _repeated_chunks(step: Step) -> int:
+    sent = [operation.refs for operation in step if isinstance(operation, Send)]
+    return sum(map(len, sent)) - sum(map(len, set(sent)))
 
 
 def chunks_of_data(schedule: Written) -> int:

@@ -33,6 +33,11 @@ class AroundTransport(Transport):
     def direct_from(self, nbytes: int | None) -> None:
         self.below.direct_from = nbytes
 
+    @property
+    def slice_bytes(self) -> int | None:  # type: ignore[override]
+        """Bytes of the slices in which long messages move best."""
+        return self.below.slice_bytes
+
     def connect(self, timeout_s: float) -> None:
         """Connect the transport below."""
         self.below.connect(timeout_s)

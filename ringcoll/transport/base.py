@@ -78,6 +78,10 @@ class Transport(Protocol):
     """Bytes from which a message inside a host is read where it lies in its sender's memory; a shorter one is
     copied twice. It may be set, as the quicker of the two depends on the machine. ``None``: there is one way."""
 
+    slice_bytes: int | None = None
+    """Most bytes of the slices in which a transport moves long messages best, as they stay in caches on the way;
+    ``None`` if it makes no difference. A group measures of how many bytes they are, if they are quicker at all."""
+
     verifies: bool = False
     """Whether each message has its checksum beside it; the ranks compare it when they meet."""
 

@@ -27,7 +27,7 @@ HEAD = 32
 of a mapped message: offset in its region, and the region's descriptor and identity."""
 SHORT = ENTRY - HEAD
 """Bytes of the longest message that travels in an entry."""
-PIECE, PIECES = 256 << 10, 4
+PIECE, PIECES = 512 << 10, 3
 """Bytes of a piece of a long message, and places with pieces that a peer has not read yet."""
 BELL, SLEEPS, STATE = 0, 8, 16
 """Numbers of the words of the control block, each on a cache line of its own."""

@@ -148,6 +148,7 @@ class SharedTransport(Transport):
     name = "shared"
     ordered = False
     lends_from: float = SHORT + 1
+    slice_bytes: int | None = PIECE
     beside: Callable[[], bool] | None = None
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
