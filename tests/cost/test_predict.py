@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -206,8 +207,10 @@ def test_many_messages_in_a_step_are_not_free() -> None:
 
 def test_further_messages_are_as_many_as_ranks() -> None:
     """In a step of ``direct`` a rank posts a message for each other rank."""
-    costs_s = {name: 0.0 for name in Parameters.__slots__ if name.endswith(("_s", "_per_byte"))}
-    only = Parameters(**costs_s | {"overhead_s": 1.0}, direct_from=0)
+    costs_s: dict[str, Any] = {
+        name: 0.0 for name in Parameters.__slots__ if name.endswith(("_s", "_per_byte"))
+    }
+    only = Parameters(**costs_s | {"overhead_s": 1.0})
     for world_size in (8, 64, 256):
         row = predict(find("all_reduce", "direct"), 0, world_size, only)
         assert row.path_s == pytest.approx(world_size - 2, rel=0.1)
@@ -224,6 +227,46 @@ def test_copies_decide_between_two_that_send_the_same() -> None:
     rows = predictions("all_gather", 4 << 10, 8, costs())
     times = {row.algorithm: row.seconds for row in rows}
     assert times["recursive_doubling"] < times["bruck"] < times["ring"]
+
+
+def test_slices_cost_messages_and_copies_and_spare_writes() -> None:
+    whole = replace(costs(), overhead_s=0.0)
+    sliced = replace(whole, slice_bytes=1 << 18)
+    n = 4 << 20
+    rows = {
+        which: {row.algorithm: row for row in predictions("all_reduce", n, 4, which)}
+        for which in (whole, sliced)
+    }
+    for name, chunk, rounds in (("ring", n // 4, 6), ("two_shot", n // 4, 2), ("double_tree", n // 2, 4)):
+        slices = chunk >> 18
+        assert rows[sliced][name].num_waits >= rounds + slices - 1
+    # Its messages are of two chunks in its first and last step, which no slice has side by side.
+    gained = {
+        name: rows[sliced][name].crowded_s - rows[whole][name].crowded_s
+        for name in ("ring", "rabenseifner", "two_shot")
+    }
+    alpha_s, gamma_s = whole.alpha_s, whole.gamma_s_per_byte
+    assert gained["ring"] == pytest.approx(6 * 3 * alpha_s)
+    assert gained["rabenseifner"] == pytest.approx(
+        4 * 3 * alpha_s + 3 * n / 4 * 2 * gamma_s, rel=0.5
+    )
+    # Of three totals two are not written again: each of a quarter, of which half is the writer's.
+    spared_s = 2 / 4 * n / 2 * whole.beta_s_per_byte
+    assert gained["two_shot"] == pytest.approx(6 * 3 * alpha_s - spared_s)
+
+
+def test_bytes_cost_more_beyond_a_cache() -> None:
+    flat = costs(2.0)
+    curved = replace(flat, cached_beta_s_per_byte=2e-10, crowded_cached_beta_s_per_byte=8e-10)
+    assert flat.at(5) is flat
+    near, far = curved.at(1 << 21), curved.at(1 << 25)
+    assert (near.beta_s_per_byte, near.crowded_beta_s_per_byte) == (2e-10, 8e-10)
+    assert (far.beta_s_per_byte, far.crowded_beta_s_per_byte) == (1e-9, 2e-9)
+    times = [n * curved.at(n).beta_s_per_byte for n in range(0, 1 << 26, 99_991)]
+    assert times == sorted(times)
+    middle = ((1 << 21) + (1 << 25)) // 2
+    expected_s = ((1 << 21) * 2e-10 + (1 << 25) * 1e-9) / 2
+    assert middle * curved.at(middle).beta_s_per_byte == pytest.approx(expected_s)
 
 
 def test_what_a_program_registers_is_not_chosen() -> None:

@@ -293,10 +293,10 @@ def test_a_byte_costs_its_part_of_what_long_messages_take_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def message_s(exchange: Any, nbytes: int, most: int, number: int = 1) -> float:
-        return 2e-4 if nbytes == 8 else 2e-4 + 1e-9 * nbytes
+        return 2e-4 if nbytes == 8 else 2e-4 + 1e-9 * nbytes * number
 
-    def crowded_s(exchange: Any, distances: Any, nbytes: int, most: int) -> float:
-        return 5e-4 if nbytes == 8 else 5e-4 + 4e-9 * nbytes
+    def crowded_s(exchange: Any, distances: Any, nbytes: int, most: int, number: int = 1) -> float:
+        return 5e-4 if nbytes == 8 else 5e-4 + 4e-9 * nbytes * number
 
     monkeypatch.setattr(measured, "_message_s", message_s)
     monkeypatch.setattr(measured, "_crowded_s", crowded_s)
@@ -333,13 +333,43 @@ def test_the_quicker_way_of_a_long_message(
     found = on_ranks(3, lambda rank, t, s: measure(TwoWays(t.hub, rank), 30.0))
     never = 512 not in kibibytes  # a byte more than the longest that was copied sooner
     assert {one.direct_from for one in found} == {(expected << 10) + never}
-    found = on_ranks(3, lambda rank, t, s: measure(TwoWays(t.hub, rank), 30.0, cores=2))
-    assert {one.direct_from for one in found} == {min(expected, 256) << 10}, "ranks share cores"
+    assert {one.slice_bytes for one in found} == {0}
     # Of several hosts it would say how quick the links between them are.
     found = on_ranks(3, lambda rank, t, s: measure(TwoWays(t.hub, rank), 30.0, hosts=2))
     assert {one.direct_from for one in found} == {0}
     found = on_ranks(3, lambda rank, t, s: measure(t, 30.0))
     assert {one.direct_from for one in found} == {0}
+
+
+class InSlices(TwoWays):
+    """A transport that moves long messages best in slices of 512 KiB, or less."""
+
+    slice_bytes: int | None = 512 << 10
+
+
+@pytest.mark.parametrize(
+    "whole_s,half_s,expected",
+    [(2.0, 2.0, 512), (2.0, 0.9, 256), (0.8, 2.0, 512), (0.7, 2.0, 0)],
+    ids=["slices", "shorter slices", "whole messages are hardly quicker", "whole messages"],
+)
+def test_slices_are_as_long_as_is_quickest(
+    monkeypatch: pytest.MonkeyPatch, whole_s: float, half_s: float, expected: int
+) -> None:
+    """Ranks 1 and 2 measure otherwise, and follow rank 0."""
+
+    def swap_s(exchange: Any, nbytes: int, number: int = 1) -> float:
+        assert nbytes * number == 2 << 20 or number == 1
+        of_slices = {2 << 20: whole_s, 512 << 10: 1.0, 256 << 10: half_s}.get(nbytes, 1.0)
+        return 1.0 / of_slices if exchange.rank else of_slices
+
+    monkeypatch.setattr(measured, "_swap_s", swap_s)
+    found = on_ranks(3, lambda rank, t, s: measure(InSlices(t.hub, rank), 30.0))
+    assert {one.slice_bytes for one in found} == {expected << 10}
+    for costs in found:
+        is_cut = expected > 0
+        assert (costs.direct_from > 512 << 10) or not is_cut, "slices are copied"
+        assert (costs.cached_beta_s_per_byte > 0) == is_cut
+        assert costs.crowded_cached_beta_s_per_byte >= costs.cached_beta_s_per_byte
 
 
 class Slow(LocalTransport):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,17 @@ def test_the_caller_says_how_long_segments_are(algorithm: str) -> None:
     for asked, plan in found.items():
         per_chunk = (1 << 22) // plan.schedule.num_chunks
         assert plan.segments == per_chunk // asked
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "double_tree", "auto"])
+def test_long_chunks_are_cut_into_slices(algorithm: str) -> None:
+    """Four MiB; a pipelined algorithm has shorter segments, if these are predicted to be quicker."""
+    sliced = replace(TABLE, parameters=replace(TABLE.parameters, slice_bytes=100_000))
+    plan = resolve(request(algorithm=algorithm), sliced, None).plan
+    least = -((-1 << 22) // (plan.schedule.num_chunks * 100_000))
+    assert plan.segments == least if algorithm != "auto" else plan.segments >= least
+    asked = request(algorithm=algorithm, segment_bytes=1 << 22)
+    assert resolve(asked, sliced, None).plan.segments == 1, "the call says how long segments are"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -26,7 +27,7 @@ from ringcoll.operation.instructions import Combine, Instruction, Move, Post, Wa
 from ringcoll.operation.loans import loans
 from ringcoll.operation.plan import _Compiler, compile_plan
 from ringcoll.reduction import Operator, Reduction, resolve
-from ringcoll.schedule import Buffer, Schedule, contract
+from ringcoll.schedule import Buffer, Copy, Schedule, Step, contract, inp, out, recv, send
 from ringcoll.transport import NarrowTransport
 from ringcoll.transport.narrow import _Arriving
 from tests.cases.effort import effort
@@ -357,6 +358,35 @@ def test_lent_messages_are_read_in_place():
     assert not compile_plan(
         find("all_gather", "ring").schedule(3), 0, Layout(((0, 5), (1, 5), (2, 5)))
     ).lent
+
+
+def test_in_segments_what_has_come_is_reduced_in_its_wave():
+    """So it is lent, as no send is posted before; the total leaves with the next wave."""
+    schedule = find("all_reduce", "two_shot").schedule(3)
+    plan = compile_plan(schedule, 1, Layout(((0, 9000),)), segments=4)
+    assert len(plan.waves) == 2 + 4 - 1
+    assert [len(sources) for sources in plan.lent.values()] == [2] * 4
+    for begin, end in pairwise([*plan.waves, len(plan.instructions)]):
+        kinds = [type(item) for item in plan.instructions[begin:end]]
+        assert kinds.count(Post) == 1
+        assert Combine not in kinds[: kinds.index(Post)]
+
+
+def test_a_step_is_local_if_it_is_on_all_ranks():
+    """Rank 0 copies in step 1, in which the others send: its step keeps its wave, or messages would not match."""
+    here, there = Copy(out(0), inp(0)), Copy(out(1), inp(1))
+
+    def schedule(last: Step) -> Schedule:
+        programs = [
+            [Step(send(1, inp(0))), Step(here), Step(send(1, inp(1)))],
+            [Step(recv(0, out(0))), last, Step(recv(0, out(1)))],
+        ]
+        return Schedule("all_reduce", "local", 2, 2, 0, program=programs.__getitem__)
+
+    for last, waves in ((Step(), 2), (Step(there), 2), (Step(send(0, inp(0))), 3)):
+        steps = [len(compile_plan(schedule(last), 0, Layout(((0, 8),)), segments).waves)
+                 for segments in (1, 2)]  # fmt: skip
+        assert steps == [3, waves + 1]
 
 
 def test_nothing_is_done_with_empty_chunks():

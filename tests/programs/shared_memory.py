@@ -23,6 +23,7 @@ from ringcoll.transport import SHORT, AroundTransport, Message, SharedMemory, Sh
 from ringcoll.transport.shared import channel as shared_channel
 from ringcoll.transport.shared import memory as shared_memory
 from ringcoll.transport.shared import transport as shared
+from ringcoll.transport.shared.memory_layout import PIECE
 from tests.programs.transports import LIMIT_S, transport_of_all
 
 # Around the ends of the ways in which messages travel.
@@ -82,6 +83,53 @@ def random_messages(transport_name: str, seed: int, rounds: int) -> list[str]:
                 wrong.append(f"round {turn}: message {number} of {length} bytes from {source}")
     transport.close()
     return wrong
+
+
+def spread_messages(transport_name: str, seed: int, rounds: int) -> tuple[list[str], int, int]:
+    """Each rank sends a tensor to all others, who are late now and then, and keep what is lent for a while.
+
+    Returns
+    -------
+    wrong, pieces, written
+        What was wrong, the pieces of all messages, and how many of them were written.
+    """
+    transport = transport_of_all(transport_name)
+    assert isinstance(transport, SharedTransport)
+    rank, size = transport.rank, transport.world_size
+    others = [peer for peer in range(size) if peer != rank]
+    wrong: list[str] = []
+    pieces = 0
+    assert transport._pieces is not None
+    for turn in range(rounds):
+        common, own = Random(seed + turn), Random(1000 * rank + turn)
+        nbytes = common.choice([SHORT + 8, PIECE - 8, PIECE, PIECE + 8, 3 * PIECE + 16]) // 8 * 8
+        number = common.randrange(1, 5)
+        sent = [content(rank, n, nbytes) for n in range(number)]
+        into = {(peer, n): torch.full((nbytes,), 99, dtype=torch.uint8)
+                for n in range(number) for peer in others}  # fmt: skip
+        lent = {key: own.random() < 0.7 for key in into}
+        time.sleep(own.choice([0, 0, 0.002]))
+        receives = [Message(key[0], into[key], 0, lent[key]) for key in into]
+        sends = [Message(peer, tensor, 0) for tensor in sent for peer in others]
+        handles = transport.post(receives, sends)
+        pieces += number * len(others) * -(-nbytes // PIECE)
+        for key, handle in zip(into, handles, strict=False):
+            transport.wait(handle, LIMIT_S)
+            came: torch.Tensor | None = into[key]
+            if lent[key]:
+                time.sleep(own.choice([0, 0.001]))
+                came = transport.view(handle, torch.uint8)
+            if came is None or not torch.equal(came, content(*key, nbytes)):
+                wrong.append(f"round {turn}: message {key} of {nbytes} bytes, lent {lent[key]}")
+            if lent[key]:
+                transport.release(handle)
+        for handle in handles[len(into) :]:
+            transport.wait(handle, LIMIT_S)
+        for tensor in sent:
+            tensor.zero_()
+    written = sum(transport._pieces._writes)
+    transport.close()
+    return wrong, pieces, written
 
 
 def with_fences(transport_name: str, rounds: int) -> tuple[list[str], set[str]]:

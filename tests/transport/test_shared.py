@@ -29,6 +29,17 @@ def test_random_messages(pool, transport: str, world_size: int):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_message_for_several_peers_is_written_once(pool, world_size: int):
+    for wrong, pieces, written in pool(world_size).run(
+        program.spread_messages, "shared, in pieces", 5, 40
+    ):
+        assert wrong == []
+        # Again only where a peer was so late that its place was needed meanwhile.
+        assert pieces / (world_size - 1) <= written <= pieces * (0.8 if world_size > 2 else 1)
+
+
+@pytest.mark.processes
 def test_a_loan_holds_up_the_sender(pool):
     assert pool(2).run(program.lent_messages, "shared, read") == [[True] * 2, [True] * 4]
 
