@@ -237,7 +237,11 @@ def test_slices_cost_messages_and_copies_and_spare_writes() -> None:
         which: {row.algorithm: row for row in predictions("all_reduce", n, 4, which)}
         for which in (whole, sliced)
     }
-    for name, chunk, rounds in (("ring", n // 4, 6), ("two_shot", n // 4, 2), ("double_tree", n // 2, 4)):
+    for name, chunk, rounds in (
+        ("ring", n // 4, 6),
+        ("two_shot", n // 4, 2),
+        ("double_tree", n // 2, 4),
+    ):
         slices = chunk >> 18
         assert rows[sliced][name].num_waits >= rounds + slices - 1
     # Its messages are of two chunks in its first and last step, which no slice has side by side.
