@@ -363,7 +363,7 @@ def print_costs(costs: Parameters) -> None:
         f"{time_in_words(costs.crowded_beta_s_per_byte * 2**20)} more, and to add it "
         f"{time_in_words(costs.gamma_s_per_byte * 2**20)}",
     ]
-    if costs.direct_from:
+    if 0 < costs.direct_from < 1 << 50:  # which no message reaches
         words.append(f"from {as_size(costs.direct_from)} on it is read in its sender's memory")
     if costs.slice_bytes:
         words.append(f"operations on long data run in slices of {as_size(costs.slice_bytes)}")

@@ -80,6 +80,9 @@ class Parameters:
     slice_bytes
         Bytes of the slices in which longer messages are sent, as was measured to be quicker
         (`ringcoll.transport.Transport.slice_bytes`); 0 if they are sent whole.
+    exchange_s, exchanges_to
+        Seconds of a short message of each rank to all others (`ringcoll.transport.Transport.bind_exchange`), and
+        bytes up to which messages go that way; 0 if they do not.
     cached_beta_s_per_byte, crowded_cached_beta_s_per_byte
         Seconds of a byte of data that fit into caches, up to 2 MiB; beta is then that of 32 MiB and more.
         0 if there is no difference.
@@ -99,6 +102,8 @@ class Parameters:
     crowded_gamma_s_per_byte: float
     direct_from: int = 0
     slice_bytes: int = 0
+    exchanges_to: int = 0
+    exchange_s: float = 0.0
     cached_beta_s_per_byte: float = 0.0
     crowded_cached_beta_s_per_byte: float = 0.0
 
@@ -185,6 +190,7 @@ class _Profile:
     packed_mean: float  # a copied byte costs as much as a reduced byte
     packed_in_segments_mean: float
     repeated_mean: float
+    is_exchange: bool  # whether all steps are exchanges of one message of each rank with all others
     pieces: _Pieces | None
 
     def waits(self, num_segments: int) -> int:
@@ -212,6 +218,7 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
     counts, chunks = entry.counts(world_size), chunks_of_data(entry.schedule(world_size))
     traffic, reduced = float(counts.traffic), float(counts.reduced)
     few = _countable(entry, world_size)
+    is_exchange = False
     if world_size == 1 or entry.restriction(few) or entry.restriction(max(1, few // 2)):
         # Nothing is sent; or it cannot be counted, and all ranks are taken to be busy.
         further, pieces = 0.0, None
@@ -220,6 +227,7 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
     else:
         schedule = entry.schedule(few)
         base, tally = entry.counts(few), tally_of(schedule)
+        is_exchange = 0 < tally.exchanges == tally.rounds
         # As in a step in which a rank receives from all others.
         further = (tally.posts - base.rounds) * (world_size - 1) / (few - 1)
         most = max(*tally.sends, *tally.receives)
@@ -252,6 +260,7 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
         packed_mean=packed,
         packed_in_segments_mean=cut,
         repeated_mean=repeated,
+        is_exchange=is_exchange,
         pieces=pieces,
     )
 
@@ -308,12 +317,18 @@ def _seconds(
     else:
         further *= num_segments
     packed = profile.packed_mean if num_segments == 1 else profile.packed_in_segments_mean
-    path_s = costs.alone.seconds(nbytes, rounds, traffic, reduced + packed, further)
+    alone, crowded, messages = costs.alone, costs.crowded, profile.messages_mean * num_segments
+    sent_nbytes = profile.sent_mean / max(1.0, profile.messages_mean) * nbytes  # in one message
+    if profile.is_exchange and costs.exchanges_to and sent_nbytes <= costs.exchanges_to:
+        alone = alone._replace(alpha_s=costs.exchange_s)
+        crowded = crowded._replace(alpha_s=costs.exchange_s)
+        further, messages = 0.0, rounds
+    path_s = alone.seconds(nbytes, rounds, traffic, reduced + packed, further)
     # Half of the cost of a byte is to write it, which in slices is done once for all who read it.
     spared = profile.repeated_mean / 2 if costs.slice_bytes else 0.0
-    crowded_s = costs.crowded.seconds(
+    crowded_s = crowded.seconds(
         nbytes,
-        profile.messages_mean * num_segments,
+        messages,
         profile.sent_mean - spared,
         profile.reduced_mean + packed,
     )
@@ -436,7 +451,10 @@ def _least_s(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) 
     """A time that the critical path takes at least; in segments, for the rounds alone."""
     counts, costs = entry.counts(world_size), costs.at(nbytes)
     amounts = (0.0, 0.0) if entry.pipelined else (float(counts.traffic), float(counts.reduced))
-    return costs.alone.seconds(nbytes, float(counts.rounds), *amounts)
+    link = costs.alone
+    if costs.exchanges_to:
+        link = link._replace(alpha_s=min(link.alpha_s, costs.exchange_s))
+    return link.seconds(nbytes, float(counts.rounds), *amounts)
 
 
 def _order(predicted: tuple[Prediction, bool]) -> tuple[float, bool, float, bool, str]:

@@ -77,6 +77,7 @@ _LONG_ON_GPU = 1 << 24  # a GPU sends 1 MiB in less time than a message takes
 _BUDGET_S = 0.012  # for each quantity; as long as a single round, if that takes longer
 _MOST, _FEW = 50, 3  # rounds with short messages, and with long messages
 _WAYS = (512 << 10, 256 << 10, 128 << 10, 64 << 10)  # bytes of messages that are sent both ways
+_NEVER = 1 << 60  # bytes
 _SLICED = 1 << 21  # bytes that are sent whole, and in slices
 _SLICES = (1, 2)  # parts of the longest slice
 _SWAPS = 6  # rounds of these
@@ -104,7 +105,11 @@ class _Exchange:
 
     def ready(self, receives: list[Message], sends: list[Message]) -> Callable[[], None]:
         """Make a step ready, as a plan does: the function posts its messages, and waits."""
-        start, wait = self.transport.bind(receives, sends), self.transport.wait
+        return self.waiting(self.transport.bind(receives, sends))
+
+    def waiting(self, start: Callable[[int], list[Handle]]) -> Callable[[], None]:
+        """A step that starts messages, and waits for them."""
+        wait = self.transport.wait
 
         def step() -> None:
             for handle in start(0):
@@ -222,6 +227,15 @@ def _swap_s(exchange: _Exchange, nbytes: int, number: int = 1) -> float:
     return min(_times(exchange, [last], write_and_swap, _SWAPS))
 
 
+def _exchange_s(exchange: _Exchange) -> float:
+    """Seconds of a short message of each rank to all others."""
+    transport = exchange.transport
+    others = [peer for peer in range(transport.world_size) if peer != transport.rank]
+    receives = [one for peer in others for one in _messages(peer, exchange.into, _SHORT)]
+    step = exchange.waiting(transport.bind_exchange(receives, exchange.out[:_SHORT], _TAG))
+    return median(_times(exchange, others, step, _MOST))
+
+
 def _agreed(exchange: _Exchange, found: int) -> int:
     """What rank 0 has found, a number below 256; all ranks have to send alike."""
     if exchange.rank:
@@ -230,7 +244,7 @@ def _agreed(exchange: _Exchange, found: int) -> int:
     return found
 
 
-def _ways(exchange: _Exchange) -> tuple[int, int]:
+def _ways(exchange: _Exchange, crowd: float) -> tuple[int, int]:
     """Bytes from which a message is read in its sender's memory sooner than it is copied twice, and bytes of slices.
 
     The latter are 0 if a long message is sent whole sooner.
@@ -255,7 +269,14 @@ def _ways(exchange: _Exchange) -> tuple[int, int]:
     sliced = [(whole_s / _CLEARLY, 0)]
     sliced += [(_swap_s(exchange, longest // by, by * _SLICED // longest), by) for by in _SLICES]
     if by := _agreed(exchange, min(sliced)[1]):
-        return transport.direct_from, longest // by
+        # What is not cut, as blocks whose lengths only two ranks know, may go in pieces as well. Where ranks share
+        # cores, each piece may wait for its turn.
+        copied = transport.direct_from
+        transport.direct_from = _NEVER
+        copied_s = _swap_s(exchange, _SLICED)
+        if _agreed(exchange, crowd == 1 and copied_s < whole_s):
+            copied = _NEVER
+        return copied, longest // by
     return direct_from, 0
 
 
@@ -320,7 +341,7 @@ def measure(
     crowd = max(1.0, -(-exchange.world_size // hosts) / cores) if cores else 1.0
     direct_from = slice_bytes = 0
     if has_ways:
-        direct_from, slice_bytes = _ways(exchange)
+        direct_from, slice_bytes = _ways(exchange, crowd)
         transport.direct_from = direct_from
     gamma_s, crowded_gamma_s = _adding(device, crowd)
     nbytes = exchange.long
@@ -338,6 +359,7 @@ def measure(
         few = slice_bytes, _MOST, _LONG_IN_CACHE // slice_bytes
         cached_s = max(gamma_s, (_message_s(exchange, *few) - short_s) / _LONG_IN_CACHE)
         crowded_cached_s = (_crowded_s(exchange, [1], *few) - crowded_s) / _LONG_IN_CACHE
+    exchange_s = _exchange_s(exchange) if transport.exchanges_to else 0.0
     # A message reads and writes each byte, as an addition does. A crowd makes nothing faster.
     beta_s = max(gamma_s, (long_s - short_s) / nbytes)
     return Parameters(
@@ -351,6 +373,8 @@ def measure(
         crowded_gamma_s_per_byte=crowded_gamma_s,
         direct_from=direct_from,
         slice_bytes=slice_bytes,
+        exchanges_to=transport.exchanges_to,
+        exchange_s=exchange_s,
         cached_beta_s_per_byte=cached_s,
         crowded_cached_beta_s_per_byte=max(cached_s, crowded_cached_s),
     )

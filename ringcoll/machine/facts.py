@@ -44,12 +44,16 @@ def cores() -> int:
 
 
 def cpu() -> str:
-    """Name of the processor."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    """Name of the processor, with family and model where the kernel tells them: a name may stand for several."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        pairs = (line.partition(":")[::2] for line in lines if ":" in line)
+        told = {key.strip(): value.strip() for key, value in pairs}
+        if "model name" in told:
+            name = told["model name"]
+            if not {"cpu family", "model"} <= told.keys():
+                return name
+            return f"{name} (family {told['cpu family']}, model {told['model']})"
     return platform.processor() or platform.machine()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ from ringcoll.operation.instructions import Combine, Post, Wait
 from ringcoll.operation.plan import Plan
 from ringcoll.operation.regions import ALIGNMENT
 from ringcoll.reduction import TORCH, Engine, Reduction
-from ringcoll.transport import Handle, Message, Transport
+from ringcoll.transport import Exchange, Handle, Message, Transport
 
 _PIECE = 1 << 20  # bytes of a lent message that are read and reduced at a time
 _LEAST_S = 0.001  # a wait whose time is up still looks whether the message is there
@@ -88,7 +88,11 @@ def bind(
         # an end. Knuth's multiplicative hash spreads lengths over the 31 bits of a tag.
         return Message(peer, view(number), (numel * 2654435761) & 0x7FFFFFFF)
 
-    lent = {} if reduction is None else _lent(plan, transport, reduction)
+    exchanged = _exchanged(plan, transport, workspace.dtype)
+    lent = {} if reduction is None else _lent(plan, transport, reduction, exchanged)
+    exchanges: dict[
+        int, tuple[Exchange, int]
+    ] = {}  # of each message that arrives: exchange, position
     borrowed = {number for sources in lent.values() for number in sources.values()}
     num_messages = 0
     program: list[BoundInstruction] = []
@@ -97,7 +101,7 @@ def bind(
         if isinstance(instruction, Wait):
             program.append(instruction)
         elif isinstance(instruction, Post):
-            receives, sends = instruction
+            receives, sends, _ = instruction
             arriving, leaving = [*map(message, receives)], [*map(message, sends)]
             leaving = [
                 send._replace(tensor=thin.get(number, send.tensor))
@@ -106,8 +110,17 @@ def bind(
             thin.clear()
             for place, receive in enumerate(arriving):
                 arriving[place] = receive._replace(lent=num_messages + place in borrowed)
+            post: Callable[[int], list[Handle]]
+            if index in exchanged:
+                post = exchange = transport.bind_exchange(
+                    arriving, leaving[0].tensor, leaving[0].tag
+                )
+                for place in range(len(arriving)):
+                    exchanges[num_messages + place] = exchange, place
+            else:
+                post = transport.bind(arriving, leaving)
             num_messages += len(arriving) + len(leaving)
-            program.append(Posting(transport.bind(arriving, leaving), arriving, leaving))
+            program.append(Posting(post, arriving, leaving))
         elif isinstance(instruction, Combine):
             sources = [*map(view, instruction.sources)]
             assert reduction is not None
@@ -120,6 +133,15 @@ def bind(
             into = view(instruction.into)
             if index in lent:
                 positions, numbers = zip(*lent[index].items(), strict=True)
+                if numbers[0] in exchanges:
+                    exchange, _ = exchanges[numbers[0]]
+                    steps = []
+                    for place in range(2):
+                        for position, number in lent[index].items():
+                            sources[position] = exchange.view(exchanges[number][1], place)
+                        steps.append(engine.bind(reduction, [into], [*sources], finished, rounded))
+                    program.append(partial(_at_place, exchange, steps))
+                    continue
                 borrower = _Borrower(
                     transport, positions, reduction, engine, into, sources, finished, rounded
                 )
@@ -131,17 +153,52 @@ def bind(
     return program
 
 
-def _lent(plan: Plan, transport: Transport, reduction: Reduction) -> dict[int, dict[int, int]]:
-    """Those of `Plan.lent` that are long enough, and can be reduced piece by piece."""
+def _at_place(exchange: Exchange, steps: Sequence[Callable[[], object]]) -> None:
+    """Reduce what has come, where the last run of an exchange has brought it."""
+    steps[exchange.place]()
+
+
+def _exchanged(plan: Plan, transport: Transport, dtype: torch.dtype) -> set[int]:
+    """Indices of the posts that are exchanges, of messages that are short enough on all ranks."""
+    if not transport.exchanges_to:
+        return set()
+    most = transport.exchanges_to // dtype.itemsize
+    return {
+        index
+        for index, item in enumerate(plan.instructions)
+        if isinstance(item, Post)
+        and item.is_exchange
+        and max(numel for _, _, numel in (*item.receives, *item.sends)) <= most
+    }
+
+
+def _lent(
+    plan: Plan, transport: Transport, reduction: Reduction, exchanged: Container[int]
+) -> dict[int, dict[int, int]]:
+    """Those of `Plan.lent` that are long enough, or come by an exchange, and can be reduced piece by piece."""
     if transport.lends_from == math.inf or reduction.operator.user is not None:
         return {}  # nobody knows what the user's function does to a piece
     if reduction.combine_all is not None:
         return {}  # a piece that is read is added before the next is there
     lent = {}
+    by_exchange: set[int] = set()  # numbers of messages
+    number = 0
+    for index, item in enumerate(plan.instructions):
+        if isinstance(item, Post):
+            if index in exchanged:
+                by_exchange.update(range(number, number + len(item.receives)))
+            number += len(item.receives) + len(item.sends)
     for index, sources in plan.lent.items():
         combine = plan.instructions[index]
         assert isinstance(combine, Combine)
-        if plan.regions[combine.into].numel * reduction.wire_dtype.itemsize >= transport.lends_from:
+        are_exchanged = [message in by_exchange for message in sources.values()]
+        if all(are_exchanged):
+            lent[index] = sources
+        elif any(are_exchanged):
+            continue
+        elif (
+            plan.regions[combine.into].numel * reduction.wire_dtype.itemsize >= transport.lends_from
+        ):
             lent[index] = sources
     return lent
 
@@ -254,8 +311,10 @@ def drive(
     now = time.monotonic
     for item in program:
         if isinstance(item, Wait):
-            watch.wait = item
-            wait(handles[item.message], max(deadline - now(), _LEAST_S))
+            handle = handles[item.message]
+            if handle is not None:  # most sends of short messages are over at once
+                watch.wait = item
+                wait(handle, max(deadline - now(), _LEAST_S))
         elif isinstance(item, Posting):
             handles += item.post(tag)
         elif isinstance(item, Reading):

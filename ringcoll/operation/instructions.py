@@ -6,10 +6,14 @@ from typing import NamedTuple
 
 
 class Post(NamedTuple):
-    """Post receives and sends: (peer, view, numel), numbered on from the last post."""
+    """Post receives and sends: (peer, view, numel), numbered on from the last post.
+
+    ``is_exchange``: every rank of the schedule sends one and the same message to all others.
+    """
 
     receives: tuple[tuple[int, int, int], ...]
     sends: tuple[tuple[int, int, int], ...]
+    is_exchange: bool = False
 
 
 class Wait(NamedTuple):

@@ -9,7 +9,9 @@ Segments run as a wavefront: with S segments, segment j does step w - j in wave
 w. It needs nothing from the algorithm, as the segments are disjoint in every
 buffer. In each wave everything is posted, receives first, then local work is
 done, then messages are waited for in program order. Receives of the next wave are
-posted as well where their memory is free.
+posted as well where their memory is free. Segments that fit a core's cache are
+*slices*: what has come is reduced in its wave, where it came if the transport lends
+it, and leaves with the next one.
 
 Two hazards are dealt with here, and nowhere else:
 
@@ -31,7 +33,18 @@ from weakref import WeakValueDictionary
 from ringcoll.operation.instructions import Combine, Instruction, Move, Post, Wait
 from ringcoll.operation.loans import loans
 from ringcoll.operation.regions import ALIGNMENT, Layout, Memory, Region, Space, Supply, joined
-from ringcoll.schedule import Copy, Operation, Recv, RecvReduce, Reduce, Ref, Schedule, Send, Step
+from ringcoll.schedule import (
+    Copy,
+    Operation,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Ref,
+    Schedule,
+    Send,
+    Step,
+    sends_alike,
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,9 @@ _MOST_SENDS = 32
 # them, and the second staging area would cost memory.
 _MOST_EARLY = 1 << 16
 _MOST_READ = 64  # ranks, of which the programs are read to find steps that are local on all of them
+_MOST_EXCHANGED = (
+    16  # ranks, of which the programs are read to find steps in which all exchange a message
+)
 
 
 def _local_steps(schedule: Schedule, rank: int, steps: Sequence[Step]) -> set[int]:
@@ -102,6 +118,22 @@ def _local_steps(schedule: Schedule, rank: int, steps: Sequence[Step]) -> set[in
                 number for number, step in enumerate(schedule.steps(peer)) if _has_messages(step)
             }
     return local
+
+
+def _exchanges(schedule: Schedule, rank: int, steps: Sequence[Step]) -> set[int]:
+    """Numbers of the steps in which every rank sends one and the same message to all others."""
+    world_size = schedule.world_size
+    found = {number for number, step in enumerate(steps) if sends_alike(step, world_size)}
+    if not 1 < world_size <= _MOST_EXCHANGED:
+        return set()
+    for peer in range(world_size):
+        if found and peer != rank:
+            found &= {
+                number
+                for number, step in enumerate(schedule.steps(peer))
+                if number in found and sends_alike(step, world_size)
+            }
+    return found
 
 
 def _has_messages(step: Step) -> bool:
@@ -168,6 +200,7 @@ class _Compiler:
         self.messages = 0
         self.wave_starts: list[int] = []
         self.local_after: dict[int, list[Step]] = {}  # by the number of a step: see `waves`
+        self.exchanges: set[int] = set()  # numbers of steps
         self.staging = Supply(Space.STAGING)
         # For early messages: waves take turns, as one area may fill while the other is in use.
         self.early_areas = [Supply(Space.STAGING, 1), Supply(Space.STAGING, 2)]
@@ -175,7 +208,10 @@ class _Compiler:
         self.commits: list[tuple[Region, Region]] = []
 
     def compile(self) -> Plan:
-        waves = self.waves(list(self.schedule.steps(self.rank)))
+        steps = list(self.schedule.steps(self.rank))
+        if self.segments == 1:
+            self.exchanges = _exchanges(self.schedule, self.rank, steps)
+        waves = self.waves(steps)
         ahead: dict[int, _Arrival] = {}
         for active, following in pairwise([*waves, []]):
             self.wave_starts.append(len(self.instructions))
@@ -286,8 +322,12 @@ class _Compiler:
                 if isinstance(operation, Send) and self.carries(operation, segment):
                     region = self.packed(operation.refs, segment)
                     sends.append((Wait(0, operation.peer, number, False), region))
-        early = self.early(active, following) if self.posts_early else {}
-        self.post([*receives, *early.values()], sends)
+        is_early = self.posts_early and not any(
+            number in self.exchanges for _, number, _ in following
+        )
+        early = self.early(active, following) if is_early else {}
+        is_exchange = any(number in self.exchanges for _, number, _ in active)
+        self.post([*receives, *early.values()], sends, is_exchange=is_exchange)
         for segment, _, step in active:
             for operation in step:
                 if isinstance(operation, Copy | Reduce):
@@ -313,7 +353,9 @@ class _Compiler:
             self.move(into, result)
         self.commits = []
 
-    def post(self, receives: list[_Arrival], sends: list[tuple[Wait, Region]]) -> None:
+    def post(
+        self, receives: list[_Arrival], sends: list[tuple[Wait, Region]], *, is_exchange: bool
+    ) -> None:
         if not receives and not sends:
             return
         self.instructions.append(
@@ -323,6 +365,7 @@ class _Compiler:
                     for item in receives
                 ),
                 tuple((wait.peer, self.number(region), region.numel) for wait, region in sends),
+                is_exchange and len(receives) == len(sends) == self.schedule.world_size - 1,
             )
         )
         for arrival in receives:

@@ -19,6 +19,7 @@ from .counting import estimated as estimated
 from .counting import estimated_messages as estimated_messages
 from .counting import moved as moved
 from .counting import packed_chunks as packed_chunks
+from .counting import sends_alike as sends_alike
 from .counting import tally_of as tally_of
 from .drawing import as_runs as as_runs
 from .drawing import grid as grid

@@ -194,13 +194,15 @@ class Tally:
     packed
         Chunks that all ranks copy, as those of a message do not lie side by side, in one segment and in several.
     repeated
-        Chunks that ranks send in a step in which they send them to another rank, too. `tally_of` counts these three.
+        Chunks that ranks send in a step in which they send them to another rank, too.
+    exchanges
+        Steps in which all ranks exchange one message with all others. `tally_of` counts these four.
     """
 
     def __init__(self, world_size: int) -> None:
         self.rounds = self.traffic = self.reduced = 0
         self.posts = self.ports = self.in_flight = self.total_reduced = self.packed = 0
-        self.packed_in_segments = self.repeated = 0
+        self.packed_in_segments = self.repeated = self.exchanges = 0
         self.sends, self.receives, self.sent = ([0] * world_size for _ in range(3))
 
     def add(self, steps: Iterable[tuple[int, Step]]) -> None:
@@ -238,7 +240,18 @@ def tally_of(schedule: Written) -> Tally:
         tally.packed += sum(map(packed_chunks, steps))
         tally.packed_in_segments += sum(packed_chunks(step, in_segments=True) for step in steps)
         tally.repeated += sum(map(_repeated_chunks, steps))
+        tally.exchanges += all(sends_alike(step, schedule.world_size) for step in steps)
     return tally
+
+
+def sends_alike(step: Step, world_size: int) -> bool:
+    """Whether a rank sends one and the same message to every other rank, and receives one from each."""
+    sends = {operation.peer: operation.refs for operation in step if type(operation) is Send}
+    if len(sends) != world_size - 1 or len(set(sends.values())) != 1:
+        return False
+    counts = count(step)
+    sources = {operation.peer for operation in step if isinstance(operation, Recv | RecvReduce)}
+    return counts[0] == counts[1] == len(sources) == world_size - 1
 
 
 def _repeated_chunks(step: Step) -> int:

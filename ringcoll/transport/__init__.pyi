@@ -3,6 +3,7 @@ from . import nccl as nccl
 from . import streams as streams
 from .around import AroundTransport as AroundTransport
 from .asked import as_asked as as_asked
+from .base import Exchange as Exchange
 from .base import Handle as Handle
 from .base import Message as Message
 from .base import Transport as Transport

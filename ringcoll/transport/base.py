@@ -51,6 +51,21 @@ class Message(NamedTuple):
     lent: bool = False
 
 
+class Exchange(Protocol):
+    """A message of each rank to all others, bound as by `Transport.bind`, for as many runs as are needed."""
+
+    place: int
+    """In which of two places the messages of the last run lie: 0 or 1, the same for all."""
+
+    def __call__(self, mixed: int) -> list[Handle]:
+        """Start the messages; see `Transport.bind`."""
+        ...
+
+    def view(self, position: int, place: int) -> Tensor:
+        """The memory in which a lent receive of this position comes to a place; others may read it until the next but one."""
+        ...
+
+
 class Transport(Protocol):
     """Point-to-point messages among the ranks of one group.
 
@@ -82,6 +97,9 @@ class Transport(Protocol):
     """Most bytes of the slices in which a transport moves long messages best, as they stay in caches on the way;
     ``None`` if it makes no difference. A group measures of how many bytes they are, if they are quicker at all."""
 
+    exchanges_to: int = 0
+    """Bytes up to which one message of each rank to all others has a way of its own: see `bind_exchange`."""
+
     verifies: bool = False
     """Whether each message has its checksum beside it; the ranks compare it when they meet."""
 
@@ -111,11 +129,19 @@ class Transport(Protocol):
         Returns
         -------
         callable
-            Starts the messages, and returns a handle for each, receives first. It takes
+            Starts the messages, and returns a handle for each, receives first; ``None`` for one that is over. It takes
             a number of 31 bits, which is mixed into their tags (exclusive or). A handle
             keeps its message's tensor alive.
         """
         ...
+
+    def bind_exchange(self, receives: Sequence[Message], send: Tensor, tag: int) -> Exchange:
+        """Make a message ready that every rank sends to all others, each as many bytes as it likes.
+
+        All ranks take part in each run, in the same order, and none begins one before it has waited for all
+        receives of its last one, and has read what was lent to it.
+        """
+        raise TransportError(f"the transport {self.name} has no exchanges")
 
     def post(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Handle]:
         """Start messages once; return a handle for each, receives first."""

@@ -108,7 +108,8 @@ class PairsTransport(AroundTransport):
                     raise PeerLostError(f"rank {self.rank} gave up meeting the others")
         self.lends_from = self.below.lends_from
         if self._far is None:  # every call goes straight to the transport below
-            for name in ("bind", "wait", "view", "read", "release"):
+            self.exchanges_to = self.below.exchanges_to
+            for name in ("bind", "bind_exchange", "wait", "view", "read", "release"):
                 setattr(self, name, getattr(self.below, name))
 
     def bind(

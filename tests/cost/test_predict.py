@@ -259,6 +259,26 @@ def test_slices_cost_messages_and_copies_and_spare_writes() -> None:
     assert gained["two_shot"] == pytest.approx(6 * 3 * alpha_s - spared_s)
 
 
+def test_an_exchange_costs_as_one_message() -> None:
+    plain = replace(costs(4.0), slice_bytes=1 << 18)
+    quick = replace(plain, exchange_s=3e-6, exchanges_to=1 << 10)
+    before, after = (
+        {row.algorithm: row for row in predictions("all_reduce", 1 << 10, 4, which)}
+        for which in (plain, quick)
+    )
+    assert {name for name in after if after[name] != before[name]} == {
+        "direct",
+        "recursive_multiplying",
+    }
+    row, nbytes = after["direct"], 3 * (1 << 10)
+    assert row.path_s == pytest.approx(3e-6 + nbytes * 1.1e-9)
+    assert row.crowded_s == pytest.approx(3e-6 + nbytes * (4e-9 * 2 / 3 + 4e-10))
+    assert predictions("all_reduce", 1 << 10, 4, quick)[0].algorithm == "direct"
+    assert fastest("all_reduce", 1 << 10, 4, quick, OperandOrder.ANY) == row
+    longer = ((1 << 10) + 1, 4)
+    assert predictions("all_reduce", *longer, quick) == predictions("all_reduce", *longer, plain)
+
+
 def test_bytes_cost_more_beyond_a_cache() -> None:
     flat = costs(2.0)
     curved = replace(flat, cached_beta_s_per_byte=2e-10, crowded_cached_beta_s_per_byte=8e-10)

@@ -389,6 +389,43 @@ def test_a_step_is_local_if_it_is_on_all_ranks():
         assert steps == [3, waves + 1]
 
 
+def exchanges(collective: str, algorithm: str, world_size: int, segments: int = 1) -> list[bool]:
+    """Whether the posts of each rank are exchanges, if that is the same on all ranks."""
+    schedule = find(collective, algorithm).schedule(world_size)
+    blocks = range(contract(collective).num_blocks(world_size))
+    layout = Layout(tuple((block, 60 + block) for block in blocks))
+    found = [
+        [item.is_exchange for item in compile_plan(schedule, rank, layout, segments).instructions
+         if isinstance(item, Post)]
+        for rank in range(world_size)
+    ]  # fmt: skip
+    assert found == found[:1] * world_size
+    return found[0]
+
+
+def test_a_message_of_each_rank_to_all_others_is_an_exchange():
+    assert exchanges("all_reduce", "direct", 5) == [True]
+    assert exchanges("all_gather", "direct", 5) == [True]
+    assert exchanges("all_reduce", "two_shot", 5) == [False, True]
+    assert exchanges("all_reduce", "recursive_doubling", 2) == [True]
+    assert exchanges("all_reduce", "recursive_doubling", 4) == [False, False]
+    assert exchanges("all_reduce", "direct", 16) == [True]
+    assert exchanges("all_reduce", "direct", 17) == [False], "too many programs to read"
+    assert exchanges("all_reduce", "direct", 5, segments=2) == [False, False]
+
+
+def test_one_rank_that_sends_to_fewer_makes_it_no_exchange():
+    def program(rank: int) -> list[Step]:
+        others = [peer for peer in range(3) if peer != rank]
+        sends = [send(peer, inp(rank or peer)) for peer in others]
+        return [Step(*sends, *(recv(peer, out(peer or rank)) for peer in others))]
+
+    schedule = Schedule("all_reduce", "unlike", 3, 3, 0, program=program)
+    for rank in range(3):
+        plan = compile_plan(schedule, rank, Layout(((0, 30),)))
+        assert [item.is_exchange for item in plan.instructions if isinstance(item, Post)] == [False]
+
+
 def test_nothing_is_done_with_empty_chunks():
     """Two elements in four chunks: what is moved, combined or sent has elements."""
     for algorithm in ("ring", "two_shot", "rabenseifner"):
@@ -402,7 +439,7 @@ def test_nothing_is_done_with_empty_chunks():
             ]
             assert all(region.numel for region in written)
             posts = [item for item in plan.instructions if isinstance(item, Post)]
-            messages = [message for post in posts for part in post for message in part]
+            messages = [one for post in posts for part in post[:2] for one in part]
             assert messages
             assert all(numel for _, _, numel in messages)
 

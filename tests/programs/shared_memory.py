@@ -23,7 +23,7 @@ from ringcoll.transport import SHORT, AroundTransport, Message, SharedMemory, Sh
 from ringcoll.transport.shared import channel as shared_channel
 from ringcoll.transport.shared import memory as shared_memory
 from ringcoll.transport.shared import transport as shared
-from ringcoll.transport.shared.memory_layout import PIECE
+from ringcoll.transport.shared.memory_layout import EXCHANGED, PIECE
 from tests.programs.transports import LIMIT_S, transport_of_all
 
 # Around the ends of the ways in which messages travel.
@@ -132,6 +132,61 @@ def spread_messages(transport_name: str, seed: int, rounds: int) -> tuple[list[s
     return wrong, pieces, written
 
 
+def exchanges(transport_name: str, seed: int, rounds: int) -> list[str]:
+    """Messages of each rank to all others, of other lengths each, among messages of pairs; ranks are late now and then."""
+    transport = transport_of_all(transport_name)
+    rank, size = transport.rank, transport.world_size
+    others = [peer for peer in range(size) if peer != rank]
+    wrong: list[str] = []
+    bound: dict[tuple[int, ...], tuple[Any, ...]] = {}
+    for turn in range(rounds):
+        common, own = Random(seed + turn), Random(1000 * rank + turn)
+        lengths = tuple(common.choice([0, 1, 8, 1000, EXCHANGED]) for _ in range(size))
+        if lengths not in bound:  # later turns run what was bound before
+            into = {peer: torch.full((lengths[peer],), 99, dtype=torch.uint8) for peer in others}
+            sent = torch.zeros(lengths[rank], dtype=torch.uint8)
+            lent = [own.random() < 0.5 for _ in others]
+            receives = [Message(peer, into[peer], 3, is_lent)
+                        for peer, is_lent in zip(others, lent, strict=True)]  # fmt: skip
+            bound[lengths] = into, sent, lent, transport.bind_exchange(receives, sent, 3)
+        into, sent, lent, exchange = bound[lengths]
+        sent.copy_(content(rank, turn, lengths[rank]))
+        time.sleep(own.choice([0, 0, 0, 0.002]))
+        if common.random() < 0.3:
+            ahead, behind = (rank + 1) % size, (rank - 1) % size
+            came = torch.zeros(100, dtype=torch.uint8)
+            pair = [Message(behind, came, 3)], [Message(ahead, content(rank, turn, 100), 3)]
+            for handle in transport.post(*pair):
+                transport.wait(handle, LIMIT_S)
+            if not torch.equal(came, content(behind, turn, 100)):
+                wrong.append(f"turn {turn}: a message of a pair")
+        handles = exchange(turn)
+        waited = list(range(len(handles)))
+        own.shuffle(waited)
+        for index in waited:
+            transport.wait(handles[index], LIMIT_S)
+        for position, peer in enumerate(others):
+            is_lent = lent[position]
+            tensor = exchange.view(position, exchange.place) if is_lent else into[peer]
+            if not torch.equal(tensor, content(peer, turn, lengths[peer])):
+                wrong.append(f"turn {turn}: of rank {peer}, {lengths[peer]} bytes, lent {is_lent}")
+    transport.close()
+    return wrong
+
+
+def exchange_of_others() -> str:
+    """What a rank is told if the ranks do not agree on an exchange."""
+    transport = transport_of_all("shared")
+    peer, into = 1 - transport.rank, torch.zeros(4)
+    handles = transport.bind_exchange([Message(peer, into, 5)], torch.ones(4), 5)(transport.rank)
+    try:
+        transport.wait(handles[0], 0.3)
+    except TransportError as error:
+        assert not into.any(), "nothing is written"
+        return str(error)
+    return "nothing"
+
+
 def with_fences(transport_name: str, rounds: int) -> tuple[list[str], set[str]]:
     """`random_messages` with the fences of other processors; what was wrong, and what fences were seen between."""
     seen: set[str] = set()
@@ -148,7 +203,7 @@ def with_fences(transport_name: str, rounds: int) -> tuple[list[str], set[str]]:
         shared_memory.fence()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_channel, "_FENCES", True)
+        patch.setattr(shared_channel, "FENCES", True)
         patch.setattr(shared_channel, "fence", noting)
         return random_messages(transport_name, 5, rounds), seen
 

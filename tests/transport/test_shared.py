@@ -40,6 +40,19 @@ def test_a_message_for_several_peers_is_written_once(pool, world_size: int):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_exchanges(pool, world_size: int):
+    assert pool(world_size).run(program.exchanges, "shared", 7, 300) == [[]] * world_size
+
+
+@pytest.mark.processes
+def test_another_exchange_never_comes(pool):
+    told = pool(2).run(program.exchange_of_others)
+    assert any("no message within 0.3 s" in text for text in told)
+    assert all("no message within" in text or "connection was broken" in text for text in told)
+
+
+@pytest.mark.processes
 def test_a_loan_holds_up_the_sender(pool):
     assert pool(2).run(program.lent_messages, "shared, read") == [[True] * 2, [True] * 4]
 

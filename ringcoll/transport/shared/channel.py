@@ -10,10 +10,14 @@ message     kind        how it travels                                      its 
 to 36 KiB   inline      in the entry: copied in, copied out                 at once
 longer      mapped      the receiver reads it where it lies, if that is a   when it has been read
                         tensor in shared memory (`ringcoll.empty_shared`)
-longer      in pieces   256 KiB at a time: copied in, copied out            when it is copied in
+longer      in pieces   512 KiB at a time: copied in, copied out, or read   when it is copied in
+                        there by a reduction
 long        remote      the receiver reads the sender's memory, if the      when it has been read
                         kernel lets it (probed when the ranks connect)
 ==========  ==========  ==================================================  =====================
+
+A piece that several peers get lies in one place, which is written once. A receiver may keep a message of one piece
+where it came (*lent*), but for the last of the places that its sender may fill for it: so messages always come through.
 
 For the kernel to find the sender's pages takes time for each page: from which length on that costs less than
 a second copy is another number on each machine, which groups measure (`Transport.direct_from`).
@@ -64,7 +68,8 @@ from ringcoll.transport.shared.tensors import PeerRegions, SharedRegion, region_
 _INLINE, _REMOTE, _IN_PIECES, _MAPPED = 0, 1, 2, 3  # kinds of messages
 _IN_PLACE = (_REMOTE, _MAPPED)  # kinds that are read where they lie
 _ENTRY_WORDS = ENTRY // WORD
-_FENCES = not is_ordered()  # what is written, and what is read, has to be kept in order
+FENCES = not is_ordered()
+"""Whether what is written, and what is read, has to be kept in order."""
 _MOST_SLICES = 256  # lengths of short messages whose places are remembered
 
 
@@ -252,12 +257,12 @@ class PeerChannel:
             and not self.pending
             and self.other_words[self._acked + entry] == number - DEPTH
         ):
-            if _FENCES:
+            if FENCES:
                 fence()
             send.places[entry][:] = send.source
             words, at = self._words, self._ring_out_word + entry * _ENTRY_WORDS
             words[at + 1], words[at + 3] = send.nbytes << 2 | _INLINE, send.tag
-            if _FENCES:
+            if FENCES:
                 fence()
             words[at] = number  # now the message can be seen
             self._next_out = number + 1
@@ -300,7 +305,7 @@ class PeerChannel:
             entry = number & (DEPTH - 1)
             if self.other_words[self._acked + entry] != number - DEPTH:
                 return False
-            if _FENCES:
+            if FENCES:
                 fence()
             at = self._ring_out_word + entry * _ENTRY_WORDS
             if nbytes <= SHORT:
@@ -332,7 +337,7 @@ class PeerChannel:
                 send.copied += count
                 is_all = send.done = send.copied == nbytes
             words[at + 3] = send.tag
-            if _FENCES:
+            if FENCES:
                 fence()
             words[at] = number  # now the message can be seen
             self._next_out = number + 1
@@ -387,7 +392,7 @@ class PeerChannel:
 
     def take(self) -> None:
         """Take the message that has come."""
-        if _FENCES:
+        if FENCES:
             fence()
         number, at, words = self.next_in, self.word_in, self.other_words
         what, tag = words[at + 1], words[at + 3]
@@ -510,7 +515,7 @@ class PeerChannel:
 
     def release(self, receive: RingReceive) -> None:
         """Let go of a message in the peer's memory, which has held still so far."""
-        if _FENCES:
+        if FENCES:
             fence()
         if receive.memory is self.other:  # nobody writes there before it is acknowledged
             self._num_held -= 1
@@ -524,7 +529,7 @@ class PeerChannel:
         return bool(self._life.poll(0))
 
     def _acknowledge(self, number: int) -> None:
-        if _FENCES:
+        if FENCES:
             fence()
         self._words[self._acks + (number & (DEPTH - 1))] = number
         fence()

@@ -7,6 +7,7 @@ A rank writes to its own memory only, but for the bell that wakes a peer::
     can read   for each peer: whether this rank can read the memory of its process
     rings      for each peer, 16 entries: number, length, kind, tag, and a short message itself
     pieces     places for pieces of long messages, so many for each peer
+    board      two places for messages to all ranks: tag, and the message
 
 The memory itself is from `ringcoll.transport.shared.memory`; `ringcoll.transport.shared.channel` says
 how messages travel in it.
@@ -29,7 +30,9 @@ SHORT = ENTRY - HEAD
 """Bytes of the longest message that travels in an entry."""
 PIECE, PIECES = 512 << 10, 3
 """Bytes of a piece of a long message, and places with pieces that a peer has not read yet."""
-BELL, SLEEPS, STATE = 0, 8, 16
+EXCHANGED, PLACE = 256 << 10, 260 << 10
+"""Bytes of the longest message to all ranks, and of a place of the board, whole pages."""
+BELL, SLEEPS, STATE, EXCHANGES = 0, 8, 16, 24
 """Numbers of the words of the control block, each on a cache line of its own."""
 _CONTROL = 256  # bytes
 AWAKE, ASLEEP, FOR_ROOM, WHOM = 0, 1, 2, 2
@@ -42,14 +45,15 @@ OPEN, BROKEN, CLOSED = 0, 1, 2
 class SharedLayout:
     """Where things lie in a rank's memory, in bytes; ``ranks`` are those of the host.
 
-    The memory up to ``num_taken`` is needed, that of pieces perhaps never.
+    The memory up to ``num_taken`` is needed, that of pieces and of the board perhaps never.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         end = _CONTROL + len(ranks) * DEPTH * WORD
         first = -(-(end + len(ranks) * WORD) // ENTRY) * ENTRY
         self.num_taken = first + len(ranks) * DEPTH * ENTRY
-        self.nbytes = self.num_taken + len(ranks) * PIECES * PIECE
+        self.board = self.num_taken + len(ranks) * PIECES * PIECE
+        self.nbytes = self.board + 2 * PLACE
         places = {rank: place for place, rank in enumerate(ranks)}
         self.acks = {rank: _CONTROL + n * DEPTH * WORD for rank, n in places.items()}
         self.can_read = {rank: end + n * WORD for rank, n in places.items()}

@@ -37,6 +37,7 @@ from ringcoll.errors import (
 from ringcoll.machine import appears, as_fields, cores, free_bytes, read_all, read_text
 from ringcoll.transport.base import Handle, Message, Transport, late, meet_telling
 from ringcoll.transport.pairs import OutOfReachError, PairsTransport
+from ringcoll.transport.shared.board import Board, BoardExchange, BoardReceive
 from ringcoll.transport.shared.channel import (
     PeerChannel,
     PendingSends,
@@ -63,6 +64,8 @@ from ringcoll.transport.shared.memory_layout import (
     BELL,
     BROKEN,
     CLOSED,
+    EXCHANGED,
+    EXCHANGES,
     FOR_ROOM,
     PIECE,
     PIECES,
@@ -74,6 +77,7 @@ from ringcoll.transport.shared.memory_layout import (
     SharedLayout,
 )
 
+Awaited = RingSend | RingReceive | BoardReceive | PendingSends
 # What ranks tell each other.
 _TOLD = dict.fromkeys(("pid", "descriptor", *Identity._fields, "secret", "address"), int)
 _FAILED = 1 << 20  # ranks; what they count together has the failures above it
@@ -159,6 +163,7 @@ class SharedTransport(Transport):
         self._pid = os.getpid()  # a process that is forked off does not have the group
         self._memory: SharedMemory | None = None
         self._pieces: Pieces | None = None
+        self._board: Board | None = None
         self._channels: dict[int, PeerChannel] = {}
         self._lives: dict[int, int] = {}  # pidfds of the peers
         self._direct_from: int | None = None
@@ -190,6 +195,7 @@ class SharedTransport(Transport):
             places = SharedLayout(here)
             self._memory = self._own_memory(descriptor, places, len(here))
             self._pieces = Pieces(self._memory, places.pieces, places.num_pieces)
+            self._board = Board(rank, self._memory, places.board)
             reasons = [
                 self._open(peer, as_fields(f"here/{peer}", told[peer], _TOLD), places)
                 for peer in here
@@ -212,6 +218,7 @@ class SharedTransport(Transport):
             for channel in self._channels.values():
                 channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
             self.direct_from = _DIRECT_FROM if len(here) <= _FEW else None
+            self.exchanges_to = EXCHANGED if len(here) == self.world_size <= _FEW else 0
         finally:
             os.close(descriptor)
 
@@ -308,13 +315,24 @@ class SharedTransport(Transport):
 
         return post
 
+    def bind_exchange(self, receives: Sequence[Message], send: Tensor, tag: int) -> BoardExchange:
+        """Make a message to all ranks ready; see `Transport.bind_exchange`."""
+        assert self._board is not None
+        return BoardExchange(self._board, self._channels, receives, send, tag)
+
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
         message: Any = handle
         if message is None or message.done:
             return
-        is_here, receives = False, type(message) is RingReceive
-        if receives:
+        is_here, kind = False, type(message)
+        if kind is BoardReceive:
+            words, number = message.words, message.number
+            for _ in repeat(None, self._spins):
+                if words[EXCHANGES] >= number:
+                    is_here = message.look()
+                    break
+        elif kind is RingReceive:
             if message.number:
                 message.channel.fetch(message)
                 return
@@ -363,7 +381,7 @@ class SharedTransport(Transport):
             if channel.pending:
                 self._sleep(PendingSends(channel), max(deadline - time.monotonic(), 0.001))
 
-    def _sleep(self, message: RingSend | RingReceive | PendingSends, timeout_s: float) -> None:
+    def _sleep(self, message: Awaited, timeout_s: float) -> None:
         """Wait for a message asleep, and serve all peers when something else happens."""
         deadline, left_s = time.monotonic() + timeout_s, timeout_s
         if self._is_crowded and self._yielded(message):
@@ -393,7 +411,7 @@ class SharedTransport(Transport):
             futex_wait(memory.address + BELL * WORD, seen, min(max(left_s, 0.0), nap_s))
             left_s = deadline - time.monotonic()
 
-    def _yielded(self, message: RingSend | RingReceive | PendingSends) -> bool:
+    def _yielded(self, message: Awaited) -> bool:
         """Give the processor to the ranks that share it; return whether the message came.
 
         It is quicker than to sleep, unless other programs are busy: these keep the processor for
@@ -414,9 +432,7 @@ class SharedTransport(Transport):
             self._next_unkind = min(2 * self._next_unkind, _MOST_UNKIND)
         return message.done
 
-    def _look_around(
-        self, message: RingSend | RingReceive | PendingSends, exceeded_s: float | None
-    ) -> None:
+    def _look_around(self, message: Awaited, exceeded_s: float | None) -> None:
         """Raise an error if there is a reason to stop waiting."""
         peer = message.channel.peer
         is_over = self._aborted
@@ -466,7 +482,7 @@ class SharedTransport(Transport):
             memory.words[STATE] = BROKEN if was_broken else CLOSED
             fence()
             self._ring_all()
-        self._memory = self._pieces = None
+        self._memory = self._pieces = self._board = None
         lives, self._lives = self._lives, {}
         self._channels = {}
         for life in lives.values():
