@@ -47,6 +47,7 @@ class Highlight(NamedTuple):
 
 
 _SIZES = (4, 65536, 1 << 20, 16 << 20, 64 << 20)
+_BESIDE = (4, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 _PEERS = ("size", "auto", "persistent", "shared_tensors", "native", "openmpi", "mpich")
 HIGHLIGHTS = (
     Highlight(
@@ -221,13 +222,43 @@ def _highlight(shown: Highlight, record: Record) -> str:
     return "\n\n".join(filter(None, [f"## {shown.title}", about, _markdown(part), picture])) + "\n"
 
 
+def _processors(records: dict[str, Record]) -> str:
+    """The records of one benchmark on several processors: times over that of the better MPI library."""
+    on = {name: one for name, one in records.items() if name.startswith("peers-shared")}
+    if len(on) < 2:
+        return ""
+    ratios: dict[tuple[str, int], dict[str, float]] = {}
+    for name, record in on.items():
+        for table in record.tables:
+            if not table.caption.endswith(": medians."):
+                continue
+            for row in table.rows:
+                of = dict(zip(table.columns, row, strict=True))
+                ratio = of["persistent"] / min(of["openmpi"], of["mpich"])
+                ratios.setdefault((table.caption.removesuffix(": medians."), of["size"]), {})[
+                    name
+                ] = ratio
+    heads = {
+        name: f"{one.environment['cpu']}, {one.environment['started'][:10]}"
+        for name, one in on.items()
+    }
+    columns = {"what": "text", "size": "bytes"} | dict.fromkeys(heads.values(), "ratio")
+    rows = [(*key, *map(found.get, on)) for key, found in ratios.items() if key[1] in _BESIDE]
+    links = ", ".join(f"[{name}](measured/{name}.md)" for name in on)
+    about = f"`persistent` over the quicker one of Open MPI and MPICH; below 1 it is ahead. {links}"
+    return (
+        "\n\n".join(["## The same on other machines", about, _markdown(Table(columns, rows))])
+        + "\n"
+    )
+
+
 def pages(folder: Path | None = None) -> dict[Path, str]:
     """All pages by their files: of each record of a folder, by default `FOLDER`, and the first one."""
     records = {path.stem: read(path) for path in sorted((folder or FOLDER).glob("*.json"))}
     shown = [_highlight(one, records[one.record]) for one in HIGHLIGHTS if one.record in records]
     listed = [f"- [{name}](measured/{name}.md): {one.title}" for name, one in records.items()]
     every = ["## All pages\n\n" + "\n".join(listed) + "\n"] if listed else []
-    first = {PAGE: "\n".join([INTRODUCTION, *shown, *every])}
+    first = {PAGE: "\n".join(filter(None, [INTRODUCTION, *shown, _processors(records), *every]))}
     return first | {PAGES / f"{name}.md": section(record) for name, record in records.items()}
 
 

@@ -385,7 +385,6 @@ class Arguments:
                 rank,
             )
         is_own = is_short(stage.nbytes, self.device) and not prepared
-        default = segment_bytes_of(rules.collective, self.algorithm, self.device.type)
         request = Request(
             contract=rules,
             algorithm=self.algorithm,
@@ -402,7 +401,10 @@ class Arguments:
             operator_code="" if reduction is None else reduction.code,
             rules=self._rules,
             order=OperandOrder.ANY if reduction is None else reduction.order,
-            segment_bytes=self.segment_bytes or (default if self.device.type != "cpu" else None),
+            segment_bytes=self.segment_bytes,
+            usual_segment_bytes=segment_bytes_of(
+                rules.collective, self.algorithm, self.device.type
+            ),
             split_input=split_input,
             split_output=split_output,
             in_place=one_copy or (shares and not scales and not is_own),

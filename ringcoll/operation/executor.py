@@ -88,11 +88,10 @@ def bind(
         # an end. Knuth's multiplicative hash spreads lengths over the 31 bits of a tag.
         return Message(peer, view(number), (numel * 2654435761) & 0x7FFFFFFF)
 
-    exchanged = _exchanged(plan, transport, workspace.dtype)
-    lent = {} if reduction is None else _lent(plan, transport, reduction, exchanged)
-    exchanges: dict[
-        int, tuple[Exchange, int]
-    ] = {}  # of each message that arrives: exchange, position
+    by_exchange = _by_exchange(plan, transport, workspace.dtype)
+    exchanged = {post for post, _ in by_exchange.values()}
+    exchanges: dict[int, Exchange] = {}  # by the indices of posts
+    lent = {} if reduction is None else _lent(plan, transport, reduction, by_exchange)
     borrowed = {number for sources in lent.values() for number in sources.values()}
     num_messages = 0
     program: list[BoundInstruction] = []
@@ -110,44 +109,36 @@ def bind(
             thin.clear()
             for place, receive in enumerate(arriving):
                 arriving[place] = receive._replace(lent=num_messages + place in borrowed)
-            post: Callable[[int], list[Handle]]
-            if index in exchanged:
-                post = exchange = transport.bind_exchange(
-                    arriving, leaving[0].tensor, leaving[0].tag
-                )
-                for place in range(len(arriving)):
-                    exchanges[num_messages + place] = exchange, place
-            else:
-                post = transport.bind(arriving, leaving)
             num_messages += len(arriving) + len(leaving)
-            program.append(Posting(post, arriving, leaving))
+            if index in exchanged:
+                exchange = transport.bind_exchange(arriving, leaving[0].tensor, leaving[0].tag)
+                exchanges[index] = exchange
+                program.append(Posting(exchange, arriving, leaving))
+            else:
+                program.append(Posting(transport.bind(arriving, leaving), arriving, leaving))
         elif isinstance(instruction, Combine):
-            sources = [*map(view, instruction.sources)]
+            sources, into = [*map(view, instruction.sources)], view(instruction.into)
             assert reduction is not None
             finished = transport.world_size if instruction.final else None
             rounded = None
             if narrow is not work and index in plan.departing:
-                total = view(instruction.into)
-                rounded = _like(total, total.numel(), wire)
-                thin[instruction.into] = rounded
-            into = view(instruction.into)
-            if index in lent:
-                positions, numbers = zip(*lent[index].items(), strict=True)
-                if numbers[0] in exchanges:
-                    exchange, _ = exchanges[numbers[0]]
-                    steps = []
-                    for place in range(2):
-                        for position, number in lent[index].items():
-                            sources[position] = exchange.view(exchanges[number][1], place)
-                        steps.append(engine.bind(reduction, [into], [*sources], finished, rounded))
-                    program.append(partial(_at_place, exchange, steps))
-                    continue
-                borrower = _Borrower(
-                    transport, positions, reduction, engine, into, sources, finished, rounded
-                )
-                program.append(Reading(numbers, borrower))
+                rounded = thin[instruction.into] = _like(into, into.numel(), wire)
+            run = partial(engine.bind, reduction, [into], world_size=finished, narrow=rounded)
+            if index not in lent:
+                program.append(run(sources))
+                continue
+            positions, numbers = zip(*lent[index].items(), strict=True)
+            if numbers[0] in by_exchange:
+                exchange = exchanges[by_exchange[numbers[0]][0]]
+                at_places = []
+                for place in range(2):
+                    for position, number in lent[index].items():
+                        sources[position] = exchange.view(by_exchange[number][1], place)
+                    at_places.append(run([*sources]))
+                program.append(partial(_at_place, exchange, at_places))
             else:
-                program.append(engine.bind(reduction, [into], sources, finished, rounded))
+                about = reduction, engine, into, sources, finished, rounded
+                program.append(Reading(numbers, _Borrower(transport, positions, *about)))
         else:
             program.append(partial(view(instruction.into).copy_, view(instruction.source)))
     return program
@@ -158,22 +149,23 @@ def _at_place(exchange: Exchange, steps: Sequence[Callable[[], object]]) -> None
     steps[exchange.place]()
 
 
-def _exchanged(plan: Plan, transport: Transport, dtype: torch.dtype) -> set[int]:
-    """Indices of the posts that are exchanges, of messages that are short enough on all ranks."""
-    if not transport.exchanges_to:
-        return set()
-    most = transport.exchanges_to // dtype.itemsize
-    return {
-        index
-        for index, item in enumerate(plan.instructions)
-        if isinstance(item, Post)
-        and item.is_exchange
-        and max(numel for _, _, numel in (*item.receives, *item.sends)) <= most
-    }
+def _by_exchange(
+    plan: Plan, transport: Transport, dtype: torch.dtype
+) -> dict[int, tuple[int, int]]:
+    """Messages that arrive by an exchange, as they are short enough on all ranks: index of the post, and position."""
+    found: dict[int, tuple[int, int]] = {}
+    number, most = 0, transport.exchanges_to // dtype.itemsize
+    for index, item in enumerate(plan.instructions if most else ()):
+        if isinstance(item, Post):
+            both = *item.receives, *item.sends
+            if item.is_exchange and max(numel for _, _, numel in both) <= most:
+                found |= {number + place: (index, place) for place in range(len(item.receives))}
+            number += len(both)
+    return found
 
 
 def _lent(
-    plan: Plan, transport: Transport, reduction: Reduction, exchanged: Container[int]
+    plan: Plan, transport: Transport, reduction: Reduction, by_exchange: Container[int]
 ) -> dict[int, dict[int, int]]:
     """Those of `Plan.lent` that are long enough, or come by an exchange, and can be reduced piece by piece."""
     if transport.lends_from == math.inf or reduction.operator.user is not None:
@@ -181,24 +173,12 @@ def _lent(
     if reduction.combine_all is not None:
         return {}  # a piece that is read is added before the next is there
     lent = {}
-    by_exchange: set[int] = set()  # numbers of messages
-    number = 0
-    for index, item in enumerate(plan.instructions):
-        if isinstance(item, Post):
-            if index in exchanged:
-                by_exchange.update(range(number, number + len(item.receives)))
-            number += len(item.receives) + len(item.sends)
     for index, sources in plan.lent.items():
         combine = plan.instructions[index]
         assert isinstance(combine, Combine)
-        are_exchanged = [message in by_exchange for message in sources.values()]
-        if all(are_exchanged):
-            lent[index] = sources
-        elif any(are_exchanged):
-            continue
-        elif (
-            plan.regions[combine.into].numel * reduction.wire_dtype.itemsize >= transport.lends_from
-        ):
+        nbytes = plan.regions[combine.into].numel * reduction.wire_dtype.itemsize
+        ways = {message in by_exchange for message in sources.values()}
+        if ways == {True} or (ways == {False} and nbytes >= transport.lends_from):
             lent[index] = sources
     return lent
 

@@ -57,7 +57,8 @@ class Request(NamedTuple):
     numel) of every block that this rank knows; ``packed`` are the numels of
     the tensors that are laid end to end, if the vector is made of several; ``order`` is the order of
     operands that the operator needs; ``operator_code`` says what a user's operator computes; ``rules`` are those
-    of the call, for the algorithm ``"auto"``.
+    of the call, for the algorithm ``"auto"``; ``usual_segment_bytes`` are those of a pipelined algorithm if the
+    call does not say them.
     """
 
     contract: Contract
@@ -80,6 +81,7 @@ class Request(NamedTuple):
     posts_early: bool
     operator_code: str = ""
     rules: tuple[Rule, ...] = ()
+    usual_segment_bytes: int | None = None
 
     @property
     def collective(self) -> str:
@@ -152,7 +154,9 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
         longest = -(-max(length.values()) // per_block)
         longest_nbytes = longest * request.wire_dtype.itemsize
         slice_bytes = 0 if table is None else table.parameters.slice_bytes
-        about = longest_nbytes, request.segment_bytes, longest, slice_bytes
+        usual = request.usual_segment_bytes
+        usual = min(usual, slice_bytes) if usual and slice_bytes else usual
+        about = longest_nbytes, request.segment_bytes or usual, longest, slice_bytes
         segments = segment_count(schedule, *about)
         lengths = "+".join(map(str, length.values()))
         if is_equal and len(length) > 1:

@@ -322,11 +322,12 @@ class _Compiler:
                 if isinstance(operation, Send) and self.carries(operation, segment):
                     region = self.packed(operation.refs, segment)
                     sends.append((Wait(0, operation.peer, number, False), region))
-        is_early = self.posts_early and not any(
-            number in self.exchanges for _, number, _ in following
+        # An exchange is posted alone, on all ranks.
+        is_exchange, is_next = (
+            any(number in self.exchanges for _, number, _ in wave) for wave in (active, following)
         )
+        is_early = self.posts_early and not is_exchange and not is_next
         early = self.early(active, following) if is_early else {}
-        is_exchange = any(number in self.exchanges for _, number, _ in active)
         self.post([*receives, *early.values()], sends, is_exchange=is_exchange)
         for segment, _, step in active:
             for operation in step:

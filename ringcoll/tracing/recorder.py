@@ -253,6 +253,9 @@ class Tracer:
             handles = bound.post(mixed)
             end = self.clock()
             record.spans.append(Span("post", begin, end, step))
+            for handle, wait in zip(handles, waits, strict=True):
+                if handle is None:  # it is over, and nobody waits for it
+                    record.spans.append(Span("wait", end, end, wait.step, wait.message))
             for message, wait in zip(bound.receives + bound.sends, waits, strict=True):
                 nbytes, is_send = message.tensor.numel() * wire.itemsize, not wait.is_receive
                 peer, mixed_tag = self._ranks[wait.peer], tag ^ message.tag

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringcoll.algorithms import find
+from ringcoll.algorithms import algorithms, find
 from ringcoll.errors import TransportError
 from ringcoll.operation import Layout, Region
 from ringcoll.operation import plan as plan_module
@@ -412,6 +412,33 @@ def test_a_message_of_each_rank_to_all_others_is_an_exchange():
     assert exchanges("all_reduce", "direct", 16) == [True]
     assert exchanges("all_reduce", "direct", 17) == [False], "too many programs to read"
     assert exchanges("all_reduce", "direct", 5, segments=2) == [False, False]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+def test_exchanges_are_in_the_same_steps_of_all_ranks(world_size: int):
+    """Of every algorithm, with empty chunks, too; also where some rank could post receives early."""
+    num_found = 0
+    for entry in algorithms(world_size=world_size):
+        schedule = entry.schedule(world_size)
+        num_blocks = contract(entry.collective).num_blocks(world_size)
+        for numel in (1, world_size - 1, 100):
+            layout = Layout(tuple((block, numel) for block in range(num_blocks)))
+            found = []
+            for rank in range(world_size):
+                plan = compile_plan(schedule, rank, layout)
+                waits = [item for item in plan.instructions if isinstance(item, Wait)]
+                step_of = {wait.message: wait.step for wait in waits}
+                steps, number = [], 0
+                for item in plan.instructions:
+                    if isinstance(item, Post):
+                        if item.is_exchange:
+                            assert len(item.receives) == len(item.sends) == world_size - 1
+                            steps.append(step_of[number])
+                        number += len(item.receives) + len(item.sends)
+                found.append(steps)
+            assert found == found[:1] * world_size, f"{entry.collective} {entry.name}, {numel}"
+            num_found += len(found[0])
+    assert num_found > 5
 
 
 def test_one_rank_that_sends_to_fewer_makes_it_no_exchange():

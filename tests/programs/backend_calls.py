@@ -151,7 +151,8 @@ def chosen() -> Iterator[list[tuple[str, str, torch.dtype]]]:
     def noting(request: Any, table: Any, hosts: Any) -> Any:
         resolved = resolve(request, table, hosts)
         schedule = resolved.plan.schedule
-        found.append((schedule.collective, schedule.algorithm, request.wire_dtype))
+        if table is not None:  # a named algorithm is tried before the ranks meet
+            found.append((schedule.collective, schedule.algorithm, request.wire_dtype))
         return resolved
 
     module.resolve = noting

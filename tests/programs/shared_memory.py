@@ -19,11 +19,18 @@ import ringcoll
 from ringcoll.collectives import StoreGroup, communicator
 from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.launch import report
-from ringcoll.transport import SHORT, AroundTransport, Message, SharedMemory, SharedTransport
+from ringcoll.transport import (
+    EXCHANGED,
+    PIECE,
+    SHORT,
+    AroundTransport,
+    Message,
+    SharedMemory,
+    SharedTransport,
+)
 from ringcoll.transport.shared import channel as shared_channel
 from ringcoll.transport.shared import memory as shared_memory
 from ringcoll.transport.shared import transport as shared
-from ringcoll.transport.shared.memory_layout import EXCHANGED, PIECE
 from tests.programs.transports import LIMIT_S, transport_of_all
 
 # Around the ends of the ways in which messages travel.
