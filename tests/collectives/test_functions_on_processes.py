@@ -30,7 +30,7 @@ def check(
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize("transport", ["gloo", "ucx"])
+@pytest.mark.parametrize("transport", ["gloo", "ucx", "shared"])
 def test_batches_of_calls_on_several_groups(pool, transport: str, world_size: int):
     @effort(60 if transport == "gloo" else 40, shrink=False)
     @given(batches(world_size))
@@ -53,7 +53,32 @@ def test_every_operator_and_dtype(pool, collective: str, world_size: int):
     check(pool, world_size, batch)
 
 
-@pytest.mark.parametrize("transport, world_size", [("gloo", 3), ("gloo", 4), ("ucx", 3)])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_every_algorithm_in_pieces_through_shared_memory(pool, world_size: int):
+    """Segments that travel in places for pieces, are lent, and go to several ranks; on 2 cores some ranks are late."""
+    numel = 60_000 + world_size  # 480 KB; a segment is longer than what travels in an entry
+    batch = [
+        (
+            "world",
+            Case(
+                entry.collective,
+                entry.name,
+                lengths=(numel,),
+                root=world_size - 1 if contract(entry.collective).rooted else 0,
+                segment_bytes=segment_bytes,
+                async_op=segment_bytes is None,
+            ),
+        )
+        for entry in algorithms(world_size=world_size)
+        for segment_bytes in (50_000, 90_000, None)
+    ]
+    check(pool, world_size, batch, native=False, transport="shared")
+
+
+@pytest.mark.parametrize(
+    "transport, world_size",
+    [("gloo", 3), ("gloo", 4), ("ucx", 3), ("shared", 2), ("shared", 3), ("shared", 4)],
+)
 def test_every_algorithm_at_every_length(pool, transport: str, world_size: int):
     """Each algorithm in and out of place, from every root, up to a length that is cut."""
     near: tuple[int, ...] = (0, 1, world_size - 1, world_size, world_size + 1, 1000)
