@@ -316,20 +316,22 @@ def _seconds(
         further += (num_segments - 1) * pieces.further
     else:
         further *= num_segments
-    packed = profile.packed_mean if num_segments == 1 else profile.packed_in_segments_mean
+    # Segments of several chunks are copied to a message that may not fit into caches: as dear as to send them.
+    is_cut = num_segments > 1
+    packed, cut = (0.0, profile.packed_in_segments_mean) if is_cut else (profile.packed_mean, 0.0)
     alone, crowded, messages = costs.alone, costs.crowded, profile.messages_mean * num_segments
     sent_nbytes = profile.sent_mean / max(1.0, profile.messages_mean) * nbytes  # in one message
     if profile.is_exchange and costs.exchanges_to and sent_nbytes <= costs.exchanges_to:
         alone = alone._replace(alpha_s=costs.exchange_s)
         crowded = crowded._replace(alpha_s=costs.exchange_s)
         further, messages = 0.0, rounds
-    path_s = alone.seconds(nbytes, rounds, traffic, reduced + packed, further)
+    path_s = alone.seconds(nbytes, rounds, traffic + cut, reduced + packed, further)
     # Half of the cost of a byte is to write it, which in slices is done once for all who read it.
     spared = profile.repeated_mean / 2 if costs.slice_bytes else 0.0
     crowded_s = crowded.seconds(
         nbytes,
         messages,
-        profile.sent_mean - spared,
+        profile.sent_mean + cut - spared,
         profile.reduced_mean + packed,
     )
     return path_s, crowded_s
