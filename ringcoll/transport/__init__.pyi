@@ -27,6 +27,7 @@ from .nccl import NcclTransport as NcclTransport
 from .shared.memory import SharedMemory as SharedMemory
 from .shared.memory_layout import EXCHANGED as EXCHANGED
 from .shared.memory_layout import PIECE as PIECE
+from .shared.memory_layout import PIECES as PIECES
 from .shared.memory_layout import SHORT as SHORT
 from .shared.tensors import can_move as can_move
 from .shared.tensors import empty_shared as empty_shared

@@ -98,7 +98,8 @@ class Transport(Protocol):
     ``None`` if it makes no difference. A group measures of how many bytes they are, if they are quicker at all."""
 
     exchanges_to: int = 0
-    """Bytes up to which one message of each rank to all others has a way of its own: see `bind_exchange`."""
+    """Bytes up to which one message of each rank to all others has a way of its own: see `bind_exchange`. Alike on all
+    ranks after `connect`; a rank whose messages have to pass through another transport sets it to 0 before."""
 
     verifies: bool = False
     """Whether each message has its checksum beside it; the ranks compare it when they meet."""

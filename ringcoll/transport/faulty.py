@@ -148,6 +148,7 @@ class FaultyTransport(AroundTransport):
 
     def __init__(self, below: Transport, faults: Faults) -> None:
         super().__init__(below)
+        below.exchanges_to = 0  # on all ranks, as soon as one has faults
         self._faults, self._left = faults, faults.most
         self._random = Random(f"{faults.seed} {self.rank}")  # noqa: S311  # no secret
         self._held: list[_Sending] = []  # in the order in which they are due

@@ -78,6 +78,15 @@ class PairsTransport(AroundTransport):
         self._far: Transport | None = None
         self._aborted = False
 
+    @property
+    def exchanges_to(self) -> int:
+        """Bytes up to which one message of each rank to all others has a way of its own: inside a host only."""
+        return self.below.exchanges_to if self._far is None else 0
+
+    @exchanges_to.setter
+    def exchanges_to(self, nbytes: int) -> None:
+        self.below.exchanges_to = nbytes
+
     def connect(self, timeout_s: float) -> None:
         """Connect inside the hosts, and then between them."""
         deadline = time.monotonic() + timeout_s
@@ -108,7 +117,6 @@ class PairsTransport(AroundTransport):
                     raise PeerLostError(f"rank {self.rank} gave up meeting the others")
         self.lends_from = self.below.lends_from
         if self._far is None:  # every call goes straight to the transport below
-            self.exchanges_to = self.below.exchanges_to
             for name in ("bind", "bind_exchange", "wait", "view", "read", "release"):
                 setattr(self, name, getattr(self.below, name))
 

@@ -22,6 +22,7 @@ from ringcoll.launch import report
 from ringcoll.transport import (
     EXCHANGED,
     PIECE,
+    PIECES,
     SHORT,
     AroundTransport,
     Message,
@@ -92,13 +93,14 @@ def random_messages(transport_name: str, seed: int, rounds: int) -> list[str]:
     return wrong
 
 
-def spread_messages(transport_name: str, seed: int, rounds: int) -> tuple[list[str], int, int]:
+def spread_messages(transport_name: str, seed: int, rounds: int) -> tuple[list[str], int, int, int]:
     """Each rank sends a tensor to all others, who are late now and then, and keep what is lent for a while.
 
     Returns
     -------
-    wrong, pieces, written
-        What was wrong, the pieces of all messages, and how many of them were written.
+    wrong, at_first, pieces, written
+        What was wrong; how often a piece was written for as many as there are places for, each to all others;
+        the pieces of all later messages, and how many of them were written.
     """
     transport = transport_of_all(transport_name)
     assert isinstance(transport, SharedTransport)
@@ -107,6 +109,19 @@ def spread_messages(transport_name: str, seed: int, rounds: int) -> tuple[list[s
     wrong: list[str] = []
     pieces = 0
     assert transport._pieces is not None
+    dist.barrier()
+    sent = [content(rank, n, PIECE) for n in range(PIECES)]
+    into = {
+        (peer, n): torch.zeros(PIECE, dtype=torch.uint8) for n in range(PIECES) for peer in others
+    }
+    receives = [Message(key[0], tensor, 0) for key, tensor in into.items()]
+    sends = [Message(peer, tensor, 0) for tensor in sent for peer in others]
+    for handle in transport.post(receives, sends):
+        transport.wait(handle, LIMIT_S)
+    wrong += [
+        f"message {key}" for key, got in into.items() if not torch.equal(got, content(*key, PIECE))
+    ]
+    at_first = sum(transport._pieces._writes)
     for turn in range(rounds):
         common, own = Random(seed + turn), Random(1000 * rank + turn)
         nbytes = common.choice([SHORT + 8, PIECE - 8, PIECE, PIECE + 8, 3 * PIECE + 16]) // 8 * 8
@@ -134,9 +149,9 @@ def spread_messages(transport_name: str, seed: int, rounds: int) -> tuple[list[s
             transport.wait(handle, LIMIT_S)
         for tensor in sent:
             tensor.zero_()
-    written = sum(transport._pieces._writes)
+    written = sum(transport._pieces._writes) - at_first
     transport.close()
-    return wrong, pieces, written
+    return wrong, at_first, pieces, written
 
 
 def exchanges(transport_name: str, seed: int, rounds: int) -> list[str]:
@@ -192,6 +207,18 @@ def exchange_of_others() -> str:
         assert not into.any(), "nothing is written"
         return str(error)
     return "nothing"
+
+
+def with_faults_on_a_rank() -> tuple[list[float], int]:
+    """A sum where the messages of rank 1 alone are disturbed, and up to which length there are exchanges."""
+    group = dist.new_group()
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setenv("RINGCOLL_FAULTS", "seed=1,delay=0.5")
+        ringcoll.use(group, transport="shared")
+        tensor = torch.arange(3.0) + dist.get_rank()
+        ringcoll.all_reduce(tensor, group=group, algorithm="direct", timeout=LIMIT_S)
+    return tensor.tolist(), communicator(group, torch.device("cpu")).transport.exchanges_to
 
 
 def with_fences(transport_name: str, rounds: int) -> tuple[list[str], set[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from collections import deque
 
@@ -16,7 +17,7 @@ from ringcoll.transport.shared import memory as shared_memory
 from ringcoll.transport.shared import transport as shared
 from ringcoll.transport.shared.channel import PeerChannel, RingReceive
 from ringcoll.transport.shared.memory import identity, read_process
-from ringcoll.transport.shared.memory_layout import SharedLayout
+from ringcoll.transport.shared.memory_layout import PIECES, SharedLayout
 from tests.programs import shared_memory as program
 
 
@@ -31,18 +32,25 @@ def test_random_messages(pool, transport: str, world_size: int):
 @pytest.mark.processes
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_message_for_several_peers_is_written_once(pool, world_size: int):
-    for wrong, pieces, written in pool(world_size).run(
+    for wrong, at_first, pieces, written in pool(world_size).run(
         program.spread_messages, "shared, in pieces", 5, 40
     ):
         assert wrong == []
-        # Again only where a peer was so late that its place was needed meanwhile.
-        assert pieces / (world_size - 1) <= written <= pieces * (0.8 if world_size > 2 else 1)
+        assert at_first == PIECES, "there is room for all, whoever is late"
+        # Later again where a peer was so late that its place was needed meanwhile.
+        assert pieces / (world_size - 1) <= written <= pieces
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_exchanges(pool, world_size: int):
     assert pool(world_size).run(program.exchanges, "shared", 7, 300) == [[]] * world_size
+
+
+@pytest.mark.processes
+def test_a_rank_with_faults_has_no_exchanges_nor_have_the_others(pool):
+    found = pool(3).run(program.with_faults_on_a_rank)
+    assert found == [([3.0, 6.0, 9.0], 0)] * 3
 
 
 @pytest.mark.processes
@@ -67,7 +75,7 @@ def test_a_long_message_is_read_and_a_shorter_one_copied(pool):
 def test_all_ranks_take_the_way_that_was_measured(pool):
     (before, measured, after), *others = pool(3).run(program.measured_ways)
     assert before is None
-    assert measured in {*((1 << 16) << power for power in range(4)), (512 << 10) + 1}
+    assert measured in {*((1 << 16) << power for power in range(4)), (512 << 10) + 1, sys.maxsize}
     assert after == measured
     assert others == [[before, measured, after]] * 2
 

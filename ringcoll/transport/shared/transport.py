@@ -1,6 +1,7 @@
 """Point-to-point messages through memory that the ranks of one host share; Linux, nothing to install.
 
-How a message travels between two ranks is in `ringcoll.transport.shared.channel`. Nothing moves by
+How a message travels between two ranks is in `ringcoll.transport.shared.channel`, one of each rank to all
+others in `ringcoll.transport.shared.board`. Nothing moves by
 itself: a rank that waits takes what has come from all peers, and sends what had no place. It looks for a
 while, and then sleeps on its bell, a word on which the kernel lets it sleep (a futex). Ranks that share
 cores first give the processor away a few times: the rank that they wait for may then run at once.
@@ -79,7 +80,9 @@ from ringcoll.transport.shared.memory_layout import (
 
 Awaited = RingSend | RingReceive | BoardReceive | PendingSends
 # What ranks tell each other.
-_TOLD = dict.fromkeys(("pid", "descriptor", *Identity._fields, "secret", "address"), int)
+_TOLD = dict.fromkeys(
+    ("pid", "descriptor", *Identity._fields, "secret", "address", "exchanges_to"), int
+)
 _FAILED = 1 << 20  # ranks; what they count together has the failures above it
 _DIRECT_FROM = PIECES * PIECE + 1  # bytes, until a group has measured
 _FEW = 16  # ranks; places for pieces of more would take too much memory: they grow with the square
@@ -153,6 +156,7 @@ class SharedTransport(Transport):
     ordered = False
     lends_from: float = SHORT + 1
     slice_bytes: int | None = PIECE
+    exchanges_to: int = EXCHANGED
     beside: Callable[[], bool] | None = None
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
@@ -187,6 +191,7 @@ class SharedTransport(Transport):
             place = identity(descriptor)._asdict()
             about = {"pid": os.getpid(), "descriptor": descriptor, **place}
             about |= {"secret": secret.value, "address": ctypes.addressof(secret)}
+            about["exchanges_to"] = self.exchanges_to
             self.hosts, told = meet_telling(store, self, timeout_s, given_up, json.dumps(about))
             here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
             if len(here) > cores():
@@ -196,11 +201,10 @@ class SharedTransport(Transport):
             self._memory = self._own_memory(descriptor, places, len(here))
             self._pieces = Pieces(self._memory, places.pieces, places.num_pieces)
             self._board = Board(rank, self._memory, places.board)
-            reasons = [
-                self._open(peer, as_fields(f"here/{peer}", told[peer], _TOLD), places)
-                for peer in here
-                if peer != rank
-            ]
+            peers = {
+                peer: as_fields(f"here/{peer}", told[peer], _TOLD) for peer in here if peer != rank
+            }
+            reasons = [self._open(peer, about, places) for peer, about in peers.items()]
             # All ranks have to know, as all of them take another transport then.
             store.set(f"unopened/{rank}", "; ".join(filter(None, reasons)))
             came = store.add("opened", _FAILED + 1 if any(reasons) else 1)
@@ -218,7 +222,8 @@ class SharedTransport(Transport):
             for channel in self._channels.values():
                 channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
             self.direct_from = _DIRECT_FROM if len(here) <= _FEW else None
-            self.exchanges_to = EXCHANGED if len(here) == self.world_size <= _FEW else 0
+            offered = [self.exchanges_to, *(about["exchanges_to"] for about in peers.values())]
+            self.exchanges_to = min(offered) if len(here) == self.world_size <= _FEW else 0
         finally:
             os.close(descriptor)
 
