@@ -14,6 +14,7 @@ from benchmarks import results
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 RUNS = {
     "backend": "-k 2 --seconds 0.2 --pending 200",
+    "choice": "-k 2 --collectives all_reduce,reduce --sizes 4,64K --seconds 0.2",
     "memory": "-k 2 --nbytes 1M",
     "odd_calls": "--calls 12",
     "overlap": "--layers 4 --width 32 --seconds 0.2",
