@@ -7,6 +7,7 @@ every rank runs the command, and only rank 0 prints. Measured costs are printed 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -363,7 +364,7 @@ def print_costs(costs: Parameters) -> None:
         f"{time_in_words(costs.crowded_beta_s_per_byte * 2**20)} more, and to add it "
         f"{time_in_words(costs.gamma_s_per_byte * 2**20)}",
     ]
-    if 0 < costs.direct_from < 1 << 50:  # which no message reaches
+    if 0 < costs.direct_from < sys.maxsize:
         words.append(f"from {as_size(costs.direct_from)} on it is read in its sender's memory")
     if costs.slice_bytes:
         words.append(f"operations on long data run in slices of {as_size(costs.slice_bytes)}")

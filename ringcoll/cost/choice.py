@@ -207,11 +207,15 @@ def segment_count(
     longest_nbytes: int,
     segment_bytes: int | None,
     longest_numel: int,
+    usual: int | None = None,
     slice_bytes: int = 0,
 ) -> int:
-    """Number of segments, from the longest chunk and the wanted bytes of a segment, or those of a slice."""
+    """Number of segments, from the longest chunk and the wanted bytes of a segment.
+
+    If nobody has said these, they are the ``usual`` ones, or those of the algorithm, and at most those of a slice.
+    """
     if segment_bytes is None:
-        segment_bytes = segment_bytes_of(schedule.collective, schedule, "cpu")
+        segment_bytes = usual or segment_bytes_of(schedule.collective, schedule, "cpu")
         if slice_bytes:
             segment_bytes = min(segment_bytes or slice_bytes, slice_bytes)
         if segment_bytes is None:

@@ -52,10 +52,8 @@ _COUNTED_RANKS = (8, 32)  # at least, at most: a rank may have a message for eac
 _NO_OVERLAP = 0.2
 _SEGMENTS = tuple(1 << power for power in range(11))
 """Numbers of segments that are tried. Up to 1024: a segment of 64 MiB is then 64 KiB."""
-_CACHED, _UNCACHED = (
-    1 << 21,
-    1 << 25,
-)  # bytes of data up to which, and from which, a byte has one cost
+# Bytes of data up to which, and from which on, each byte costs the same.
+_CACHED, _UNCACHED = 1 << 21, 1 << 25
 _MOST_S = 1e100  # what is computed of larger costs may be no finite float any more
 
 

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -48,14 +49,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.cost import (
-    FORCED,
-    MEASURED,
-    Parameters,
-    Table,
-    across_hosts,
-    built_in,
-)
+from ringcoll.cost import FORCED, MEASURED, Parameters, Table, across_hosts, built_in
 from ringcoll.errors import (
     CollectiveTimeoutError,
     RingcollError,
@@ -77,7 +71,6 @@ _LONG_ON_GPU = 1 << 24  # a GPU sends 1 MiB in less time than a message takes
 _BUDGET_S = 0.012  # for each quantity; as long as a single round, if that takes longer
 _MOST, _FEW = 50, 3  # rounds with short messages, and with long messages
 _WAYS = (512 << 10, 256 << 10, 128 << 10, 64 << 10)  # bytes of messages that are sent both ways
-_NEVER = 1 << 60  # bytes
 _SLICED = 1 << 21  # bytes that are sent whole, and in slices
 _SLICES = (1, 2)  # parts of the longest slice
 _SWAPS = 6  # rounds of these
@@ -250,9 +243,8 @@ def _ways(exchange: _Exchange, crowd: float) -> tuple[int, int]:
     The latter are 0 if a long message is sent whole sooner.
     """
     transport, times = exchange.transport, []
-    direct_from = (
-        _WAYS[0] + 1
-    )  # longer ones would have to be copied in turns, as there are few places for pieces
+    # Longer ones would have to be copied in turns, as there are few places for pieces.
+    direct_from = _WAYS[0] + 1
     for nbytes in _WAYS:
         for transport.direct_from in (nbytes, nbytes + 1):
             times.append(_swap_s(exchange, nbytes))
@@ -272,10 +264,10 @@ def _ways(exchange: _Exchange, crowd: float) -> tuple[int, int]:
         # What is not cut, as blocks whose lengths only two ranks know, may go in pieces as well. Where ranks share
         # cores, each piece may wait for its turn.
         copied = transport.direct_from
-        transport.direct_from = _NEVER
+        transport.direct_from = sys.maxsize
         copied_s = _swap_s(exchange, _SLICED)
         if _agreed(exchange, crowd == 1 and copied_s < whole_s):
-            copied = _NEVER
+            copied = sys.maxsize
         return copied, longest // by
     return direct_from, 0
 

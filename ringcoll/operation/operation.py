@@ -121,8 +121,8 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
     if entry is None:
         assert table is not None
         table = under_rules(table, request.rules)
-        call = collective, request.nbytes, world_size, table, request.order
-        choice = choose(*call, explained=False)
+        about = collective, request.nbytes, world_size, table, request.order
+        choice = choose(*about, explained=False)
         log_once(choice)
         entry = find(collective, choice.algorithm)
         request = request._replace(segment_bytes=request.segment_bytes or choice.segment_bytes)
@@ -154,10 +154,8 @@ def resolve(request: Request, table: Table | None, hosts: tuple[int, ...] | None
         longest = -(-max(length.values()) // per_block)
         longest_nbytes = longest * request.wire_dtype.itemsize
         slice_bytes = 0 if table is None else table.parameters.slice_bytes
-        usual = request.usual_segment_bytes
-        usual = min(usual, slice_bytes) if usual and slice_bytes else usual
-        about = longest_nbytes, request.segment_bytes or usual, longest, slice_bytes
-        segments = segment_count(schedule, *about)
+        wanted = request.segment_bytes, longest, request.usual_segment_bytes, slice_bytes
+        segments = segment_count(schedule, longest_nbytes, *wanted)
         lengths = "+".join(map(str, length.values()))
         if is_equal and len(length) > 1:
             lengths = f"{max(length.values())} x {len(length)}"

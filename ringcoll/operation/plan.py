@@ -6,7 +6,7 @@ list of instructions on numbered *regions* of memory, and holds offsets, never
 tensors.
 
 Segments run as a wavefront: with S segments, segment j does step w - j in wave
-w. It needs nothing from the algorithm, as the segments are disjoint in every
+w, and with it the steps behind it in which no rank sends. It needs nothing from the algorithm, as the segments are disjoint in every
 buffer. In each wave everything is posted, receives first, then local work is
 done, then messages are waited for in program order. Receives of the next wave are
 posted as well where their memory is free. Segments that fit a core's cache are
@@ -24,9 +24,9 @@ Two hazards are dealt with here, and nowhere else:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from weakref import WeakValueDictionary
 
@@ -101,43 +101,25 @@ _MOST_SENDS = 32
 # Elements. Longer messages are not received early: to ask for them costs little beside moving
 # them, and the second staging area would cost memory.
 _MOST_EARLY = 1 << 16
-_MOST_READ = 64  # ranks, of which the programs are read to find steps that are local on all of them
-_MOST_EXCHANGED = (
-    16  # ranks, of which the programs are read to find steps in which all exchange a message
-)
+# Ranks. To find steps in which all of them do alike, each rank reads the programs of all: of so many, to find
+# steps that are local, and exchanges.
+_MOST_LOCAL, _MOST_EXCHANGED = 64, 16
 
 
-def _local_steps(schedule: Schedule, rank: int, steps: Sequence[Step]) -> set[int]:
-    """Numbers of a rank's steps in which no rank sends; all ranks of the schedule find the same ones."""
-    if schedule.world_size > _MOST_READ:
-        return set()
-    local = {number for number, step in enumerate(steps) if not _has_messages(step)}
+def _alike(
+    schedule: Schedule, rank: int, steps: Sequence[Step], holds: Callable[[Step], bool]
+) -> set[int]:
+    """Numbers of a rank's steps for which something holds on all ranks, which all find alike."""
+    found = {number for number, step in enumerate(steps) if holds(step)}
     for peer in range(schedule.world_size):
-        if local and peer != rank:
-            local -= {
-                number for number, step in enumerate(schedule.steps(peer)) if _has_messages(step)
-            }
-    return local
-
-
-def _exchanges(schedule: Schedule, rank: int, steps: Sequence[Step]) -> set[int]:
-    """Numbers of the steps in which every rank sends one and the same message to all others."""
-    world_size = schedule.world_size
-    found = {number for number, step in enumerate(steps) if sends_alike(step, world_size)}
-    if not 1 < world_size <= _MOST_EXCHANGED:
-        return set()
-    for peer in range(world_size):
         if found and peer != rank:
-            found &= {
-                number
-                for number, step in enumerate(schedule.steps(peer))
-                if number in found and sends_alike(step, world_size)
-            }
+            others = list(schedule.steps(peer))
+            found = {n for n in found if holds(others[n] if n < len(others) else Step())}
     return found
 
 
-def _has_messages(step: Step) -> bool:
-    return any(isinstance(operation, Send | Recv | RecvReduce) for operation in step)
+def _is_local(step: Step) -> bool:
+    return not any(isinstance(operation, Send | Recv | RecvReduce) for operation in step)
 
 
 def _touched(operation: Operation) -> tuple[Ref, ...]:
@@ -208,9 +190,10 @@ class _Compiler:
         self.commits: list[tuple[Region, Region]] = []
 
     def compile(self) -> Plan:
-        steps = list(self.schedule.steps(self.rank))
-        if self.segments == 1:
-            self.exchanges = _exchanges(self.schedule, self.rank, steps)
+        steps, world_size = list(self.schedule.steps(self.rank)), self.schedule.world_size
+        if self.segments == 1 and 1 < world_size <= _MOST_EXCHANGED:
+            sends = partial(sends_alike, world_size=world_size)
+            self.exchanges = _alike(self.schedule, self.rank, steps, sends)
         waves = self.waves(steps)
         ahead: dict[int, _Arrival] = {}
         for active, following in pairwise([*waves, []]):
@@ -252,7 +235,9 @@ class _Compiler:
         In segments, steps in which no rank sends belong to the wave of the step before them: what has come is
         reduced while it is in a cache, and before anything is posted, so that it may be lent.
         """
-        local = _local_steps(self.schedule, self.rank, steps) if self.segments > 1 else ()
+        local: set[int] = set()
+        if self.segments > 1 and self.schedule.world_size <= _MOST_LOCAL:
+            local = _alike(self.schedule, self.rank, steps, _is_local)
         stages = [number for number in range(len(steps)) if not number or number not in local]
         for number, end in pairwise([*stages, len(steps)]):
             self.local_after[number] = steps[number + 1 : end]

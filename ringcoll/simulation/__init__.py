@@ -4,7 +4,8 @@ Problem: say how long a schedule takes on a network that is not here, which link
 who waits for whom. The engine executes the steps of every rank; a schedule needs nothing for it.
 
 The model of a rank. A rank runs *waves*, as the executor does: with S segments, segment j does
-step w - j in wave w; with one segment a wave is a step. A wave begins when the rank's previous
+step w - j in wave w; with one segment a wave is a step. (In segments, the executor does steps in which no
+rank sends with the step before them; here they are waves of their own, so a run may end one later.) A wave begins when the rank's previous
 wave has ended, and a wave with nothing to do takes no time. In a wave
 
 - the rank posts all its sends at once. The bytes of the first message begin to move after

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
-from ringcoll.machine.facts import _free_of_groups, free_bytes, hosts_of, place
+import pytest
+
+from ringcoll.machine.facts import _free_of_groups, cpu, free_bytes, hosts_of, place
 
 
 def test_places_that_differ_in_anything_are_several_hosts():
@@ -36,3 +39,26 @@ def test_memory_of_control_groups(tmp_path: Path):
     assert _free_of_groups("7:memory:/pod\n3:cpuset:/pod\n0::/\n", tmp_path) == [5000 - 4000 + 3]
     assert _free_of_groups("0::/elsewhere\n", tmp_path) == []
     assert 0 < free_bytes() < 1 << 50
+
+
+@pytest.mark.parametrize(
+    "text,name",
+    [
+        ("processor\t: 0\nmodel\t\t: 2\nmodel name\t: A B\ncpu family\t: 26\n", "A B (family 26, model 2)"),
+        ("model name\t: A: B\n\nFeatures\n", "A: B"),
+    ],
+    ids=["x86", "without a family"],
+)  # fmt: skip
+def test_the_processor_has_family_and_model(
+    monkeypatch: pytest.MonkeyPatch, text: str, name: str
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: text)
+    assert cpu() == name
+
+
+def test_a_processor_without_a_file_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(path: Path, encoding: str) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", absent)
+    assert cpu() == (platform.processor() or platform.machine())

@@ -70,7 +70,7 @@ _IN_PLACE = (_REMOTE, _MAPPED)  # kinds that are read where they lie
 _ENTRY_WORDS = ENTRY // WORD
 FENCES = not is_ordered()
 """Whether what is written, and what is read, has to be kept in order."""
-_MOST_SLICES = 256  # lengths of short messages whose places are remembered
+_MOST_KNOWN = 256  # lengths of messages whose places are remembered
 
 
 class Pieces:
@@ -496,7 +496,7 @@ class PeerChannel:
             count = nbytes // dtype.itemsize
             known = torch.frombuffer(memory.data, dtype=dtype, count=count, offset=start)
             if memory is self.other:
-                if len(self._views) >= _MOST_SLICES:
+                if len(self._views) >= _MOST_KNOWN:
                     self._views.clear()
                 self._views[start, nbytes, dtype] = known
         return known
@@ -550,7 +550,7 @@ class PeerChannel:
         """The memory of short messages of a length in each entry of a ring."""
         slices = known.get(nbytes)
         if slices is None:
-            if len(known) >= _MOST_SLICES:
+            if len(known) >= _MOST_KNOWN:
                 known.clear()
             starts = [ring + entry * ENTRY + HEAD for entry in range(DEPTH)]
             slices = known[nbytes] = [memory.data[start : start + nbytes] for start in starts]
