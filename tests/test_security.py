@@ -403,7 +403,7 @@ TOLD = {
     r"process/\d": r'\[\d+, "\d+ time:\[\d+\]", "[-0-9a-f]{36} net:\[\d+\] ipc:\[\d+\] pid:\[\d+\] shm:.*", null\]',
     r"cpu/0/transport/here/\d": r"transport \w+ of ringcoll [\w.]+\n[-0-9a-f]{36} net:.*\n"
     r'(\{"pid": \d+, "descriptor": \d+, "device": \d+, "inode": \d+, '
-    r'"nbytes": \d+, "secret": \d+, "address": \d+\})?',
+    r'"nbytes": \d+, "secret": \d+, "address": \d+, "exchanges_to": \d+\})?',
     r"cpu/0/transport/unopened/\d": "",
     r"cpu/0/transport/opened": "2",
     r"cpu/0/transport/all opened": "0",
