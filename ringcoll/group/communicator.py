@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
@@ -32,8 +32,16 @@ from ringcoll.group.queue import Queue
 from ringcoll.group.work import Work
 from ringcoll.group.workspace import Workspace
 from ringcoll.machine import answered, at_end, check_goes_on, cores, gone
-from ringcoll.operation import Binding, Operation, Turn, drive
-from ringcoll.transport import Handle, Lane, Streams, Transport, capturing, with_memory
+from ringcoll.operation import Binding, BoundInstruction, Operation, Turn, drive
+from ringcoll.transport import (
+    Handle,
+    Lane,
+    NotYetError,
+    Streams,
+    Transport,
+    capturing,
+    with_memory,
+)
 from ringcoll.watch import (
     STORE_S,
     CallComparison,
@@ -47,6 +55,8 @@ from ringcoll.watch import (
 
 _EXIT_S = 10.0  # for operations that are pending when the process ends
 _NO_MEMORY = "can't allocate memory"  # in what torch says, which has no class of its own for it
+# An asynchronous call runs where it is made for so long; longer if no other core could run it meanwhile.
+_MOMENT_S, _LONG_MOMENT_S = 0.0002, 0.01
 _JOIN_S = 5.0  # for threads that have nothing to wait for any more
 _MOST_REMEMBERED = 8 << 20  # bytes of the operations that a group keeps for calls of the same kind
 _profiler = torch.autograd.profiler
@@ -133,6 +143,16 @@ class _Item(NamedTuple):
     work: Work
 
 
+class _UnderWay(NamedTuple):
+    """An operation of which a part has run: the rest of its program, and the handles of its messages."""
+
+    binding: Binding
+    steps: Iterator[BoundInstruction]
+    handles: list[Handle]
+    tag: int
+    deadline: float
+
+
 class GroupState(IntEnum):
     """Whether a group can run operations; a group never goes back to a lower state."""
 
@@ -190,6 +210,9 @@ class Communicator:
         self._lane: Lane | None = None  # of the operation that runs
         self._running: Sequence[Tensor] | None = None  # tensors of the operation that runs
         self._following: Iterable[Part] = ()  # further parts of the call that runs
+        self._moment_s = _MOMENT_S  # for which an asynchronous call runs where it is made
+        self._is_brief = False  # such a call runs
+        self._under_way: _UnderWay | None = None  # a call that was not over after its moment
         self.state = GroupState.OPEN
         self.broken: BaseException | None = None  # the failure that has broken the group
         self._asked_to_meet = False
@@ -241,13 +264,16 @@ class Communicator:
             The operation failed.
         """
         queue = self._queue
-        lane = work = None
+        lane = item = None
         if _profiler._is_profiler_enabled:  # it draws the call until this function is left
             drawn = _draw(f"ringcoll:{operation.name}", *tensors)  # noqa: F841
         with queue.turn:
             if self.state is not GroupState.OPEN:
                 self._refuse()
-            is_mine = not queue.items and not async_op and queue.serving.acquire(False)
+            is_brief = async_op and self._runs_at_once(operation, following)
+            is_mine = (
+                (is_brief or not async_op) and not queue.items and queue.serving.acquire(False)
+            )
             try:
                 if operation.has_streams:
                     lane = self._lane_of(operation, following, is_aside=not is_mine)
@@ -257,13 +283,17 @@ class Communicator:
                 raise
             number = self.num_issued
             self.num_issued = number + num_parts
-            if not is_mine:
-                if self.world_size > 1:
-                    self.progress.note_site(number, num_parts)
+            if async_op or not is_mine:
                 make_work = Work if self.tracer is None else self.tracer.work
                 work = make_work(operation.name, results, queue.help)
-                self._put(_Item(number, operation, tensors, timeout_s, following, lane, work))
-        if work is None:
+                item = _Item(number, operation, tensors, timeout_s, following, lane, work)
+                if is_mine:
+                    queue.num_put += 1
+                else:
+                    if self.world_size > 1:
+                        self.progress.note_site(number, num_parts)
+                    self._put(item)
+        if item is None:
             try:
                 if lane is None and not following:
                     self._perform(number, operation, tensors, timeout_s)
@@ -273,12 +303,43 @@ class Communicator:
                 queue.serving.release()
             if lane is not None:
                 lane.join()
-        elif not async_op:
-            work.wait()
             return None
-        else:
-            queue.serve_alone()
-        return work
+        if is_mine:
+            self._begin(item)
+        elif not async_op:
+            item.work.wait()
+            return None
+        queue.serve_alone()
+        return item.work
+
+    def _runs_at_once(self, operation: Operation | Turn, following: Iterable[Part]) -> bool:
+        """Whether an asynchronous call is begun where it is made, and ends there if it takes but a moment.
+
+        To wake a thread takes longer than a short operation, and the thread takes the processor, and
+        Python's lock, from its caller.
+        """
+        return (
+            self.transport.waits_briefly
+            and self._has_met
+            and not (operation.has_streams or following or self._comparison.compares_each)
+            and isinstance(operation, Operation)
+        )
+
+    def _begin(self, item: _Item) -> None:
+        """Run a call for a moment; a thread of the queue, or who waits, does what is left."""
+        queue = self._queue
+        self._is_brief, self.transport.until_s = True, time.monotonic() + self._moment_s
+        try:
+            self._complete(item)
+        except NotYetError:
+            self.progress.note_site(item.number, 1)
+            queue.put_back(item)
+        finally:
+            self._is_brief, self.transport.until_s = False, None
+            queue.serving.release()
+        error = item.work.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise error  # an interrupt is for who made the call
 
     def _put(self, item: _Item) -> None:
         """Queue a call; run it at once, where this rank waits for nobody, or its stream waits."""
@@ -327,9 +388,14 @@ class Communicator:
         number, operation, tensors, timeout_s, following, lane, work = item
         error: BaseException | None = None
         try:
-            if self.broken is not None:
+            if self._under_way is not None:
+                self._go_on(number, operation, tensors, timeout_s)
+            elif self.broken is not None:
                 self._refuse()
-            self._run(number, operation, tensors, timeout_s, following, lane)
+            else:
+                self._run(number, operation, tensors, timeout_s, following, lane)
+        except NotYetError:
+            raise
         except BaseException as raised:  # noqa: BLE001  # see above
             error = raised
         self._queue.num_done += 1
@@ -400,19 +466,65 @@ class Communicator:
                 binding = tracer.traced(operation, binding, tag)
             for load, index in binding.loads:
                 load(tensors[index])
-            handles = drive(binding.program, tag, binding.wait, deadline, progress)
+            if not self._is_brief:
+                handles = drive(binding.program, tag, binding.wait, deadline, progress)
+            else:
+                handles = self._drive_briefly(binding, tag, deadline)
             for store, index in binding.stores:
                 store(tensors[index])
             self.nbytes_sent += operation.nbytes_sent
             if self._lane is not None and not self.transport.waits_on_host:
                 self._watch_stream(number, operation, binding, handles, timeout_s)
+        except NotYetError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # it is raised
+            self._fail(error, timeout_s)
+        finally:
+            if self._under_way is None:
+                self._running = None
+                progress.end()
+                if tracer is not None:
+                    tracer.end()
+
+    def _drive_briefly(self, binding: Binding, tag: int, deadline: float) -> list[Handle]:
+        """Run an operation for a moment; if that is not enough, note where it stands."""
+        steps, handles = iter(binding.program), list[Handle]()
+        self._under_way = _UnderWay(binding, steps, handles, tag, deadline)
+        try:
+            drive(steps, tag, binding.wait, deadline, self.progress, handles)
+        except NotYetError:
+            raise
+        except BaseException:
+            self._under_way = None
+            raise
+        self._under_way = None
+        return handles
+
+    def _go_on(
+        self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float
+    ) -> None:
+        """Run the rest of the operation that is under way."""
+        wait = self.progress.wait
+        assert self._under_way is not None
+        assert wait is not None
+        binding, steps, handles, tag, deadline = self._under_way
+        self._under_way = None
+        progress = self.progress
+        progress.thread = get_ident()
+        try:
+            with torch.inference_mode() if operation.inference else contextlib.nullcontext():
+                drive([wait], tag, binding.wait, deadline, progress, handles)
+                drive(steps, tag, binding.wait, deadline, progress, handles)
+                for store, index in binding.stores:
+                    store(tensors[index])
+            self.nbytes_sent += operation.nbytes_sent
         except BaseException as error:  # noqa: BLE001  # it is raised
             self._fail(error, timeout_s)
         finally:
             self._running = None
             progress.end()
-            if tracer is not None:
-                tracer.end()
+            if self.tracer is not None:
+                self.tracer.end()
 
     def _resolve(self, operation: Operation | Turn, timeout_s: float) -> None:
         """Meet the others, once, and decide how the operation runs, at its first turn."""
@@ -483,6 +595,8 @@ class Communicator:
         ranks_here = transport.hosts.count(transport.hosts[self.rank])
         threads = torch.get_num_threads()
         self._is_crowded = threads > 1 and threads * ranks_here > cores()
+        if 2 * ranks_here > cores():
+            self._moment_s = _LONG_MOMENT_S
         store = dist.PrefixStore("choice", self.store)
         self.table = agree(transport, store, _left_s(deadline), device=self.device)
         if transport.direct_from is not None:
@@ -502,7 +616,8 @@ class Communicator:
             # To connect may need files and descriptors that the process cannot have.
             if is_lack or (isinstance(error, OSError) and not self._has_met):
                 error = TransportError(text)
-        is_raised = threading.current_thread() not in self._queue.threads
+        is_own = threading.current_thread() in self._queue.threads
+        is_raised = not is_own and not self._is_brief
         self._break_and_tell(error, text, is_raised=is_raised)
         return error
 
@@ -540,7 +655,12 @@ class Communicator:
 
     def snapshot(self) -> dict[str, Any]:
         """The state of the rank, as plain data: see `ringcoll.watch.flight_report`."""
-        queued = [(item.number, item.operation) for item in tuple(self._queue.items)]
+        running = self.progress.current
+        queued = [
+            (item.number, item.operation)
+            for item in tuple(self._queue.items)
+            if running is None or item.number != running[0]
+        ]
         return {
             "group": self.token,
             "transport": self.transport.name,

@@ -1,7 +1,8 @@
 """The queue of a group's operations: they run one at a time, in the order of their calls.
 
-`turn` is held while a call gets its place, `serving` by the thread that runs operations. A blocking
-call with nothing before it runs in the caller's thread. Other operations wait in the queue. A
+`turn` is held while a call gets its place, `serving` by the thread that runs operations. A call
+with nothing before it runs in the caller's thread: a blocking one to its end, an asynchronous one for a moment, if
+the transport can wait for so long. Other operations, and what is left, wait in the queue. A
 thread of the queue's own serves it; so does whoever waits for a work, as handing over
 between threads costs more than a short operation.
 
@@ -51,6 +52,12 @@ class Queue(Generic[Item]):
         """Append an operation; the caller holds `turn`."""
         self.num_put += 1
         self.items.append(item)
+        self._tokens.put(True)
+        self._keep_available()
+
+    def put_back(self, item: Item) -> None:
+        """Put an operation that has begun before all others; the caller holds `serving`."""
+        self.items.appendleft(item)
         self._tokens.put(True)
         self._keep_available()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -276,18 +276,19 @@ def _apart(tensor: Tensor, memory: Tensor) -> int:
 
 
 def drive(
-    program: Sequence[BoundInstruction],
+    program: Iterable[BoundInstruction],
     tag: int,
     wait: Callable[[Handle, float], None],
     deadline: float,
     watch: Watch,
+    handles: list[Handle] | None = None,
 ) -> list[Handle]:
     """Run a program to its end; return the handles of its messages.
 
     ``tag``, of 31 bits, is mixed into the tags of all messages; ``wait`` is `Transport.wait`;
-    ``deadline`` counts as ``time.monotonic``.
+    ``deadline`` counts as ``time.monotonic``; ``handles`` are those of the part that has been run.
     """
-    handles: list[Handle] = []
+    handles = [] if handles is None else handles
     now = time.monotonic
     for item in program:
         if isinstance(item, Wait):

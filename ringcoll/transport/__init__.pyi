@@ -6,6 +6,7 @@ from .asked import as_asked as as_asked
 from .base import Exchange as Exchange
 from .base import Handle as Handle
 from .base import Message as Message
+from .base import NotYetError as NotYetError
 from .base import Transport as Transport
 from .base import meet as meet
 from .base import settle as settle

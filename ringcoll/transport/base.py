@@ -66,6 +66,10 @@ class Exchange(Protocol):
         ...
 
 
+class NotYetError(Exception):
+    """A message has not come by `Transport.until_s`."""
+
+
 class Transport(Protocol):
     """Point-to-point messages among the ranks of one group.
 
@@ -82,6 +86,13 @@ class Transport(Protocol):
 
     waits_on_host: bool = True
     """Whether `wait` returns only when the message is there; if not, it orders the stream."""
+
+    waits_briefly: bool = False
+    """Whether `wait` heeds `until_s`."""
+
+    until_s: float | None = None
+    """When `wait` gives up, as ``time.monotonic`` counts, with a `NotYetError` that harms nothing: the
+    message may be waited for again, in any thread. ``None``: only its time limit counts, which breaks the group."""
 
     shares_process: bool = False
     """Whether the ranks are threads of one process."""
@@ -157,6 +168,8 @@ class Transport(Protocol):
             It took longer than ``timeout_s`` seconds.
         PeerLostError
             The connection to the peer is gone, or `abort` was called.
+        NotYetError
+            It has not come by ``until_s``.
         """
         ...
 

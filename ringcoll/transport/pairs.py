@@ -87,6 +87,15 @@ class PairsTransport(AroundTransport):
     def exchanges_to(self, nbytes: int) -> None:
         self.below.exchanges_to = nbytes
 
+    @property
+    def until_s(self) -> float | None:
+        """When a wait inside the host gives up."""
+        return self.below.until_s
+
+    @until_s.setter
+    def until_s(self, until_s: float | None) -> None:
+        self.below.until_s = until_s
+
     def connect(self, timeout_s: float) -> None:
         """Connect inside the hosts, and then between them."""
         deadline = time.monotonic() + timeout_s
@@ -117,6 +126,7 @@ class PairsTransport(AroundTransport):
                     raise PeerLostError(f"rank {self.rank} gave up meeting the others")
         self.lends_from = self.below.lends_from
         if self._far is None:  # every call goes straight to the transport below
+            self.waits_briefly = self.below.waits_briefly
             for name in ("bind", "bind_exchange", "wait", "view", "read", "release"):
                 setattr(self, name, getattr(self.below, name))
 

@@ -50,6 +50,8 @@ def main(backend: str, case: str, rank: int, world_size: int, where: str) -> Non
             for _ in range(3):
                 library.all_reduce(torch.ones(1000), async_op=True)
             time.sleep(0.5)
+        else:
+            time.sleep(0.2)  # a call after the loss of this rank would raise an error
     elif case == "after destroy_process_group":
         work = library.all_reduce(torch.ones(1000), async_op=True)
         assert work is not None

@@ -36,7 +36,14 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.machine import appears, as_fields, cores, free_bytes, read_all, read_text
-from ringcoll.transport.base import Handle, Message, Transport, late, meet_telling
+from ringcoll.transport.base import (
+    Handle,
+    Message,
+    NotYetError,
+    Transport,
+    late,
+    meet_telling,
+)
 from ringcoll.transport.pairs import OutOfReachError, PairsTransport
 from ringcoll.transport.shared.board import Board, BoardExchange, BoardReceive
 from ringcoll.transport.shared.channel import (
@@ -154,6 +161,7 @@ class SharedTransport(Transport):
 
     name = "shared"
     ordered = False
+    waits_briefly = True
     lends_from: float = SHORT + 1
     slice_bytes: int | None = PIECE
     exchanges_to: int = EXCHANGED
@@ -388,7 +396,10 @@ class SharedTransport(Transport):
 
     def _sleep(self, message: Awaited, timeout_s: float) -> None:
         """Wait for a message asleep, and serve all peers when something else happens."""
-        deadline, left_s = time.monotonic() + timeout_s, timeout_s
+        deadline, left_s, until_s = time.monotonic() + timeout_s, timeout_s, self.until_s
+        if until_s is not None:
+            left_s = until_s - time.monotonic()
+            deadline = until_s
         if self._is_crowded and self._yielded(message):
             return
         memory, channels, peer = self._memory, [*self._channels.values()], message.channel.peer
@@ -409,6 +420,9 @@ class SharedTransport(Transport):
             if message.look():
                 words[SLEEPS] = AWAKE
                 return
+            if until_s is not None and left_s <= 0:
+                words[SLEEPS] = AWAKE
+                raise NotYetError
             if number:  # most messages come in the first sleep, which is a short one if none comes
                 self._look_around(message, timeout_s if left_s <= 0 else None)
             is_hurried = self.beside is not None and self.beside()
