@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ringcoll.algorithms import algorithms, find, named, registry
-from ringcoll.cost.predict import Prediction, fastest, predict, predictions
+from ringcoll.cost.predict import (
+    MODEL_ERROR,
+    Prediction,
+    fastest,
+    predict,
+    predictions,
+    preferred,
+)
 from ringcoll.cost.rules import AUTO, Rule
 from ringcoll.cost.table import BUILT_IN, Table
 from ringcoll.schedule import OperandOrder, Schedule, contract
@@ -124,7 +131,7 @@ def choose(
     order
         The order of operands that the reduction operator needs.
     explained
-        Whether the choice has the predictions of all algorithms, and not that of the fastest only.
+        Whether the choice has the predictions of all algorithms, and not those of the fastest only.
 
     Raises
     ------
@@ -149,8 +156,7 @@ def _choose(
         every = predictions(*about)
         candidates = tuple(row for row in every if find(collective, row.algorithm).order >= order)
     else:
-        best = fastest(*about, order)
-        candidates = () if best is None else (best,)
+        candidates = fastest(*about, order)
     algorithm, segment_bytes, reason = _pick(
         collective, nbytes, world_size, table, order, candidates
     )
@@ -183,8 +189,10 @@ def _pick(
                 continue
             segment_bytes = _segment_bytes(rule, collective, nbytes, world_size, table)
             return rule.algorithm, segment_bytes, f"by the rule {rule} ({source})"
-    best = candidates[0]
+    best = preferred(candidates, table.parameters)
     reason = "the least predicted time"
+    if best is not candidates[0]:
+        reason = f"few waits, within {MODEL_ERROR:.0%} of the least predicted time"
     if order is not OperandOrder.ANY:
         reason += f" of those that reduce in {order}"
     return best.algorithm, best.segment_bytes, f"{reason} (costs: {table.origin})"

@@ -33,6 +33,8 @@ so all ranks get the same.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -50,6 +52,8 @@ _COUNTED_RANKS = (8, 32)  # at least, at most: a rank may have a message for eac
 # 1.22, by the path alone 1.28, by the built-in rules 1.25. (Geometric means over 6
 # collectives of 64 B to 16 MiB, 2, 4 and 8 ranks on 2 busy cores, over gloo and UCX.)
 _NO_OVERLAP = 0.2
+# The model's own error, as a share: algorithms are predicted to take about so much more or less than they do.
+MODEL_ERROR = 0.2
 _SEGMENTS = tuple(1 << power for power in range(11))
 """Numbers of segments that are tried. Up to 1024: a segment of 64 MiB is then 64 KiB."""
 # Bytes of data up to which, and from which on, each byte costs the same.
@@ -188,6 +192,7 @@ class _Profile:
     packed_mean: float  # a copied byte costs as much as a reduced byte
     packed_in_segments_mean: float
     repeated_mean: float
+    two_way: float  # from 0.5, where on the path a rank only sends or only receives, to 1
     is_exchange: bool  # whether all steps are exchanges of one message of each rank with all others
     pieces: _Pieces | None
 
@@ -222,6 +227,7 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
         further, pieces = 0.0, None
         messages, sent, moved = float(counts.rounds), traffic, reduced
         packed = cut = repeated = 0.0
+        two_way = 1.0
     else:
         schedule = entry.schedule(few)
         base, tally = entry.counts(few), tally_of(schedule)
@@ -231,6 +237,7 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
         most = max(*tally.sends, *tally.receives)
         pieces = _pieces(schedule, base.rounds, counts.rounds, most) if entry.pipelined else None
         messages, sent, moved, packed, cut, repeated = _means(schedule, tally)
+        two_way = tally.moved / (2 * tally.traffic) if tally.traffic else 1.0
         if few < world_size:
             fewer, half = entry.counts(few // 2), entry.schedule(few // 2)
             before = _means(half, tally_of(half))
@@ -258,6 +265,7 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
         packed_mean=packed,
         packed_in_segments_mean=cut,
         repeated_mean=repeated,
+        two_way=two_way,
         is_exchange=is_exchange,
         pieces=pieces,
     )
@@ -323,8 +331,10 @@ def _seconds(
         alone = alone._replace(alpha_s=costs.exchange_s)
         crowded = crowded._replace(alpha_s=costs.exchange_s)
         further, messages = 0.0, rounds
-    path_s = alone.seconds(nbytes, rounds, traffic + cut, reduced + packed, further)
-    # Half of the cost of a byte is to write it, which in slices is done once for all who read it.
+    # Half of the cost of a byte is to write it, and half to read it. In slices both are done at a time, and what
+    # several ranks read is written once.
+    two_way = profile.two_way if costs.slice_bytes else 1.0
+    path_s = alone.seconds(nbytes, rounds, traffic * two_way + cut, reduced + packed, further)
     spared = profile.repeated_mean / 2 if costs.slice_bytes else 0.0
     crowded_s = crowded.seconds(
         nbytes,
@@ -422,10 +432,29 @@ def _predictable(collective: str, world_size: int) -> list[Algorithm]:
     return [entry for entry in able if entry.built_in] or able
 
 
+def preferred(rows: Sequence[Prediction], costs: Parameters) -> Prediction:
+    """Of `predictions`, the first, or one that the model cannot tell from it and that has at most half of its waits.
+
+    What a wait costs varies most, with whatever else the processors do: if it were twice as much, the
+    other one would be faster.
+    """
+    first, wait_s = rows[0], max(costs.alpha_s, costs.crowded_alpha_s)
+
+    def is_faster(row: Prediction) -> bool:
+        spared = first.num_waits - row.num_waits
+        return 2 * spared >= first.num_waits and row.seconds - first.seconds < spared * wait_s
+
+    return min(filter(is_faster, _close(rows)), key=lambda row: row.num_waits, default=first)
+
+
+def _close(rows: Sequence[Prediction]) -> tuple[Prediction, ...]:
+    return tuple(row for row in rows if row.seconds <= rows[0].seconds * (1 + MODEL_ERROR))
+
+
 def fastest(
     collective: str, nbytes: int, world_size: int, costs: Parameters, order: OperandOrder
-) -> Prediction | None:
-    """The first of `predictions` with an order of operands; ``None`` if there is none.
+) -> tuple[Prediction, ...]:
+    """Those of `predictions`, with an order of operands, that the model cannot tell from the first.
 
     To predict all takes some ten milliseconds in a program's first call. So each algorithm first gets a
     lower bound, of its rounds and traffic, and those whose bound is above a prediction are left out.
@@ -438,19 +467,23 @@ def fastest(
         ),
         key=lambda pair: pair[0],
     )
-    best: tuple[Prediction, bool] | None = None
+    rows: list[tuple[Prediction, bool]] = []
+    most_s = math.inf
     for least_s, entry in bounded:
-        if best is not None and least_s > best[0].seconds:
+        if least_s > most_s:
             break
-        row = predict(entry, nbytes, world_size, costs), entry.second_choice
-        best = row if best is None else min(best, row, key=_order)
-    return None if best is None else best[0]
+        row = predict(entry, nbytes, world_size, costs)
+        rows.append((row, entry.second_choice))
+        most_s = min(most_s, row.seconds * (1 + MODEL_ERROR))
+    return _close([row for row, _ in sorted(rows, key=_order)])
 
 
 def _least_s(entry: Algorithm, nbytes: int, world_size: int, costs: Parameters) -> float:
     """A time that the critical path takes at least; in segments, for the rounds alone."""
     counts, costs = entry.counts(world_size), costs.at(nbytes)
-    amounts = (0.0, 0.0) if entry.pipelined else (float(counts.traffic), float(counts.reduced))
+    share = 0.5 if costs.slice_bytes else 1.0
+    traffic, reduced = share * float(counts.traffic), float(counts.reduced)
+    amounts = (0.0, 0.0) if entry.pipelined else (traffic, reduced)
     link = costs.alone
     if costs.exchanges_to:
         link = link._replace(alpha_s=min(link.alpha_s, costs.exchange_s))

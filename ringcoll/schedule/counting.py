@@ -181,6 +181,8 @@ class Tally:
     ----------
     rounds, traffic, reduced
         As in `Counts`, in chunks.
+    moved
+        Sum over the steps of the most chunks that any rank sends and receives together.
     posts
         Sum over the steps of the most messages that any rank sends, or receives.
     ports
@@ -200,14 +202,14 @@ class Tally:
     """
 
     def __init__(self, world_size: int) -> None:
-        self.rounds = self.traffic = self.reduced = 0
+        self.rounds = self.traffic = self.moved = self.reduced = 0
         self.posts = self.ports = self.in_flight = self.total_reduced = self.packed = 0
         self.packed_in_segments = self.repeated = self.exchanges = 0
         self.sends, self.receives, self.sent = ([0] * world_size for _ in range(3))
 
     def add(self, steps: Iterable[tuple[int, Step]]) -> None:
         """Add one step of all ranks, or of those that do anything in it; each with its rank."""
-        most_posts = most_moved = most_reduced = any_sends = 0
+        most_posts = most_sent = most_moved = most_reduced = any_sends = 0
         for rank, step in steps:
             sends, receives, sent, received, reduced = count(step)
             any_sends += sends
@@ -216,11 +218,13 @@ class Tally:
             self.sent[rank] += sent
             self.total_reduced += reduced
             most_posts = max(most_posts, sends, receives)
-            most_moved = max(most_moved, sent, received)
+            most_sent = max(most_sent, sent, received)
+            most_moved = max(most_moved, sent + received)
             most_reduced = max(most_reduced, reduced)
             self.in_flight = max(self.in_flight, sends + receives)
         self.rounds += any_sends > 0
-        self.traffic += most_moved
+        self.traffic += most_sent
+        self.moved += most_moved
         self.reduced += most_reduced
         self.posts += most_posts
         self.ports = max(self.ports, most_posts)

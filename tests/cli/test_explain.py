@@ -41,7 +41,8 @@ def test_json_agrees(run):
     assert run(*words).stdout.startswith(
         f"broadcast of 16777216 bytes on 5 ranks, 5 hosts, gloo: {found['algorithm']}\n"
     )
-    assert found["predictions"][0]["algorithm"] == found["algorithm"]
+    (row,) = (row for row in found["predictions"] if row["algorithm"] == found["algorithm"])
+    assert row["seconds"] <= 1.2 * found["predictions"][0]["seconds"]
     assert found["forced"] == ""
     assert found["costs"]["alpha_s"] == found["costs"]["crowded_alpha_s"]
 

@@ -107,8 +107,9 @@ def test_the_fastest_is_the_first_of_all(
 ) -> None:
     """Whatever is left out for its lower bound."""
     rows = predictions(collective, nbytes, world_size, found)
-    able = (row for row in rows if find(collective, row.algorithm).order >= order)
-    assert fastest(collective, nbytes, world_size, found, order) == next(able, None)
+    able = [row for row in rows if find(collective, row.algorithm).order >= order]
+    close = tuple(row for row in able if row.seconds <= able[0].seconds * 1.2)
+    assert fastest(collective, nbytes, world_size, found, order) == close
 
 
 def test_few_algorithms_are_predicted_to_find_the_fastest() -> None:
@@ -273,7 +274,7 @@ def test_an_exchange_costs_as_one_message() -> None:
     assert row.path_s == pytest.approx(3e-6 + nbytes * 1.1e-9)
     assert row.crowded_s == pytest.approx(3e-6 + nbytes * (4e-9 * 2 / 3 + 4e-10))
     assert predictions("all_reduce", 1 << 10, 4, quick)[0].algorithm == "direct"
-    assert fastest("all_reduce", 1 << 10, 4, quick, OperandOrder.ANY) == row
+    assert fastest("all_reduce", 1 << 10, 4, quick, OperandOrder.ANY)[0] == row
     longer = ((1 << 10) + 1, 4)
     assert predictions("all_reduce", *longer, quick) == predictions("all_reduce", *longer, plain)
 

@@ -130,7 +130,7 @@ def test_not_measured_where_it_is_not_worth_it() -> None:
 
 def test_built_in_costs_choose() -> None:
     for transport, algorithm in (("gloo", "rabenseifner"), ("nccl", "direct")):
-        choice = choose("all_reduce", 1 << 20, 2, built_in(transport, costs_of(transport), 2))
+        choice = choose("all_reduce", 1 << 24, 2, built_in(transport, costs_of(transport), 2))
         assert choice.algorithm == algorithm
         assert choice.reason.startswith("the least predicted time (costs: built-in)")
     (rule,) = built_in("nccl", costs_of("nccl"), 4, hosts=2).tuned
