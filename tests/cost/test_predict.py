@@ -22,6 +22,7 @@ from ringcoll.cost.predict import (
     fastest,
     predict,
     predictions,
+    preferred,
 )
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import CONTRACTS, OperandOrder, verify
@@ -382,3 +383,38 @@ def test_what_cannot_run_is_not_predicted(collective: str, world_size: int) -> N
     able = {entry.name for entry in algorithms(collective, world_size, variants=True)}
     assert rows
     assert {row.algorithm for row in rows} <= able
+
+
+def test_through_slices_a_byte_is_charged_half_to_each_of_its_ends() -> None:
+    whole = replace(costs(), slice_bytes=0)
+    sliced = replace(whole, slice_bytes=1 << 18)
+    nbytes = 1 << 18  # one slice
+    found = [
+        {row.algorithm: row for row in predictions("reduce", nbytes, 2, which)}
+        for which in (whole, sliced)
+    ]
+    beta_s = whole.beta_s_per_byte
+    # One rank sends all, the other one receives it.
+    before, after = (rows["binomial_tree"] for rows in found)
+    assert before.path_s - after.path_s == pytest.approx(nbytes / 2 * beta_s)
+    # Both send and receive a half; then one of them sends a half.
+    before, after = (rows["reduce_scatter_gather"] for rows in found)
+    assert before.path_s - after.path_s == pytest.approx(nbytes / 4 * beta_s)
+
+
+def test_few_waits_are_preferred_where_a_wait_decides() -> None:
+    def row(name: str, seconds: float, waits: int) -> Prediction:
+        return Prediction(name, seconds, seconds, 0.0, waits, 1, None)
+
+    found = replace(costs(), alpha_s=1e-5, crowded_alpha_s=1e-5)
+    first = row("first", 100e-6, 4)
+    for other, is_preferred in (
+        (row("half", 119e-6, 2), True),
+        (row("less than half", 119e-6, 1), True),
+        (row("more than half", 101e-6, 3), False),
+        (row("much later", 121e-6, 1), False),
+    ):
+        assert preferred([first, other], found) is (other if is_preferred else first)
+    # Two waits take 2 us: they do not make up for 3.
+    short = replace(found, alpha_s=1e-6, crowded_alpha_s=1e-6)
+    assert preferred([first, row("half", 103e-6, 2)], short) is first
