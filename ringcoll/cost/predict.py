@@ -192,7 +192,7 @@ class _Profile:
     packed_mean: float  # a copied byte costs as much as a reduced byte
     packed_in_segments_mean: float
     repeated_mean: float
-    two_way: float  # from 0.5, where on the path a rank only sends or only receives, to 1
+    two_way: float  # where data flow from or to a root: from 0.5, where ranks only send or only receive, to 1
     is_exchange: bool  # whether all steps are exchanges of one message of each rank with all others
     pieces: _Pieces | None
 
@@ -221,13 +221,12 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
     counts, chunks = entry.counts(world_size), chunks_of_data(entry.schedule(world_size))
     traffic, reduced = float(counts.traffic), float(counts.reduced)
     few = _countable(entry, world_size)
-    is_exchange = False
+    is_exchange, two_way = False, 1.0
     if world_size == 1 or entry.restriction(few) or entry.restriction(max(1, few // 2)):
         # Nothing is sent; or it cannot be counted, and all ranks are taken to be busy.
         further, pieces = 0.0, None
         messages, sent, moved = float(counts.rounds), traffic, reduced
         packed = cut = repeated = 0.0
-        two_way = 1.0
     else:
         schedule = entry.schedule(few)
         base, tally = entry.counts(few), tally_of(schedule)
@@ -237,7 +236,8 @@ def _profile(entry: Algorithm, world_size: int) -> _Profile:
         most = max(*tally.sends, *tally.receives)
         pieces = _pieces(schedule, base.rounds, counts.rounds, most) if entry.pipelined else None
         messages, sent, moved, packed, cut, repeated = _means(schedule, tally)
-        two_way = tally.moved / (2 * tally.traffic) if tally.traffic else 1.0
+        if tally.traffic and contract(entry.collective).rooted:
+            two_way = tally.moved / (2 * tally.traffic)
         if few < world_size:
             fewer, half = entry.counts(few // 2), entry.schedule(few // 2)
             before = _means(half, tally_of(half))
@@ -331,8 +331,8 @@ def _seconds(
         alone = alone._replace(alpha_s=costs.exchange_s)
         crowded = crowded._replace(alpha_s=costs.exchange_s)
         further, messages = 0.0, rounds
-    # Half of the cost of a byte is to write it, and half to read it. In slices both are done at a time, and what
-    # several ranks read is written once.
+    # Half of the cost of a byte is to write it, and half to read it. Where data flow one way in slices, both are done at
+    # a time, of slices and of operations that follow each other; and what several ranks read is written once.
     two_way = profile.two_way if costs.slice_bytes else 1.0
     path_s = alone.seconds(nbytes, rounds, traffic * two_way + cut, reduced + packed, further)
     spared = profile.repeated_mean / 2 if costs.slice_bytes else 0.0

@@ -418,3 +418,13 @@ def test_few_waits_are_preferred_where_a_wait_decides() -> None:
     # Two waits take 2 us: they do not make up for 3.
     short = replace(found, alpha_s=1e-6, crowded_alpha_s=1e-6)
     assert preferred([first, row("half", 103e-6, 2)], short) is first
+
+
+def test_who_sends_what_comes_back_writes_and_reads_in_turn() -> None:
+    whole = replace(costs(), slice_bytes=0)
+    sliced = replace(whole, slice_bytes=1 << 18)
+    before, after = (
+        {row.algorithm: row.path_s for row in predictions("all_reduce", 1 << 18, 2, which)}
+        for which in (whole, sliced)
+    )
+    assert after["binomial_tree"] == before["binomial_tree"]
