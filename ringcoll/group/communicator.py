@@ -332,8 +332,12 @@ class Communicator:
         try:
             self._complete(item)
         except NotYetError:
-            self.progress.note_site(item.number, 1)
-            queue.put_back(item)
+            try:
+                self.progress.note_site(item.number, 1)
+                queue.put_back(item)
+            except BaseException as interrupt:  # nobody would ever do the rest
+                self._drop(interrupt)
+                raise
         finally:
             self._is_brief, self.transport.until_s = False, None
             queue.serving.release()
@@ -398,6 +402,8 @@ class Communicator:
             raise
         except BaseException as raised:  # noqa: BLE001  # see above
             error = raised
+            if self._under_way is not None:  # an interrupt, when the moment was over
+                self._drop(raised)
         self._queue.num_done += 1
         del item, tensors, following  # who waits may count on the inputs' memory being free
         has_callbacks = work.complete(error, None if lane is None else lane.end)
@@ -499,6 +505,12 @@ class Communicator:
             raise
         self._under_way = None
         return handles
+
+    def _drop(self, error: BaseException) -> None:
+        """Break the group, as what is under way will not be done."""
+        self._under_way = None
+        self.progress.end()
+        self._break(error)
 
     def _go_on(
         self, number: int, operation: Operation | Turn, tensors: Sequence[Tensor], timeout_s: float

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ringcoll
+from ringcoll.errors import GroupBrokenError
 from ringcoll.launch import RankError, Ranks
 from ringcoll.transport import Handle, LocalTransport, NotYetError
 from tests.programs import at_once as program
@@ -112,6 +113,42 @@ def test_random_calls_of_impatient_ranks(monkeypatch: pytest.MonkeyPatch, seed: 
         return wrong
 
     assert ringcoll.run_threads(main, size) == [[]] * size
+
+
+@pytest.mark.parametrize("when", ["the moment is over", "it is put back"])
+def test_an_interrupt_between_the_moment_and_the_rest_breaks_the_group(
+    monkeypatch: pytest.MonkeyPatch, when: str
+):
+    """Otherwise the next call would take the rest for its own."""
+    _Impatient(lambda: True).install(monkeypatch)
+
+    def main(group: ringcoll.LocalGroup) -> tuple[bool, object, str]:
+        member, tensor = group.communicator, torch.ones(3)
+        ringcoll.all_reduce(torch.ones(1), group=group)
+        owner, name = (
+            (member, "_run") if when == "the moment is over" else (member._queue, "put_back")
+        )
+        method = getattr(owner, name)
+
+        def interrupted(*arguments: Any) -> None:
+            try:
+                method(*arguments)
+            except NotYetError:
+                raise KeyboardInterrupt from None
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ringcoll.all_reduce(tensor, group=group, async_op=True)
+        with pytest.raises(GroupBrokenError) as later:
+            ringcoll.all_reduce(torch.ones(3), group=group)
+        return member._under_way is None, member.progress.current, str(later.value)
+
+    for is_dropped, current, text in ringcoll.run_threads(main, 2):
+        assert is_dropped
+        assert current is None
+        assert "broken by an earlier failure" in text
 
 
 # --- real processes -------------------------------------------------------------------------
