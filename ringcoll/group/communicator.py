@@ -2,7 +2,8 @@
 
 To run an operation is: meet (once a group), resolve (once an operation), bind to memory, drive,
 and copy the results out. On CUDA tensors an operation has a `Lane`: see `ringcoll.transport.streams`.
-If the stream orders messages, and the host waits for nothing, asynchronous operations need no thread.
+If the stream orders messages, and the host waits for nothing, asynchronous operations need no thread;
+where the transport can wait for a moment, nor do those that take no longer.
 """
 
 from __future__ import annotations
@@ -328,8 +329,8 @@ class Communicator:
     def _begin(self, item: _Item) -> None:
         """Run a call for a moment; a thread of the queue, or who waits, does what is left."""
         queue = self._queue
-        self._is_brief, self.transport.until_s = True, time.monotonic() + self._moment_s
         try:
+            self._is_brief, self.transport.until_s = True, time.monotonic() + self._moment_s
             self._complete(item)
         except NotYetError:
             try:
@@ -495,16 +496,11 @@ class Communicator:
     def _drive_briefly(self, binding: Binding, tag: int, deadline: float) -> list[Handle]:
         """Run an operation for a moment; if that is not enough, note where it stands."""
         steps, handles = iter(binding.program), list[Handle]()
-        self._under_way = _UnderWay(binding, steps, handles, tag, deadline)
         try:
-            drive(steps, tag, binding.wait, deadline, self.progress, handles)
+            return drive(steps, tag, binding.wait, deadline, self.progress, handles)
         except NotYetError:
+            self._under_way = _UnderWay(binding, steps, handles, tag, deadline)
             raise
-        except BaseException:
-            self._under_way = None
-            raise
-        self._under_way = None
-        return handles
 
     def _drop(self, error: BaseException) -> None:
         """Break the group, as what is under way will not be done."""

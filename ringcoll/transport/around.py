@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ringcoll.transport.base import Handle, Transport
+
+
+def _of_below(name: str) -> Any:
+    """An attribute that is the one of the transport below, to read and to set."""
+    return property(
+        lambda around: getattr(around.below, name),
+        lambda around, value: setattr(around.below, name, value),
+        doc=f"See `Transport.{name}`; it is that of the transport below.",
+    )
 
 
 class AroundTransport(Transport):
@@ -14,29 +25,11 @@ class AroundTransport(Transport):
         self.ordered, self.waits_on_host = below.ordered, below.waits_on_host
         self.shares_process, self.hosts = below.shares_process, below.hosts
 
-    # The innermost transport meets the others, and says it then.
-    @property
-    def verifies(self) -> bool:
-        """Whether each message has its checksum beside it."""
-        return self.below.verifies
-
-    @verifies.setter
-    def verifies(self, verifies: bool) -> None:
-        self.below.verifies = verifies
-
-    @property
-    def direct_from(self) -> int | None:
-        """Bytes from which a message is read in its sender's memory."""
-        return self.below.direct_from
-
-    @direct_from.setter
-    def direct_from(self, nbytes: int | None) -> None:
-        self.below.direct_from = nbytes
-
-    @property
-    def slice_bytes(self) -> int | None:  # type: ignore[override]
-        """Bytes of the slices in which long messages move best."""
-        return self.below.slice_bytes
+    # The innermost transport meets the others, and waits.
+    verifies = _of_below("verifies")
+    direct_from = _of_below("direct_from")
+    slice_bytes = _of_below("slice_bytes")
+    until_s = _of_below("until_s")
 
     def connect(self, timeout_s: float) -> None:
         """Connect the transport below."""

@@ -87,15 +87,6 @@ class PairsTransport(AroundTransport):
     def exchanges_to(self, nbytes: int) -> None:
         self.below.exchanges_to = nbytes
 
-    @property
-    def until_s(self) -> float | None:
-        """When a wait inside the host gives up."""
-        return self.below.until_s
-
-    @until_s.setter
-    def until_s(self, until_s: float | None) -> None:
-        self.below.until_s = until_s
-
     def connect(self, timeout_s: float) -> None:
         """Connect inside the hosts, and then between them."""
         deadline = time.monotonic() + timeout_s

@@ -15,7 +15,14 @@ from ringcoll.collectives import communicator
 from ringcoll.launch import report
 from tests.programs.faults import catch
 
-__all__ = ["ends_there", "handed_over", "in_another_order", "interrupted", "loses_a_rank"]
+__all__ = [
+    "ends_there",
+    "forked_off",
+    "handed_over",
+    "in_another_order",
+    "interrupted",
+    "loses_a_rank",
+]
 
 
 def _started(group: Any, moment_s: float) -> Any:
@@ -91,6 +98,28 @@ def loses_a_rank(moment_s: float) -> None:
     error = catch(work.wait)
     later = catch(lambda: ringcoll.all_reduce(torch.ones(3)))
     report((error.kind, error.text, later.kind, member._under_way is None, member.progress.current))
+
+
+def forked_off() -> tuple[str, list[int]]:
+    """Rank 1 is late: what a process that rank 0 forks off meanwhile meets as it waits; rank 0's own result."""
+    _started(dist.group.WORLD, 0.001)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+    tensor, told = _mine(4), ""
+    work: Any = ringcoll.all_reduce(tensor, async_op=True)
+    if dist.get_rank() == 0:
+        reads, writes = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writes, catch(work.wait).kind.encode())
+            os._exit(0)
+        os.close(writes)
+        told = os.read(reads, 100).decode()
+        os.close(reads)
+        os.waitpid(child, 0)
+    work.wait()
+    return told, tensor.tolist()
 
 
 def interrupted() -> tuple[str, str]:

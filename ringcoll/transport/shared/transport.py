@@ -36,14 +36,7 @@ from ringcoll.errors import (
     TransportError,
 )
 from ringcoll.machine import appears, as_fields, cores, free_bytes, read_all, read_text
-from ringcoll.transport.base import (
-    Handle,
-    Message,
-    NotYetError,
-    Transport,
-    late,
-    meet_telling,
-)
+from ringcoll.transport.base import Handle, Message, NotYetError, Transport, late, meet_telling
 from ringcoll.transport.pairs import OutOfReachError, PairsTransport
 from ringcoll.transport.shared.board import Board, BoardExchange, BoardReceive
 from ringcoll.transport.shared.channel import (
@@ -396,10 +389,9 @@ class SharedTransport(Transport):
 
     def _sleep(self, message: Awaited, timeout_s: float) -> None:
         """Wait for a message asleep, and serve all peers when something else happens."""
-        deadline, left_s, until_s = time.monotonic() + timeout_s, timeout_s, self.until_s
-        if until_s is not None:
-            left_s = until_s - time.monotonic()
-            deadline = until_s
+        now, until_s = time.monotonic(), self.until_s
+        deadline = now + timeout_s if until_s is None else until_s
+        left_s = deadline - now
         if self._is_crowded and self._yielded(message):
             return
         memory, channels, peer = self._memory, [*self._channels.values()], message.channel.peer
