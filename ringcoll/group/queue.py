@@ -13,6 +13,7 @@ queue has a token; who takes a token runs an operation, unless others have run a
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -20,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ringcoll.errors import GroupBrokenError
+from ringcoll.errors import FORKED, GroupBrokenError
 from ringcoll.group.work import Work
 from ringcoll.machine import started, untraced
 
@@ -43,6 +44,7 @@ class Queue(Generic[Item]):
         self.num_put = 0  # only a thread that holds `turn` changes it
         self.num_done = 0  # only a thread that holds `serving`, before a work is complete
         self._name, self._run = name, run
+        self._pid = os.getpid()
         self._tokens: queue.SimpleQueue[Work | bool] = queue.SimpleQueue()  # False ends the threads
         self._counting = threading.Lock()
         self._available = 0  # threads that serve, or wait to
@@ -70,7 +72,15 @@ class Queue(Generic[Item]):
 
     @untraced  # the thread that waits may be in a compiled region
     def help(self, work: Work) -> None:
-        """Serve the queue in this thread until a work is complete, unless another thread does."""
+        """Serve the queue in this thread until a work is complete, unless another thread does.
+
+        Raises
+        ------
+        GroupBrokenError
+            The process was forked off: its parent has the operations, and their threads.
+        """
+        if os.getpid() != self._pid:
+            raise GroupBrokenError(FORKED)
         while self.items and not work.done and self.serving.acquire(blocking=False):
             try:
                 while self.items and not work.done:

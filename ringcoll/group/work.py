@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import FORKED, CollectiveTimeoutError, GroupBrokenError
+from ringcoll.errors import CollectiveTimeoutError
 from ringcoll.machine import seconds_of
 from ringcoll.transport import Mark, future
 
@@ -48,7 +47,6 @@ class Work(dist.Work):
         super().__init__()
         self._description, self._results, self._help = description, list(results), help_
         self.done = False
-        self._pid = os.getpid()  # a process that is forked off does not have the group
         self._gate = threading.Lock()  # held until the operation is over
         self._gate.acquire()
         self._error: BaseException | None = None
@@ -70,13 +68,11 @@ class Work(dist.Work):
         CollectiveTimeoutError
             The limit was exceeded; the operation goes on.
         GroupBrokenError
-            The process was forked off since the call: the operation is its parent's.
+            The process was forked off since the call.
         RingcollError
             The operation failed.
         """
         if not self.done:
-            if os.getpid() != self._pid:
-                raise GroupBrokenError(FORKED)
             help_ = self._help
             if help_ is not None and not timeout:
                 help_(self)
