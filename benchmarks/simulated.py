@@ -2,7 +2,7 @@
 
 Real processes first measure what a message, a byte and a reduced byte cost, as `ringcoll tune` does, and
 then all-reduces with every algorithm and a prepared operation. The same schedules are simulated on a crossbar with those
-costs: the costs *crowded*, of ranks that all send at once, for schedules in which more than half of the ranks
+costs, those of data of such a size: the costs *crowded*, of ranks that all send at once, for schedules in which more than half of the ranks
 send in a round, otherwise those of two ranks *alone*. The error of an algorithm is the median over the sizes of what the
 simulation is off, as a share of the measured time.
 """
@@ -68,6 +68,7 @@ def simulated_s(schedule: Schedule, nbytes: int, costs: Parameters) -> float:
     """Simulate a schedule with measured costs."""
     tally = tally_of(schedule)
     crowded = 2 * sum(tally.sends) > tally.rounds * schedule.world_size
+    costs = costs.at(nbytes)  # of data that are in caches, or beyond them
     link = costs.crowded if crowded else costs.alone
     chunk = nbytes // chunks_of_data(schedule)
     network = crossbar(
@@ -77,7 +78,9 @@ def simulated_s(schedule: Schedule, nbytes: int, costs: Parameters) -> float:
         overhead_s=costs.overhead_s,
         gamma_s_per_byte=link.gamma_s_per_byte,
     )
-    segments = segment_count(schedule, chunk, None, max(chunk // 4, 1))
+    segments = segment_count(
+        schedule, chunk, None, max(chunk // 4, 1), slice_bytes=costs.slice_bytes
+    )
     return float(ringcoll.simulate(schedule, nbytes, network, segments=segments).seconds)
 
 

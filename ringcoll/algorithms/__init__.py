@@ -22,7 +22,8 @@
 `host_layout`       which ranks of each host act in a hierarchy, and for which others
 `entry`             what an entry is: all that the rest has to know of an algorithm
 `registry`          the entries, by collective and name
-`names`             algorithms by name: entries, and those joined by +
+`names`             algorithms by name: entries, those joined by +, and those with an order of ranks
+`placed`            algorithms whose ranks stand in another order
 `proved`            schedules that may be run with an operator
 ==================  =======================================================
 
@@ -54,8 +55,17 @@ from ringcoll.algorithms import (
 )
 from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, alone, mark_built_in, on_hosts
 from ringcoll.algorithms.names import find, named, required, schedule_of, where_possible
+from ringcoll.algorithms.placed import order_in_text
 from ringcoll.algorithms.proved import order_of, passes_on_blocks, proved_schedule
-from ringcoll.algorithms.registry import ALIASES, algorithms, register, seal, unregister
+from ringcoll.algorithms.registry import (
+    ALIASES,
+    algorithms,
+    entry_of_schedule,
+    register,
+    register_schedule,
+    seal,
+    unregister,
+)
 
 seal()
 
@@ -75,6 +85,7 @@ __all__ = [
     "circulant_blocks",
     "direct",
     "dissemination",
+    "entry_of_schedule",
     "exchanges",
     "find",
     "generalized",
@@ -83,6 +94,7 @@ __all__ = [
     "mark_built_in",
     "named",
     "on_hosts",
+    "order_in_text",
     "order_of",
     "pairwise",
     "parallel_trees",
@@ -90,6 +102,7 @@ __all__ = [
     "proved_schedule",
     "recursive",
     "register",
+    "register_schedule",
     "registry",
     "required",
     "ring",

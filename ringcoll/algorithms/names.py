@@ -1,6 +1,7 @@
-"""Algorithms by their names, those joined by ``+`` as well: ``ring+two_shot`` is a hierarchy, the innermost first.
+"""Algorithms by their names, those with signs as well.
 
-What `ringcoll.algorithms.registry` finds has an entry; a hierarchy has none.
+``ring+two_shot`` is a hierarchy, the innermost first, and ``ring~0.2.1`` is a ring through the ranks 0, 2, 1. What
+`ringcoll.algorithms.registry` finds has an entry; these have none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import lru_cache
 from ringcoll.algorithms import registry
 from ringcoll.algorithms.entry import Algorithm
 from ringcoll.algorithms.hierarchical import hierarchy
+from ringcoll.algorithms.placed import SIGN, placed
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule import CONTRACTS, Schedule
 
@@ -24,14 +26,16 @@ def find(collective: str, name: str) -> Algorithm:
         The collective.
     name
         The name of an entry; or ``name=value``, to choose the value of its `Parameter`; or
-        names joined by ``+``, for a hierarchy.
+        names joined by ``+``, for a hierarchy; each with ``~`` and an order of the ranks after it, or without.
 
     Raises
     ------
     UnknownAlgorithmError
-        The collective has no such algorithm; the message lists its algorithms.
+        The collective has no such algorithm, the message lists its algorithms; or the order is none.
     """
-    return (hierarchy if "+" in name else registry.entry_of)(collective, name)
+    name, sign, order = name.partition(SIGN)
+    entry = (hierarchy if "+" in name else registry.entry_of)(collective, name)
+    return placed(entry, order) if sign else entry
 
 
 def named(name: str, collective: str | None = None) -> list[Algorithm]:

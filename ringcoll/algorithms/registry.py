@@ -13,13 +13,21 @@ with another value of its `Parameter`. `ringcoll.algorithms.names` knows names w
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
 from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, mark_built_in
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
-from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, OperandOrder, Program, contract
+from ringcoll.schedule import (
+    CONTRACTS,
+    LARGEST_WORLD,
+    OperandOrder,
+    Program,
+    Schedule,
+    contract,
+)
 
 ALIASES = {"tree": "binomial_tree"}
 """Short names, understood wherever an algorithm is named."""
@@ -29,6 +37,7 @@ _REGISTRY: dict[tuple[str, str], Algorithm] = {}
 _WITH_VALUE: dict[tuple[str, str], Callable[[int | None], Algorithm]] = {}
 revision = 0
 """A number that changes with the registry, for caches that depend on it."""
+_registering = threading.Lock()
 _OWN: dict[tuple[str, str], Algorithm] = {}  # entries of the library, once it has them all
 
 
@@ -73,11 +82,11 @@ def register(
     ------
     ScheduleError
         The collective is unknown, or already has an algorithm of that name, or the name has one
-        of the signs ``+`` and ``=``.
+        of the signs ``+``, ``=`` and ``~``.
     """
     contract(collective)
-    if "+" in name or "=" in name:
-        raise ScheduleError(f"an algorithm cannot be named {name!r}: + and = join names")
+    if any(sign in name for sign in "+=~"):
+        raise ScheduleError(f"an algorithm cannot be named {name!r}: +, = and ~ are signs in names")
     if (collective, name) in _REGISTRY or name in ALIASES or name == "auto":
         raise ScheduleError(f"{collective} already has an algorithm named {name!r}")
 
@@ -111,6 +120,49 @@ def register(
         return program
 
     return decorate
+
+
+def register_schedule(schedule: Schedule, name: str, origin: str = "a search") -> str:
+    """Register a schedule, for its number of ranks and its root, and return the name.
+
+    A name that is taken is kept: whoever registers a schedule puts a hash of its text into the name.
+    """
+    with _registering:  # ranks may be threads
+        if (schedule.collective, name) not in _REGISTRY:
+            entry = entry_of_schedule(schedule, origin)
+            register(
+                schedule.collective,
+                name,
+                chunks=entry.chunks,
+                slots=entry.slots,
+                restriction=entry.restriction,
+            )(entry.program)
+    return name
+
+
+def entry_of_schedule(schedule: Schedule, origin: str) -> Algorithm:
+    """A schedule as an entry like those of the registry."""
+
+    def program(rank: int, world_size: int, root: int = 0) -> Program:
+        if root != schedule.root:
+            raise ScheduleError(f"{origin} is for root {schedule.root}, not for root {root}")
+        return iter(schedule.program(rank))
+
+    program.__doc__ = f"Read from {origin}."
+
+    def restriction(world_size: int) -> str | None:
+        right = schedule.world_size
+        return None if world_size == right else f"{origin} holds a schedule for {right} ranks"
+
+    return Algorithm(
+        schedule.collective,
+        schedule.algorithm,
+        program,
+        cost=None,
+        chunks=lambda world_size: schedule.num_chunks,
+        slots=lambda world_size: schedule.num_slots,
+        restriction=restriction,
+    )
 
 
 def unregister(collective: str, name: str) -> None:

@@ -39,7 +39,7 @@ class Options(_BackendOptions):  # type: ignore[misc]
         of floating-point tensors only.
     reproducible
         As for the functions of `ringcoll.collectives.functions`, for all collectives that reduce.
-    transport, cuda_transport, verify_messages
+    transport, cuda_transport, verify_messages, fit
         As for `ringcoll.use`.
     share
         Whether long CPU tensors move to shared memory when they are first all-reduced: see
@@ -65,6 +65,7 @@ class Options(_BackendOptions):  # type: ignore[misc]
     cuda_transport: str = "auto"
     share: bool = False
     verify_messages: bool = False
+    fit: str | None = None
 
     def __post_init__(self) -> None:
         super().__init__(NAME)

@@ -115,6 +115,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             transport=self.options.transport,
             cuda_transport=self.options.cuda_transport,
             verify_messages=self.options.verify_messages,
+            fit=self.options.fit,
         )
         self._coalesced: list[Work] | None = None
         self._messages = PointToPoint(store, rank, world_size, timeout)

@@ -23,8 +23,7 @@ _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
 _making = threading.Lock()
 # Names of transports that `use` has got, by the type of device.
-_asked: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
-_verified: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # likewise
+_asked: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -180,16 +179,17 @@ def group_rank(group: Any, rank: int | None, in_group: int | None, what: str) ->
 def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
     # `close` makes the group as new, so it must not see its old keys in the store.
     prefix = f"ringcoll/{device.type}/{_times_closed.get(group, 0)}"
-    asked = _asked.get(group, {}).get(device.type)
+    asked = _asked.get(group, {})
     return member_at(
         group.get_group_store(),
         group.rank(),
         group.size(),
         time_limit_s(group),
         device,
-        asked,
+        asked.get(device.type),
         prefix=prefix,
-        verify_messages=_verified.get(group),
+        verify_messages=asked.get("verify_messages"),
+        fit=asked.get("fit"),
     )
 
 
@@ -210,6 +210,7 @@ def use(
     transport: str | None = None,
     cuda_transport: str | None = None,
     verify_messages: bool | None = None,
+    fit: str | None = None,
 ) -> None:
     """Choose how tensors of a group travel, before the first operation on such tensors.
 
@@ -232,6 +233,9 @@ def use(
         Whether each message of a collective has a checksum, with which its receiver finds what was
         changed, lost or doubled on its way, and raises `CorruptMessageError`; not over NCCL. The
         environment's ``RINGCOLL_VERIFY_MESSAGES`` overrides it.
+    fit
+        A file of ``ringcoll fit`` for these ranks and hosts, which rank 0 reads: ``"auto"`` takes the algorithms that were
+        fitted to the network. By default the file of ``RINGCOLL_TUNING``, if that is such a file.
 
     Raises
     ------
@@ -251,22 +255,23 @@ def use(
             expected="a process group of torch",
             got=repr(group),
         )
-    chosen: dict[str, str] = {}
+    further = {"verify_messages": verify_messages, "fit": fit}
+    chosen = {name: value for name, value in further.items() if value is not None}
     for kind, asked in (("cpu", transport), ("cuda", cuda_transport)):
         if asked is not None:
             if catalogue.named(kind, asked, rank) != "auto":
                 catalogue.resolved(kind, asked, rank)
             chosen[kind] = asked
-    if not chosen and verify_messages is None:
+    if not chosen:
         raise ArgumentError(
             "nothing was chosen",
             rank=rank,
-            argument="transport, cuda_transport, verify_messages",
+            argument="transport, cuda_transport, verify_messages, fit",
             expected="at least one of them",
             got="none",
         )
     in_use = set(_members(group))
-    if verify_messages is None:
+    if chosen.keys() <= {"cpu", "cuda"}:
         in_use &= chosen.keys()
     if in_use:
         raise ArgumentError(
@@ -277,8 +282,6 @@ def use(
             got=group,
         )
     _asked[group] = {**_asked.get(group, {}), **chosen}
-    if verify_messages is not None:
-        _verified[group] = verify_messages
 
 
 def abort(group: Any) -> None:

@@ -137,10 +137,8 @@ class StoreGroup(OwnGroup):
         *,
         verify_messages: bool | None = None,
     ) -> None:
-        cpu, verify = torch.device("cpu"), verify_messages
-        super().__init__(
-            member_at(store, rank, world_size, timeout_s, cpu, transport, verify_messages=verify)
-        )
+        where = store, rank, world_size, timeout_s, torch.device("cpu"), transport
+        super().__init__(member_at(*where, verify_messages=verify_messages))
 
     def on(self, device: torch.device) -> Communicator:
         """The communicator for tensors on a device.
@@ -171,6 +169,7 @@ def member_at(
     *,
     prefix: str = "ringcoll",
     verify_messages: bool | None = None,
+    fit: str | None = None,
 ) -> Communicator:
     """A rank's end of a group whose ranks meet at a store, for tensors on a device."""
     if device.type not in ("cpu", "cuda"):
@@ -196,4 +195,4 @@ def member_at(
     made.is_automatic = catalogue.named(device.type, asked, rank) == "auto"
     transport = as_asked(made, verify_messages=verify_messages)
     sends = None if device.type == "cpu" else device
-    return Communicator(transport, monitor, timeout_s, sends, own)
+    return Communicator(transport, monitor, timeout_s, sends, own, fit)

@@ -7,6 +7,7 @@
 `dominance`   the algorithms that no other algorithm beats in every way
 `predict`     how long every algorithm would take
 `rules`       the grammar of rules: collective, range of bytes, algorithm
+`fitted`      rules and schedules that were fitted to a network
 `table`       costs and rules that all ranks of a group share
 `choice`      the algorithm that ``"auto"`` stands for in one call
 ============  ==========================================================

@@ -10,6 +10,8 @@ from .counts import lower_bound as lower_bound
 from .counts import seconds_on_hosts as seconds_on_hosts
 from .counts import wavefront_counts as wavefront_counts
 from .dominance import dominators as dominators
+from .fitted import Fitted as Fitted
+from .fitted import numbered as numbered
 from .link_costs import LinkCosts as LinkCosts
 from .predict import Parameters as Parameters
 from .predict import Prediction as Prediction

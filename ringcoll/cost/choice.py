@@ -179,7 +179,10 @@ def _pick(
         able = algorithms(collective, world_size)
         first = next(entry for entry in able if not entry.equal_blocks)
         return first.name, None, "no rank knows all lengths, which other algorithms need"
-    for rules, source in ((table.forced, table.forced_by), (table.tuned, table.origin)):
+    fitted = table.fit.rules if table.fit else ()
+    for rules, source in (
+        (table.forced, table.forced_by), (fitted, ""), (table.tuned, table.origin)
+    ):  # fmt: skip
         for rule in rules:
             if not rule.matches(collective, nbytes, world_size, table.hosts):
                 continue
@@ -188,7 +191,8 @@ def _pick(
             if find(collective, rule.algorithm).order < order:
                 continue
             segment_bytes = _segment_bytes(rule, collective, nbytes, world_size, table)
-            return rule.algorithm, segment_bytes, f"by the rule {rule} ({source})"
+            why = f"by the rule {rule} ({source})" if source or not table.fit else table.fit.reason(rule)
+            return rule.algorithm, segment_bytes, why
     best = preferred(candidates, table.parameters)
     reason = "the least predicted time"
     if best is not candidates[0]:

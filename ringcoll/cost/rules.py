@@ -41,13 +41,13 @@ FORCED = "RINGCOLL_ALGORITHM"
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"(\d{1,18})([KMGT]?)", re.IGNORECASE | re.ASCII)
-_NAME = re.compile(r"[A-Za-z_][\w+=]*")
+_NAME = re.compile(r"[A-Za-z_][\w+=]*(~[\d.-]+)?", re.ASCII)
 _INF = "inf"
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from ``first`` to before ``end``; ``None`` is no end.
+    """Numbers from ``first`` to before ``end``; ``None`` is no end. Its ``str`` is that of sizes in bytes.
 
     Raises
     ------
@@ -66,6 +66,13 @@ class Range:
     def __post_init__(self) -> None:
         if self.first < 0 or (self.end is not None and self.end <= self.first):
             raise RulesError("the range is empty", text=f"{self.first}-{self.end}")
+
+    def __str__(self) -> str:
+        if self == Range():
+            return EVERY
+        if self.end == self.first + 1:
+            return _size_in_text(self.first)
+        return f"{_size_in_text(self.first)}-{_INF if self.end is None else _size_in_text(self.end)}"
 
     def __contains__(self, number: int) -> bool:
         return number >= self.first and (self.end is None or number < self.end)
@@ -102,7 +109,7 @@ class Rule:
     hosts: Range = Range(1)
 
     def __str__(self) -> str:
-        fields = [self.collective, _sizes_in_text(self.nbytes), self.algorithm]
+        fields = [self.collective, str(self.nbytes), self.algorithm]
         if self.segment_bytes is not None:
             fields[-1] += f"@{_size_in_text(self.segment_bytes)}"
         for name, numbers in (("k", self.world_size), ("hosts", self.hosts)):
@@ -292,14 +299,6 @@ def _size_in_text(nbytes: int) -> str:
         if nbytes and nbytes % (1 << 10 * power) == 0:
             return f"{nbytes >> 10 * power}{unit}"
     return str(nbytes)
-
-
-def _sizes_in_text(sizes: Range) -> str:
-    if sizes == Range():
-        return EVERY
-    if sizes.end == sizes.first + 1:
-        return _size_in_text(sizes.first)
-    return f"{_size_in_text(sizes.first)}-{_INF if sizes.end is None else _size_in_text(sizes.end)}"
 
 
 def _numbers_in_text(numbers: Range) -> str:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from ringcoll.algorithms import algorithms
+from ringcoll.cost.fitted import Fitted
 from ringcoll.cost.link_costs import LinkCosts
 from ringcoll.cost.predict import Parameters
 from ringcoll.cost.rules import FORCED, Range, Rule, in_text, parse_rules
@@ -44,6 +45,8 @@ class Table:
     device
         Type of the device of the tensors with which costs and ``tuned`` were measured:
         ``"cpu"`` or ``"cuda"``. If nothing was measured, of the tensors that the table is for.
+    fit
+        What was fitted to the network of the group; its rules come after the forced ones.
     announces
         Whether decisions are written to the log; one rank of a group is enough.
     """
@@ -56,6 +59,7 @@ class Table:
     forced: tuple[Rule, ...] = ()
     source: str = BUILT_IN
     device: str = "cpu"
+    fit: Fitted | None = None
     announces: bool = True
     forced_by: str = FORCED
 
@@ -78,6 +82,7 @@ class Table:
             "forced": in_text(self.forced),
             "source": self.source,
             "device": self.device,
+            "fit": self.fit and self.fit.to_json(),
         }
 
     def dumps(self) -> str:
@@ -103,6 +108,7 @@ class Table:
                 forced=parse_rules(_text(values.get("forced", "")), known_only=False),
                 source=_text(values.get("source", "")),
                 device=_device(values.get("device", "cpu")),
+                fit=Fitted.from_json(values["fit"]) if values.get("fit") else None,
             )
         except (KeyError, TypeError, AttributeError, RingcollError) as error:
             raise TuningFileError(f"not a table of costs and rules: {error!r}") from error

@@ -434,6 +434,7 @@ def agree(
     *,
     measurable: bool | None = None,
     device: torch.device | None = None,
+    fit: str | None = None,
 ) -> Table:
     """Agree on the table of costs and rules of a group; every rank has to call it.
 
@@ -454,6 +455,8 @@ def agree(
         Whether the costs may be measured; by default on transports with tags and without checksums.
     device
         Device of the group's tensors; by default the CPU.
+    fit
+        A file of ``ringcoll fit``, which rank 0 reads.
 
     Raises
     ------
@@ -478,6 +481,7 @@ def agree(
         table = tuning.known_table(*where, _measured.get(where))
         forced = settings.forced_text()
         rules = settings.forced_rules(forced)
+        fitted = tuning.fit_for(fit, tuple(transport.hosts))
     except RingcollError as error:
         notes.tell(
             "decision",
@@ -487,13 +491,13 @@ def agree(
     if table is None and not (measurable and world_size > 1):
         link = costs_of(transport.name)
         table = built_in(transport.name, link, world_size, hosts=hosts, cores=cores(), device=kind)
-    text = None if table is None else replace(table, forced=rules).dumps()
+    text = None if table is None else replace(table, forced=rules, fit=fitted).dumps()
     notes.tell("decision", {"hosts": hosts, "forced": forced, "table": text})
     if text is None:
         costs = measure(transport, notes.left_s, hosts=hosts, cores=cores(), device=device)
         table = _measured[where] = _table_of(*where, costs)
         tuning.remember(settings.measured_file(), table)
-        text = replace(table, forced=rules).dumps()
+        text = replace(table, forced=rules, fit=fitted).dumps()
         notes.tell("table", text)
     return _table(text, announces=True)
 

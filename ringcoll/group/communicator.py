@@ -180,6 +180,8 @@ class Communicator:
         Device of all tensors that may be sent; ``None`` for CPU tensors.
     lives
         Where the ranks tell which processes they are; by default in ``store``.
+    fit
+        A file of ``ringcoll fit``, which rank 0 reads when the ranks meet.
     """
 
     def __init__(
@@ -189,6 +191,7 @@ class Communicator:
         timeout_s: float,
         device: torch.device | None = None,
         lives: dist.Store | None = None,
+        fit: str | None = None,
     ) -> None:
         check_goes_on()
         self.transport, self.timeout_s, self.device = transport, timeout_s, device
@@ -200,6 +203,7 @@ class Communicator:
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
         self.progress = self.monitor.progress
         self.store = store
+        self._fit = fit
         self.table: Table | None = None  # costs and rules, once the ranks have met
         self.tracer: Any = None  # `ringcoll.tracing.recorder.Tracer`, while the group is traced
         self.num_issued = self.nbytes_sent = 0
@@ -606,7 +610,9 @@ class Communicator:
         if 2 * ranks_here > cores():
             self._moment_s = _LONG_MOMENT_S
         store = dist.PrefixStore("choice", self.store)
-        self.table = agree(transport, store, _left_s(deadline), device=self.device)
+        self.table = agree(
+            transport, store, _left_s(deadline), device=self.device, fit=self._fit
+        )
         if transport.direct_from is not None:
             transport.direct_from = self.table.parameters.direct_from or transport.direct_from
 

@@ -75,6 +75,9 @@ from .stores import store_host as store_host
 from .stores import unreachable as unreachable
 from .stores import within as within
 from .tuning import Tuned as Tuned
+from .tuning import fit_for as fit_for
+from .tuning import read_fit as read_fit
+from .tuning import write_fit as write_fit
 from .tuning import read as read
 from .tuning import update as update
 from .untraced import untraced as untraced

@@ -9,19 +9,17 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from ringcoll.algorithms import Algorithm, named, register
+from ringcoll.algorithms import Algorithm, entry_of_schedule, register_schedule
 from ringcoll.cost import Rule, parse_rules
 from ringcoll.errors import ScheduleError
 from ringcoll.machine.files import read_file
 from ringcoll.machine.user_modules import algorithms_named, is_reference
-from ringcoll.schedule import Program, Schedule
+from ringcoll.schedule import Schedule
 
 _MOST_KEPT = 64
 _TICK_NS = 2_000_000_000  # of the file systems with the coarsest times
@@ -29,7 +27,6 @@ _read: dict[tuple[int, ...], Schedule] = {}  # by device, inode, size and times
 _SUFFIXES = (".xml", ".json", ".txt")
 _MODULE = re.compile(r"[^:;@\s]+\.py:[\w=+]+")
 _FILE = re.compile(rf"[^:;@\s]+({'|'.join(map(re.escape, _SUFFIXES))})", re.IGNORECASE)
-_registering = threading.Lock()
 
 
 def is_schedule_file(text: str) -> bool:
@@ -125,15 +122,8 @@ def rules_in(text: str) -> tuple[Rule, ...]:
 def _registered(path: str) -> str:
     """The name under which the schedule in a file is registered, made of the file's name and what it holds."""
     schedule = read_schedule(path)
-    entry = _entry(path, schedule)
     name = re.sub(r"\W", "_", f"file_{Path(path).stem}_{_content(schedule):08x}")
-    with _registering:  # ranks may be threads
-        if not named(name, entry.collective):
-            facts: Any = {
-                "chunks": entry.chunks, "slots": entry.slots, "restriction": entry.restriction
-            }  # fmt: skip
-            register(entry.collective, name, cost=None, **facts)(entry.program)
-    return name
+    return register_schedule(schedule, name, path)
 
 
 @lru_cache(maxsize=_MOST_KEPT)
@@ -150,27 +140,4 @@ def algorithm_in(path: str) -> Algorithm:
     ScheduleError
         See `read_schedule`.
     """
-    return _entry(path, read_schedule(path))
-
-
-def _entry(path: str, schedule: Schedule) -> Algorithm:
-    def program(rank: int, world_size: int, root: int = 0) -> Program:
-        if root != schedule.root:
-            raise ScheduleError(f"{path} is for root {schedule.root}, not for root {root}")
-        return iter(schedule.program(rank))
-
-    program.__doc__ = f"Read from {path}."
-
-    def restriction(world_size: int) -> str | None:
-        right = schedule.world_size
-        return None if world_size == right else f"{path} holds a schedule for {right} ranks"
-
-    return Algorithm(
-        schedule.collective,
-        schedule.algorithm,
-        program,
-        cost=None,
-        chunks=lambda world_size: schedule.num_chunks,
-        slots=lambda world_size: schedule.num_slots,
-        restriction=restriction,
-    )
+    return entry_of_schedule(read_schedule(path), path)

@@ -1,6 +1,6 @@
 """Files of measurements of this machine: that of ``ringcoll tune``, and what groups have measured.
 
-A file holds a table for each transport, number of ranks, number of hosts and type of device; see
+A file of ``ringcoll fit`` holds what was fitted to a network. A file of ``ringcoll tune`` holds a table for each transport, number of ranks, number of hosts and type of device; see
 `ringcoll.cost.table.Table`. The file is replaced as a whole, so that a reader sees the old file
 or the new file. A group that measures, as it finds nothing in either file, keeps its costs in the second
 file (`remember`), for the programs of the next hours.
@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from ringcoll._version import __version__
-from ringcoll.cost import Table
+from ringcoll.cost import Fitted, Table
 from ringcoll.errors import RingcollError, TuningFileError
 from ringcoll.machine import settings
 from ringcoll.machine.facts import cores, cpu
 from ringcoll.machine.files import json_text, read_file, replace_file
 
-_FORMAT = "ringcoll tuning"
+_FORMAT, _FIT_FORMAT = "ringcoll tuning", "ringcoll fit"
 _VERSION = 1
 _RECENT = timedelta(hours=12)  # what else the machine does changes from day to day
 _log = logging.getLogger("ringcoll")
@@ -83,19 +83,83 @@ def read(path: Path) -> list[Tuned]:
         The file cannot be read, or is not a file of ``ringcoll tune``; the error names the file.
     """
     try:
-        document = json.loads(read_file(path))
-        if not isinstance(document, dict) or document.get("format") != _FORMAT:
-            raise TuningFileError("not a file of `ringcoll tune`")
-        version, entries = document.get("version"), document.get("tables")
-        if version != _VERSION:
-            raise TuningFileError(f"has version {version!r}, and this library reads {_VERSION}")
+        entries = _document(path, _FORMAT, "tune").get("tables")
         if not isinstance(entries, list):
             raise TuningFileError("has no list of tables")
         return [_tuned(entry, path) for entry in entries]
     except TuningFileError as error:
         raise TuningFileError(str(error), path=str(path)) from error
+
+
+def _document(path: Path, kind: str, command: str) -> dict[str, Any]:
+    try:
+        document = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise TuningFileError(f"cannot be read: {error}", path=str(path)) from error
+        raise TuningFileError(f"cannot be read: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != kind:
+        raise TuningFileError(f"not a file of `ringcoll {command}`")
+    if document.get("version") != _VERSION:
+        version = document.get("version")
+        raise TuningFileError(f"has version {version!r}, and this library reads {_VERSION}")
+    return document
+
+
+def read_fit(path: Path) -> Fitted:
+    """Read a file of ``ringcoll fit``.
+
+    Raises
+    ------
+    TuningFileError
+        The file cannot be read, or is not a file of ``ringcoll fit``; the error names the file.
+    """
+    try:
+        return Fitted.from_json(_document(path, _FIT_FORMAT, "fit"))
+    except TuningFileError as error:
+        raise TuningFileError(str(error), path=str(path)) from error
+
+
+def write_fit(path: Path, fitted: Fitted) -> None:
+    """Write a file that `read_fit` reads.
+
+    Raises
+    ------
+    TuningFileError
+        The file cannot be written.
+    """
+    document = {"format": _FIT_FORMAT, "version": _VERSION, **fitted.to_json()}
+    _write(path, document)
+
+
+def fit_for(asked: str | None, hosts: tuple[int, ...]) -> Fitted | None:
+    """The fit that a group uses: of the file that its options name, or ``RINGCOLL_TUNING`` does.
+
+    The latter is for groups of as many ranks as the fit has; others go on without it.
+
+    Raises
+    ------
+    TuningFileError
+        The file cannot be read, or its fit is for other ranks, hosts or another version of the library; the error names
+        the file.
+    """
+    path = Path(asked).expanduser() if asked else settings.tuning_file()[0]
+    if path is None or not (asked or _is_fit(path)):
+        return None
+    fitted = read_fit(path)
+    if not asked and fitted.world_size != len(hosts):
+        _log.info("%s: for %d ranks, and not used by %d", path, fitted.world_size, len(hosts))
+        return None
+    try:
+        fitted.check(hosts)
+    except TuningFileError as error:
+        raise TuningFileError(str(error), path=str(path)) from None
+    return fitted
+
+
+def _is_fit(path: Path) -> bool:
+    try:
+        return f'"{_FIT_FORMAT}"' in read_file(path)[:200]
+    except (OSError, ValueError):
+        return False
 
 
 def _exists(path: Path) -> bool:
@@ -122,8 +186,11 @@ def update(path: Path, tuned: Tuned) -> None:
     kept = [entry for entry in read(path) if entry.key != tuned.key] if _exists(path) else []
     entries = [entry.table.to_json() | {"facts": entry.facts} for entry in [*kept, tuned]]
     for entry in entries:
-        del entry["source"], entry["forced"]
-    document = {"format": _FORMAT, "version": _VERSION, "tables": entries}
+        del entry["source"], entry["forced"], entry["fit"]
+    _write(path, {"format": _FORMAT, "version": _VERSION, "tables": entries})
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json_text(document, indent=2) + "\n")
@@ -157,6 +224,7 @@ def known_table(
     Raises as `find_table`, whose arguments these are.
     """
     path, asked = settings.tuning_file()
+    path = None if path is not None and _is_fit(path) else path
     where = transport, world_size, hosts
     return (
         find_table(path, *where, asked=asked, device=device)

@@ -1,5 +1,9 @@
 from .demand import SEARCHED as SEARCHED
 from .demand import demand_of as demand_of
+from .fitting import Fit as Fit
+from .fitting import FitRange as FitRange
+from .fitting import SIZES as SIZES
+from .fitting import fit as fit
 from .front import METHODS as METHODS
 from .front import SearchedFront as SearchedFront
 from .front import SearchedPoint as SearchedPoint
@@ -7,6 +11,9 @@ from .front import SearchedShape as SearchedShape
 from .front import synthesize as synthesize
 from .greedy import greedy_moves as greedy_moves
 from .hops import hops_of as hops_of
+from .least_time import LeastTime as LeastTime
+from .least_time import least_time as least_time
+from .placing import near_order as near_order
 from .registered import SearchTime as SearchTime
 from .registered import fastest_times as fastest_times
 from .registered import registered_times as registered_times

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import ceil
 from typing import NamedTuple
 
@@ -16,13 +17,14 @@ from ringcoll.search.demand import SEARCHED, Demand, demand_of, phases_of
 from ringcoll.search.greedy import greedy_moves, speeds_of_steps
 from ringcoll.search.hops import hops_of
 from ringcoll.search.sccl import Answer, solve
-from ringcoll.search.trees import tree_moves
+from ringcoll.search.least_time import least_time
+from ringcoll.search.packing import tree_moves
 from ringcoll.simulation import Topology, simulate
 
 METHODS = {
     "exact": "every schedule that no other one beats in steps and rounds, with proofs; SCCL",
     "greedy": "chunks and links matched at random, step by step, on large graphs; TACOS",
-    "trees": "spanning trees that fill the links, for large data in segments, without switches",
+    "trees": "spanning trees that share out the links, for large data in segments",
 }
 """The searches, and what they are."""
 
@@ -67,7 +69,7 @@ class SearchedFront:
         Shapes that the exact search has neither found nor proved impossible: the effort was too
         small. If there is none, no schedule of as many steps and chunks beats the points.
     least_steps, least_rounds_per_chunk
-        Lower bounds for every schedule; of an all-reduce, for one phase after the other.
+        Lower bounds for every schedule.
     """
 
     collective: str
@@ -100,21 +102,43 @@ class _Search:
         graph = hops_of(topology)
         self.graphs = [graph.reversed if turned else graph for turned in self.backwards]
         self.same_phases = len(self.graphs) > 1 and graph.same_both_ways
-        demand = self.demand(1)
-        self.least_steps = [least_steps(graph, demand) for graph in self.graphs]
-        self.least_rounds = [
-            least_rounds_per_chunk(topology, graph, demand, backwards=turned)
+
+    @cached_property
+    def least_steps(self) -> list[int]:
+        """The fewest steps of each phase."""
+        return [least_steps(graph, self.demand(1)) for graph in self.graphs]
+
+    @cached_property
+    def least_rounds(self) -> list[Fraction]:
+        """The fewest rounds per chunk of each phase."""
+        return [
+            least_rounds_per_chunk(self.topology, graph, self.demand(1), backwards=turned)
             for graph, turned in zip(self.graphs, self.backwards, strict=True)
         ]
+
+    @property
+    def least_rounds_of_all(self) -> Fraction:
+        """A bound for all phases, which may overlap; of several ones a round is that of a block."""
+        if len(self.graphs) < 2:
+            return sum(self.least_rounds, Fraction(0))
+        bound = least_time(self.collective, self.topology, self.root).s_per_byte
+        blocks = len(self.demand(1).owners)
+        return (Fraction(bound) * self.graphs[0].bandwidth * blocks).limit_denominator(1 << 12)
 
     def demand(self, chunks: int) -> Demand:
         return demand_of(self.base, self.topology.world_size, chunks, self.root)
 
-    def point(self, method: str, shape: SearchedShape, phases: Sequence[Moves]) -> SearchedPoint:
+    def point(
+        self,
+        method: str,
+        shape: SearchedShape,
+        phases: Sequence[Moves],
+        demand: Demand | None = None,
+    ) -> SearchedPoint:
         """The schedule of a shape, whose steps and rounds are those of all phases."""
         name = "_".join(map(str, (method, shape.steps, shape.rounds, shape.chunks)))
         name = name.replace("/", ":")
-        demand = self.demand(shape.chunks)
+        demand = demand or self.demand(shape.chunks)
         return SearchedPoint(shape, schedule_of_moves(self.collective, name, demand, phases))
 
 
@@ -204,16 +228,35 @@ def _greedy(search: _Search, chunks: int, seed: int, nbytes: int) -> SearchedPoi
     return min(points, key=lambda point: simulate(point.schedule, nbytes, search.topology).seconds)
 
 
+def trees_of(collective: str, topology: Topology, most_chunks: int) -> list[Schedule]:
+    """Schedules of trees, without the bounds, which take longer to find."""
+    search = _Search(collective, topology, 0)
+    return [_trees(search, chunks).schedule for chunks in _numbers(most_chunks)]
+
+
+def _numbers(most_chunks: int) -> list[int]:
+    return sorted({1 << power for power in range(most_chunks.bit_length())} | {most_chunks})
+
+
 def _trees(search: _Search, chunks: int) -> SearchedPoint:
     """A tree for each chunk; the rounds are those of the fullest link, as in many segments."""
     demand = search.demand(chunks)
-    phases: list[Moves] = []
-    rounds = 0
-    for graph, least in zip(search.graphs, search.least_rounds, strict=True):
-        most, moves = tree_moves(graph, demand, least)
-        rounds += most
-        phases.append(moves)
-    return search.point("trees", SearchedShape(sum(map(len, phases)), rounds, chunks), phases)
+    if not demand.for_all:
+        raise ArgumentError(
+            "trees are for collectives in which every rank wants every chunk",
+            argument="collective", expected="all_gather, broadcast, or what is made of them",
+            got=repr(search.collective),
+        )  # fmt: skip
+    if len(search.graphs) > 1 and (graph := search.graphs[1].both_ways):
+        # One vector: each chunk goes up its tree and down again, at the same time as others.
+        vector = demand_of("broadcast", search.topology.world_size, chunks)
+        rounds, vector, moves = tree_moves(graph, vector, both_ways=True)
+        shape = SearchedShape(2 * len(moves), rounds * search.topology.world_size, chunks)
+        return search.point("trees", shape, [moves, moves], vector)
+    found = [tree_moves(graph, demand, both_ways=False) for graph in search.graphs]
+    steps = sum(len(moves) for _, _, moves in found)
+    shape = SearchedShape(steps, sum(rounds for rounds, _, _ in found), chunks)
+    return search.point("trees", shape, [moves for _, _, moves in found])
 
 
 _MOST_WORK = {"exact": 1 << 15, "greedy": 1 << 19, "trees": 1 << 17}
@@ -307,10 +350,9 @@ def synthesize(
     elif method == "exact":
         points = list(_exact(search, most_chunks, more_steps, effort, seed, refused))
     else:
-        numbers = {1 << power for power in range(most_chunks.bit_length())} | {most_chunks}
         points = [
             _trees(search, chunks) if method == "trees" else _greedy(search, chunks, seed, nbytes)
-            for chunks in sorted(numbers)
+            for chunks in _numbers(most_chunks)
         ]
     return SearchedFront(
         collective=collective,
@@ -319,5 +361,5 @@ def synthesize(
         impossible=tuple(shape for shape in refused if refused[shape] is Answer.IMPOSSIBLE),
         unknown=tuple(shape for shape in refused if refused[shape] is Answer.UNKNOWN),
         least_steps=sum(search.least_steps),
-        least_rounds_per_chunk=sum(search.least_rounds, Fraction(0)),
+        least_rounds_per_chunk=search.least_rounds_of_all,
     )

@@ -8,7 +8,7 @@ a *round*, and a round is the time of one chunk on the slowest hop: the unit of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -54,6 +54,14 @@ class HopGraph:
         return replace(self, hops=tuple((target, source) for source, target in self.hops))
 
     @property
+    def both_ways(self) -> HopGraph | None:
+        """The graph of the hops that have one back; ``None`` if they do not join all ranks."""
+        pairs = set(self.hops)
+        kept = [hop for hop, (source, target) in enumerate(self.hops) if (target, source) in pairs]
+        graph = self._of(kept, Fraction(1))
+        return graph if len(graph.distances(0)) == self.world_size else None
+
+    @property
     def same_both_ways(self) -> bool:
         """Whether the reversed graph is the graph itself, so that a search serves both."""
 
@@ -91,20 +99,20 @@ class HopGraph:
         ``None`` if some ranks are not connected any more.
         """
         slow = {index for limit in self.limits if limit.speed < speed for index in limit.hops}
-        fast = [index for index in range(len(self.hops)) if index not in slow]
-        number = {index: place for place, index in enumerate(fast)}
-        graph = HopGraph(
-            self.world_size,
-            tuple(self.hops[index] for index in fast),
-            tuple(
-                Limit(limit.speed / speed, tuple(number[index] for index in users))
-                for limit in self.limits
-                if (users := [index for index in limit.hops if index not in slow])
-            ),
-            self.bandwidth * speed,
-        )
+        graph = self._of([hop for hop in range(len(self.hops)) if hop not in slow], speed)
         ends = (graph.distances(0), graph.reversed.distances(0))
         return graph if all(len(reached) == self.world_size for reached in ends) else None
+
+    def _of(self, kept: Sequence[int], speed: Fraction) -> HopGraph:
+        """The graph of some hops, with a round in which a hop of such a speed carries a chunk."""
+        number = {hop: place for place, hop in enumerate(kept)}
+        limits = tuple(
+            Limit(limit.speed / speed, tuple(number[hop] for hop in users))
+            for limit in self.limits
+            if (users := [hop for hop in limit.hops if hop in number])
+        )
+        hops = tuple(self.hops[hop] for hop in kept)
+        return HopGraph(self.world_size, hops, limits, self.bandwidth * speed)
 
 
 def hops_of(topology: Topology) -> HopGraph:

@@ -1,6 +1,7 @@
 from .dgx1 import dgx1 as dgx1
 from .dragonfly import dragonfly as dragonfly
 from .graph_text import topology_from_text as topology_from_text
+from .graph_text import topology_in_text as topology_in_text
 from .levels import fat_tree as fat_tree
 from .levels import hosts as hosts
 from .links import Link as Link

@@ -64,6 +64,17 @@ def topology_from_text(text: str, *, name: str = "graph", source: str = "") -> T
     )
 
 
+def topology_in_text(topology: Topology) -> str:
+    """Write a topology as `topology_from_text` reads it; costs of a rank, lanes and a router of its own are lost.
+
+    A link that is never full is written with its speed for one message.
+    """
+    return "".join(
+        f"{link.source} -> {link.target}  {float(link.fastest) / 1e9!r}  {float(link.latency_s) * 1e6!r}\n"
+        for link in topology.links
+    )
+
+
 def _links(content: str, number: int) -> list[Link]:
     match = _LINK.fullmatch(content) if len(content) <= _LONGEST_LINE else None
     if match is None:

@@ -1,0 +1,132 @@
+"""Algorithms whose ranks stand in another order: ``ring~0.3.1.2`` is a ring through the ranks 0, 3, 1, 2.
+
+Problem: an algorithm sends between neighbours in rank order, and ranks are numbered without regard to the
+network. After ``~`` stands the rank at each place, in runs such as ``0-3.7-4``. The rank at place p then runs the
+program of rank p, with all peers and blocks mapped, at the same cost. Operands are reduced in the order of places, so an
+operator that does not commute cannot use such an algorithm, unless the verifier shows that the order is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from ringcoll.algorithms.entry import Algorithm, mark_built_in
+from ringcoll.errors import UnknownAlgorithmError
+from ringcoll.schedule import (
+    LARGEST_WORLD,
+    OperandOrder,
+    Program,
+    contract,
+    renumber,
+)
+
+SIGN = "~"
+"""Sign between the name of an algorithm and the order of its ranks."""
+
+_RUN = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+
+
+def order_in_text(order: Sequence[int]) -> str:
+    """Write an order as names have it.
+
+    >>> order_in_text([0, 1, 2, 3, 7, 6, 5, 9])
+    '0-3.7-5.9'
+    """
+    runs: list[list[int]] = []
+    for before, rank in pairwise([-2, *order]):
+        run = runs[-1] if runs else []
+        if run and abs(rank - before) == 1 and run[-1] - run[0] in (0, (rank - before) * (len(run) - 1)):
+            run.append(rank)
+        else:
+            runs.append([rank])
+    return ".".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _order_of(text: str) -> tuple[int, ...]:
+    order: list[int] = []
+    for run in text.split("."):
+        match = _RUN.fullmatch(run)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, LARGEST_WORLD)
+        if abs(last - first) >= LARGEST_WORLD:
+            raise UnknownAlgorithmError(f"{run!r} is no rank, and no run of ranks such as 0-3, in {text!r}")
+        order += range(first, last + 1) if last >= first else range(first, last - 1, -1)
+    if sorted(order) != [*range(len(order))]:
+        raise UnknownAlgorithmError(
+            f"an order names each rank once, from 0 to {len(order) - 1}, got {text!r}"
+        )
+    return tuple(order)
+
+
+@lru_cache(maxsize=256)
+def placed(entry: Algorithm, text: str) -> Algorithm:
+    """Let an algorithm run with its ranks in an order.
+
+    Raises
+    ------
+    UnknownAlgorithmError
+        The text is no order of ranks.
+
+    Examples
+    --------
+    >>> from ringcoll.algorithms import find
+    >>> from ringcoll.schedule import grid
+    >>> print(grid(find("all_gather", "ring~0.2.1").schedule(3)))
+    step  rank 0     rank 1     rank 2
+       0  >2:0 <1:1  >0:1 <2:2  >1:2 <0:0
+       1  >2:1 <1:2  >0:2 <2:0  >1:0 <0:1
+    """
+    order = _order_of(text)
+    world_size = len(order)
+    place = {rank: number for number, rank in enumerate(order)}
+
+    def of_places(function: Callable[..., Any]) -> Callable[..., Any]:
+        if not entry.needs_hosts:
+            return function
+        return lambda hosts: function(tuple(hosts[rank] for rank in order))
+
+    def program(rank: int, world: Any, *root: int) -> Program:
+        if entry.needs_hosts:
+            world = tuple(world[rank] for rank in order)
+        steps = entry.program(place[rank], world, *(place[one] for one in root))
+        yield from renumber(steps, peer=order.__getitem__, chunk=_chunks(entry, world, order))
+
+    program.__doc__ = f"{entry.summary.rstrip('.')}, through the ranks {', '.join(map(str, order))}."
+
+    def restriction(ranks: int) -> str | None:
+        return entry.restriction(ranks) if ranks == world_size else f"its order has {world_size}"
+
+    result = replace(
+        entry,
+        name=f"{entry.name}{SIGN}{order_in_text(order)}",
+        program=program,
+        chunks=of_places(entry.chunks),
+        slots=of_places(entry.slots),
+        cost=None,
+        restriction=restriction,
+        order=OperandOrder.ANY,
+        across_hosts_from=None,
+        parameter=None,
+    )
+    return mark_built_in(result) if entry.built_in else result
+
+
+def _chunks(entry: Algorithm, world: Any, order: Sequence[int]) -> Callable[[int], int]:
+    """The chunk of the ranks that stand in the places of another chunk's ranks."""
+    k = len(order)
+    blocks = contract(entry.collective).num_blocks(k)
+    each = entry.chunks(world) // blocks
+    if blocks == 1:
+        return lambda chunk: chunk
+    if blocks == k:
+        return lambda chunk: order[chunk // each] * each + chunk % each
+
+    def of_pair(chunk: int) -> int:
+        source, target = divmod(chunk // each, k)
+        return (order[source] * k + order[target]) * each + chunk % each
+
+    return of_pair

@@ -1,0 +1,391 @@
+"""`fit`: the fastest schedule on a network for each range of sizes, of all that are registered or found.
+
+The problem. For each of some sizes the least simulated time is wanted over the registered algorithms, in rank order and
+in the order in which neighbours are near (`ringcoll.search.placing`), hierarchies over the hosts, and what the
+searches find. A winner holds from half of its size to twice as much; ranges with the same winner are one. Each
+winner is proved. Beside the times stands a lower bound (`ringcoll.search.least_time`).
+
+Cost: some 60 schedules are simulated for each size; more than 2^18 messages are not. The exact search takes part on
+up to 8 ranks, if OR-Tools is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import NamedTuple
+
+from ringcoll.algorithms import Algorithm, algorithms, find, named, order_in_text
+from ringcoll.cost import Fitted, Range, Rule, numbered
+from ringcoll.errors import ArgumentError, MissingExtraError, TooLargeError
+from ringcoll.schedule import (
+    Schedule,
+    chunks_of_data,
+    contract,
+    estimated_messages,
+    verify,
+)
+from ringcoll.search.demand import phases_of
+from ringcoll.search.front import synthesize, trees_of
+from ringcoll.search.hops import hops_of
+from ringcoll.search.least_time import LeastTime, groups_of_ranks, least_time
+from ringcoll.search.placing import near_order
+from ringcoll.search.registered import MOST_MESSAGES, SearchTime, best_time
+from ringcoll.simulation import Topology, simulate, topology_in_text
+
+SIZES = tuple(1 << power for power in range(10, 27, 2))
+_SIZES_OF_MANY = (1 << 12, 1 << 18, 1 << 24)
+_MANY = 64  # ranks from which there are fewer sizes
+_EXACT, _EFFORT = 8, 0.3  # ranks, and work for each question
+_NEAR_NBYTES = 1 << 20
+_NEARLY = 3.0  # times the least time in one segment, up to which more segments are tried
+_LEVELS = ("ring", "two_shot", "recursive_doubling")
+_TREES, _TREES_OF_MANY = 8, 4  # chunks
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRange:
+    """The winner of a range of sizes.
+
+    Parameters
+    ----------
+    nbytes
+        The sizes.
+    size
+        The size at which it was simulated.
+    winner
+        Its time there.
+    segment_bytes
+        Bytes of a segment; ``None`` for whole chunks.
+    plain
+        The time of the fastest registered algorithm in rank order.
+    least_s
+        Lower bound in seconds.
+    reason
+        Why it won, in a sentence.
+    """
+
+    nbytes: Range
+    size: int
+    winner: SearchTime
+    segment_bytes: int | None
+    plain: SearchTime
+    least_s: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The fastest schedules of a collective on a network.
+
+    Parameters
+    ----------
+    collective, topology
+        What was fitted.
+    ranges
+        The winner of each range of sizes, from 0 bytes to any number.
+    times
+        All simulated times at each size, the fastest first.
+    schedules
+        The winners that were found by a search, by their names.
+    left_out
+        Registered algorithms with too many messages to be simulated.
+    """
+
+    collective: str
+    topology: Topology
+    ranges: tuple[FitRange, ...]
+    times: dict[int, tuple[SearchTime, ...]]
+    schedules: dict[str, Schedule]
+    left_out: tuple[str, ...]
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as the best registered algorithm in rank order, where that is most."""
+        return max(one.plain.seconds / one.winner.seconds for one in self.ranges)
+
+    def fitted(self, date: str, before: Fitted | None = None) -> Fitted:
+        """The rules and schedules, to be stored and used; those of other collectives stay as they were ``before``.
+
+        Raises
+        ------
+        ArgumentError
+            The fit before is for another network.
+        """
+        graph = topology_in_text(self.topology)
+        hosts, ranks = hosts_named(self.topology), self.topology.world_size
+        on_hosts = Range(1) if hosts is None else Range(len(set(hosts)), len(set(hosts)) + 1)
+        rules = [
+            Rule(
+                collective=self.collective,
+                nbytes=one.nbytes,
+                algorithm=one.winner.algorithm,
+                segment_bytes=one.segment_bytes,
+                world_size=Range(ranks, ranks + 1),
+                hosts=on_hosts,
+            )
+            for one in self.ranges
+        ]
+        reasons = [one.reason for one in self.ranges]
+        schedules = {name: schedule.to_text() for name, schedule in self.schedules.items()}
+        if before is not None:
+            if (before.graph, before.hosts) != (graph, hosts):
+                raise ArgumentError("the fit before is for another network", argument="before")
+            kept = [
+                (rule, reason)
+                for rule, reason in zip(before.rules, before.reasons, strict=True)
+                if rule.collective != self.collective
+            ]
+            rules = [*(rule for rule, _ in kept), *rules]
+            reasons = [*(reason for _, reason in kept), *reasons]
+            schedules = dict(before.schedules) | schedules
+            names = {rule.algorithm for rule in rules}
+            schedules = {name: text for name, text in schedules.items() if name in names}
+        return Fitted(
+            world_size=ranks,
+            hosts=hosts,
+            graph=graph,
+            date=date,
+            rules=tuple(rules),
+            reasons=tuple(reasons),
+            schedules=tuple(schedules.items()),
+        )
+
+
+class _Candidate(NamedTuple):
+    name: str
+    schedule: Schedule
+    pipelined: bool
+    is_plain: bool  # registered, in rank order
+    is_stored: bool  # with its text
+
+    @property
+    def messages(self) -> int:
+        return estimated_messages(self.schedule, MOST_MESSAGES)
+
+
+def fit(
+    collective: str,
+    topology: Topology,
+    *,
+    sizes: Sequence[int] | None = None,
+    seed: int = 0,
+    advance: Callable[[str], object] = lambda name: None,
+) -> Fit:
+    """Find the fastest schedules of a collective on a network.
+
+    Parameters
+    ----------
+    collective
+        Name of the collective; of one with a root, for rank 0 as the root.
+    topology
+        The network.
+    sizes
+        Bytes of the whole data at which schedules are simulated; by default 1 KiB to 64 MiB, on more than 64 ranks
+        three of them.
+    seed
+        Seed of the searches.
+    advance
+        Called with the name of each schedule that is simulated.
+
+    Raises
+    ------
+    ArgumentError
+        There is nothing to send, or a size is below 1.
+    ScheduleError
+        There is no such collective.
+
+    Examples
+    --------
+    >>> from ringcoll.simulation import topology_from_text
+    >>> cables = "0 -- 2 10 1" "\n" "2 -- 1 10 1" "\n" "1 -- 3 10 1" "\n" "3 -- 0 1 1"
+    >>> best = fit("all_reduce", topology_from_text(cables), sizes=[1 << 24]).ranges[0]
+    >>> best.winner.algorithm[:12], round(best.winner.seconds / best.least_s, 2)
+    ('fitted_trees', 1.04)
+    """
+    rules = contract(collective)
+    if topology.world_size < 2:
+        raise ArgumentError("one rank sends nothing", argument="topology", expected="2 ranks", got=1)
+    many = topology.world_size > _MANY
+    asked = sorted(set(sizes or (_SIZES_OF_MANY if many else SIZES)))
+    if asked[0] < 1:
+        raise ArgumentError("no size", argument="sizes", expected="bytes, at least 1", got=asked[0])
+    hosts = hosts_named(topology) or _near_ranks(topology)
+    candidates = list(_registered(collective, topology, hosts))
+    if phases_of(collective) and not rules.rooted:
+        candidates += _found(collective, topology, seed)
+    bound = least_time(collective, topology)
+    by_name = {candidate.name: candidate for candidate in candidates}
+    left_out = tuple(one.name for one in candidates if one.messages > MOST_MESSAGES)
+    times = {nbytes: [*_times(candidates, topology, nbytes, advance)] for nbytes in asked}
+    winners = [min(times[nbytes]) for nbytes in asked]
+    stored: dict[str, Schedule] = {}
+    for number, winner in enumerate(winners):
+        candidate = by_name[winner.algorithm]
+        verify(candidate.schedule)
+        if candidate.is_stored:
+            name, schedule = _named_by_hash(candidate)
+            stored[name] = schedule
+            winners[number] = winner._replace(algorithm=name)
+    ranges = [
+        _range(asked, number, winner, times[asked[number]], by_name, stored, bound)
+        for number, winner in enumerate(winners)
+    ]
+    return Fit(
+        collective=collective,
+        topology=topology,
+        ranges=tuple(_merged(ranges)),
+        times={nbytes: tuple(sorted(rows)) for nbytes, rows in times.items()},
+        schedules=stored,
+        left_out=left_out,
+    )
+
+
+def _times(
+    candidates: Sequence[_Candidate],
+    topology: Topology,
+    nbytes: int,
+    advance: Callable[[str], object],
+) -> Iterator[SearchTime]:
+    """The time of each candidate; those that are slow in one segment, and not meant for more, are not tried in more."""
+    whole_s: dict[str, float] = {}
+    for one in candidates:
+        if one.messages <= MOST_MESSAGES:
+            advance(one.name)
+            whole_s[one.name] = float(simulate(one.schedule, nbytes, topology).seconds)
+    least_s = min(whole_s.values())
+    for one in candidates:
+        if one.name not in whole_s:
+            continue
+        seconds, segments = whole_s[one.name], 1
+        if one.pipelined or seconds < _NEARLY * least_s:
+            seconds, _, segments = best_time(
+                one.schedule, topology, nbytes, one.messages, seconds
+            )
+        yield SearchTime(seconds, one.name, segments)
+
+
+def hosts_named(topology: Topology) -> tuple[int, ...] | None:
+    """The host of each rank, if each rank has a link to a node that is named ``host`` and something more."""
+    names = {
+        link.source: link.target
+        for link in topology.links
+        if isinstance(link.target, str) and link.target.startswith("host")
+    }
+    ranks = range(topology.world_size)
+    return numbered(tuple(names[rank] for rank in ranks)) if names.keys() >= {*ranks} else None
+
+
+def _near_ranks(topology: Topology) -> tuple[int, ...]:
+    """A number for the group of each rank: the ranks below one switch, or else all that fast links join."""
+    groups = groups_of_ranks(topology, hops_of(topology))
+    if not groups:
+        return (0,) * topology.world_size
+    number = {rank: index for index, ranks in enumerate(groups[0]) for rank in ranks}
+    return numbered(tuple(number[rank] for rank in range(topology.world_size)))
+
+
+def _registered(
+    collective: str, topology: Topology, hosts: tuple[int, ...]
+) -> Iterator[_Candidate]:
+    """The registered algorithms, in rank order and in that of near ranks, and hierarchies over the hosts."""
+    world_size = topology.world_size
+    order = near_order(topology, _NEAR_NBYTES)
+    several = 1 < len(set(hosts)) < world_size
+    for entry in algorithms(collective, world_size):
+        if entry.needs_hosts:
+            if several:
+                yield _candidate(entry, topology, hosts, is_stored=True)
+            continue
+        yield _candidate(entry, topology, None)
+        if order != tuple(range(world_size)):
+            yield _candidate(find(collective, f"{entry.name}~{order_in_text(order)}"), topology, None)
+    if several:
+        for inside in _LEVELS:
+            for across in _LEVELS:
+                for entry in named(f"{inside}+{across}", collective):
+                    yield _candidate(entry, topology, hosts, is_stored=True)
+
+
+def _candidate(
+    entry: Algorithm, topology: Topology, hosts: tuple[int, ...] | None, is_stored: bool = False
+) -> _Candidate:
+    schedule = entry.schedule(topology.world_size, hosts=hosts)
+    is_plain = "~" not in entry.name and "+" not in entry.name
+    return _Candidate(entry.name, schedule, entry.pipelined, is_plain, is_stored)
+
+
+def _found(collective: str, topology: Topology, seed: int) -> Iterator[_Candidate]:
+    """What the searches find."""
+    world_size = topology.world_size
+    for schedule in trees_of(
+        collective, topology, _TREES_OF_MANY if world_size > _MANY else _TREES
+    ):
+        yield _Candidate(schedule.algorithm, schedule, True, False, True)
+    methods = [("greedy", 1)] * (world_size <= _MANY) + [("exact", 2)] * (world_size <= _EXACT)
+    for method, most_chunks in methods:
+        with suppress(TooLargeError, MissingExtraError):
+            front = synthesize(
+                collective, topology, method=method, most_chunks=most_chunks, more_steps=1,
+                effort=_EFFORT, seed=seed,
+            )  # fmt: skip
+            for point in front.points:
+                yield _Candidate(point.schedule.algorithm, point.schedule, False, False, True)
+
+
+def _named_by_hash(candidate: _Candidate) -> tuple[str, Schedule]:
+    text = candidate.schedule.to_text()
+    method = candidate.name.partition("_")[0].replace("+", "_")
+    name = f"fitted_{method}_{sha256(text.encode()).hexdigest()[:12]}"
+    return name, replace(candidate.schedule, algorithm=name)
+
+
+def _range(
+    sizes: Sequence[int],
+    number: int,
+    winner: SearchTime,
+    times: Sequence[SearchTime],
+    by_name: dict[str, _Candidate],
+    stored: dict[str, Schedule],
+    bound: LeastTime,
+) -> FitRange:
+    """The range of a size, from half of it to twice as much if sizes are four times as large as those before."""
+    size = sizes[number]
+    first = int((sizes[number - 1] * size) ** 0.5) if number else 0
+    end = int((size * sizes[number + 1]) ** 0.5) if number + 1 < len(sizes) else None
+    schedule = stored.get(winner.algorithm) or by_name[winner.algorithm].schedule
+    chunk = -(-size // chunks_of_data(schedule))
+    pipelined = winner.segments > 1 or winner.algorithm in by_name and by_name[winner.algorithm].pipelined
+    plain = min(row for row in times if by_name[row.algorithm].is_plain)
+    least_s = bound.seconds(size)
+    reason = (
+        f"{winner.algorithm}, {winner.seconds / least_s:.2f} of the bound by {bound.reason(size)}, "
+        f"{plain.seconds / winner.seconds:.2f} times as fast as {plain.algorithm}"
+    )
+    return FitRange(
+        nbytes=Range(first, end),
+        size=size,
+        winner=winner,
+        segment_bytes=max(1, -(-chunk // winner.segments)) if pipelined else None,
+        plain=plain,
+        least_s=least_s,
+        reason=reason,
+    )
+
+
+def _merged(ranges: Sequence[FitRange]) -> Iterator[FitRange]:
+    """The ranges, neighbours with the same algorithm and segments as one: the sentence is that of the longest data."""
+    before: FitRange | None = None
+    for one in ranges:
+        if before is not None and (before.winner.algorithm, before.segment_bytes) == (
+            one.winner.algorithm,
+            one.segment_bytes,
+        ):
+            one = replace(one, nbytes=Range(before.nbytes.first, one.nbytes.end))
+        elif before is not None:
+            yield before
+        before = one
+    if before is not None:
+        yield before

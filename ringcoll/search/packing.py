@@ -1,0 +1,170 @@
+"""Trees that share out the links, for large data in many segments.
+
+The problem. Every chunk goes to all ranks along a tree of hops from its root, is reduced up such a tree, or both.
+In many segments a schedule takes as long as its fullest link, so the trees of all chunks together have to fill
+links evenly. Trees of an all-reduce use their hops in both directions at the same time, one segment going up while another one
+comes down; so it needs no second phase, and n bytes pass the way to a rank that is the leaf of every tree.
+
+The method. One tree after the other grows from the root, hop by hop, each time by the cheapest hop. A hop costs what
+it adds to the loads of its limits, each to a high power: then the sum is nearly the fullest one's. Some
+rounds follow in which each tree is taken out, and grown again beside the others; the best set is kept. This is the
+approximation of fractional packings of spanning trees by N. Garg and J. Koenemann, FOCS 1998, with whole chunks. Where
+hops go both ways at the same speed, the bound on the packing is that of W. T. Tutte and C. Nash-Williams, 1961: the links
+between the parts of any partition carry (parts - 1) times the data.
+
+Assumptions: none on the network; hops may share links, and have any speeds. For an all-reduce each hop of a tree has one back.
+
+Cost. A tree needs ``ranks * hops`` looks, or ``ranks ** 2`` where each rank reaches each other one by one hop.
+
+Source of the use of trees: L. Zhao et al., "ForestColl", arXiv 2402.06787.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from random import Random
+
+from ringcoll.search.build import ChunkMove, Moves
+from ringcoll.search.demand import Demand
+from ringcoll.search.hops import HopGraph
+
+_POWER = 8
+_ROUNDS = 10  # in which trees grow again, every second time with noise in the prices
+_NOISE = 0.3
+
+
+@dataclass
+class _Packing:
+    """The trees so far, and what they put on each limit."""
+
+    graph: HopGraph
+    both_ways: bool
+    limits: list[list[int]] = field(init=False)  # of each hop, with those of the hop back
+    weights: list[float] = field(init=False)  # rounds that a chunk takes of a limit
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        own: list[list[int]] = [[] for _ in graph.hops]
+        leaving: list[list[int]] = [[] for _ in range(graph.world_size)]
+        for index, limit in enumerate(graph.limits):
+            for hop in limit.hops:
+                own[hop].append(index)
+        number = {ends: hop for hop, ends in enumerate(graph.hops)}
+        self.limits = own
+        if self.both_ways:
+            self.limits = [
+                limits + own[number[target, source]]
+                for limits, (source, target) in zip(own, graph.hops, strict=True)
+            ]
+        self.random = Random(0)  # noqa: S311  # choices, not secrets
+        self.weights = [1 / float(limit.speed) for limit in graph.limits]
+        self.loads = [0.0] * len(graph.limits)
+        for hop, (source, _) in enumerate(graph.hops):
+            leaving[source].append(hop)
+        self.leaving = leaving
+
+    def put(self, tree: Sequence[int], sign: int) -> None:
+        for hop in tree:
+            for index in self.limits[hop]:
+                self.loads[index] += sign * self.weights[index]
+
+    def grown(self, root: int, scale: float, noise: float) -> list[int]:
+        """The hops of a tree, from its root; those near the root first."""
+        costs = [
+            ((load + weight) / scale) ** _POWER - (load / scale) ** _POWER
+            for load, weight in zip(self.loads, self.weights, strict=True)
+        ]
+        prices = [
+            sum(costs[index] for index in limits) * (1 + noise * self.random.random())
+            for limits in self.limits
+        ]
+        graph, tree = self.graph, []
+        depths = {root: 0}
+        best: dict[int, tuple[float, int, int]] = {}  # of each rank that is not in the tree: price, depth, hop
+        newest = root
+        while len(depths) < graph.world_size:
+            for hop in self.leaving[newest]:
+                target = graph.hops[hop][1]
+                offer = prices[hop], depths[newest], hop
+                if target not in depths and (target not in best or offer < best[target]):
+                    best[target] = offer
+            newest = min(best, key=lambda rank: best[rank])
+            _, depth, hop = best.pop(newest)
+            depths[newest] = depth + 1
+            tree.append(hop)
+        return tree
+
+
+def tree_moves(
+    graph: HopGraph, demand: Demand, *, both_ways: bool
+) -> tuple[Fraction, Demand, Moves]:
+    """Find a tree for each chunk, so that all together need few rounds.
+
+    Parameters
+    ----------
+    graph, demand
+        The hops, and the chunks that every rank wants.
+    both_ways
+        Whether chunks go up their trees as well, as in an all-reduce. Then the root of a tree is its middle, whoever owns
+        the chunk in ``demand``.
+
+    Returns
+    -------
+    rounds, demand, moves
+        Rounds of the fullest limit; the demand with the roots as owners; the moves away from the roots.
+    """
+    packing = _Packing(graph, both_ways)
+    trees: list[list[int]] = [[] for _ in demand.owners]
+    kept: list[list[int]] = []
+    least = float("inf")
+    for number in range(_ROUNDS):
+        for chunk, root in enumerate(demand.owners):
+            packing.put(trees[chunk], -1)
+            scale = max(*packing.loads, *packing.weights)
+            trees[chunk] = packing.grown(root, scale, noise=_NOISE * (number % 2))
+            packing.put(trees[chunk], 1)
+        if max(packing.loads) < least * (1 - 1e-9):
+            least, kept = max(packing.loads), list(trees)
+    uses = Counter(index for tree in kept for hop in tree for index in packing.limits[hop])
+    rounds = max((uses[index] / graph.limits[index].speed for index in uses), default=Fraction(0))
+    edges = [[graph.hops[hop] for hop in tree] for tree in kept]
+    roots = [_middle(tree) for tree in edges] if both_ways else list(demand.owners)
+    steps: list[list[ChunkMove]] = []
+    for chunk, (root, tree) in enumerate(zip(roots, edges, strict=True)):
+        for depth, source, target in _from_root(root, tree, both_ways):
+            steps += [[] for _ in range(depth + 1 - len(steps))]
+            steps[depth].append(ChunkMove(chunk, source, target))
+    return rounds, replace(demand, owners=tuple(roots)), steps
+
+
+def _from_root(
+    root: int, tree: Sequence[tuple[int, int]], both_ways: bool
+) -> Iterator[tuple[int, int, int]]:
+    """The hops of a tree, away from a root, with the depth at which each begins."""
+    near: dict[int, list[int]] = {}
+    for source, target in tree:
+        near.setdefault(source, []).append(target)
+        if both_ways:
+            near.setdefault(target, []).append(source)
+    depths, waiting = {root: 0}, [root]
+    for rank in waiting:
+        for other in near.get(rank, ()):
+            if other not in depths:
+                depths[other] = depths[rank] + 1
+                waiting.append(other)
+                yield depths[rank], rank, other
+
+
+def _middle(tree: Sequence[tuple[int, int]]) -> int:
+    """The rank from which the farthest one is the least hops away: half way along the longest path."""
+    first = tree[0][0]
+    *_, (_, _, end) = _from_root(first, tree, True)
+    before = {target: source for _, source, target in _from_root(end, tree, True)}
+    *_, (_, _, other) = _from_root(end, tree, True)
+    path = [other]
+    while path[-1] != end:
+        path.append(before[path[-1]])
+    return path[len(path) // 2]
