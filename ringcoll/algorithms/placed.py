@@ -36,15 +36,23 @@ def order_in_text(order: Sequence[int]) -> str:
 
     >>> order_in_text([0, 1, 2, 3, 7, 6, 5, 9])
     '0-3.7-5.9'
+    >>> order_in_text([0, 2, 1])
+    '0.2.1'
     """
     runs: list[list[int]] = []
     for before, rank in pairwise([-2, *order]):
         run = runs[-1] if runs else []
-        if run and abs(rank - before) == 1 and run[-1] - run[0] in (0, (rank - before) * (len(run) - 1)):
+        if (
+            run
+            and abs(rank - before) == 1
+            and run[-1] - run[0] in (0, (rank - before) * (len(run) - 1))
+        ):
             run.append(rank)
         else:
             runs.append([rank])
-    return ".".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return ".".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ".".join(map(str, run)) for run in runs
+    )
 
 
 def _order_of(text: str) -> tuple[int, ...]:
@@ -53,7 +61,9 @@ def _order_of(text: str) -> tuple[int, ...]:
         match = _RUN.fullmatch(run)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, LARGEST_WORLD)
         if abs(last - first) >= LARGEST_WORLD:
-            raise UnknownAlgorithmError(f"{run!r} is no rank, and no run of ranks such as 0-3, in {text!r}")
+            raise UnknownAlgorithmError(
+                f"{run!r} is no rank, and no run of ranks such as 0-3, in {text!r}"
+            )
         order += range(first, last + 1) if last >= first else range(first, last - 1, -1)
     if sorted(order) != [*range(len(order))]:
         raise UnknownAlgorithmError(
@@ -95,7 +105,9 @@ def placed(entry: Algorithm, text: str) -> Algorithm:
         steps = entry.program(place[rank], world, *(place[one] for one in root))
         yield from renumber(steps, peer=order.__getitem__, chunk=_chunks(entry, world, order))
 
-    program.__doc__ = f"{entry.summary.rstrip('.')}, through the ranks {', '.join(map(str, order))}."
+    program.__doc__ = (
+        f"{entry.summary.rstrip('.')}, through the ranks {', '.join(map(str, order))}."
+    )
 
     def restriction(ranks: int) -> str | None:
         return entry.restriction(ranks) if ranks == world_size else f"its order has {world_size}"

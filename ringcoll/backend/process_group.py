@@ -116,6 +116,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             cuda_transport=self.options.cuda_transport,
             verify_messages=self.options.verify_messages,
             fit=self.options.fit,
+            refit=self.options.refit,
         )
         self._coalesced: list[Work] | None = None
         self._messages = PointToPoint(store, rank, world_size, timeout)

@@ -12,7 +12,13 @@ from ringcoll.algorithms import algorithms
 from ringcoll.bench import parse_size
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import collective_name, file_option, json_option, network, network_options
+from ringcoll.cli.parameters import (
+    collective_name,
+    file_option,
+    json_option,
+    network,
+    network_options,
+)
 from ringcoll.machine import read_fit, write_fit
 from ringcoll.search import SIZES, Fit, FitRange, fit
 from ringcoll.simulation import FORMS, PRESETS
@@ -100,8 +106,20 @@ def _document(found: Fit) -> dict[str, Any]:
 
 
 def _print(found: Fit) -> None:
-    click.echo(f"\n{found.collective} on {found.topology.name}, {found.topology.world_size} ranks\n")
-    columns = "bytes", "algorithm", "segments", "us", "bound us", "ratio", "best in rank order", "us", "faster"
+    click.echo(
+        f"\n{found.collective} on {found.topology.name}, {found.topology.world_size} ranks\n"
+    )
+    columns = (
+        "bytes",
+        "algorithm",
+        "segments",
+        "us",
+        "bound us",
+        "ratio",
+        "best in rank order",
+        "us",
+        "faster",
+    )
     print_table(columns, [_row(one) for one in found.ranges], left=2)
     if found.left_out:
         print_text(f"\nnot simulated, as they have too many messages: {', '.join(found.left_out)}")

@@ -190,6 +190,7 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Communicator:
         prefix=prefix,
         verify_messages=asked.get("verify_messages"),
         fit=asked.get("fit"),
+        refits=asked.get("refit", False),
     )
 
 
@@ -211,6 +212,7 @@ def use(
     cuda_transport: str | None = None,
     verify_messages: bool | None = None,
     fit: str | None = None,
+    refit: bool | None = None,
 ) -> None:
     """Choose how tensors of a group travel, before the first operation on such tensors.
 
@@ -236,6 +238,9 @@ def use(
     fit
         A file of ``ringcoll fit`` for these ranks and hosts, which rank 0 reads: ``"auto"`` takes the algorithms that were
         fitted to the network. By default the file of ``RINGCOLL_TUNING``, if that is such a file.
+    refit
+        Whether the ranks measure their network anew, and fit all that they use to it, when long operations have become
+        slow: a median over many. It takes some seconds, in a pause on which all ranks agree.
 
     Raises
     ------
@@ -255,7 +260,7 @@ def use(
             expected="a process group of torch",
             got=repr(group),
         )
-    further = {"verify_messages": verify_messages, "fit": fit}
+    further = {"verify_messages": verify_messages, "fit": fit, "refit": refit}
     chosen = {name: value for name, value in further.items() if value is not None}
     for kind, asked in (("cpu", transport), ("cuda", cuda_transport)):
         if asked is not None:
@@ -266,7 +271,7 @@ def use(
         raise ArgumentError(
             "nothing was chosen",
             rank=rank,
-            argument="transport, cuda_transport, verify_messages, fit",
+            argument="transport, cuda_transport, verify_messages, fit, refit",
             expected="at least one of them",
             got="none",
         )

@@ -123,8 +123,8 @@ class StoreGroup(OwnGroup):
         This rank, and number of ranks.
     timeout_s
         Time limit, in seconds, of operations that have no time limit of their own.
-    transport, verify_messages
-        As for `use`.
+    transport, verify_messages, refits
+        As for `use`, which calls the last one ``refit``.
     """
 
     def __init__(
@@ -136,9 +136,10 @@ class StoreGroup(OwnGroup):
         transport: str | None = None,
         *,
         verify_messages: bool | None = None,
+        refits: bool = False,
     ) -> None:
         where = store, rank, world_size, timeout_s, torch.device("cpu"), transport
-        super().__init__(member_at(*where, verify_messages=verify_messages))
+        super().__init__(member_at(*where, verify_messages=verify_messages, refits=refits))
 
     def on(self, device: torch.device) -> Communicator:
         """The communicator for tensors on a device.
@@ -170,6 +171,7 @@ def member_at(
     prefix: str = "ringcoll",
     verify_messages: bool | None = None,
     fit: str | None = None,
+    refits: bool = False,
 ) -> Communicator:
     """A rank's end of a group whose ranks meet at a store, for tensors on a device."""
     if device.type not in ("cpu", "cuda"):
@@ -195,4 +197,4 @@ def member_at(
     made.is_automatic = catalogue.named(device.type, asked, rank) == "auto"
     transport = as_asked(made, verify_messages=verify_messages)
     sends = None if device.type == "cpu" else device
-    return Communicator(transport, monitor, timeout_s, sends, own, fit)
+    return Communicator(transport, monitor, timeout_s, sends, own, fit, refits)

@@ -191,7 +191,11 @@ def _pick(
             if find(collective, rule.algorithm).order < order:
                 continue
             segment_bytes = _segment_bytes(rule, collective, nbytes, world_size, table)
-            why = f"by the rule {rule} ({source})" if source or not table.fit else table.fit.reason(rule)
+            why = (
+                f"by the rule {rule} ({source})"
+                if source or not table.fit
+                else table.fit.reason(rule)
+            )
             return rule.algorithm, segment_bytes, why
     best = preferred(candidates, table.parameters)
     reason = "the least predicted time"

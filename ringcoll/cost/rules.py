@@ -72,7 +72,9 @@ class Range:
             return EVERY
         if self.end == self.first + 1:
             return _size_in_text(self.first)
-        return f"{_size_in_text(self.first)}-{_INF if self.end is None else _size_in_text(self.end)}"
+        return (
+            f"{_size_in_text(self.first)}-{_INF if self.end is None else _size_in_text(self.end)}"
+        )
 
     def __contains__(self, number: int) -> bool:
         return number >= self.first and (self.end is None or number < self.end)

@@ -376,7 +376,7 @@ def measure(
 _measured: dict[tuple[str, int, int, str], Table] = {}
 
 
-class _Notes:
+class Notes:
     """Notes between the ranks of a group: the text goes through the store.
 
     A message says that a note is in the store, because a transport knows when a peer is lost.
@@ -472,7 +472,7 @@ def agree(
     if measurable is None:
         is_plain = not (transport.ordered or transport.verifies)
         measurable = is_plain and transport.name in names(kind)
-    notes = _Notes(transport, store, timeout_s)
+    notes = Notes(transport, store, timeout_s)
     if rank:
         return _follow(transport, notes, device)
     hosts = len(set(transport.hosts))
@@ -520,7 +520,7 @@ def _table_of(transport: str, world_size: int, hosts: int, kind: str, costs: Par
     )
 
 
-def _follow(transport: Transport, notes: _Notes, device: torch.device) -> Table:
+def _follow(transport: Transport, notes: Notes, device: torch.device) -> Table:
     """Follow the decision of rank 0."""
     match decision := notes.hear("decision"):
         case {"error": str(text), "rules": bool(is_of_rules)}:

@@ -30,6 +30,7 @@ from ringcoll.cost import Table
 from ringcoll.errors import FORKED, CaptureError, GroupBrokenError, RingcollError, TransportError
 from ringcoll.group.agreement import agree
 from ringcoll.group.queue import Queue
+from ringcoll.group.refitting import Refits, refit
 from ringcoll.group.work import Work
 from ringcoll.group.workspace import Workspace
 from ringcoll.machine import answered, at_end, check_goes_on, cores, gone
@@ -182,6 +183,8 @@ class Communicator:
         Where the ranks tell which processes they are; by default in ``store``.
     fit
         A file of ``ringcoll fit``, which rank 0 reads when the ranks meet.
+    refits
+        Whether the ranks measure anew, and fit, when operations have become slow.
     """
 
     def __init__(
@@ -192,6 +195,7 @@ class Communicator:
         device: torch.device | None = None,
         lives: dist.Store | None = None,
         fit: str | None = None,
+        refits: bool = False,
     ) -> None:
         check_goes_on()
         self.transport, self.timeout_s, self.device = transport, timeout_s, device
@@ -203,7 +207,8 @@ class Communicator:
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
         self.progress = self.monitor.progress
         self.store = store
-        self._fit = fit
+        self._fit, self._refits = fit, Refits() if refits and self.world_size > 1 else None
+        self._resolved: weakref.WeakSet[Operation] = weakref.WeakSet()  # by the table
         self.table: Table | None = None  # costs and rules, once the ranks have met
         self.tracer: Any = None  # `ringcoll.tracing.recorder.Tracer`, while the group is traced
         self.num_issued = self.nbytes_sent = 0
@@ -221,6 +226,7 @@ class Communicator:
         self.state = GroupState.OPEN
         self.broken: BaseException | None = None  # the failure that has broken the group
         self._asked_to_meet = False
+        self._num_refits = 0
         _open_communicators[self] = None
         self.token = answered(store, timeout_s, partial(self._introduce, processes))
         if self.world_size > 1:
@@ -326,6 +332,7 @@ class Communicator:
         return (
             self.transport.waits_briefly
             and self._has_met
+            and self._refits is None
             and not (operation.has_streams or following or self._comparison.compares_each)
             and isinstance(operation, Operation)
         )
@@ -461,6 +468,10 @@ class Communicator:
             tracer.begin(number, operation)
         try:
             deadline = time.monotonic() + timeout_s
+            if self._refits is not None and self._has_met and number >= self._refits.next_look:
+                if self._refits.look(self.transport, number, timeout_s):
+                    self.refit(timeout_s, only_if_changed=True)
+                deadline = time.monotonic() + timeout_s
             if operation.plan is None or not self._has_met:
                 self._resolve(operation, timeout_s)
             if self.transport.ordered or self._comparison.compares_each:
@@ -484,6 +495,8 @@ class Communicator:
             for store, index in binding.stores:
                 store(tensors[index])
             self.nbytes_sent += operation.nbytes_sent
+            if self._refits is not None and isinstance(operation, Operation):
+                self._refits.note(operation.request, time.monotonic() + timeout_s - deadline)
             if self._lane is not None and not self.transport.waits_on_host:
                 self._watch_stream(number, operation, binding, handles, timeout_s)
         except NotYetError:
@@ -545,6 +558,39 @@ class Communicator:
         if isinstance(operation, Operation) and operation.plan is None:
             assert self.table is not None
             operation.resolve(self.table, self.transport.hosts)
+            self._resolved.add(operation)
+
+    def refit(
+        self,
+        timeout_s: float,
+        uses: Iterable[tuple[str, int]] = (),
+        budget_s: float | None = None,
+        only_if_changed: bool = False,
+    ) -> None:
+        """Measure the network, and fit algorithms to it; all ranks call it in their turn.
+
+        ``uses`` are collectives and bytes; by default those of the operations so far. Operations are resolved anew,
+        prepared ones too.
+        """
+        if not self._has_met:
+            self._meet(timeout_s)
+        assert self.table is not None
+        resolved = tuple(self._resolved)
+        known = {(one.request.collective, one.request.nbytes) for one in resolved}
+        self._num_refits += 1
+        store = dist.PrefixStore(f"refit/{self._num_refits}", self.store)
+        more = {} if budget_s is None else {"budget_s": budget_s}
+        table = refit(
+            self.transport, store, self.table, sorted(uses or known),
+            limit_s=timeout_s, only_if_changed=only_if_changed, **more,
+        )  # fmt: skip
+        if self._refits is not None:
+            self._refits.begin()
+        if table is not self.table:
+            self.table = table
+            for operation in resolved:
+                operation.plan = None
+                operation.forget()
 
     def _compare(self, operation: Operation | Turn, timeout_s: float) -> None:
         """Compare a call with the others' before anything is sent."""
@@ -610,9 +656,7 @@ class Communicator:
         if 2 * ranks_here > cores():
             self._moment_s = _LONG_MOMENT_S
         store = dist.PrefixStore("choice", self.store)
-        self.table = agree(
-            transport, store, _left_s(deadline), device=self.device, fit=self._fit
-        )
+        self.table = agree(transport, store, _left_s(deadline), device=self.device, fit=self._fit)
         if transport.direct_from is not None:
             transport.direct_from = self.table.parameters.direct_from or transport.direct_from
 

@@ -76,10 +76,10 @@ from .stores import unreachable as unreachable
 from .stores import within as within
 from .tuning import Tuned as Tuned
 from .tuning import fit_for as fit_for
-from .tuning import read_fit as read_fit
-from .tuning import write_fit as write_fit
 from .tuning import read as read
+from .tuning import read_fit as read_fit
 from .tuning import update as update
+from .tuning import write_fit as write_fit
 from .untraced import untraced as untraced
 from .user_modules import UserModule as UserModule
 from .user_modules import algorithms_named as algorithms_named

@@ -1,9 +1,10 @@
 from .demand import SEARCHED as SEARCHED
 from .demand import demand_of as demand_of
+from .fitting import SIZES as SIZES
 from .fitting import Fit as Fit
 from .fitting import FitRange as FitRange
-from .fitting import SIZES as SIZES
 from .fitting import fit as fit
+from .fitting import slower_links as slower_links
 from .front import METHODS as METHODS
 from .front import SearchedFront as SearchedFront
 from .front import SearchedPoint as SearchedPoint

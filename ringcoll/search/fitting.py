@@ -11,13 +11,14 @@ up to 8 ranks, if OR-Tools is installed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import NamedTuple
 
-from ringcoll.algorithms import Algorithm, algorithms, find, named, order_in_text
+from ringcoll.algorithms import algorithms, named, order_in_text
 from ringcoll.cost import Fitted, Range, Rule, numbered
 from ringcoll.errors import ArgumentError, MissingExtraError, TooLargeError
 from ringcoll.schedule import (
@@ -30,7 +31,7 @@ from ringcoll.schedule import (
 from ringcoll.search.demand import phases_of
 from ringcoll.search.front import synthesize, trees_of
 from ringcoll.search.hops import hops_of
-from ringcoll.search.least_time import LeastTime, groups_of_ranks, least_time
+from ringcoll.search.least_time import groups_of_ranks, least_time
 from ringcoll.search.placing import near_order
 from ringcoll.search.registered import MOST_MESSAGES, SearchTime, best_time
 from ringcoll.simulation import Topology, simulate, topology_in_text
@@ -40,6 +41,7 @@ _SIZES_OF_MANY = (1 << 12, 1 << 18, 1 << 24)
 _MANY = 64  # ranks from which there are fewer sizes
 _EXACT, _EFFORT = 8, 0.3  # ranks, and work for each question
 _NEAR_NBYTES = 1 << 20
+_SLOWER = 0.75  # of the speed before
 _NEARLY = 3.0  # times the least time in one segment, up to which more segments are tried
 _LEVELS = ("ring", "two_shot", "recursive_doubling")
 _TREES, _TREES_OF_MANY = 8, 4  # chunks
@@ -128,29 +130,23 @@ class Fit:
             )
             for one in self.ranges
         ]
-        reasons = [one.reason for one in self.ranges]
-        schedules = {name: schedule.to_text() for name, schedule in self.schedules.items()}
+        rows = [*zip(rules, (one.reason for one in self.ranges), strict=True)]
+        texts = {name: schedule.to_text() for name, schedule in self.schedules.items()}
         if before is not None:
             if (before.graph, before.hosts) != (graph, hosts):
                 raise ArgumentError("the fit before is for another network", argument="before")
-            kept = [
-                (rule, reason)
-                for rule, reason in zip(before.rules, before.reasons, strict=True)
-                if rule.collective != self.collective
-            ]
-            rules = [*(rule for rule, _ in kept), *rules]
-            reasons = [*(reason for _, reason in kept), *reasons]
-            schedules = dict(before.schedules) | schedules
-            names = {rule.algorithm for rule in rules}
-            schedules = {name: text for name, text in schedules.items() if name in names}
+            others = zip(before.rules, before.reasons, strict=True)
+            rows = [row for row in others if row[0].collective != self.collective] + rows
+            texts = dict(before.schedules) | texts
+        names = {rule.algorithm for rule, _ in rows}
         return Fitted(
             world_size=ranks,
             hosts=hosts,
             graph=graph,
             date=date,
-            rules=tuple(rules),
-            reasons=tuple(reasons),
-            schedules=tuple(schedules.items()),
+            rules=tuple(rule for rule, _ in rows),
+            reasons=tuple(reason for _, reason in rows),
+            schedules=tuple(pair for pair in texts.items() if pair[0] in names),
         )
 
 
@@ -165,16 +161,23 @@ class _Candidate(NamedTuple):
     def messages(self) -> int:
         return estimated_messages(self.schedule, MOST_MESSAGES)
 
+    def stored(self) -> Schedule:
+        """The schedule under a name with a hash of its text."""
+        digest = sha256(self.schedule.to_text().encode()).hexdigest()[:12]
+        method = re.split(r"\W|_", self.name)[0]
+        return replace(self.schedule, algorithm=f"fitted_{method}_{digest}")
+
 
 def fit(
     collective: str,
     topology: Topology,
     *,
     sizes: Sequence[int] | None = None,
+    exact: bool = True,
     seed: int = 0,
     advance: Callable[[str], object] = lambda name: None,
 ) -> Fit:
-    """Find the fastest schedules of a collective on a network.
+    r"""Find the fastest schedules of a collective on a network.
 
     Parameters
     ----------
@@ -185,6 +188,8 @@ def fit(
     sizes
         Bytes of the whole data at which schedules are simulated; by default 1 KiB to 64 MiB, on more than 64 ranks
         three of them.
+    exact
+        Whether the exact search takes part, which may take some seconds.
     seed
         Seed of the searches.
     advance
@@ -207,39 +212,64 @@ def fit(
     """
     rules = contract(collective)
     if topology.world_size < 2:
-        raise ArgumentError("one rank sends nothing", argument="topology", expected="2 ranks", got=1)
+        raise ArgumentError(
+            "one rank sends nothing", argument="topology", expected="2 ranks", got=1
+        )
     many = topology.world_size > _MANY
     asked = sorted(set(sizes or (_SIZES_OF_MANY if many else SIZES)))
     if asked[0] < 1:
         raise ArgumentError("no size", argument="sizes", expected="bytes, at least 1", got=asked[0])
-    hosts = hosts_named(topology) or _near_ranks(topology)
-    candidates = list(_registered(collective, topology, hosts))
+    candidates = list(_registered(collective, topology))
     if phases_of(collective) and not rules.rooted:
-        candidates += _found(collective, topology, seed)
+        candidates += _found(collective, topology, exact, seed)
     bound = least_time(collective, topology)
     by_name = {candidate.name: candidate for candidate in candidates}
-    left_out = tuple(one.name for one in candidates if one.messages > MOST_MESSAGES)
     times = {nbytes: [*_times(candidates, topology, nbytes, advance)] for nbytes in asked}
-    winners = [min(times[nbytes]) for nbytes in asked]
     stored: dict[str, Schedule] = {}
-    for number, winner in enumerate(winners):
+    ranges: list[FitRange] = []
+    for number, size in enumerate(asked):
+        winner = min(times[size])
         candidate = by_name[winner.algorithm]
         verify(candidate.schedule)
         if candidate.is_stored:
-            name, schedule = _named_by_hash(candidate)
-            stored[name] = schedule
-            winners[number] = winner._replace(algorithm=name)
-    ranges = [
-        _range(asked, number, winner, times[asked[number]], by_name, stored, bound)
-        for number, winner in enumerate(winners)
-    ]
+            schedule = candidate.stored()
+            stored[schedule.algorithm] = schedule
+            winner = winner._replace(algorithm=schedule.algorithm)
+        chunk = -(-size // chunks_of_data(candidate.schedule))
+        in_segments = candidate.pipelined or winner.segments > 1
+        plain = min(row for row in times[size] if by_name[row.algorithm].is_plain)
+        least_s = bound.seconds(size)
+        # A winner holds up to the geometric means with the sizes beside its own.
+        first, end = (
+            int((size * asked[other]) ** 0.5) if 0 <= other < len(asked) else None
+            for other in (number - 1, number + 1)
+        )
+        new = FitRange(
+            nbytes=Range(first or 0, end),
+            size=size,
+            winner=winner,
+            segment_bytes=max(1, -(-chunk // winner.segments)) if in_segments else None,
+            plain=plain,
+            least_s=least_s,
+            reason=f"{winner.algorithm}, {winner.seconds / least_s:.2f} of the bound by "
+            f"{bound.reason(size)}, {plain.seconds / winner.seconds:.2f} times as fast as "
+            f"{plain.algorithm}",
+        )
+        last = ranges[-1] if ranges else None
+        if (
+            last
+            and last.winner.algorithm == winner.algorithm
+            and last.segment_bytes == new.segment_bytes
+        ):
+            new = replace(new, nbytes=Range(ranges.pop().nbytes.first, end))
+        ranges.append(new)
     return Fit(
         collective=collective,
         topology=topology,
-        ranges=tuple(_merged(ranges)),
+        ranges=tuple(ranges),
         times={nbytes: tuple(sorted(rows)) for nbytes, rows in times.items()},
         schedules=stored,
-        left_out=left_out,
+        left_out=tuple(one.name for one in candidates if one.messages > MOST_MESSAGES),
     )
 
 
@@ -261,9 +291,7 @@ def _times(
             continue
         seconds, segments = whole_s[one.name], 1
         if one.pipelined or seconds < _NEARLY * least_s:
-            seconds, _, segments = best_time(
-                one.schedule, topology, nbytes, one.messages, seconds
-            )
+            seconds, _, segments = best_time(one.schedule, topology, nbytes, one.messages, seconds)
         yield SearchTime(seconds, one.name, segments)
 
 
@@ -278,6 +306,17 @@ def hosts_named(topology: Topology) -> tuple[int, ...] | None:
     return numbered(tuple(names[rank] for rank in ranks)) if names.keys() >= {*ranks} else None
 
 
+def slower_links(before: Topology, now: Topology) -> tuple[str, ...]:
+    """The links that have clearly become slower, in words."""
+    speeds = {(link.source, link.target): float(link.fastest) for link in before.links}
+    return tuple(
+        f"{link.name}, {speed / 1e9:.3g} to {float(link.fastest) / 1e9:.3g} GB/s"
+        for link in now.links
+        if (speed := speeds.get((link.source, link.target)))
+        and float(link.fastest) < _SLOWER * speed
+    )
+
+
 def _near_ranks(topology: Topology) -> tuple[int, ...]:
     """A number for the group of each rank: the ranks below one switch, or else all that fast links join."""
     groups = groups_of_ranks(topology, hops_of(topology))
@@ -287,44 +326,38 @@ def _near_ranks(topology: Topology) -> tuple[int, ...]:
     return numbered(tuple(number[rank] for rank in range(topology.world_size)))
 
 
-def _registered(
-    collective: str, topology: Topology, hosts: tuple[int, ...]
-) -> Iterator[_Candidate]:
+def _registered(collective: str, topology: Topology) -> Iterator[_Candidate]:
     """The registered algorithms, in rank order and in that of near ranks, and hierarchies over the hosts."""
     world_size = topology.world_size
     order = near_order(topology, _NEAR_NBYTES)
+    in_order = "" if order == tuple(range(world_size)) else f"~{order_in_text(order)}"
+    hosts = hosts_named(topology) or _near_ranks(topology)
     several = 1 < len(set(hosts)) < world_size
-    for entry in algorithms(collective, world_size):
-        if entry.needs_hosts:
-            if several:
-                yield _candidate(entry, topology, hosts, is_stored=True)
-            continue
-        yield _candidate(entry, topology, None)
-        if order != tuple(range(world_size)):
-            yield _candidate(find(collective, f"{entry.name}~{order_in_text(order)}"), topology, None)
-    if several:
-        for inside in _LEVELS:
-            for across in _LEVELS:
-                for entry in named(f"{inside}+{across}", collective):
-                    yield _candidate(entry, topology, hosts, is_stored=True)
+    names = [entry.name for entry in algorithms(collective, world_size)]
+    names += [f"{name}{in_order}" for name in names if in_order]
+    names += [f"{inside}+{across}" for inside in _LEVELS for across in _LEVELS if several]
+    for name in names:
+        for entry in named(name, collective):
+            if name.startswith("fitted_") or (entry.needs_hosts and not several):
+                continue
+            yield _Candidate(
+                name,
+                entry.schedule(world_size, hosts=hosts if entry.needs_hosts else None),
+                entry.pipelined,
+                is_plain=not set(name) & set("~+"),
+                is_stored=entry.needs_hosts or not entry.built_in,
+            )
 
 
-def _candidate(
-    entry: Algorithm, topology: Topology, hosts: tuple[int, ...] | None, is_stored: bool = False
-) -> _Candidate:
-    schedule = entry.schedule(topology.world_size, hosts=hosts)
-    is_plain = "~" not in entry.name and "+" not in entry.name
-    return _Candidate(entry.name, schedule, entry.pipelined, is_plain, is_stored)
-
-
-def _found(collective: str, topology: Topology, seed: int) -> Iterator[_Candidate]:
+def _found(collective: str, topology: Topology, exact: bool, seed: int) -> Iterator[_Candidate]:
     """What the searches find."""
     world_size = topology.world_size
     for schedule in trees_of(
         collective, topology, _TREES_OF_MANY if world_size > _MANY else _TREES
     ):
         yield _Candidate(schedule.algorithm, schedule, True, False, True)
-    methods = [("greedy", 1)] * (world_size <= _MANY) + [("exact", 2)] * (world_size <= _EXACT)
+    methods = [("greedy", 1)] * (world_size <= _MANY)
+    methods += [("exact", 2)] * (exact and world_size <= _EXACT)
     for method, most_chunks in methods:
         with suppress(TooLargeError, MissingExtraError):
             front = synthesize(
@@ -333,59 +366,3 @@ def _found(collective: str, topology: Topology, seed: int) -> Iterator[_Candidat
             )  # fmt: skip
             for point in front.points:
                 yield _Candidate(point.schedule.algorithm, point.schedule, False, False, True)
-
-
-def _named_by_hash(candidate: _Candidate) -> tuple[str, Schedule]:
-    text = candidate.schedule.to_text()
-    method = candidate.name.partition("_")[0].replace("+", "_")
-    name = f"fitted_{method}_{sha256(text.encode()).hexdigest()[:12]}"
-    return name, replace(candidate.schedule, algorithm=name)
-
-
-def _range(
-    sizes: Sequence[int],
-    number: int,
-    winner: SearchTime,
-    times: Sequence[SearchTime],
-    by_name: dict[str, _Candidate],
-    stored: dict[str, Schedule],
-    bound: LeastTime,
-) -> FitRange:
-    """The range of a size, from half of it to twice as much if sizes are four times as large as those before."""
-    size = sizes[number]
-    first = int((sizes[number - 1] * size) ** 0.5) if number else 0
-    end = int((size * sizes[number + 1]) ** 0.5) if number + 1 < len(sizes) else None
-    schedule = stored.get(winner.algorithm) or by_name[winner.algorithm].schedule
-    chunk = -(-size // chunks_of_data(schedule))
-    pipelined = winner.segments > 1 or winner.algorithm in by_name and by_name[winner.algorithm].pipelined
-    plain = min(row for row in times if by_name[row.algorithm].is_plain)
-    least_s = bound.seconds(size)
-    reason = (
-        f"{winner.algorithm}, {winner.seconds / least_s:.2f} of the bound by {bound.reason(size)}, "
-        f"{plain.seconds / winner.seconds:.2f} times as fast as {plain.algorithm}"
-    )
-    return FitRange(
-        nbytes=Range(first, end),
-        size=size,
-        winner=winner,
-        segment_bytes=max(1, -(-chunk // winner.segments)) if pipelined else None,
-        plain=plain,
-        least_s=least_s,
-        reason=reason,
-    )
-
-
-def _merged(ranges: Sequence[FitRange]) -> Iterator[FitRange]:
-    """The ranges, neighbours with the same algorithm and segments as one: the sentence is that of the longest data."""
-    before: FitRange | None = None
-    for one in ranges:
-        if before is not None and (before.winner.algorithm, before.segment_bytes) == (
-            one.winner.algorithm,
-            one.segment_bytes,
-        ):
-            one = replace(one, nbytes=Range(before.nbytes.first, one.nbytes.end))
-        elif before is not None:
-            yield before
-        before = one
-    if before is not None:
-        yield before

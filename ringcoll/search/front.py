@@ -16,9 +16,9 @@ from ringcoll.search.build import Moves, schedule_of_moves
 from ringcoll.search.demand import SEARCHED, Demand, demand_of, phases_of
 from ringcoll.search.greedy import greedy_moves, speeds_of_steps
 from ringcoll.search.hops import hops_of
-from ringcoll.search.sccl import Answer, solve
 from ringcoll.search.least_time import least_time
 from ringcoll.search.packing import tree_moves
+from ringcoll.search.sccl import Answer, solve
 from ringcoll.simulation import Topology, simulate
 
 METHODS = {

@@ -59,7 +59,7 @@ class LeastTime:
 
 
 def least_time(collective: str, topology: Topology, root: int = 0) -> LeastTime:
-    """Find the least seconds that a collective takes on a topology, whatever the schedule.
+    r"""Find the least seconds that a collective takes on a topology, whatever the schedule.
 
     Examples
     --------
@@ -150,7 +150,10 @@ def _of_sets(
                 yield needed_s, f"the links around {name}"
         if len(rules.phases) == 2 and len(partition) > 2:
             out_of_all = sum(map(speed_out, partition))
-            yield 2 * (len(partition) - 1) / out_of_all, f"the links between {words[0]} and the like"
+            yield (
+                2 * (len(partition) - 1) / out_of_all,
+                f"the links between {words[0]} and the like",
+            )
     if len(rules.phases) == 2 and world_size <= _EXACT_RANKS:
         for rank in range(1, world_size):
             for ends in ((0, rank), (rank, 0)):
@@ -175,7 +178,9 @@ def groups_of_ranks(topology: Topology, graph: HopGraph) -> list[list[frozenset[
         if isinstance(link.source, int) and isinstance(link.target, str):
             switches.setdefault(link.target, set()).add(link.source)
     found = [_joined(topology.world_size, [sorted(ranks) for ranks in switches.values()])]
-    speeds = {hop: limit.speed for limit in graph.limits if len(limit.hops) == 1 for hop in limit.hops}
+    speeds = {
+        hop: limit.speed for limit in graph.limits if len(limit.hops) == 1 for hop in limit.hops
+    }
     for least in sorted(set(speeds.values()))[:8]:
         fast = [graph.hops[hop] for hop, speed in speeds.items() if speed > least]
         found.append(_joined(topology.world_size, fast))

@@ -83,7 +83,9 @@ class _Packing:
         ]
         graph, tree = self.graph, []
         depths = {root: 0}
-        best: dict[int, tuple[float, int, int]] = {}  # of each rank that is not in the tree: price, depth, hop
+        best: dict[
+            int, tuple[float, int, int]
+        ] = {}  # of each rank that is not in the tree: price, depth, hop
         newest = root
         while len(depths) < graph.world_size:
             for hop in self.leaving[newest]:

@@ -20,7 +20,7 @@ _Costs = list[list[float]]
 
 
 def near_order(topology: Topology, nbytes: int) -> tuple[int, ...]:
-    """Find the order of ranks on whose tour messages of so many bytes take the least time; its longest way is the last.
+    r"""Find the order of ranks on whose tour messages of so many bytes take the least time; its longest way is the last.
 
     Examples
     --------
@@ -30,7 +30,9 @@ def near_order(topology: Topology, nbytes: int) -> tuple[int, ...]:
     (0, 2, 1, 3)
     """
     world_size = topology.world_size
-    costs = [[_seconds(topology, a, b, nbytes) for b in range(world_size)] for a in range(world_size)]
+    costs = [
+        [_seconds(topology, a, b, nbytes) for b in range(world_size)] for a in range(world_size)
+    ]
     costs = [[costs[a][b] + costs[b][a] for b in range(world_size)] for a in range(world_size)]
     if world_size <= 3:
         return tuple(range(world_size))

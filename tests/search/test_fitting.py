@@ -126,16 +126,15 @@ def test_no_registered_algorithm_beats_the_bound(collective: str, name: str) -> 
 
 @effort(40)
 @given(st.permutations(range(12)))
-def test_near_ranks_stand_beside_each_other(cable_order: list[int]) -> None:
-    """On a ring whose ranks are numbered at random the order follows the cables, in either direction."""
-    lines = [f"{a} -- {b}  1  1" for a, b in zip(cable_order, cable_order[1:] + cable_order[:1])]
-    topology = topology_from_text("\n".join(lines))
-    order = near_order(topology, 1 << 20)
+def test_near_ranks_stand_beside_each_other(along: list[int]) -> None:
+    """On a ring whose ranks are numbered at random the tour follows the cables, or is hardly longer."""
+    cables = [f"{along[place - 1]} -- {rank}  1  1" for place, rank in enumerate(along)]
+    order = near_order(topology_from_text("\n".join(cables)), 1 << 20)
     assert sorted(order) == list(range(12))
-    joined = {frozenset(pair) for pair in zip(cable_order, cable_order[1:] + cable_order[:1])}
-    hops = [frozenset(pair) for pair in zip(order, order[1:] + order[:1])]
-    # 2-opt ends in a tour that no turn improves; on a ring of 12 it leaves at most 2 pairs of cables.
-    assert sum(hop in joined for hop in hops) >= 8
+    places = [along.index(rank) for rank in order]
+    hops = [abs(places[number - 1] - place) for number, place in enumerate(places)]
+    # No turn of a piece makes the tour shorter, which on a ring leaves few ways of more than one cable.
+    assert sum(min(hop, 12 - hop) for hop in hops) <= 18
 
 
 def test_an_order_of_few_ranks_is_the_best_of_all() -> None:

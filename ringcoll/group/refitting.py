@@ -1,0 +1,165 @@
+"""A group notices that its operations have become slow, measures its network anew, and fits its algorithms to it.
+
+Every rank looks at the same operations: the first look is at the eighth, and in each of them rank 0 sends a byte to all
+others, which says how many operations later the next look is, about a second, or that all measure now. Rank 0 compares
+each long operation with the median of its first runs. Where the median of the last ones is clearly longer, the ranks
+probe (`ringcoll.group.probing`); rank 0 fits, proves and publishes; and all go on with the new table at this very operation.
+If no link has changed, what is slow is something else: nothing is swapped, and the times become the usual ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringcoll.cost import Fitted, Table
+from ringcoll.errors import RingcollError
+from ringcoll.group.agreement import Notes
+from ringcoll.schedule import contract
+from ringcoll.transport import Message, Transport
+
+_log = logging.getLogger("ringcoll")
+
+_TAG = 0x7E57C05A
+_FIRST_LOOK = 8
+_LATER = 255  # operations at most; a byte
+_LOOK_S = 1.0
+_LEAST_S = 1e-3  # shorter operations do not count
+_FIRST_RUNS, _LAST_RUNS = 5, 9
+_SLOW = 1.5  # times as long as usual
+_BUDGET_S = 3.0
+
+
+class Refits:
+    """When the ranks of a group look, and what rank 0 has seen since the last fit."""
+
+    def __init__(self) -> None:
+        self.next_look = _FIRST_LOOK
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was usual."""
+        self._first: dict[Any, list[float]] = {}
+        self._ratios: deque[float] = deque(maxlen=_LAST_RUNS)
+        self._looked, self._at = time.monotonic(), 0
+
+    def note(self, request: Any, seconds: float) -> None:
+        """Compare a run of an operation with the first ones."""
+        if seconds < _LEAST_S:
+            return
+        first = self._first.setdefault(request, [])
+        if len(first) < _FIRST_RUNS:
+            first.append(seconds)
+        else:
+            self._ratios.append(seconds / median(first))
+
+    @property
+    def ratio(self) -> float:
+        """The median of the last operations, in times of the usual; 1 if there are too few of them."""
+        return median(self._ratios) if len(self._ratios) == _LAST_RUNS else 1.0
+
+    def look(self, transport: Transport, number: int, limit_s: float) -> bool:
+        """Agree whether all measure now; every rank calls it, at the same operation."""
+        word = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        if transport.rank:
+            messages: tuple[list[Message], list[Message]] = [Message(0, word, _TAG)], []
+        else:
+            each_s = (time.monotonic() - self._looked) / max(1, number - self._at)
+            later = min(_LATER, max(1, round(_LOOK_S / max(each_s, 1e-9))))
+            word[0] = 0 if self.ratio > _SLOW else later
+            others = range(1, transport.world_size)
+            messages = [], [Message(peer, word, _TAG) for peer in others]
+        for handle in transport.post(*messages):
+            transport.wait(handle, limit_s)
+        later = int(word)
+        self.next_look = number + max(1, later)
+        self._looked, self._at = time.monotonic(), number
+        return later == 0
+
+
+def refit(
+    transport: Transport,
+    store: dist.Store,
+    table: Table,
+    uses: Iterable[tuple[str, int]],
+    *,
+    limit_s: float,
+    budget_s: float = _BUDGET_S,
+    only_if_changed: bool = False,
+) -> Table:
+    """Measure the network, fit to it, and return the table with the fit; every rank calls it.
+
+    Parameters
+    ----------
+    transport, store
+        Transport without messages under way, and a store that nobody else uses.
+    table
+        The table so far.
+    uses
+        Collectives and bytes to fit; those of rank 0 count.
+    limit_s, budget_s
+        Time limit, and seconds that the measurement is to take.
+    only_if_changed
+        Whether the table stays as it is where no link has become slower.
+
+    Raises
+    ------
+    CollectiveTimeoutError, PeerLostError
+        A rank did not take part.
+    """
+    from ringcoll.group.probing import probe  # not before: every group comes by this module
+
+    notes = Notes(transport, store, limit_s)
+    measured = probe(transport, budget_s, limit_s)
+    if transport.rank:
+        values = notes.hear("fit")
+        return table if values is None else replace(table, fit=Fitted.from_json(values))
+    fitted = None
+    try:
+        fitted = _fitted(measured, table.fit, uses, only_if_changed)
+    except RingcollError as error:
+        _log.warning("not fitted: %s", error)
+    notes.tell("fit", fitted and fitted.to_json())
+    return replace(table, fit=fitted) if fitted else table
+
+
+def _fitted(
+    measured: Any, before: Fitted | None, uses: Iterable[tuple[str, int]], only_if_changed: bool
+) -> Fitted | None:
+    """What suits the network as it is now, of what is used."""
+    from ringcoll.search import fit, slower_links
+    from ringcoll.simulation import topology_from_text, topology_of
+
+    topology = topology_of(measured)
+    slower = slower_links(topology_from_text(before.graph), topology) if before else ()
+    for words in slower:
+        _log.warning("a link has become slower: %s", words)
+    if only_if_changed and before and not slower:
+        _log.warning("no link has become slower: the algorithms stay as they are")
+        return None
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    sizes: dict[str, set[int]] = {}
+    for collective, nbytes in uses:
+        if nbytes and not contract(collective).at_least_once:
+            sizes.setdefault(collective, set()).add(nbytes)
+    fitted = None
+    for collective, asked in sizes.items():
+        found = fit(collective, topology, sizes=_few(asked), exact=False)
+        fitted = found.fitted(date, fitted)
+        _log.info("fitted anew: %s", "; ".join(fitted.reasons))
+    return fitted
+
+
+def _few(sizes: set[int]) -> list[int]:
+    """At most three of some sizes: the least, the largest, and one in between."""
+    ordered = sorted(sizes)
+    return sorted({ordered[0], ordered[len(ordered) // 2], ordered[-1]})
