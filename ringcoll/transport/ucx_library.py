@@ -45,7 +45,10 @@ _KEEPALIVE = {"TCP_KEEPIDLE": "3s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "5"}
 # `sysv`, which it uses, it makes that of `posix`: files of 4 MiB, whose names it takes away when it has written them
 # (`uct_posix_mem_alloc`), so that a process which is killed meanwhile leaves them behind.
 _OPTIONS = {**_KEEPALIVE, "TLS": "^cma,posix"}
-_LOOPBACK = Path("/sys/class/net/lo")
+# Over TCP UCX would send a long message by active messages, and two hosts that send to each other wait for one another:
+# 4 MiB each way on links of 200 Mbit/s take 344 ms so, and 179 ms when they are put into the receiver's memory.
+_OVER_TCP = {"RNDV_SCHEME": "put_zcopy"}
+_LOOPBACK, _RDMA = Path("/sys/class/net/lo"), Path("/sys/class/infiniband")
 # Of cuda.h: two numbers of `CUpointer_attribute`, and a bit of `CUmemAllocationHandleType`.
 _IS_LEGACY_CUDA_IPC_CAPABLE, _ALLOWED_HANDLE_TYPES, _FABRIC = 10, 14, 8
 
@@ -71,7 +74,11 @@ def context_of(device: torch.device, is_local: bool) -> Any:
     If it is for ranks of this host only (``is_local``), it listens on the loopback interface.
     """
     ucx = core()
-    asked = _OPTIONS | ({"NET_DEVICES": _LOOPBACK.name} if is_local and _LOOPBACK.exists() else {})
+    asked = dict(_OPTIONS)
+    if is_local and _LOOPBACK.exists():
+        asked["NET_DEVICES"] = _LOOPBACK.name
+    if not is_local and device.type == "cpu" and not (_RDMA.exists() and [*_RDMA.iterdir()]):
+        asked |= _OVER_TCP
     options = {key: value for key, value in asked.items() if f"UCX_{key}" not in os.environ}
     context = ucx.UCXContext(options, (ucx.Feature.TAG, ucx.Feature.WAKEUP))
     if device.type == "cuda" and not lists(context, "cuda_copy"):
