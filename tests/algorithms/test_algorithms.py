@@ -211,6 +211,14 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
         any_number,
         lambda k, lg: amount(k - 1 if k % 2 else k // 2, share(k), share(k)),
     ),
+    ("all_to_all", "retri"): (
+        lambda k: k in (1, 3, 9, 27),
+        lambda k, lg: amount(round(log(k, 3)), Fraction(2 * round(log(k, 3)), 3)),
+    ),
+    ("all_to_all", "torus"): (
+        lambda k: isqrt(k) ** 2 == k,
+        lambda k, lg: amount(2 * (isqrt(k) - 1), 2 * share(isqrt(k))),
+    ),
     ("all_to_all", "pairwise"): (any_number, lambda k, lg: amount(k - 1, share(k))),
     ("all_to_all", "bruck"): (powers_of_two, lambda k, lg: amount(lg, Fraction(lg, 2))),
     ("broadcast", "linear"): (any_number, lambda k, lg: amount(k > 1, k - 1)),
