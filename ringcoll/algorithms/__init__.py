@@ -6,8 +6,9 @@
 `knomial`           trees with up to r - 1 children a level
 `binary_tree`       pipelined binary tree, double binary tree
 `recursive`         recursive doubling and halving, Rabenseifner
-`bruck`             Bruck's all-gather and all-to-all
+`bruck`             Bruck's all-gather
 `pairwise`          pairwise exchange
+`combining`         all-to-all by way of other ranks: Bruck's of any radix, ReTri, torus
 `circulant`         the fewest rounds and the least traffic, for any number of ranks
 `parallel_trees`    binomial trees of all ranks at once, far edges first: PAT, Sparbit
 `exchanges`         rounds of exchanges: BCube, recursive multiplying
@@ -40,6 +41,7 @@ from ringcoll.algorithms import (
     chain,
     circulant,
     circulant_blocks,
+    combining,
     direct,
     dissemination,
     exchanges,
@@ -83,6 +85,7 @@ __all__ = [
     "chain",
     "circulant",
     "circulant_blocks",
+    "combining",
     "direct",
     "dissemination",
     "entry_of_schedule",

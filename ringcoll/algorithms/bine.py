@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 
 from ringcoll.algorithms import binomial, exchanges
 from ringcoll.algorithms.bruck import rounds_to_reach_all
+from ringcoll.algorithms.combining import all_to_all_by
 from ringcoll.algorithms.entry import Cost
 from ringcoll.algorithms.exchanges import needs_power, reached, spread
 from ringcoll.algorithms.registry import register
@@ -31,7 +32,6 @@ from ringcoll.schedule import (
     OperandOrder,
     Program,
     Step,
-    copy,
     inp,
     out,
     recv,
@@ -265,7 +265,7 @@ def bine_all_reduce(rank: int, world_size: int) -> Program:
     "all_to_all",
     "bine",
     chunks=lambda k: k * k,
-    slots=lambda k: k,
+    slots=lambda k: k - 1 - rounds_to_reach_all(k),
     equal_blocks=True,
     cost=Cost(rounds=rounds_to_reach_all, traffic=lambda k: _lg(k) / 2),
 )
@@ -283,26 +283,11 @@ def bine_all_to_all(rank: int, world_size: int) -> Program:
     """
     pattern = swing(world_size)
 
-    def walk(rounds: Iterable[int], way: int) -> int:
-        place = rank
-        for number in rounds:
-            if way >> number & 1:
-                (place,) = pattern[number](place)
+    def go(place: int, hops: Iterable[int]) -> int:
+        for hop in filter(None, hops):
+            (place,) = pattern[abs(hop) - 1](place)
         return place
 
-    def block(way: int, done: int) -> int:
-        """The block that lies here after some rounds; it moves in the rounds whose bits ``way`` has."""
-        target = walk(range(done, len(pattern)), way)
-        return walk(reversed(range(done)), way) * world_size + target
-
-    own = [copy(out(block(0, 0)), inp(block(0, 0)))]
-    for number, peers in enumerate(pattern):
-        moving = [way for way in range(world_size) if way >> number & 1]
-        sent, received = [], []
-        for way in moving:
-            leaving, coming = block(way, number), block(way, number + 1)
-            sent.append(tmp(way, leaving) if way % (1 << number) else inp(leaving))
-            received.append(tmp(way, coming) if way >> number > 1 else out(coming))
-        (peer,) = peers(rank)
-        yield Step(*own, send(peer, *sent), recv(peer, *received))
-        own = []
+    rounds = range(len(pattern))
+    ways = [tuple((way >> n & 1) * (n + 1) for n in rounds) for way in range(world_size)]
+    return all_to_all_by(rank, ways, go)

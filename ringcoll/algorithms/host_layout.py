@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isqrt
+from math import gcd, isqrt
 
 Hosts = tuple[int, ...]
 """The host number of every rank."""
@@ -52,8 +52,8 @@ class HostLayout:
 
 
 @lru_cache(maxsize=64)
-def layout_of(hosts: Hosts) -> HostLayout:
-    """Choose the ranks that act.
+def layout_of(hosts: Hosts, *, even: bool = False) -> HostLayout:
+    """Choose the ranks that act; in an even layout all ranks, in groups of equal size for hosts.
 
     Examples
     --------
@@ -61,16 +61,20 @@ def layout_of(hosts: Hosts) -> HostLayout:
     (((0,), (2,)), ((1,), (3,)))
     >>> layout_of((0, 0, 0, 1, 1)).teams
     (((0, 2), (1,)), ((3,), (4,)))
+    >>> layout_of((0, 0, 0, 0, 1, 1), even=True).teams
+    (((0,), (1,)), ((2,), (3,)), ((4,), (5,)))
     """
     ranks: dict[int, list[int]] = {}
     for rank, host in enumerate(hosts):
         ranks.setdefault(host, []).append(rank)
-    acting = min(map(len, ranks.values()))
+    groups, acting = [*ranks.values()], min(map(len, ranks.values()))
+    if even:
+        acting = gcd(*map(len, groups))
+        groups = [
+            of_host[at : at + acting] for of_host in groups for at in range(0, len(of_host), acting)
+        ]
     return HostLayout(
-        tuple(
-            tuple(tuple(members[index::acting]) for index in range(acting))
-            for members in ranks.values()
-        )
+        tuple(tuple(tuple(group[index::acting]) for index in range(acting)) for group in groups)
     )
 
 

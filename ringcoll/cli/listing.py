@@ -96,8 +96,8 @@ def list_algorithms(collective: str | None, every: bool, as_json: bool) -> None:
     COLLECTIVE, that algorithm of yours is listed in this table. --json has every algorithm.
 
     A name with = chooses the parameter of an algorithm that has one, such as circulant=64 for
-    64 blocks. Names with + are a hierarchy of all_reduce algorithms, such as ring+two_shot: the
-    first runs inside each host, the second across; a third is for groups of hosts.
+    64 blocks. Names with + are a hierarchy of all_reduce, reduce_scatter or all_gather, such as
+    ring+bruck: the first runs inside each host, the second across; a third is for groups of hosts.
     """
     every = every or is_reference(collective or "")
     if collective is None:

@@ -66,18 +66,27 @@ def renumber(
         yield Step(*(operation.mapped(ref, peer) for operation in step))
 
 
-def in_place(program: Iterable[Step]) -> Program:
+def in_place(
+    program: Iterable[Step],
+    *,
+    source: Callable[[int], Ref] = out,
+    target: Callable[[int], Ref] = out,
+) -> Program:
     """Let a program find its input in the output, where an earlier program has left it.
 
     The program then runs in place. Every algorithm is proved to be right in place as
-    well, where its collective allows it.
+    well, where its collective allows it. ``source`` and ``target`` are other places for the input
+    and for the output, from the chunk. Copies of a place to itself are left out.
     """
 
     def ref(old: Ref) -> Ref:
-        return out(old.chunk) if old.buffer is Buffer.INPUT else old
+        if old.buffer is Buffer.SCRATCH:
+            return old
+        return (source if old.buffer is Buffer.INPUT else target)(old.chunk)
 
     for step in program:
-        yield Step(*(operation.mapped(ref, _same) for operation in step))
+        moved = (operation.mapped(ref, _same) for operation in step)
+        yield Step(*(op for op in moved if not isinstance(op, Copy) or op.into != op.source))
 
 
 def unfinished(program: Iterable[Step]) -> Program:

@@ -202,6 +202,23 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
     ("all_gather", "direct"): (any_number, lambda k, lg: amount(k > 1, share(k))),
     ("all_gather", "bruck"): (any_number, lambda k, lg: amount(lg, share(k))),
     ("all_gather", "recursive_doubling"): (powers_of_two, lambda k, lg: amount(lg, share(k))),
+    # On two hosts one exchange goes across; of hosts of m + 1 and m ranks, one ring is all there is.
+    ("all_gather", "hierarchical"): (
+        any_number,
+        lambda k, lg: amount(k - 1 if k % 2 else k // 2, share(k)),
+    ),
+    ("reduce_scatter", "hierarchical"): (
+        any_number,
+        lambda k, lg: amount(k - 1 if k % 2 else k // 2, share(k), share(k)),
+    ),
+    ("all_to_all", "retri"): (
+        lambda k: k in (1, 3, 9, 27),
+        lambda k, lg: amount(round(log(k, 3)), Fraction(2 * round(log(k, 3)), 3)),
+    ),
+    ("all_to_all", "torus"): (
+        lambda k: isqrt(k) ** 2 == k,
+        lambda k, lg: amount(2 * (isqrt(k) - 1), 2 * share(isqrt(k))),
+    ),
     ("all_to_all", "pairwise"): (any_number, lambda k, lg: amount(k - 1, share(k))),
     ("all_to_all", "bruck"): (powers_of_two, lambda k, lg: amount(lg, Fraction(lg, 2))),
     ("broadcast", "linear"): (any_number, lambda k, lg: amount(k > 1, k - 1)),
@@ -361,9 +378,9 @@ def refs_of(operation: Operation) -> tuple[Ref, ...]:
 def test_only_known_lengths_are_needed(algorithm: Algorithm) -> None:
     """Unless blocks are equal, a rank of an all-to-all touches only its own ones."""
     assert not contract("all_to_all").common_lengths
-    world_size = max(worlds_of(algorithm, 4, 5))
     foreign = {
         ref.chunk
+        for world_size in worlds_of(algorithm, 4, 5)
         for rank in range(world_size)
         for step in algorithm.schedule(world_size).steps(rank)
         for operation in step

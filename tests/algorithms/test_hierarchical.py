@@ -1,16 +1,27 @@
-"""Hierarchical all-reduce, and what it needs: ranks on hosts in any layout."""
+"""Hierarchies, and what they need: ranks on hosts in any layout."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from itertools import product
+from math import gcd
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcoll.algorithms import algorithms, find, on_hosts, register, schedule_of, unregister
+from ringcoll.algorithms import (
+    Algorithm,
+    algorithms,
+    find,
+    on_hosts,
+    register,
+    schedule_of,
+    unregister,
+)
 from ringcoll.algorithms.host_layout import Hosts, layout_of
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule import (
@@ -30,6 +41,7 @@ from ringcoll.schedule import (
 )
 
 ENTRY = find("all_reduce", "hierarchical")
+OF_BLOCKS = [find(collective, "hierarchical") for collective in ("all_gather", "reduce_scatter")]
 
 LAYOUTS: list[Hosts] = [
     *(hosts for world_size in range(1, 6) for hosts in product(range(3), repeat=world_size)),
@@ -43,14 +55,15 @@ LAYOUTS: list[Hosts] = [
 ]
 
 
-def proof_on(hosts: Hosts) -> Proof:
-    return verify(ENTRY.schedule(len(hosts), hosts=hosts))
+def proof_on(hosts: Hosts, entry: Algorithm = ENTRY) -> Proof:
+    return verify(entry.schedule(len(hosts), hosts=hosts))
 
 
 def check(hosts: Hosts) -> None:
-    proof = proof_on(hosts)
-    assert proof.same_everywhere
-    assert (proof.rounds, proof.traffic, proof.reduced) == ENTRY.counts(len(hosts), hosts)
+    for entry in (ENTRY, *OF_BLOCKS):
+        proof = proof_on(hosts, entry)
+        assert proof.same_everywhere
+        assert (proof.rounds, proof.traffic, proof.reduced) == entry.counts(len(hosts), hosts)
 
 
 @pytest.mark.parametrize("hosts", LAYOUTS, ids=lambda hosts: "".join(map(str, hosts)))
@@ -127,6 +140,65 @@ def test_ranks_act_for_others_evenly() -> None:
         assert layout.teams[host][index][place] == rank
 
 
+# --- blocks -----------------------------------------------------------------------------------
+
+
+def messages_left(schedule: Schedule, hosts: Hosts) -> list[tuple[int, int, int]]:
+    """Source, target and number of chunks of each message between hosts."""
+    return [
+        (rank, operation.peer, len(operation.refs))
+        for rank in range(schedule.world_size)
+        for step in schedule.steps(rank)
+        for operation in step
+        if isinstance(operation, Send) and hosts[operation.peer] != hosts[rank]
+    ]
+
+
+@pytest.mark.parametrize("entry", OF_BLOCKS, ids=lambda entry: entry.collective)
+@pytest.mark.parametrize(
+    "hosts, ways",
+    [
+        # Three hosts of two ranks: from each rank, two blocks to the rank of its number.
+        ((0, 0, 1, 1, 2, 2), {(0, 2): 2, (2, 4): 2, (4, 0): 2, (1, 3): 2, (3, 5): 2, (5, 1): 2}),
+        ((0, 1, 0, 1), {(0, 1): 1, (1, 0): 1, (2, 3): 1, (3, 2): 1}),
+        # Three pairs, of which two are on one host.
+        ((0, 0, 0, 0, 1, 1), {(2, 4): 2, (3, 5): 2, (4, 0): 2, (5, 1): 2}),
+        ((0, 0, 1, 1, 0, 0), {(4, 2): 2, (5, 3): 2, (2, 0): 2, (3, 1): 2}),
+        # All ranks are one level, host by host.
+        ((0, 0, 0, 1), {(2, 3): 3, (3, 0): 3}),
+        ((0, 1, 0, 1, 0), {(4, 1): 4, (3, 0): 4}),
+    ],
+)
+def test_messages_between_hosts(
+    entry: Algorithm, hosts: Hosts, ways: dict[tuple[int, int], int]
+) -> None:
+    found = messages_left(entry.schedule(len(hosts), hosts=hosts), hosts)
+    assert Counter((source, target) for source, target, _ in found) == ways
+    assert {chunks for *_, chunks in found} == {1}  # of which each is a block
+
+
+@pytest.mark.parametrize("entry", OF_BLOCKS, ids=lambda entry: entry.collective)
+def test_blocks_leave_each_host_once(entry: Algorithm) -> None:
+    """All but those of one group, whose size divides all hosts: for equal hosts the least possible."""
+    for hosts in LAYOUTS:
+        k, group = len(hosts), gcd(*Counter(hosts).values())
+        proof = proof_on(hosts, entry)
+        assert proof.rounds == group - 1 + k // group - 1
+        found = messages_left(entry.schedule(k, hosts=hosts), hosts)
+        several = len(set(hosts)) > 1
+        assert Counter(hosts[source] for source, *_ in found) == (
+            dict.fromkeys(hosts, k - group) if several else {}
+        )
+
+
+@pytest.mark.parametrize("entry", OF_BLOCKS, ids=lambda entry: entry.collective)
+@pytest.mark.parametrize("hosts", [(7,) * 5, (0, 1, 2, 3, 4), (0, 0, 0, 1, 1)])
+def test_one_level_is_the_ring(entry: Algorithm, hosts: Hosts) -> None:
+    ring, one_level = schedule_of(entry.collective, "ring", 5), entry.schedule(5, hosts=hosts)
+    assert [[*ring.steps(rank)] for rank in range(5)] == [[*one_level.steps(r)] for r in range(5)]
+    assert ring.num_slots == one_level.num_slots
+
+
 # --- hosts in the registry ------------------------------------------------------------------
 
 
@@ -156,29 +228,37 @@ def test_on_hosts() -> None:
 
 # --- any algorithm inside, any across -----------------------------------------------------
 
-NAMES = sorted(entry.name for entry in algorithms("all_reduce"))
+NAMES = [
+    (collective, sorted(entry.name for entry in algorithms(collective)))
+    for collective in ("all_reduce", "all_gather", "reduce_scatter")
+]
 
 
-def proof_by(name: str, hosts: Hosts) -> Proof:
-    return verify(find("all_reduce", name).schedule(len(hosts), hosts=hosts))
+def proof_by(name: str, hosts: Hosts, collective: str = "all_reduce") -> Proof:
+    return verify(find(collective, name).schedule(len(hosts), hosts=hosts))
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(
-    st.lists(st.sampled_from(NAMES), min_size=2, max_size=3),
+    st.sampled_from(NAMES).flatmap(
+        lambda known: st.tuples(
+            st.just(known[0]), st.lists(st.sampled_from(known[1]), min_size=2, max_size=3)
+        )
+    ),
     st.one_of(
         st.tuples(st.integers(1, 4), st.integers(1, 6)).map(lambda m: tuple(range(m[1])) * m[0]),
         st.tuples(st.integers(1, 4), st.integers(1, 6)).map(lambda m: on_hosts(m[0] * m[1], m[1])),
         st.lists(st.integers(0, 3), min_size=1, max_size=12).map(tuple),
     ),
 )
-def test_any_algorithms_on_any_layout(names: list[str], hosts: Hosts) -> None:
+def test_any_algorithms_on_any_layout(joined: tuple[str, list[str]], hosts: Hosts) -> None:
     """They are proved, or refused by the restriction of one of them."""
+    collective, names = joined
     name = "+".join(names)
-    needs = [reason for part in names if (reason := find("all_reduce", part).needs)]
+    needs = [reason for part in names if (reason := find(collective, part).needs)]
     refused = ""
     try:
-        assert proof_by(name, hosts).same_everywhere
+        assert proof_by(name, hosts, collective).same_everywhere
     except UnsupportedWorldSizeError as error:
         refused = str(error)
     assert not refused or refused.endswith(tuple(needs))
@@ -206,6 +286,76 @@ def test_links_carry_the_least_for_any_scatter_inside() -> None:
         assert set(left(schedule, hosts).values()) == {Fraction(4, 3)}
 
 
+def test_levels_of_blocks() -> None:
+    """Rounds add up, and traffic is the least if it is on each level."""
+    hosts = on_hosts(12, 3)
+    for collective, names in (("all_gather", "bruck+direct"), ("reduce_scatter", "pat+direct")):
+        proof = proof_by(names, hosts, collective)
+        assert (proof.rounds, proof.traffic) == (2 + 1, Fraction(11, 12))
+    for collective in ("all_gather", "reduce_scatter"):
+        three = proof_by("ring+ring+ring", on_hosts(24, 12), collective)  # hosts: 3 rows of 4
+        assert (three.rounds, three.traffic) == (1 + 3 + 2, Fraction(23, 24))
+        entry = find(collective, "ring+ring")
+        assert (entry.collective, entry.needs_hosts, entry.built_in) == (collective, True, True)
+        for hosts in ((0, 0, 1, 1, 2, 2), (0, 0, 0, 0, 1, 1), (0, 0, 1)):
+            usual = find(collective, "hierarchical").schedule(len(hosts), hosts=hosts)
+            joined = entry.schedule(len(hosts), hosts=hosts)
+            assert usual.to_text() == joined.to_text().replace("ring+ring", "hierarchical")
+
+
+@contextmanager
+def halves() -> Iterator[None]:
+    """An all-gather and a reduce-scatter with two chunks in a block, scratch memory, and a rank that ends last."""
+
+    @register("all_gather", "halves", chunks=lambda k: 2 * k, slots=lambda k: 1)
+    def gather(rank: int, world_size: int) -> Program:
+        """Halves: the second half of a block waits in scratch memory."""
+        yield Step(*(copy(out(chunk), inp(chunk)) for chunk in (2 * rank, 2 * rank + 1)))
+        for far in range(1, world_size):
+            to, of = (rank + far) % world_size, (rank - far) % world_size
+            own, waiting = map(inp, (2 * rank, 2 * rank + 1)), tmp(0, 2 * of + 1)
+            yield Step(send(to, *own), recv(of, out(2 * of), waiting))
+            yield Step(copy(out(2 * of + 1), waiting))
+        if rank == 0:
+            yield Step()
+
+    @register("reduce_scatter", "halves", chunks=lambda k: 2 * k, slots=lambda k: 2)
+    def scatter(rank: int, world_size: int) -> Program:
+        """Halves: partial results are in scratch memory."""
+        kept, result = [tmp(half, 2 * rank + half) for half in (0, 1)], []
+        held = [inp(2 * rank), inp(2 * rank + 1)]
+        for far in range(1, world_size):
+            to, of = (rank + far) % world_size, (rank - far) % world_size
+            result = kept if far < world_size - 1 else [out(2 * rank), out(2 * rank + 1)]
+            yield Step(
+                send(to, inp(2 * to), inp(2 * to + 1)),
+                recv_reduce(of, tuple(result), tuple(held), received_left=of < rank),
+            )
+            held = kept
+        if rank == 0:
+            yield Step()
+
+    try:
+        yield
+    finally:
+        for collective in ("all_gather", "reduce_scatter"):
+            unregister(collective, "halves")
+
+
+@pytest.mark.parametrize(
+    "hosts", [(0, 0, 1, 1, 2, 2), (0, 1, 0, 1, 0, 1), (0,) * 4 + (1,) * 2, (3,) * 3]
+)
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_blocks_in_several_chunks_and_scratch_memory_on_both_levels(
+    collective: str, hosts: Hosts
+) -> None:
+    with halves():
+        for name in ("halves+ring", "ring+halves", "halves+halves", "halves+halves+halves"):
+            schedule = find(collective, name).schedule(len(hosts), hosts=hosts)
+            verify(schedule)
+            assert schedule.num_chunks >= 2 * len(hosts)
+
+
 def test_a_hierarchy_has_one_name() -> None:
     entry = find("all_reduce", "tree+ring")
     assert entry.name == "binomial_tree+ring"
@@ -221,8 +371,10 @@ def test_hierarchies_that_are_refused() -> None:
         find("all_reduce", "ring+rong")
     with pytest.raises(UnknownAlgorithmError, match="unknown algorithm '' for all_reduce"):
         find("all_reduce", "ring+")
-    with pytest.raises(UnknownAlgorithmError, match="all_gather has no hierarchies"):
-        find("all_gather", "ring+ring")
+    with pytest.raises(UnknownAlgorithmError, match="all_to_all has no hierarchies"):
+        find("all_to_all", "pairwise+bruck")
+    with pytest.raises(UnsupportedWorldSizeError, match=r"bine\+ring cannot run on 2 hosts"):
+        find("all_gather", "bine+ring").schedule(6)
     with pytest.raises(UnsupportedWorldSizeError) as caught:
         find("all_reduce", "ring+swing").schedule(6, hosts=(0, 0, 1, 1, 2, 2))
     assert str(caught.value) == (

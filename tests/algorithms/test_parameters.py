@@ -110,7 +110,12 @@ def test_multiplying_by_any_radix(k: int, radix: int, own: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "collective, name", [("broadcast", "knomial_tree"), ("all_reduce", "recursive_multiplying")]
+    "collective, name",
+    [
+        ("broadcast", "knomial_tree"),
+        ("all_reduce", "recursive_multiplying"),
+        ("all_to_all", "bruck"),
+    ],
 )
 @pytest.mark.parametrize("radix", [0, 1])
 def test_a_radix_that_is_none(collective: str, name: str, radix: int) -> None:

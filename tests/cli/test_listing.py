@@ -24,7 +24,7 @@ all_to_all
   bruck     A block that has to go d ranks far goes by the bits of d.
   pairwise  Each block goes straight to its destination.
 
-2 of 3 algorithms; all of them, with costs: ringcoll list --all
+2 of 5 algorithms; all of them, with costs: ringcoll list --all
 Steps and costs of one: ringcoll show ring all_reduce
 """
 
@@ -115,6 +115,8 @@ def test_one_collective(run):
     assert [row.split()[0] for row in rows] == [
         "collective",
         "all_to_all",
+        "retri",
+        "torus",
         "bine",
         "pairwise",
     ]

@@ -97,7 +97,9 @@ def test_the_order_of_reduction_is_told(run, algorithm, order):
 
 def test_one_collective_and_a_short_name(run):
     table = rows(run("verify", "--collective", "all-to-all", "--world-sizes", "1-5").stdout)
-    assert set(table) == {("all_to_all", name) for name in ("bruck", "bine", "pairwise")}
+    assert set(table) == {
+        ("all_to_all", name) for name in ("bruck", "retri", "torus", "bine", "pairwise")
+    }
     table = rows(run("verify", "tree", "--collective", "gather", "--world-sizes", "3").stdout)
     assert set(table) == {("gather", "binomial_tree")}
 

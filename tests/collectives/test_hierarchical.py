@@ -1,4 +1,4 @@
-"""Hierarchical all-reduce on threads, for hosts that are pretended."""
+"""Hierarchies on threads, for hosts that are pretended."""
 
 from __future__ import annotations
 
@@ -50,6 +50,43 @@ def test_any_layout_at_any_length(hosts: tuple[int, ...]):
             wanted = torch.arange(numel) * world_size**2 + every
             assert torch.equal(total, wanted)
             assert torch.equal(mean, wanted.to(torch.float64) / world_size)
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS, ids=lambda hosts: "".join(map(str, hosts)))
+@pytest.mark.parametrize("name", ["hierarchical", "direct+ring"])
+def test_blocks_on_any_layout(name: str, hosts: tuple[int, ...]):
+    """Apart, and with the own block in its place in the whole."""
+    k = len(hosts)
+    gather, scatter = (
+        schedule_of(collective, name, k, 0, hosts)
+        for collective in ("all_gather", "reduce_scatter")
+    )
+    lengths = (0, 1, 7, 100)
+
+    def main(group: LocalGroup) -> list[tuple[torch.Tensor, ...]]:
+        rank = group.rank()
+        found: list[tuple[torch.Tensor, ...]] = []
+        for numel in lengths:
+            block = torch.arange(numel) + 1000 * rank
+            whole, placed = block.new_zeros(k * numel), block.repeat(k)
+            ringcoll.all_gather_into_tensor(whole, block, group, algorithm=gather)
+            own = placed[rank * numel : (rank + 1) * numel]
+            ringcoll.all_gather_into_tensor(placed, own, group, algorithm=gather)
+            shares = (torch.arange(k * numel) + 1) * (rank + 1)
+            total, share = block.new_zeros(numel), shares[rank * numel : (rank + 1) * numel]
+            ringcoll.reduce_scatter_tensor(total, shares, group=group, algorithm=scatter)
+            ringcoll.reduce_scatter_tensor(share, shares, group=group, algorithm=scatter)
+            found.append((whole, placed, total, share))
+        return found
+
+    for rank, found in enumerate(run_threads(main, k)):
+        for numel, (whole, placed, total, share) in zip(lengths, found, strict=True):
+            blocks = torch.cat([torch.arange(numel) + 1000 * other for other in range(k)])
+            assert torch.equal(whole, blocks)
+            assert torch.equal(placed, blocks)
+            wanted = (torch.arange(numel) + rank * numel + 1) * (k * (k + 1) // 2)
+            assert torch.equal(total, wanted)
+            assert torch.equal(share, wanted)
 
 
 @pytest.mark.parametrize("name", ["double_tree+circulant", "two_shot+recursive_doubling+ring"])

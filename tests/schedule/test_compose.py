@@ -155,8 +155,12 @@ def test_renumber_moves_slots_and_nothing_else() -> None:
 def test_in_place_and_unfinished_change_what_they_say() -> None:
     before = list(ring.ring_all_gather(1, 3))
     after = list(in_place(before))
-    assert after[0][0] == copy(out(1), out(1))
+    assert before[0][0] == copy(out(1), inp(1))  # which would be a copy of a place to itself
+    assert after[0] == Step(send(2, out(1)), recv(0, out(0)))
     assert after[1] == before[1]
+    elsewhere = list(in_place(before, source=inp, target=lambda chunk: tmp(chunk + 4, chunk)))
+    assert elsewhere[0] == Step(copy(tmp(5, 1), inp(1)), send(2, inp(1)), recv(0, tmp(4, 0)))
+    assert list(in_place(elsewhere, source=inp)) == elsewhere  # scratch memory stays where it is
     joined = list(unfinished(ring.ring_reduce_scatter(1, 3)))
     marks = [op.final for step in joined for op in step if isinstance(op, RecvReduce)]
     assert marks == [False, False]
