@@ -16,6 +16,7 @@
 `direct`            everything in one round
 `chain`             pipelined chain
 `dissemination`     barrier
+`prefix`            scan and exscan: chains, doubling
 `circulant_blocks`  broadcast and reduce in blocks, in the fewest rounds
 `hierarchical`      inside each host, then across; along the rows of a torus, then its columns
 `generalized`       between the fewest rounds and the least traffic
@@ -47,6 +48,7 @@ from ringcoll.algorithms import (
     knomial,
     pairwise,
     parallel_trees,
+    prefix,
     recursive,
     registry,
     ring,
@@ -87,6 +89,7 @@ __all__ = [
     "pairwise",
     "parallel_trees",
     "passes_on_blocks",
+    "prefix",
     "proved_schedule",
     "recursive",
     "register",
