@@ -41,6 +41,9 @@ PROMISES = {
     "all_to_all": "Every rank has a block for each rank; "
     "rank r ends with the blocks r of all ranks, that is, with a row of the transpose.",
     "barrier": "No rank leaves before every rank has come.",
+    "scan": "Every rank has a vector; rank r ends with the reduction of those of ranks 0 to r.",
+    "exscan": "Every rank has a vector; rank r ends with the reduction of those of ranks 0 to r - 1, "
+    "and rank 0 with nothing.",
 }
 
 INTRODUCTION = """\
@@ -298,7 +301,9 @@ def orders(proof: Proof) -> str:
     chunks = sorted(proof.orders)
     shown = chunks[:1] if len(set(proof.orders.values())) == 1 else chunks[:2]
     listed = " and ".join(f"chunk {chunk} as `{infix(proof.order(chunk))}`" for chunk in shown)
-    return f"It reduces {listed}, where xr is the share of rank r."
+    is_prefix = CONTRACTS[proof.schedule.collective].is_prefix
+    where = "On the last rank it" if is_prefix else "It"
+    return f"{where} reduces {listed}, where xr is the share of rank r."
 
 
 def module_of(algorithm: Algorithm) -> ModuleType:

@@ -16,6 +16,7 @@ from .collectives.functions import all_to_all as all_to_all
 from .collectives.functions import all_to_all_single as all_to_all_single
 from .collectives.functions import barrier as barrier
 from .collectives.functions import broadcast as broadcast
+from .collectives.functions import exscan as exscan
 from .collectives.functions import gather as gather
 from .collectives.functions import monitored_barrier as monitored_barrier
 from .collectives.functions import reduce as reduce
@@ -25,6 +26,7 @@ from .collectives.functions import (
     reduce_scatter_single_coalesced as reduce_scatter_single_coalesced,
 )
 from .collectives.functions import reduce_scatter_tensor as reduce_scatter_tensor
+from .collectives.functions import scan as scan
 from .collectives.functions import scatter as scatter
 from .collectives.groups import bytes_sent as bytes_sent
 from .collectives.groups import close as close

@@ -17,6 +17,7 @@
 `direct`            everything in one round
 `chain`             pipelined chain
 `dissemination`     barrier
+`prefix`            scan and exscan: chains, doubling
 `circulant_blocks`  broadcast and reduce in blocks, in the fewest rounds
 `hierarchical`      inside each host, then across; along the rows of a torus, then its columns
 `generalized`       between the fewest rounds and the least traffic
@@ -50,6 +51,7 @@ from ringcoll.algorithms import (
     knomial,
     pairwise,
     parallel_trees,
+    prefix,
     recursive,
     registry,
     ring,
@@ -102,6 +104,7 @@ __all__ = [
     "pairwise",
     "parallel_trees",
     "passes_on_blocks",
+    "prefix",
     "proved_schedule",
     "recursive",
     "register",

@@ -223,7 +223,7 @@ class Algorithm:
 
         def program(rank: int) -> Program:
             if world_size == 1:
-                return alone(num_chunks)
+                return alone(num_chunks if contract(self.collective).outputs(0, 1, 0) else 0)
             if contract(self.collective).rooted:
                 return _yielded(self.program(rank, world, root))
             return _yielded(self.program(rank, world))
@@ -302,5 +302,5 @@ def _yielded(program: object) -> Program:
 
 
 def alone(num_chunks: int) -> Program:
-    """Every collective on one rank: the output is the input."""
+    """Every collective on one rank: the output is the input; of an exclusive prefix there is none."""
     yield Step(*(copy(out(chunk), inp(chunk)) for chunk in range(num_chunks)))

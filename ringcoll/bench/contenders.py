@@ -125,7 +125,10 @@ def shape(workload: Workload, world_size: int) -> Shape:
     if rules.at_least_once:
         return Shape(0, 0, 0, 0)
     count = numel // rules.blocks_of_rank(world_size)
-    send, recv = (count * len(blocks(0, world_size, 0)) for blocks in (rules.inputs, rules.outputs))
+    send, recv = (  # rank 0 is the root; of an exscan, it has no output
+        count * max(len(blocks(rank, world_size, 0)) for rank in (0, world_size - 1))
+        for blocks in (rules.inputs, rules.outputs)
+    )
     return Shape(count, max(send, recv) * itemsize, send, recv)
 
 
@@ -190,8 +193,8 @@ def caller(
     """
     place = workload, buffers, rank, world_size
     if contender == NATIVE:
-        if workload.op == "mulsum":
-            return _refuse_mulsum
+        if workload.op == "mulsum" or contract(workload.collective).is_prefix:
+            return _refuse
         op = OPERATORS.get(workload.op, "sum").upper()  # of a collective that has none, any
         return _call(*_bound(dist, getattr(dist.ReduceOp, op), *place), buffers)
     name, _, transport = contender.partition(OVER)
@@ -208,8 +211,8 @@ def caller(
     return _call(_prepared_once(function) if is_persistent else function, copies, buffers)
 
 
-def _refuse_mulsum(async_op: bool) -> None:
-    raise NotImplementedError("torch.distributed makes PREMUL_SUM for NCCL only")
+def _refuse(async_op: bool) -> None:
+    raise NotImplementedError("torch.distributed has no scan, and makes PREMUL_SUM for NCCL only")
 
 
 def _bound(
@@ -224,7 +227,7 @@ def _bound(
     match workload.collective:
         case "all_reduce" if library is dist:
             return partial(function, out, op), apart
-        case "all_reduce":
+        case "all_reduce" | "scan" | "exscan":
             return partial(function, inp, op, out=out if apart else None), False
         case "reduce" if library is dist:
             return partial(function, out, root, op), apart

@@ -87,7 +87,8 @@ class Oracle:
         if not blocks:
             return None
         if rules.reduces:
-            return self._repeated(self._reduced(), blocks[0] * count, count)
+            table = self._reduced(rules.contributors(rank, k))
+            return self._repeated(table, blocks[0] * count, count)
         pieces = []
         for block in blocks:
             source = rules.owner(block, k, self.root)
@@ -131,12 +132,12 @@ class Oracle:
             return _hashes(rank) % 2
         return (~rare if self.op in _ALL else rare).to(torch.int64)
 
-    def _reduced(self) -> Tensor:
+    def _reduced(self, ranks: int) -> Tensor:
         """One period of the result, as integers."""
         op = self.op
         if self.dtype is torch.bool:
             op = "max" if op in _ANY else "min" if op in _ALL else op
-        total, *others = (self._contribution(rank) for rank in range(self.world_size))
+        total, *others = (self._contribution(rank) for rank in range(ranks))
         for other in others:
             match op:
                 case "sum" | "avg" | "premul_sum":

@@ -118,6 +118,9 @@ class MpiPeer:
                 comm.Scatter(inp if is_root else None, out, root)
             case "all_to_all":
                 comm.Alltoall(inp, out)
+            case "scan" | "exscan":
+                function = getattr(comm, self.collective.capitalize())
+                function(here if in_place else inp, whole if in_place else out, op)
             case _:
                 comm.Barrier()
 
@@ -133,6 +136,7 @@ class MpiPeer:
         numel = max(self.send_numel, self.recv_numel) // rules.blocks_of_rank(k)
         if rules.reduces:
             start = blocks[0] * numel
+            every = every[: rules.contributors(self.rank, k)]
             wanted = functools.reduce(_OPS[self.op][1], every)[start : start + numel]
         else:
             sources = [rules.owner(block, k, self.root) for block in blocks]

@@ -106,6 +106,8 @@ def new(collective: str, name: str, as_json: bool) -> None:
 
 def _check(collective: str, name: str) -> None:
     """Make sure that an algorithm can have a name, and a module the same name."""
+    if not (_SKELETONS / f"{collective}.txt").exists():
+        raise click.BadParameter(f"{collective} has no skeleton", param_hint="COLLECTIVE")
     if not name.isidentifier() or keyword.iskeyword(name):
         raise click.BadParameter(
             f"{name!r} cannot be the name of a Python function", param_hint="NAME"

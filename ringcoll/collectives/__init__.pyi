@@ -17,6 +17,7 @@ from .functions import all_to_all as all_to_all
 from .functions import all_to_all_single as all_to_all_single
 from .functions import barrier as barrier
 from .functions import broadcast as broadcast
+from .functions import exscan as exscan
 from .functions import gather as gather
 from .functions import monitored_barrier as monitored_barrier
 from .functions import reduce as reduce
@@ -24,6 +25,7 @@ from .functions import reduce_scatter as reduce_scatter
 from .functions import reduce_scatter_single as reduce_scatter_single
 from .functions import reduce_scatter_single_coalesced as reduce_scatter_single_coalesced
 from .functions import reduce_scatter_tensor as reduce_scatter_tensor
+from .functions import scan as scan
 from .functions import scatter as scatter
 from .groups import as_group as as_group
 from .groups import bytes_sent as bytes_sent

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringcoll.algorithms import Algorithm, find
+from ringcoll.algorithms import Algorithm, algorithms, find
 from ringcoll.collectives.groups import as_group, communicator, group_rank
 from ringcoll.cost import AUTO, Rule, segment_bytes_of
 from ringcoll.errors import ArgumentError
@@ -297,6 +297,11 @@ class Arguments:
             device=self.device,
             rank=self.rank,
         )
+        order, rules, name = self.reduction.order, self.contract, self.reduction.operator.name
+        has_order = self._entry or any(e.order >= order for e in algorithms(rules.collective))
+        if not has_order or (rules.is_prefix and name == "avg"):
+            message = f"there is no {rules.collective} for it in {order}"
+            raise self._refuse(message, "op", "another operator", self.reduction.name)
         factor = self.reduction.operator.factor
         if isinstance(factor, Tensor) and factor.device not in (self.device, _CPU):
             raise self._refuse(

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from operator import index
 from typing import Any, TypedDict, Unpack
 
@@ -97,15 +97,22 @@ def _sizes(sizes: Any) -> Any:
         return sizes  # `Arguments.split` refuses them
 
 
-def _all_reduce(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype, reproducible = options
-    call = Arguments(
-        "all_reduce", group, tensors, algorithm, segment_bytes, names=("tensor", "out")
-    )
+def _vector(
+    name: str, group: Any, tensors: _Tensors, options: _Options, prepared: bool
+) -> Operation:
+    op, algorithm, segment_bytes, wire_dtype, reproducible, *root = options
+    call = Arguments(name, group, tensors, algorithm, segment_bytes, names=("tensor", "out"))
+    if root:
+        call.rooted(root[0], root[1], "dst")
     call.like(tensors[-1], tensors[0], "out")
     call.reduces(op, wire_dtype, reproducible)
-    outputs = (len(tensors) - 1,)
+    has_output = call.contract.outputs(call.rank, call.world_size, call.root)
+    outputs = (len(tensors) - 1,) if has_output else ()
     return call.operation((0,), outputs, [tensors[0].numel()], prepared=prepared)
+
+
+_NAMES = ("all_reduce", "reduce", "scan", "exscan")
+_all_reduce, _reduce, _scan, _exscan = (partial(_vector, name) for name in _NAMES)
 
 
 @collective
@@ -245,16 +252,6 @@ def all_reduce_coalesced(
     return together(group, calls)
 
 
-def _reduce(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:
-    op, algorithm, segment_bytes, wire_dtype, reproducible, dst, group_dst = options
-    call = Arguments("reduce", group, tensors, algorithm, segment_bytes, names=("tensor", "out"))
-    is_root = call.rooted(dst, group_dst, "dst")
-    call.like(tensors[-1], tensors[0], "out")
-    call.reduces(op, wire_dtype, reproducible)
-    outputs = (len(tensors) - 1,) if is_root else ()
-    return call.operation((0,), outputs, [tensors[0].numel()], prepared=prepared)
-
-
 @collective
 def reduce(
     tensor: Tensor,
@@ -298,6 +295,80 @@ def reduce(
         dst, group_dst = whole(dst), whole(group_dst)
     options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible, dst, group_dst)
     return start(_reduce, group, tensors, options, async_op, timeout)
+
+
+@collective
+def scan(
+    tensor: Tensor,
+    op: object = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    wire_dtype: torch.dtype | None = None,
+    reproducible: Reproducible = False,
+    out: Tensor | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce the tensors of this rank and all ranks before it, in rank order, as MPI_Scan does.
+
+    Parameters
+    ----------
+    tensor, op, group, async_op, out, algorithm, segment_bytes, wire_dtype, reproducible, timeout
+        As for `all_reduce`. There is no AVG, as in MPI, and nothing that needs all operands at once.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     tensor = torch.tensor([1, 10]) + group.rank()
+    ...     ringcoll.scan(tensor, group=group)
+    ...     return tensor.tolist()
+    >>> ringcoll.run_threads(rank_main, 3)
+    [[1, 10], [3, 21], [6, 33]]
+    """
+    tensors = (tensor,) if out is None else (tensor, out)
+    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
+    return start(_scan, group, tensors, options, async_op, timeout)
+
+
+@collective
+def exscan(
+    tensor: Tensor,
+    op: object = _SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: AlgorithmChoice = "auto",
+    segment_bytes: int | None = None,
+    wire_dtype: torch.dtype | None = None,
+    reproducible: Reproducible = False,
+    out: Tensor | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce the tensors of all ranks before this rank, in rank order, as MPI_Exscan does.
+
+    Rank 0 has no result: ``tensor`` and ``out`` stay as they are there. MPI leaves them undefined.
+
+    Parameters
+    ----------
+    tensor, op, group, async_op, out, algorithm, segment_bytes, wire_dtype, reproducible, timeout
+        As for `scan`.
+
+    Examples
+    --------
+    >>> import torch, ringcoll
+    >>> def rank_main(group):
+    ...     tensor = torch.tensor([1, 10]) + group.rank()
+    ...     ringcoll.exscan(tensor, group=group)
+    ...     return tensor.tolist()
+    >>> ringcoll.run_threads(rank_main, 3)
+    [[1, 10], [1, 10], [3, 21]]
+    """
+    tensors = (tensor,) if out is None else (tensor, out)
+    options = (operator(op), algorithm, segment_bytes, wire_dtype, reproducible)
+    return start(_exscan, group, tensors, options, async_op, timeout)
 
 
 def _broadcast(group: Any, tensors: _Tensors, options: _Options, prepared: bool) -> Operation:

@@ -22,6 +22,7 @@ from ringcoll.cost.predict import (
 )
 from ringcoll.cost.rules import AUTO, Rule
 from ringcoll.cost.table import BUILT_IN, Table
+from ringcoll.errors import ArgumentError
 from ringcoll.schedule import OperandOrder, Schedule, contract
 
 # Over gloo a message costs some 60 us and a byte some 0.5 ns, so that a segment should be well
@@ -157,6 +158,8 @@ def _choose(
         candidates = tuple(row for row in every if find(collective, row.algorithm).order >= order)
     else:
         candidates = fastest(*about, order)
+    if not candidates:
+        raise ArgumentError(f"no algorithm for {collective} reduces in {order}", argument="op")
     algorithm, segment_bytes, reason = _pick(
         collective, nbytes, world_size, table, order, candidates
     )

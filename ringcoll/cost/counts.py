@@ -22,11 +22,14 @@ gather              ceil(lg k)    1/k            (k - 1)/k      0
 scatter             ceil(lg k)    (k - 1)/k      1/k            0
 all_to_all          ceil(lg k)    (k - 1)/k      (k - 1)/k      0
 barrier             ceil(lg k)    1              1              (k - 1)/k
+scan                ceil(lg k)    1              1              (k - 1)/k
+exscan              ceil(lg k)    1              1              (k - 2)/k
 ==================  ============  =============  =============  ===========
 
 Why: in a round, a rank's data reach at most twice as many ranks as before. Each
 element of an all-reduce has to move k - 1 times to be reduced, k - 1 times to be
 known, and to be reduced k - 1 times, on k ranks that at best share this equally.
+For a prefix, rank 0's vector has to go to all; k - 1 results are sums, or k - 2 of an exscan.
 
 Sources: E. Chan, M. Heimlich, A. Purkayastha and R. van de Geijn, "Collective
 communication: theory, practice, and experience", Concurrency and Computation 19

@@ -15,7 +15,7 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError
 from ringcoll.reduction.engine import TORCH
 from ringcoll.reduction.operators import resolve
-from ringcoll.schedule import Order, Proof, chunk_elements
+from ringcoll.schedule import Order, Proof, chunk_elements, contract
 
 
 def _check_alike(inputs: Sequence[Tensor]) -> None:
@@ -161,7 +161,7 @@ def predicted_result(
             expected=schedule.world_size,
             got=len(inputs),
         )
-    if not proof.same_everywhere:
+    if not proof.same_everywhere or contract(schedule.collective).is_prefix:
         raise ArgumentError(
             f"the ranks of {schedule.algorithm} {schedule.collective} reduce in different orders",
             argument="proof",

@@ -66,8 +66,8 @@ class Contract:
         Blocks that a rank has in its input, and must have in its output; called
         with ``(rank, world_size, root)``.
     reduces
-        Whether an output holds the contribution of every rank, each exactly
-        once, or the data of the block's one owner.
+        Whether an output holds the contributions of all its ``contributors``, each
+        exactly once, or the data of the block's one owner.
     rooted
         Whether one rank, the root, is special.
     in_place
@@ -82,6 +82,9 @@ class Contract:
     least
         Data that the busiest rank has to send, to receive and to reduce in any algorithm, as parts of the
         whole data, from the world size; by default no bound is known.
+    contributors
+        For a collective that reduces: how many ranks, from rank 0 on, contribute to the output of a rank;
+        called with ``(rank, world_size)``. By default all do.
     phases
         For a collective that reduces: what it is made of, as (collective that only moves, whether backwards).
         Backwards, every message goes the other way, in the opposite order of steps.
@@ -98,7 +101,13 @@ class Contract:
     common_lengths: bool = True
     at_least_once: bool = False
     least: _Amounts = _unknown
+    contributors: Callable[[int, int], int] = lambda rank, world_size: world_size
     phases: tuple[tuple[str, bool], ...] = ()
+
+    @property
+    def is_prefix(self) -> bool:
+        """Whether each rank gets the reduction of other ranks: of those up to its own."""
+        return self.contributors(0, 2) != 2
 
     @property
     def of_vector(self) -> bool:
@@ -253,6 +262,15 @@ CONTRACTS: dict[str, Contract] = {
         Contract(
             "barrier", _one_block, _vector, _vector, _moved_once, reduces=True, at_least_once=True,
             least=_least(_moved_once, _moved_once, _others),
+        ),
+        Contract(
+            "scan", _one_block, _vector, _vector, _moved_once, reduces=True,
+            least=_least(_moved_once, _moved_once, _others), contributors=lambda rank, k: rank + 1,
+        ),
+        Contract(
+            "exscan", _one_block, _vector, lambda rank, k, root: (0,) if rank else (), _moved_once,
+            reduces=True, least=_least(_moved_once, _moved_once, lambda k: Fraction(k - 2, k)),
+            contributors=lambda rank, k: rank,
         ),
     )
 }  # fmt: skip

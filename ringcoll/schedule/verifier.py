@@ -1,7 +1,7 @@
 """Prove that a schedule keeps the contract of its collective.
 
 Problem: show, before a byte is sent, that every rank ends with every
-contribution exactly once, and that nothing can block or be overwritten.
+contribution that it is promised exactly once, and that nothing can block or be overwritten.
 
 Every rank's program is run on symbols. A symbol stands for one chunk and knows
 which ranks have contributed to it, and in which order. The model of execution
@@ -178,10 +178,10 @@ class Proof(Shown):
     staged
         (rank, step) pairs where a place is written that the same step reads.
     same_everywhere
-        Whether all ranks that hold a chunk reduced it in the same order, and so
-        have it bitwise equal.
+        Whether all ranks that hold a chunk of the same contributors reduced it in the same
+        order, and so have it bitwise equal.
     at_once
-        Whether each reduction has the operands of all ranks, so that there are no partial results.
+        Whether each reduction has the operands of all ranks, so that there are no partial results; never in a prefix.
     """
 
     schedule: Written
@@ -197,19 +197,20 @@ class Proof(Shown):
     staged: frozenset[tuple[int, int]]
     same_everywhere: bool
     at_once: bool
-    _results: dict[int, int] = field(repr=False)
+    _results: dict[tuple[int, int], int] = field(repr=False)  # by chunk and number of contributors
     _symbols: _Symbols = field(repr=False)
 
     def order(self, chunk: int) -> Order:
-        """The order in which a chunk's contributions are reduced, in postfix."""
-        return self._symbols.order(self._results[chunk])
+        """The order in which a chunk's contributions are reduced, in postfix; of a prefix, on the last rank."""
+        last, rules = self.schedule.world_size - 1, contract(self.schedule.collective)
+        return self._symbols.order(self._results[chunk, rules.contributors(last, last + 1)])
 
     @property
     def rank_order(self) -> bool:
         """Whether operands stay in rank order, as a non-commutative operator needs."""
         return self._each_once and all(
-            [item for item in order if item != "+"] == list(range(self.schedule.world_size))
-            for order in self.orders.values()
+            [item for item in self._symbols.order(value) if item != "+"] == list(range(ranks))
+            for (_, ranks), value in self._results.items()
         )
 
     @property
@@ -218,7 +219,10 @@ class Proof(Shown):
         fold: list[int | str] = [0]
         for rank in range(1, self.schedule.world_size):
             fold += [rank, "+"]
-        return self._each_once and all(order == tuple(fold) for order in self.orders.values())
+        return self._each_once and all(
+            list(self._symbols.order(value)) == fold[: 2 * ranks - 1]
+            for (_, ranks), value in self._results.items()
+        )
 
     @property
     def _each_once(self) -> bool:
@@ -229,7 +233,7 @@ class Proof(Shown):
     @property
     def orders(self) -> dict[int, Order]:
         """`order` of every chunk."""
-        return {chunk: self.order(chunk) for chunk in sorted(self._results)}
+        return {chunk: self.order(chunk) for chunk in sorted({chunk for chunk, _ in self._results})}
 
 
 def bitwise_equal(first: Proof, second: Proof) -> bool:
@@ -283,7 +287,8 @@ class _Verifier:
             both = frozenset(inputs).intersection(outputs)
             # Ranks with equal sets share one object, which the processor's cache likes.
             self.shared.append(self.shared[0] if self.shared and self.shared[0] == both else both)
-        self.everyone = (1 << world_size) - 1
+        ranks = range(world_size)
+        self.complete = [(1 << self.rules.contributors(rank, world_size)) - 1 for rank in ranks]
         # A set contract has no last reduction: a complete chunk may be received again.
         self.completes = self.rules.reduces and not self.rules.at_least_once
         self.aliasing_matters = False
@@ -551,7 +556,7 @@ class _Verifier:
         """Check that a reduction is marked final if it completes its chunks; or mark it."""
         completed = 0
         for ref, total in zip(into, totals, strict=True):
-            complete = reduced and self.symbols.contributors[total] == self.everyone
+            complete = reduced and self.symbols.contributors[total] == self.complete[rank]
             if reduced and not complete:
                 self.has_partial_results = True
             if complete == operation.final or not self.completes:
@@ -630,9 +635,10 @@ class _Verifier:
         world_size = schedule.world_size
         per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
         self.step = max(0, self.step - 1)
-        results: dict[int, int] = {}
+        results: dict[tuple[int, int], int] = {}
         same = True
         for rank in range(world_size):
+            ranks = rules.contributors(rank, world_size)
             for chunk in self.outputs[rank]:
                 value = self.memory[rank].get(self.place(rank, out(chunk)))
                 owner = rules.owner(chunk // per_block, world_size, schedule.root)
@@ -640,19 +646,20 @@ class _Verifier:
                     value is None
                     or symbols.chunk[value] != chunk
                     or symbols.contributors[value]
-                    != (self.everyone if rules.reduces else 1 << owner)
+                    != (self.complete[rank] if rules.reduces else 1 << owner)
                     or (symbols.repeated[value] and not rules.at_least_once)
                 ):
+                    everyone = "every rank" + f" below {ranks}" * (ranks < world_size)
                     wanted = f"the data of rank {owner}"
                     raise self.fail(
                         f"out[{chunk}] ends wrong"
                         + (" when input and output share memory" if self.in_place else ""),
                         rank,
                         chunk=chunk,
-                        expected="every rank exactly once" if rules.reduces else wanted,
+                        expected=f"{everyone} exactly once" if rules.reduces else wanted,
                         got="nothing" if value is None else symbols.describe(value),
                     )
-                first = results.setdefault(chunk, value)
+                first = results.setdefault((chunk, ranks), value)
                 same = same and symbols.same_order(first, value)
         tally, chunks = self.tally, chunks_of_data(schedule)
         counts = tally.counts(chunks)
@@ -670,7 +677,7 @@ class _Verifier:
             in_flight=tally.in_flight,
             staged=frozenset(self.staged),
             same_everywhere=same,
-            at_once=not self.has_partial_results,
+            at_once=not (self.has_partial_results or rules.is_prefix),
             _results=results,
             _symbols=symbols,
         )

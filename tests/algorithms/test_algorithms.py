@@ -249,6 +249,13 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
     ("gather", "knomial_tree"): (any_number, lambda k, lg: amount((lg + 1) // 2, share(k))),
     ("scatter", "knomial_tree"): (any_number, lambda k, lg: amount((lg + 1) // 2, share(k))),
     ("barrier", "dissemination"): (any_number, lambda k, lg: amount(lg, lg, lg)),
+    ("scan", "recursive_doubling"): (any_number, lambda k, lg: amount(lg, lg, lg)),
+    ("scan", "linear"): (any_number, lambda k, lg: amount(k - 1, k - 1, k - 1)),
+    # All rounds but the last are sent with the own vector, too: the most, where k is a power of two.
+    ("exscan", "recursive_doubling"): (
+        lambda k: powers_of_two(k) and k > 2,
+        lambda k, lg: amount(lg, lg, 2 * lg - 2),
+    ),
 }
 
 

@@ -423,7 +423,8 @@ def test_schedules_are_kept_until_the_registry_changes(star: str) -> None:
 def test_one_rank_copies(entry: Algorithm) -> None:
     schedule = schedule_of(entry.collective, entry.name, 1)
     (step,) = schedule.steps(0)
-    assert step == Step(*(copy(out(chunk), inp(chunk)) for chunk in range(schedule.num_chunks)))
+    chunks = range(schedule.num_chunks if entry.collective != "exscan" else 0)  # it has no output
+    assert step == Step(*(copy(out(chunk), inp(chunk)) for chunk in chunks))
     proof = verify(schedule)
     assert (proof.rounds, proof.messages_max) == (0, 0)
     assert proof.traffic == proof.reduced == 0

@@ -191,7 +191,7 @@ def expected(case: Case, rank: int, world_size: int) -> list[Expected]:
             owner = rules.owner(block, world_size, case.root)
             answers.append(moved(_input(case, owner, block, numel)))
             continue
-        ranks = range(world_size)
+        ranks = range(rules.contributors(rank, world_size))
         answers.append(
             reduced(
                 case.op,
@@ -231,6 +231,8 @@ def prepare(case: Case, rank: int, world_size: int, *, native: bool = False) -> 
         "reduce_scatter": _reduce_scatter,
         "all_to_all": _all_to_all,
         "barrier": _barrier,
+        "scan": _prefix,
+        "exscan": _prefix,
     }[case.collective]
     prepared = maker(case, rank, world_size, native)
     pointers = [tensor.untyped_storage().data_ptr() for tensor in prepared.keep]
@@ -309,6 +311,23 @@ def _all_reduce(case: Case, rank: int, world_size: int, native: bool) -> Prepare
             tensor, _operator(case, rank, lib), group, out=out, **options
         ),
     )
+
+
+def _prefix(case: Case, rank: int, world_size: int, native: bool) -> Prepared:
+    """A scan or exscan, which changes nothing on a rank without output."""
+    (own,) = _own(case, rank, world_size)
+    tensor = out = styled(own, case.style, case.device)
+    options = _options(case, native, reduces=True)
+    if not case.in_place:
+        options["out"] = out = _empty(case, own.numel()).view(tensor.shape)
+    has_output = contract(case.collective).outputs(rank, world_size, case.root)
+    survivors = {id(kept): kept for kept in (tensor, out) if kept is not out or not has_output}
+
+    def start(lib: Any, group: Any) -> Any:
+        function = getattr(lib, case.collective)
+        return function(tensor, _operator(case, rank, lib), group, **options)
+
+    return _prepared(case, [out] if has_output else [], [*survivors.values()], start)
 
 
 def _reduce(case: Case, rank: int, world_size: int, native: bool) -> Prepared:

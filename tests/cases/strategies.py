@@ -28,6 +28,8 @@ COLLECTIVES = (
     "reduce_scatter",
     "all_to_all",
     "barrier",
+    "scan",
+    "exscan",
 )
 DTYPES = (*data.INTEGERS, *data.FLOATS, *data.COMPLEX, torch.bool)
 
@@ -81,6 +83,10 @@ def cases(
     form = draw(st.sampled_from(["list", "single"]))
     dtype = draw(st.sampled_from(DTYPES))
     op = draw(st.sampled_from(operators(dtype))) if rules.reduces else "sum"
+    op = "sum" if rules.is_prefix and op == "avg" else op
+    op = (
+        "user_affine" if collective == "exscan" and op == "user_skewed" else op
+    )  # none is a left fold
     root = draw(st.integers(0, world_size - 1)) if rules.rooted else 0
     names = [
         entry.name

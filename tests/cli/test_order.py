@@ -68,7 +68,8 @@ def test_json_is_the_order_of_the_proof(run, entry, world_size):
         for first, last in line["elements"]
         for element in range(first, last + 1)
     ]
-    assert sorted(elements) == list(range(numel))
+    has_result = (entry.collective, world_size) != ("exscan", 1)
+    assert sorted(elements) == list(range(numel if has_result else 0))
 
 
 def test_elements_that_are_not_side_by_side(run):

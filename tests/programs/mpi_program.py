@@ -193,6 +193,16 @@ def _calls(group: Any) -> dict[str, Callable[[], Pairs]]:
         ringcoll.reduce(tensor, last, group=group)
         return [(tensor, total if rank == last else every[rank])]
 
+    def scan() -> Pairs:
+        tensor = every[rank].clone()
+        ringcoll.scan(tensor, group=group)
+        return [(tensor, torch.stack(every[: rank + 1]).sum(0))]
+
+    def exscan() -> Pairs:
+        tensor = every[rank].clone()
+        ringcoll.exscan(tensor, group=group)
+        return [(tensor, torch.stack(every[: max(1, rank)]).sum(0))]
+
     def broadcast() -> Pairs:
         tensor = every[rank].clone()
         ringcoll.broadcast(tensor, last, group)

@@ -109,6 +109,8 @@ def accepted_by_gloo(case: Case, world_size: int) -> bool:
     faulty; bool is reduced as if it were a number.
     """
     reduces = case.collective in ("all_reduce", "reduce", "reduce_scatter")
+    if case.collective in ("scan", "exscan"):
+        return False  # torch has none
     plain = {torch.float64, torch.float32, torch.float16, *COMPLEX}
     plain |= {torch.int8, torch.int32, torch.int64, torch.uint8}
     if case.style not in ("flat", "offset") or case.wire_dtype is not None:
