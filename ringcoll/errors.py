@@ -65,6 +65,7 @@ class ArgumentError(RingcollError, ValueError, TypeError):
         expected: object = None,
         got: object = None,
     ) -> None:
+        self.message = message
         self.rank = rank
         self.argument = argument
         self.expected = expected

@@ -27,7 +27,7 @@ _SIZES = (4, 64 << 10, 16 << 20)  # bytes: a message's cost counts, then both, t
 
 
 @command(examples=_EXAMPLES)
-@ranks_option("ranks", 2, "Number of ranks that are meant to run here.")
+@ranks_option("Number of ranks that are meant to run here.", 2)
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, ranks: int, as_json: bool) -> None:

@@ -22,6 +22,7 @@ from ringcoll.cost import in_text, predict
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.transport import catalogue
 
+_FACTS = ("collective", "nbytes", "world_size", "algorithm", "segment_bytes", "reason")
 _TRANSPORTS = ("auto", *(entry.name for entry in catalogue.entries()))
 
 _EXAMPLES = """
@@ -34,7 +35,7 @@ _EXAMPLES = """
 
 @command(examples=_EXAMPLES)
 @click.argument("collective", type=collective_name)
-@ranks_option("ranks", 4)
+@ranks_option("Number of ranks.", 4)
 @bytes_option()
 @click.option("--hosts", type=click.IntRange(1, 1 << 16), default=1, show_default=True,
               help="Number of hosts.")  # fmt: skip
@@ -44,7 +45,7 @@ _EXAMPLES = """
               help="Where the tensors are; cpu, unless the transport carries CUDA tensors only.")  # fmt: skip
 @click.option("--algorithm", metavar="NAME",
               shell_complete=complete_algorithms,
-              help="Also predict this algorithm, such as star.py:star.")  # fmt: skip
+              help="Also predict this algorithm, such as star.py:star or best.txt.")  # fmt: skip
 @json_option
 def explain(
     collective: str,
@@ -97,14 +98,9 @@ def _with(explanation: Explanation, algorithm: str) -> Explanation:
 def _document(explanation: Explanation) -> dict[str, Any]:
     choice = explanation.choice
     return {
-        "collective": choice.collective,
-        "nbytes": choice.nbytes,
-        "world_size": choice.world_size,
+        **{name: getattr(choice, name) for name in _FACTS},
         "transport": choice.table.transport,
         "hosts": choice.table.hosts,
-        "algorithm": choice.algorithm,
-        "segment_bytes": choice.segment_bytes,
-        "reason": choice.reason,
         "costs": choice.table.to_json()["parameters"],
         "source": choice.table.source,
         "device": choice.table.device,

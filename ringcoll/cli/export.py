@@ -64,7 +64,7 @@ _FORMATS = {
 def export(
     algorithm: str,
     collective: str,
-    world_size: int,
+    world_size: int | None,
     num_hosts: int | None,
     root: int | None,
     kind: str,

@@ -34,6 +34,7 @@ from ringcoll.bench import (
     on_rank,
     time_in_words,
 )
+from ringcoll.cli import parameters
 from ringcoll.cli.output import print_text, progress
 from ringcoll.cli.parameters import named_algorithms, size_option
 from ringcoll.cost import Parameters
@@ -48,7 +49,6 @@ from ringcoll.machine import (
     is_schedule_file,
 )
 from ringcoll.reduction import OPERATORS, operator_named
-from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.transport import catalogue
 
 _MOST_SIZES = 10_000
@@ -90,14 +90,7 @@ def dtypes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, 
 
 def ranks_option(usual: int) -> Callable[..., Any]:
     """Make the option for the number of ranks, with the number that is used without it."""
-    return click.option(
-        "-k",
-        "--ranks",
-        "--world-size",
-        "ranks",
-        type=click.IntRange(1, LARGEST_WORLD),
-        help=f"Number of ranks to start; {usual}.",
-    )
+    return parameters.ranks_option(f"Number of ranks to start; {usual}.")
 
 
 @contextmanager

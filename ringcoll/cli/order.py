@@ -47,7 +47,7 @@ _EXAMPLES = """
 def order(
     algorithm: str,
     collective: str,
-    world_size: int,
+    world_size: int | None,
     num_hosts: int | None,
     root: int | None,
     chunk: int | None,

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from math import isfinite, log
 from pathlib import Path
 from typing import Any
@@ -17,29 +18,29 @@ from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, named, on_
 from ringcoll.bench import parse_size
 from ringcoll.cli.output import progress
 from ringcoll.cost import in_number
-from ringcoll.errors import (
-    ScheduleError,
-    TooLargeError,
-    UnknownAlgorithmError,
-)
+from ringcoll.errors import ArgumentError, ScheduleError, TooLargeError, UnknownAlgorithmError
 from ringcoll.machine import (
     UserModule,
     algorithm_in,
     algorithms_named,
     is_reference,
     is_schedule_file,
+    network_in,
     read_schedule,
 )
 from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, Proof, Schedule, contract, estimated, moved
 from ringcoll.schedule import verify as prove
+from ringcoll.simulation import FORMS, PRESETS, Topology, ranks_named, topology_named
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
+NETWORKS = {"Topologies": FORMS, "Topologies of real machines": PRESETS}  # for pages of help
+_NUMBERS = ("bandwidth", "latency_s", "across_bandwidth", "across_latency_s")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 csv_option = click.option("--csv", "as_csv", is_flag=True, help="Print the table as CSV.")
 world_size_option = click.option(
-    "-k", "--world-size", type=click.IntRange(1, LARGEST_WORLD), default=4, show_default=True,
-    help="Number of ranks.",
+    "-k", "--world-size", type=click.IntRange(1, LARGEST_WORLD),
+    help="Number of ranks; without it that of a file, or 4.",
 )  # fmt: skip
 hosts_option = click.option(
     "--hosts", "num_hosts", type=click.IntRange(1, LARGEST_WORLD),
@@ -79,15 +80,61 @@ def number_option(name: str, unit: float, about: str) -> Callable[..., Any]:
     def in_si(ctx: click.Context, param: click.Parameter, number: float | None) -> float | None:
         return None if number is None else number * unit
 
-    return click.option(name, type=float, metavar="NUMBER", callback=in_si, help=about)
+    return click.option(*name.split(), type=float, metavar="NUMBER", callback=in_si, help=about)
 
 
-def ranks_option(name: str, usual: int, about: str = "Number of ranks.") -> Callable[..., Any]:
-    """Make the option for the number of ranks of a command that starts none."""
+def ranks_option(about: str, usual: int | None = None) -> Callable[..., Any]:
+    """Make the option for the number of ranks."""
     return click.option(
-        "-k", "--ranks", "--world-size", name, type=click.IntRange(1, LARGEST_WORLD),
+        "-k", "--ranks", "--world-size", "ranks", type=click.IntRange(1, LARGEST_WORLD),
         default=usual, show_default=True, help=about,
     )  # fmt: skip
+
+
+_NETWORK = (
+    click.option("--topology", "text", metavar="NAME", help="The network, as below."),
+    click.option(
+        "--graph", type=click.Path(dir_okay=False, path_type=Path),
+        help="A file with the network, a link a line, such as '0 -- 1 50 0.5': two nodes, GB/s and "
+        "microseconds.",
+    ),
+    number_option("--bandwidth bandwidth", 1e9, "GB/s of a link; 10."),
+    number_option("--latency latency_s", 1e-6, "Microseconds of a link; 1."),
+    number_option("--across-bandwidth across_bandwidth", 1e9, "GB/s of a card between hosts, a tenth of "
+                  "--bandwidth; or of a cable between the groups of a dragonfly, --bandwidth."),
+    number_option("--across-latency across_latency_s", 1e-6, "Microseconds between hosts, ten times "
+                  "--latency; or between groups, --latency."),
+)  # fmt: skip
+network_ranks_option = ranks_option(
+    "Number of ranks; without it that of a file or of the network, or 4."
+)
+
+
+def network_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for a network, which `asked_network` reads."""
+    return reduce(lambda decorated, option: option(decorated), reversed(_NETWORK), function)
+
+
+def asked_network(
+    asked: dict[str, Any], *names: str | None, usual: str = "", usual_ranks: int = 4
+) -> tuple[int, Topology | None]:
+    """The number of ranks, and the network, or ``usual``, or ``None``, by `network_options`.
+
+    If the user states no number of ranks, a file among the names of algorithms does, or the network.
+    """
+    graph, text = asked["graph"], asked["text"] or usual
+    numbers = {name: asked[name] for name in _NUMBERS if asked[name] is not None}
+    if (graph and (asked["text"] or numbers)) or (numbers and not text):
+        raise click.UsageError("give either --topology or --graph; numbers go with --topology")
+    ranks = asked["ranks"] or ranks_in_files(*names)
+    if graph is None:
+        ranks = ranks or ranks_named(text) or usual_ranks
+        return ranks, topology_named(text, ranks, **numbers) if text else None
+    topology = network_in(graph)
+    if ranks not in (None, topology.world_size):
+        raise ArgumentError(f"{graph} has {in_number(topology.world_size, 'rank')}",
+                            expected=topology.world_size, got=ranks)  # fmt: skip
+    return topology.world_size, topology
 
 
 class FiniteRange(click.FloatRange):
@@ -232,16 +279,14 @@ def named_algorithms(
     )
 
 
-def fitting_size(text: str, world_size: int) -> int:
-    """The number of ranks of the file that is named, unless the user typed a number himself."""
-    source = click.get_current_context().get_parameter_source("world_size")
-    if is_schedule_file(text) and source is click.core.ParameterSource.DEFAULT:
-        return read_schedule(text).world_size
-    return world_size
+def ranks_in_files(*names: str | None) -> int | None:
+    """The number of ranks of the first file of a schedule among the names of algorithms."""
+    files = (read_schedule(name).world_size for name in names if name and is_schedule_file(name))
+    return next(files, None)
 
 
 def asked_schedule(
-    text: str, collective: str, world_size: int, root: int | None, num_hosts: int | None
+    text: str, collective: str, world_size: int | None, root: int | None, num_hosts: int | None
 ) -> tuple[Algorithm, Schedule, str]:
     """The algorithm that the user asks for (see `named_algorithms`), its schedule, both in words.
 
@@ -251,7 +296,7 @@ def asked_schedule(
     if root is not None and not rooted:
         raise click.UsageError(f"{collective} has no root")
     (entry, *_), _ = named_algorithms(text, collective)
-    world_size = fitting_size(text, world_size)
+    world_size = world_size or ranks_in_files(text) or 4
     if num_hosts is not None and not entry.needs_hosts:
         raise click.UsageError(f"{entry.name} {collective} is the same on any number of hosts")
     hosts = on_hosts(world_size, num_hosts or 2)

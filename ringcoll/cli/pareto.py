@@ -43,7 +43,7 @@ _EXAMPLES = """
 @json_option
 def pareto(
     collective: str,
-    world_size: int,
+    world_size: int | None,
     num_hosts: int | None,
     most_ports: int | None,
     picture: Path | None,
@@ -60,6 +60,7 @@ def pareto(
     rank sends, or receives, in one step. A round of many messages takes longer than a round of
     one, which the front does not see; --ports 1 compares algorithms of one message a round.
     """
+    world_size = world_size or 4
     costs: dict[str, Counts] = {}
     ports: dict[str, int] = {}
     left_out: dict[str, str] = {}

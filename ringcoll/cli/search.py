@@ -11,25 +11,20 @@ from ringcoll.algorithms import algorithms
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import (
+    NETWORKS,
     FiniteRange,
+    asked_network,
     bytes_option,
     collective_name,
     file_option,
     json_option,
+    network_options,
+    network_ranks_option,
     root_option,
 )
-from ringcoll.errors import ArgumentError
-from ringcoll.machine import read_file, replace_file
-from ringcoll.schedule import LARGEST_WORLD, verify
+from ringcoll.machine import replace_file
+from ringcoll.schedule import verify
 from ringcoll.search import METHODS, SearchedFront, fastest_times, registered_times, synthesize
-from ringcoll.simulation import (
-    FORMS,
-    PRESETS,
-    Topology,
-    ranks_named,
-    topology_from_text,
-    topology_named,
-)
 
 _EXAMPLES = """
   ringcoll search all_gather --topology dgx1
@@ -40,18 +35,10 @@ _EXAMPLES = """
 _REGISTERED = 3  # algorithms shown beside the schedules
 
 
-@command(
-    "search",
-    examples=_EXAMPLES,
-    terms={"Methods": METHODS, "Topologies": FORMS, "Topologies of real machines": PRESETS},
-)
+@command("search", examples=_EXAMPLES, terms={"Methods": METHODS, **NETWORKS})
 @click.argument("collective", type=collective_name)
-@click.option("--topology", "text", help="The network, as below.")
-@click.option("--graph", "graph_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="A file with the network, a link a line, such as '0 -- 1 50 0.5': two nodes, "
-              "GB/s and microseconds.")  # fmt: skip
-@click.option("-k", "--ranks", "--world-size", "world_size", type=click.IntRange(1, LARGEST_WORLD),
-              help="Number of ranks, if the network does not say it; 4.")  # fmt: skip
+@network_ranks_option
+@network_options
 @click.option("--method", type=click.Choice(list(METHODS)), default="exact", show_default=True,
               help="How to search, as below.")  # fmt: skip
 @click.option("--chunks", "most_chunks", type=click.IntRange(1, 1 << 10), default=2,
@@ -68,9 +55,6 @@ _REGISTERED = 3  # algorithms shown beside the schedules
 @json_option
 def search(
     collective: str,
-    text: str | None,
-    graph_file: Path | None,
-    world_size: int | None,
     method: str,
     most_chunks: int,
     more_steps: int,
@@ -80,6 +64,7 @@ def search(
     nbytes: int,
     file: Path | None,
     as_json: bool,
+    **network: Any,
 ) -> None:
     """Search for schedules of COLLECTIVE that suit a network, and simulate them on it.
 
@@ -88,8 +73,10 @@ def search(
     algorithms are. Schedules with fewer steps suit small data, those with fewer rounds per chunk
     large data. The exact search needs ringcoll[search].
     """
-    topology = _topology(text, graph_file, world_size)
-    entries = list(algorithms(collective, topology.world_size))
+    world_size, topology = asked_network(network)
+    if topology is None:
+        raise click.UsageError("give either --topology or --graph")
+    entries = list(algorithms(collective, world_size))
     with progress(1 + len(entries), f"search {method}") as advance:
         front = synthesize(
             collective, topology, method=method, root=root or 0, most_chunks=most_chunks,
@@ -105,9 +92,7 @@ def search(
     rows = [
         {
             "schedule": time.algorithm,
-            "steps": point.shape.steps,
-            "rounds": point.shape.rounds,
-            "chunks": point.shape.chunks,
+            **point.shape._asdict(),
             "rounds_per_chunk": point.shape.rounds_per_chunk,
             "segments": time.segments,
             "seconds": time.seconds,
@@ -127,25 +112,6 @@ def search(
         print_text(f"not simulated, as they have too many messages: {', '.join(left_out)}")
     if file is not None and times:
         click.echo(f"\nWrote {file}: the text of {times[fastest].algorithm}.")
-
-
-def _topology(text: str | None, graph_file: Path | None, world_size: int | None) -> Topology:
-    if (text is None) == (graph_file is None):
-        raise click.UsageError("give either --topology or --graph")
-    if text is not None:
-        return topology_named(text, world_size or ranks_named(text) or 4)
-    assert graph_file is not None
-    try:
-        content = read_file(graph_file)
-    except OSError as error:
-        raise ArgumentError(f"{graph_file} cannot be read: {error}", argument="--graph") from None
-    topology = topology_from_text(content, name=graph_file.stem)
-    if world_size not in (None, topology.world_size):
-        raise ArgumentError(
-            f"{graph_file} has {topology.world_size} ranks", argument="--world-size",
-            expected=topology.world_size, got=world_size,
-        )  # fmt: skip
-    return topology
 
 
 def _facts(front: SearchedFront, nbytes: int) -> dict[str, Any]:

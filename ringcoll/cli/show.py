@@ -11,7 +11,7 @@ import click
 
 from ringcoll.algorithms import on_hosts
 from ringcoll.cli.command import command
-from ringcoll.cli.output import on_terminal, print_json, print_text, progress
+from ringcoll.cli.output import on_terminal, print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import (
     algorithm_argument,
     asked_schedule,
@@ -28,8 +28,16 @@ from ringcoll.cli.parameters import (
 from ringcoll.cli.picture_files import PICTURES, write_gif, write_picture
 from ringcoll.cli.report import findings, header, in_words
 from ringcoll.errors import VerificationError
-from ringcoll.machine import read_json_file, replace_file
-from ringcoll.pictures import Film, film, grid_picture, moving_picture, player_page, steps_picture
+from ringcoll.machine import is_network_file, network_in, read_json_file, replace_file
+from ringcoll.pictures import (
+    Film,
+    film,
+    grid_picture,
+    moving_picture,
+    network_picture,
+    player_page,
+    steps_picture,
+)
 from ringcoll.schedule import (
     Copy,
     Proof,
@@ -64,12 +72,13 @@ _EXAMPLES = """
   ringcoll show ring all_reduce -k 4 --moving -o ring.gif
   ringcoll show ring all_reduce -k 4 --grid -o grid.svg
   ringcoll show ring all_reduce -k 8 --beside tree -o ring-and-tree.html
+  ringcoll show cluster.txt -o cluster.svg
 """
 
 
 @command(examples=_EXAMPLES)
 @algorithm_argument
-@click.argument("collective", type=collective_name)
+@click.argument("collective", type=collective_name, default="all_reduce")
 @world_size_option
 @hosts_option
 @root_option
@@ -101,7 +110,7 @@ _EXAMPLES = """
 def show(
     algorithm: str,
     collective: str,
-    world_size: int,
+    world_size: int | None,
     num_hosts: int | None,
     root: int | None,
     as_primitives: bool,
@@ -116,29 +125,31 @@ def show(
     trace_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw ALGORITHM for COLLECTIVE, step by step and rank by rank.
+    """Draw ALGORITHM for COLLECTIVE (all_reduce), step by step and rank by rank.
 
     ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a
-    file of a schedule.
+    file of a schedule. Of a file with a network, as --graph of other commands reads it, the links
+    are shown.
 
     The header says what it costs, with the lower bounds behind it, and in which
     order it reduces: that was proved on the schedule, not taken from a formula.
     """
+    if is_network_file(algorithm):
+        _show_network(Path(algorithm).expanduser(), output, as_json=as_json)
+        return
     if as_primitives + as_text + as_json > 1 and not (as_primitives and as_json):
         raise click.UsageError("--text goes with neither --json nor --primitives")
     if ranks is not None and (as_primitives or as_text or as_json):
         raise click.UsageError("--ranks goes with the grid")
     if rank is not None and not as_primitives:
         raise click.UsageError("--rank goes with --primitives")
-    if ranks is not None and max(ranks) >= world_size:
-        raise click.UsageError(
-            f"--ranks: rank {max(ranks)} is not in a world of {world_size} ranks"
-        )
     if output is not None and (as_primitives or as_text or as_json or ranks is not None):
         raise click.UsageError("--output goes with --step, --moving or --grid only")
     ending = "" if output is None else output.suffix.lower()
     _check_drawing(ending, step, moving=moving, as_grid=as_grid, of_page=bool(beside or trace_file))
     entry, schedule, title = asked_schedule(algorithm, collective, world_size, root, num_hosts)
+    if ranks is not None and max(ranks) >= schedule.world_size:
+        raise click.UsageError(f"--ranks: rank {max(ranks)} is not in {title}")
     if not as_primitives:
         with saying_what_would_do(entry, schedule, num_hosts):
             check_work(schedule)
@@ -170,6 +181,31 @@ def show(
         _show_primitives(schedule, rank or 0, title, as_json=as_json)
     else:
         _show_grid(schedule, title, entry.summary, ranks, as_json=as_json)
+
+
+def _show_network(path: Path, output: Path | None, *, as_json: bool) -> None:
+    ctx = click.get_current_context()
+    for name in ctx.params.keys() - {"algorithm", "output", "as_json"}:
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{path} is a network, which goes with --output and --json only")
+    if output is not None and output.suffix.lower() == ".gif":
+        raise click.UsageError("a network does not move")
+    topology = network_in(path)
+    links = {
+        f"{link.source} {'--' if is_cable else '->'} {link.target}": (
+            round(float(link.bandwidth) / 1e9, 9), round(float(link.latency_s) * 1e6, 9)
+        )
+        for link, is_cable in topology.cables()
+    }  # fmt: skip
+    if output is not None:
+        write_picture(output, network_picture(topology))
+    if as_json:
+        print_json({"network": topology.name, "world_size": topology.world_size, "links": links})
+    elif output is not None:
+        click.echo(output.resolve())
+    else:
+        rows = [(name, f"{speed:g}", f"{latency:g}") for name, (speed, latency) in links.items()]
+        print_table(("link", "GB/s", "us"), rows, left=1)
 
 
 def _check_drawing(

@@ -14,23 +14,26 @@ from ringcoll.bench import as_size
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, progress
 from ringcoll.cli.parameters import (
+    NETWORKS,
     algorithm_argument,
+    asked_network,
     bytes_option,
     collective_name,
     file_option,
-    fitting_size,
+    hosts_option,
     json_option,
     named_algorithms,
+    network_options,
+    network_ranks_option,
     number_option,
-    ranks_option,
     root_option,
     saying_what_would_do,
 )
 from ringcoll.cli.picture_files import PICTURES, write_picture
 from ringcoll.machine import json_text, replace_file
 from ringcoll.pictures import player_page, time_picture
-from ringcoll.schedule import LARGEST_WORLD, contract
-from ringcoll.simulation import FORMS, PRESETS, simulate, topology_named
+from ringcoll.schedule import contract
+from ringcoll.simulation import simulate
 
 _EXAMPLES = """
   ringcoll simulate ring -k 16 --topology torus:4x4 --size 1M
@@ -40,6 +43,7 @@ _EXAMPLES = """
   ringcoll simulate hierarchical -k 8 --topology hosts:4 --hosts 2
   ringcoll simulate circulant -k 72 --topology dragonfly:2:4:2
   ringcoll simulate ring -k 8 --topology ring --fail 0-1 --json
+  ringcoll simulate best.txt --graph cluster.txt
 """
 
 _SHOWN = 5  # links
@@ -72,29 +76,16 @@ def _node(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
-@command(
-    "simulate",
-    examples=_EXAMPLES,
-    terms={"Topologies": FORMS, "Topologies of real machines": PRESETS},
-)
+@command("simulate", examples=_EXAMPLES, terms=NETWORKS)
 @algorithm_argument
 @click.argument("collective", type=collective_name, default="all_reduce")
-@ranks_option("world_size", 4)
-@click.option("--topology", "text", default="crossbar", show_default=True,
-              help="The network, as below.")  # fmt: skip
+@network_ranks_option
+@network_options
 @bytes_option("--size")
 @click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True,
               help="Pieces of a chunk that are pipelined.")  # fmt: skip
 @root_option
-@click.option("--hosts", "num_hosts", type=click.IntRange(1, LARGEST_WORLD), default=2,
-              show_default=True, help="Number of hosts among which the ranks are divided, for an "
-              "algorithm that needs to know it.")  # fmt: skip
-@number_option("--bandwidth", 1e9, "GB/s of a link; 10.")
-@number_option("--latency", 1e-6, "Microseconds of a link; 1.")
-@number_option("--across-bandwidth", 1e9, "GB/s of a card between hosts, a tenth of --bandwidth; or of a "
-         "cable between the groups of a dragonfly, --bandwidth.")  # fmt: skip
-@number_option("--across-latency", 1e-6, "Microseconds between hosts, ten times --latency; or between "
-         "groups, --latency.")  # fmt: skip
+@hosts_option
 @number_option("--alpha", 1e-6, "Microseconds until the bytes of a message begin to move; 0.")
 @number_option("--gamma", 1e-9, "Nanoseconds to reduce a byte; 0.")
 @click.option("--slow", multiple=True, metavar="RANK=FACTOR", callback=_of_ranks,
@@ -109,16 +100,10 @@ def _node(text: str) -> int | str:
 def simulate_command(
     algorithm: str,
     collective: str,
-    world_size: int,
-    text: str,
     nbytes: int,
     segments: int,
     root: int | None,
     num_hosts: int,
-    bandwidth: float | None,
-    latency: float | None,
-    across_bandwidth: float | None,
-    across_latency: float | None,
     alpha: float | None,
     gamma: float | None,
     slow: dict[int, float],
@@ -126,31 +111,26 @@ def simulate_command(
     fail: list[tuple[int | str, int | str]],
     file: Path | None,
     as_json: bool,
+    **network: Any,
 ) -> None:
     """Say how long ALGORITHM takes for COLLECTIVE (all_reduce) on a network that is not here.
 
     No ranks are started: every step of every rank is simulated, with links that messages
-    share. The table has the fullest links, with the share of their capacity that was used.
+    share; without a network, those of a crossbar. The table has the fullest links, with the share
+    of their capacity that was used.
     The critical path says who waits for whom.
     """
     if root is not None and not contract(collective).rooted:
         raise click.UsageError(f"{collective} has no root")
     (entry, *_), _ = named_algorithms(algorithm, collective)
-    world_size = fitting_size(algorithm, world_size)
-    topology = topology_named(
-        text,
-        world_size,
-        bandwidth=bandwidth,
-        latency_s=latency,
-        across_bandwidth=across_bandwidth,
-        across_latency_s=across_latency,
-    )
+    world_size, topology = asked_network(network, algorithm, usual="crossbar")
+    assert topology is not None
     costs = {"alpha_s": alpha, "gamma_s_per_byte": gamma}
     asked: dict[str, Any] = {name: value for name, value in costs.items() if value is not None}
     topology = replace(topology, **asked)
     for first, second in fail:
         topology = topology.without(first, second)
-    schedule = entry.schedule(world_size, root or 0, on_hosts(world_size, num_hosts))
+    schedule = entry.schedule(world_size, root or 0, on_hosts(world_size, num_hosts or 2))
     with saying_what_would_do(entry, schedule, num_hosts), progress(1, f"simulating {entry.name}"):
         run = simulate(
             schedule,

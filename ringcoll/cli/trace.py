@@ -40,7 +40,7 @@ from ringcoll.cli.parameters import (
 )
 from ringcoll.cli.picture_files import PICTURES, write_picture
 from ringcoll.errors import ArgumentError, ScheduleError
-from ringcoll.machine import UserModule, read_json_file, replace_file
+from ringcoll.machine import UserModule, is_schedule_file, read_json_file, replace_file
 from ringcoll.pictures import last_run, overlap_picture, player_page, time_picture
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
@@ -93,8 +93,8 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
 @bytes_option()
 @click.option("--algorithm", default="auto", show_default=True, metavar="NAME",
               shell_complete=complete_algorithms,
-              help="A name from `ringcoll list`, auto, or an algorithm of your own, such as "
-              "star.py:star.")  # fmt: skip
+              help="A name from `ringcoll list`, auto, an algorithm of your own, such as "
+              "star.py:star, or a file such as best.txt.")  # fmt: skip
 @measuring.transport
 @file_option("-o", "--output", "file", default="trace.json", show_default=True,
              callback=new_file(), help="The file to write: a trace; or, by its ending, .svg, .png or .pdf with the last "
@@ -177,18 +177,18 @@ def trace(
     summary = measuring.on_ranks(trace_on_rank, request, world_size=world_size, backend="gloo")
     if summary:  # under torchrun rank 0 has it, and prints
         if is_picture:
-            _draw(written, file, collective, root)
+            _draw(written, file, collective, root, name)
         _print(replace(request, path=str(file.absolute())), summary, world_size, as_json=as_json)
 
 
-def _draw(written: Path, file: Path, collective: str, root: int | None) -> None:
+def _draw(written: Path, file: Path, collective: str, root: int | None, asked: str) -> None:
     """Draw the last operation of a trace."""
     trace = _read(written)
     if file.suffix.lower() != ".html":
         write_picture(file, time_picture(trace))
         return
     run = last_run(trace)
-    name = run.name.rpartition(" ")[0]
+    name = asked if is_schedule_file(asked) else run.name.rpartition(" ")[0]
     _, schedule, _ = asked_schedule(name, collective, run.world_size, root, None)
     settings = {"clock": "time", "times": "trace"}
     replace_file(file, player_page(schedule, trace=trace, settings=settings))

@@ -97,8 +97,8 @@ def _taking(what: str) -> str:
               help=f"Any of {', '.join(trainer_names())}; separated by commas, or repeated.")  # fmt: skip
 @click.option("--algorithm", "--algorithms", "names", metavar="NAMES", default="ring,tree",
               show_default=True, shell_complete=complete_algorithms,
-              help="Names from `ringcoll list`, auto, or algorithms of your own, such as "
-              f"star.py:star; for {_taking('algorithm')}.")  # fmt: skip
+              help="Names from `ringcoll list`, auto, algorithms of your own, such as "
+              f"star.py:star, or files such as best.txt; for {_taking('algorithm')}.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["gloo", "ringcoll"]), default="ringcoll",
               show_default=True, help="Backend of the process group.")  # fmt: skip
 @measuring.ranks_option(2)

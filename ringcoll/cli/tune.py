@@ -149,7 +149,9 @@ def _chosen(
     for name in filter(None, map(str.strip, names.split(","))):
         if is_schedule_file(name):
             raise click.BadParameter(
-                f"{name}: rules name registered algorithms, not files", param_hint="--algorithms"
+                f"{name}: a tuning file names registered algorithms, not files; a rule may: "
+                f"RINGCOLL_ALGORITHM='all_reduce:1M-inf:{name}'",
+                param_hint="--algorithms",
             )
         entries, own = named_algorithms(name)
         modules += own

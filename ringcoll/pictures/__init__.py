@@ -6,6 +6,7 @@
 `svg`             elements of SVG as text, the colours, light and dark
 `step_pictures`   steps side by side, one of them, or one after the other
 `grid_pictures`   the step-by-rank grid
+`networks`        a network, with the bandwidth and latency of each link
 `curve_pictures`  times over sizes, and where one algorithm overtakes another
 `time_pictures`   what each rank of a run does when, simulated or measured
 `traces`          the last operation of a trace

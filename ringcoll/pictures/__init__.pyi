@@ -2,6 +2,7 @@ from .curve_pictures import crossings as crossings
 from .curve_pictures import curves_picture as curves_picture
 from .grid_pictures import grid_picture as grid_picture
 from .layouts import layout_of as layout_of
+from .networks import network_picture as network_picture
 from .notebook import shown_in_notebook as shown_in_notebook
 from .player import Page as Page
 from .player import player_page as player_page

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 
 from ringcoll.errors import ArgumentError
+from ringcoll.schedule import LARGEST_WORLD
 from ringcoll.simulation.links import Link, Node
 from ringcoll.simulation.topology import Topology
 
@@ -90,14 +91,16 @@ def _links(content: str, number: int) -> list[Link]:
             for pair in ((ends, ends[::-1]) if match[2] == "--" else (ends,))
         ]
     except ArgumentError as error:
-        raise _wrong(number, str(error), content) from None
+        what = str(error.argument).partition("_")[0]
+        raise _wrong(number, f"the {what} is out of range", content) from None
 
 
 def _node(word: str, number: int) -> Node:
     if not word[0].isdigit():
         return word
-    if not word.isdigit() or len(word) > 6:
-        raise _wrong(number, "a rank is a number, and a switch begins with a letter", word)
+    if not word.isdigit() or len(word) > 6 or int(word) >= LARGEST_WORLD:
+        what = f"a rank is a number below {LARGEST_WORLD}, and a switch begins with a letter"
+        raise _wrong(number, what, word)
     return int(word)
 
 

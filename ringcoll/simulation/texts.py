@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from math import prod
+from typing import Any
 
 from ringcoll.errors import ArgumentError
 from ringcoll.simulation.dgx1 import dgx1
@@ -82,42 +83,28 @@ def topology_named(
         return _of_size(MACHINES[kind].topology(kind, world_size, shape), text, world_size)
     bandwidth = 1e10 if bandwidth is None else bandwidth
     latency_s = 1e-6 if latency_s is None else latency_s
+    link: dict[str, Any] = {"bandwidth": bandwidth, "latency_s": latency_s}
     if kind == "crossbar":
-        return crossbar(
-            world_size, bandwidth=bandwidth, latency_s=latency_s, ports=(*numbers, 1)[0]
-        )
+        return crossbar(world_size, ports=(*numbers, 1)[0], **link)
     if kind == "ring":
-        return ring(world_size, bandwidth=bandwidth, latency_s=latency_s)
+        return ring(world_size, **link)
     if kind == "torus":
-        grid = torus(shape, bandwidth=bandwidth, latency_s=latency_s)
-        return _of_size(grid, text, world_size)
+        return _of_size(torus(shape, **link), text, world_size)
     if kind == "fat_tree":
-        return fat_tree(
-            world_size,
-            ranks_per_leaf=numbers[0],
-            oversubscription=(*numbers[1:], 1)[0],
-            bandwidth=bandwidth,
-            latency_s=latency_s,
-        )
+        below, times = (*numbers, 1)[:2]
+        return fat_tree(world_size, ranks_per_leaf=below, oversubscription=times, **link)
     if kind == "dragonfly":
-        return dragonfly(
-            world_size,
-            ranks_per_router=numbers[0],
-            routers_per_group=numbers[1],
-            global_links=numbers[2],
-            bandwidth=bandwidth,
-            latency_s=latency_s,
-            global_bandwidth=across_bandwidth,
-            global_latency_s=across_latency_s,
-        )
+        names = ("ranks_per_router", "routers_per_group", "global_links")
+        shapes: dict[str, Any] = dict(zip(names, numbers, strict=True))
+        across: Any = {"global_bandwidth": across_bandwidth, "global_latency_s": across_latency_s}
+        return dragonfly(world_size, **shapes, **link, **across)
     return hosts(
         world_size,
         ranks_per_host=numbers[0],
         cards=(*numbers[1:], 1)[0],
-        bandwidth=bandwidth,
-        latency_s=latency_s,
         across_bandwidth=bandwidth / 10 if across_bandwidth is None else across_bandwidth,
         across_latency_s=10 * latency_s if across_latency_s is None else across_latency_s,
+        **link,
     )
 
 

@@ -98,6 +98,14 @@ class Topology:
                     argument="links",
                 )
 
+    def cables(self) -> list[tuple[Link, bool]]:
+        """The links, and whether each is a cable: then the equal link of the other direction is left out."""
+        kept: dict[Link, bool] = {}
+        for link in self.links:
+            back = replace(link, source=link.target, target=link.source)
+            kept |= {back: True} if back in kept else {link: False}
+        return list(kept.items())
+
     def route(self, source: int, target: int) -> tuple[int, ...]:
         """Indices of the links from one rank to another, in order."""
         if self.router is not None:

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -83,6 +84,8 @@ def test_each_command_explains_itself_with_examples_and_takes_json(name):
     "example", [line for name in CHEAP for line in examples(help_of(command(name)))]
 )
 def test_examples_do_what_they_say(run, star, example):
+    Path("cluster.txt").write_text("0 -- leaf 50 1\nleaf -- 1 5 2\n", encoding="utf-8")
+    assert run("export", "tree", "-k", "2", "--format", "text", "-o", "best.txt").exit_code == 0
     words = shlex.split(example.partition(">")[0])
     result = run(*words[1:])
     assert result.exit_code == 0

@@ -195,10 +195,13 @@ def test_a_wrong_algorithm_is_drawn_with_the_bad_place_marked(run, short_ring):
         (["ring", "all_reduce", "--text", "--json"], "--text goes with neither"),
         (["ring", "all_reduce", "-k", "0"], "Invalid value for '-k' / '--world-size'"),
         (["ring", "all_reduce", "--hosts", "2"], "ring all_reduce is the same on any number of"),
-        (["ring", "all_reduce", "--ranks", "2-4"], "--ranks: rank 4 is not in a world of 4"),
+        (
+            ["ring", "all_reduce", "--ranks", "2-4"],
+            "--ranks: rank 4 is not in ring all_reduce on 4",
+        ),
         (["ring", "all_reduce", "--ranks", "1", "--text"], "--ranks goes with the grid"),
         (["ring", "all_reduce", "--ranks", "a"], "Invalid value for '--ranks': 'a' is neither"),
-        (["ring"], "Missing argument 'COLLECTIVE'"),
+        ([], "Missing argument 'ALGORITHM'"),
     ],
 )
 def test_errors_are_one_clear_line(run, words, message):

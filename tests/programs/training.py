@@ -120,6 +120,37 @@ def _wrap(
     return ddp, ddp.no_sync, lambda: None
 
 
+def weighted(counts: list[tuple[int, ...]]) -> list[Tensor]:
+    """The gradients of each step of DistributedDataParallel, whose ranks have so many samples."""
+    rank, weight = dist.get_rank(), torch.tensor(0)
+    module = nn.Sequential(nn.Linear(3, 40), nn.Linear(40, 2)).double()
+    model = DistributedDataParallel(module, bucket_cap_mb=0.0001)  # several buckets
+    model.register_comm_hook(HookOptions(weight=weight), all_reduce_hook)
+    grads = []
+    for step, numbers in enumerate(counts):
+        model.zero_grad()
+        inputs = samples_of(step, sum(numbers)).split(numbers)[rank]
+        weight.fill_(len(inputs))
+        torch.autograd.backward(model(inputs).square().sum(1).mean())
+        grads.append(flat_grads(module))
+    module.zero_grad()
+    torch.autograd.backward(module(samples_of(0, sum(counts[0]))).square().sum(1).mean())
+    return [*grads, flat_grads(module)]
+
+
+def flat_grads(module: nn.Module) -> Tensor:
+    """A copy of all gradients, end to end."""
+    return torch.cat(
+        [param.grad.flatten() for param in module.parameters() if param.grad is not None]
+    )
+
+
+def samples_of(step: int, count: int) -> Tensor:
+    """Rows of a step, which differ."""
+    generator = torch.Generator().manual_seed(7 + step)
+    return torch.randn(count, 3, generator=generator, dtype=torch.float64)
+
+
 def train(setting: Setting) -> Trained:
     """Train for some steps; ranks begin with different weights, and get rank 0's."""
     rank = dist.get_rank()

@@ -41,11 +41,11 @@ def test_links_with_bandwidth_and_latency() -> None:
         ("0 -- 1 50 1\n0 - 2 50", "line 2: the line is no link"),
         ("\n0 -- 1 fast", "line 2: the line is no link"),
         ("0 -- 1 50 1 2", "line 1: the line is no link"),
-        ("0 -- 1 0 0", "line 1: argument 'bandwidth'"),
-        ("0 -- 1 50 1\n1 -- 2 -3 1", "line 2: argument 'bandwidth'"),
-        ("0 -- 1 1e999 1", "line 1: argument 'bandwidth'"),
+        ("0 -- 1 0 0", "line 1: the bandwidth is out of range"),
+        ("0 -- 1 50 1\n1 -- 2 -3 1", "line 2: the bandwidth is out of range"),
+        ("0 -- 1 1e999 1", "line 1: the bandwidth is out of range"),
         ("0 -- 1 1e9999", "line 1: the line is no link"),
-        ("0 -- 1 50 -1", "line 1: argument 'latency_s'"),
+        ("0 -- 1 50 -1", "line 1: the latency is out of range"),
         ("0 -- 1 50 1\n1 -> 2 50", "line 2: the link has no latency"),
         ("0 -- 0 50", "line 1: the link leads from 0 to itself"),
         ("0 -- 1 50 1\n1 -> 0 50 1", "line 2: the link 1 -> 0 is there twice"),
@@ -53,7 +53,9 @@ def test_links_with_bandwidth_and_latency() -> None:
         ("9999999 -- 1 50", "line 1: a rank is a number"),
         ("0 -- 1 50 0\n2 -- 3 50 0", "not connected: no route from rank 0 to rank 2"),
         ("0 -> 1 50 0", "no route from rank 1 to rank 0"),
-        ("999999 -- 0 1 0", "world_size"),
+        ("999999 -- 0 1 0", "line 1: a rank is a number below 65536"),
+        ("65536 -- 0 1 0", "line 1: a rank is a number below 65536"),
+        ("65535 -- 0 1 0", "no route from rank 0 to rank 1"),
     ],
 )
 def test_what_is_no_graph(text: str, said: str) -> None:
@@ -68,6 +70,12 @@ def test_any_text_is_a_graph_or_refused(text: str) -> None:
         assert isinstance(topology_from_text(text), Topology)
     except ArgumentError as error:
         assert str(error)  # noqa: PT017
+
+
+def test_cables_are_links_of_both_ways_with_equal_numbers() -> None:
+    network = topology_from_text("0 -- 1 5 1\n1 -> 2 5 1\n2 -> 1 6 1\n2 -> 0 5 1\n0 -> 2 5 1")
+    named = [(link.name, is_cable) for link, is_cable in network.cables()]
+    assert named == [("0 -> 1", True), ("1 -> 2", False), ("2 -> 1", False), ("2 -> 0", True)]
 
 
 def test_the_dgx1() -> None:

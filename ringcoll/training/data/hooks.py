@@ -29,7 +29,7 @@ where `CompressedGradients` gives it each parameter's own matrix.
 # Annotations stay objects in this file: torch looks at those of a hook.
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ from ringcoll.reduction import Reproducible
 from ringcoll.schedule import Schedule
 from ringcoll.training.checks import require
 from ringcoll.training.data.compression import Compressor, Sent
-from ringcoll.training.data.parallel import average_op
+from ringcoll.training.data.parallel import Weighing, average_op
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class HookOptions:
     share
         Whether the buckets move to shared memory at their first use: see `ringcoll.share`. For the
         ranks of one host; others raise `ArgumentError`.
+    weight
+        As for `average_gradients`. A tensor is read anew in each step: write into it before backward.
     """
 
     group: Any = None
@@ -66,6 +68,8 @@ class HookOptions:
     wire_dtype: torch.dtype | None = None
     reproducible: Reproducible = False
     share: bool = False
+    weight: float | Tensor | None = None
+    of_step: list[Weighing] = field(default_factory=list, init=False, repr=False, compare=False)
 
 
 def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -82,7 +86,12 @@ def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.future
     """
     if state.share:
         share_for(as_group(state.group), bucket.buffer())
-    op = average_op(state.wire_dtype, as_group(state.group).size())
+    if state.weight is not None and bucket.index() == 0:
+        state.of_step[:] = [Weighing(state.weight, state.group)]
+    for weighing in state.of_step:
+        weighing.weigh(bucket.buffer())
+    average = average_op(state.wire_dtype, as_group(state.group).size())
+    op = dist.ReduceOp.SUM if state.of_step else average
     work = api.all_reduce(
         bucket.buffer(), op, state.group, True, algorithm=state.algorithm,
         segment_bytes=state.segment_bytes, wire_dtype=state.wire_dtype,

@@ -24,6 +24,10 @@ training step on all of the data needs the average of the gradients on every ran
 
 Every rank gets the same averages to the last bit, so the models stay the same.
 
+Ranks with batches of different sizes pass ``weight``, the number w of their samples: then the average of the gradients g
+is ``sum(w g) / sum(w)``, to ``(k + 2) u sum(w |g|) / sum(w)`` in a dtype of unit roundoff u on k ranks. It costs an
+all-reduce of one number a step.
+
 A parameter that a rank does not use has no gradient there. The rank takes part with zeros, and
 gets the average as all others do: the ranks' operations must match. (torch leaves ``.grad`` at
 ``None`` if no rank has used the parameter.)
@@ -39,6 +43,7 @@ Training", VLDB 2020 (buckets, their order, unused parameters).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -73,6 +78,29 @@ def average_op(wire_dtype: torch.dtype | None, world_size: int) -> object:
     return premul_sum(1 / world_size) if wire_dtype is torch.float16 else dist.ReduceOp.AVG
 
 
+class Weighing:
+    """The share of this rank in the sum of all weights, which is on its way: a weighted average is a sum of shares."""
+
+    def __init__(self, weight: float | Tensor, group: Any) -> None:
+        self._group, self._weight = as_group(group), float(weight)
+        sent = self._weight if 0 <= self._weight < math.inf else math.nan  # so that all ranks raise
+        self._total = torch.tensor([sent], dtype=torch.float64, device="cpu")
+        self._work = api.all_reduce(self._total, group=group, async_op=True)
+
+    def weigh(self, grad: Tensor) -> None:
+        """Multiply a gradient in place; that of no samples may be NaN, and becomes 0."""
+        assert self._work is not None
+        self._work.wait()
+        total = float(self._total)
+        require(0 < total < math.inf, "weight", "the ranks cannot be weighed",
+                "finite numbers, at least 0, not all 0", f"{self._weight} here, {total} in sum",
+                self._group.rank())  # fmt: skip
+        if self._weight:
+            grad.mul_(self._weight / total)
+        else:
+            grad.zero_()
+
+
 def average_gradients(
     module_or_params: nn.Module | Iterable[Tensor],
     group: Any = None,
@@ -80,6 +108,7 @@ def average_gradients(
     algorithm: str | Schedule = "auto",
     wire_dtype: torch.dtype | None = None,
     reproducible: Reproducible = False,
+    weight: float | Tensor | None = None,
 ) -> None:
     """Replace each ``.grad`` by its average over all ranks; call it between backward and step.
 
@@ -92,6 +121,9 @@ def average_gradients(
         gradient are left out; a parameter whose ``.grad`` is ``None`` takes part with zeros.
     algorithm, wire_dtype, reproducible
         As for `ringcoll.all_reduce`.
+    weight
+        Number of samples that the gradients of this rank are a mean over, as a number or a tensor of one element; ``None``
+        on all ranks if all count alike. All raise `ArgumentError` if all weights are 0, or one is negative or not finite.
     """
     named: Iterable[tuple[object, Tensor]] = (
         module_or_params.named_parameters()
@@ -102,10 +134,13 @@ def average_gradients(
     for name, param in params:
         if param.grad is not None:
             check_dense(param.grad, name)
-    op = average_op(wire_dtype, as_group(group).size())
+    weighing = None if weight is None else Weighing(weight, group)
+    op = dist.ReduceOp.SUM if weighing else average_op(wire_dtype, as_group(group).size())
     for _, param in params:
         if param.grad is None:
             param.grad = torch.zeros_like(param)
+        if weighing is not None:
+            weighing.weigh(param.grad)
         api.all_reduce(param.grad, op, group, algorithm=algorithm, wire_dtype=wire_dtype,
                        reproducible=reproducible)  # fmt: skip
 
@@ -166,6 +201,9 @@ class BucketedDataParallel(nn.Module):
         Bytes with which a bucket is complete; the first bucket is complete with 1 MiB at most.
     algorithm, wire_dtype, reproducible
         As for `ringcoll.all_reduce`.
+    weight
+        As for `average_gradients`. It is read anew when the first gradient of a step arrives: set ``.weight``, or
+        write into the tensor, before backward. A rank without samples calls the module, too.
 
     Examples
     --------
@@ -188,13 +226,15 @@ class BucketedDataParallel(nn.Module):
         algorithm: str | Schedule = "auto",
         wire_dtype: torch.dtype | None = None,
         reproducible: Reproducible = False,
+        weight: float | Tensor | None = None,
     ) -> None:
         super().__init__()
         require(bucket_bytes > 0, "bucket_bytes", "must be positive", "> 0", bucket_bytes)
         begin_alike(module, group)
         named = list(trained(module).items())
-        self.module, self.group = module, group
+        self.module, self.group, self.weight = module, group, weight
         self._op = average_op(wire_dtype, as_group(group).size())
+        self._weighing: Weighing | None = None  # of this step
         self._options: dict[str, Any] = {
             "algorithm": algorithm, "wire_dtype": wire_dtype, "reproducible": reproducible,
         }  # fmt: skip
@@ -241,7 +281,7 @@ class BucketedDataParallel(nn.Module):
             bucket.take_missing()
         self._launch_full()
         spans = [bucket.wait() for bucket in self._buckets]
-        self._launched, self._expecting = 0, False
+        self._launched, self._expecting, self._weighing = 0, False, None
         self.last_step = StepReport(self._nbytes, covered(spans), time.perf_counter() - begin_s)
 
     def finish_before(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
@@ -258,10 +298,15 @@ class BucketedDataParallel(nn.Module):
 
     def _launch_full(self) -> None:
         """Send full buckets, up to the first bucket that is not full."""
+        if self._weighing is None and self.weight is not None:
+            self._weighing = Weighing(self.weight, self.group)
         waiting = self._buckets[self._launched :]
         for bucket in takewhile(lambda bucket: not bucket.missing, waiting):
             bucket.launch(self._all_reduce)
             self._launched += 1
 
     def _all_reduce(self, flat: Tensor) -> Work | None:
-        return api.all_reduce(flat, self._op, self.group, True, **self._options)
+        if self._weighing is not None:
+            self._weighing.weigh(flat)
+        op = dist.ReduceOp.SUM if self._weighing else self._op
+        return api.all_reduce(flat, op, self.group, True, **self._options)
