@@ -79,7 +79,7 @@ def placed(entry: Algorithm, text: str) -> Algorithm:
     Raises
     ------
     UnknownAlgorithmError
-        The text is no order of ranks.
+        The text is no order of ranks, or the collective is a prefix reduction.
 
     Examples
     --------
@@ -90,6 +90,8 @@ def placed(entry: Algorithm, text: str) -> Algorithm:
        0  >2:0 <1:1  >0:1 <2:2  >1:2 <0:0
        1  >2:1 <1:2  >0:2 <2:0  >1:0 <0:1
     """
+    if contract(entry.collective).is_prefix:
+        raise UnknownAlgorithmError(f"{entry.collective} is about the order of ranks, got ~{text}")
     order = _order_of(text)
     world_size = len(order)
     place = {rank: number for number, rank in enumerate(order)}

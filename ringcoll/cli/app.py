@@ -122,6 +122,10 @@ SECTIONS = {
             "ringcoll.cli.search:search",
             "Schedules that suit a network, and how long they take.",
         ),
+        "fit": CommandEntry(
+            "ringcoll.cli.fit:fit_command",
+            "The fastest schedules on a network, by size, for groups to use.",
+        ),
         "export": CommandEntry(
             "ringcoll.cli.export:export",
             "An algorithm in the format of MSCCL, MSCCL++, GOAL or Chakra.",

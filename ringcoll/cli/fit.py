@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from ringcoll.bench import parse_size
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import (
+    asked_network,
     collective_name,
     file_option,
     json_option,
-    network,
     network_options,
+    network_ranks_option,
 )
 from ringcoll.machine import read_fit, write_fit
-from ringcoll.search import SIZES, Fit, FitRange, fit
+from ringcoll.search import HARDLY, SIZES, Fit, FitRange, fit
 from ringcoll.simulation import FORMS, PRESETS
 
 _EXAMPLES = """
@@ -29,8 +31,6 @@ _EXAMPLES = """
   RINGCOLL_TUNING=cluster.fit torchrun ... train.py
 """
 
-_HARDLY = 1.02  # times as fast: simulated times are not better than that
-
 
 @command(
     "fit",
@@ -38,6 +38,7 @@ _HARDLY = 1.02  # times as fast: simulated times are not better than that
     terms={"Topologies": FORMS, "Topologies of real machines": PRESETS},
 )
 @click.argument("collectives", type=collective_name, nargs=-1, required=True)
+@network_ranks_option
 @network_options
 @click.option("--sizes", metavar="SIZES", help="Bytes of the data at which schedules are simulated, such as 4K,1M; "
               "1K to 64M.")  # fmt: skip
@@ -48,13 +49,11 @@ _HARDLY = 1.02  # times as fast: simulated times are not better than that
 @json_option
 def fit_command(
     collectives: tuple[str, ...],
-    text: str | None,
-    graph_file: Path | None,
-    world_size: int | None,
     sizes: str | None,
     seed: int,
     file: Path | None,
     as_json: bool,
+    **network: Any,
 ) -> None:
     """Find the fastest schedules of COLLECTIVES on a network, by the simulator, and prove them.
 
@@ -62,19 +61,20 @@ def fit_command(
     hierarchies over the hosts and what the searches find. Beside each time stands a lower bound that no
     schedule is below. With -o the winners are written; a group of as many ranks on such hosts then uses them.
     """
-    topology = network(text, graph_file, world_size)
+    _, topology = asked_network(network)
+    if topology is None:
+        raise click.UsageError("give either --topology or --graph")
     asked = None if sizes is None else [parse_size(size) for size in sizes.split(",")]
     fits = []
     for collective in dict.fromkeys(collectives):
         total = len(asked or SIZES) * 2 * len(list(algorithms(collective, topology.world_size)))
         with progress(total, f"fit {collective}") as advance:
             fits.append(fit(collective, topology, sizes=asked, seed=seed, advance=advance))
-    better = [found for found in fits if found.gain >= _HARDLY]
+    better = [found for found in fits if found.gain >= HARDLY]
     if file is not None and better:
-        fitted = read_fit(file) if file.exists() else None
-        for found in better:
-            fitted = found.fitted(datetime.now(UTC).isoformat(timespec="seconds"), fitted)
-        write_fit(file, fitted)
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        before = read_fit(file) if file.exists() else None
+        write_fit(file, reduce(lambda fitted, found: found.fitted(date, fitted), better, before))
     if as_json:
         print_json({"network": topology.name, "fits": [_document(found) for found in fits]})
         return
@@ -123,7 +123,7 @@ def _print(found: Fit) -> None:
     print_table(columns, [_row(one) for one in found.ranges], left=2)
     if found.left_out:
         print_text(f"\nnot simulated, as they have too many messages: {', '.join(found.left_out)}")
-    if found.gain < _HARDLY:
+    if found.gain < HARDLY:
         print_text("\nno schedule is faster than the registered algorithms in rank order")
 
 

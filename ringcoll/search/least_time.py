@@ -95,7 +95,7 @@ def _farthest(rules: Contract, topology: Topology, root: int) -> tuple[float, st
     for rank in range(world_size):
         blocks = rules.outputs(rank, world_size, root)
         if rules.reduces:
-            sources[rank] = set(range(world_size)) if blocks else set()
+            sources[rank] = set(range(rules.contributors(rank, world_size))) if blocks else set()
         else:
             sources[rank] = {rules.owner(block, world_size, root) for block in blocks}
     most, ends = 0.0, (0, 0)
@@ -138,9 +138,14 @@ def _of_sets(
         return speeds[ranks]
 
     def entering(ranks: frozenset[int]) -> int:
-        wanted = {b for rank in ranks for b in rules.outputs(rank, world_size, root)}
         if rules.reduces:
-            return len(wanted)
+            lacking = [
+                rank
+                for rank in ranks
+                if not ranks >= {*range(rules.contributors(rank, world_size))}
+            ]
+            return len({b for rank in lacking for b in rules.outputs(rank, world_size, root)})
+        wanted = {b for rank in ranks for b in rules.outputs(rank, world_size, root)}
         return len(wanted.difference(*(rules.inputs(rank, world_size, root) for rank in ranks)))
 
     for partition, words in _partitions(topology, graph):
