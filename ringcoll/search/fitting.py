@@ -33,8 +33,8 @@ from ringcoll.search.front import synthesize, trees_of
 from ringcoll.search.hops import hops_of
 from ringcoll.search.least_time import groups_of_ranks, least_time
 from ringcoll.search.placing import near_order
-from ringcoll.search.registered import MOST_MESSAGES, SearchTime, best_time
-from ringcoll.simulation import Topology, simulate, topology_in_text
+from ringcoll.search.registered import HARDLY, MOST_MESSAGES, SearchTime, best_time
+from ringcoll.simulation import Topology, simulate, topology_text
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))
 _SIZES_OF_MANY = (1 << 12, 1 << 18, 1 << 24)
@@ -228,7 +228,11 @@ def fit(
     stored: dict[str, Schedule] = {}
     ranges: list[FitRange] = []
     for number, size in enumerate(asked):
-        winner = min(times[size])
+        least = min(times[size]).seconds
+        winner = min(
+            (time for time in times[size] if time.seconds <= HARDLY * least),
+            key=lambda time: (by_name[time.algorithm].messages * time.segments, time),
+        )
         candidate = by_name[winner.algorithm]
         verify(candidate.schedule)
         if candidate.is_stored:
