@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from ringcoll.collectives.functions import barrier
 from ringcoll.collectives.groups import communicator
-from ringcoll.group import probe as probe_all
+from ringcoll.group import probe as measured
 from ringcoll.machine import seconds_of
 from ringcoll.simulation import Measurements, Topology, topology_of
 
@@ -17,13 +18,10 @@ _LIMIT_S = 10.0  # of a message
 
 def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
     """What `probe` measures, as numbers of pairs of ranks."""
-    budget_s = seconds_of(budget_s, "budget_s")
+    budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))
     barrier(group)  # ranks may come as late as to any operation
-    member = communicator(group, torch.device("cpu"))
-    limit_s = min(_LIMIT_S, member.timeout_s)
-    return probe_all(
-        member.transport, budget_s, limit_s, lambda part: member.in_turn(part, "probe")
-    )
+    in_turn = partial(member.in_turn, name="probe")
+    return measured(member.transport, budget_s, min(_LIMIT_S, member.timeout_s), in_turn)
 
 
 def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
@@ -42,8 +40,7 @@ def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
     Returns
     -------
     Topology
-        The network as `ringcoll.simulate` and ``ringcoll search`` take it; its links have no lanes, so
-        `ringcoll.simulation.topology_text` writes it as a text.
+        The network as `ringcoll.simulate` takes it; `ringcoll.simulation.topology_text` writes it.
 
     Raises
     ------

@@ -22,11 +22,11 @@ from ringcoll.simulation import Measurements, Pair, Sample, Trial, trials
 from ringcoll.transport import Message, Transport
 
 _TAG = 0x7E57C059  # of 31 bits; nothing else is under way meanwhile
-_SHORT, _FIRST, _MOST = 8, 1 << 15, 1 << 22  # bytes of a message
+_SHORT, _LEAST = 8, 1 << 15  # bytes of a message
+_FIRST, _MOST = ((_LEAST,) * 4, (_SHORT,)), (1 << 22, _SHORT)  # those of a stream, long and short
 _MESSAGE_S = 0.005
-_UNDER_WAY = 4  # messages of a stream
 
-Post = Callable[[], Callable[..., None]]
+Wait = Callable[..., None]
 
 
 class _Prober:
@@ -34,16 +34,16 @@ class _Prober:
 
     def __init__(self, transport: Transport, limit_s: float) -> None:
         self.transport, self.rank, self.limit_s = transport, transport.rank, limit_s
-        self.memory = torch.zeros(2, _MOST, dtype=torch.uint8, device="cpu")
+        self.memory = torch.zeros(2, _MOST[0], dtype=torch.uint8, device="cpu")
         self.size = torch.zeros(1, dtype=torch.int64, device="cpu")
 
-    def ready(self, source: int, target: int, data: Tensor) -> Post:
+    def ready(self, source: int, target: int, data: Tensor) -> Callable[[], Wait]:
         """Make a message of this rank ready; the function posts it, and returns one that waits."""
         is_send, peer = source == self.rank, source + target - self.rank
         message = [Message(peer, data, _TAG)]
         post = self.transport.bind(*(([], message) if is_send else (message, [])))
 
-        def start() -> Callable[..., None]:
+        def start() -> Wait:
             (handle,) = post(0)
             return partial(wait, handle)
 
@@ -61,11 +61,11 @@ class _Prober:
     def greet(self) -> None:
         """Exchange a message with all, which sets paths up; a rank to which none comes gives up first."""
         others = [peer for peer in range(self.transport.world_size) if peer != self.rank]
-        pairs = [(peer, self.rank) for peer in others] + [(self.rank, peer) for peer in others]
-        waits = [
-            self.ready(*pair, self.memory[int(pair[0] == self.rank), :_SHORT])() for pair in pairs
-        ]
-        for wait in waits:
+        comes = [self.ready(peer, self.rank, self.memory[0, :_SHORT])() for peer in others]
+        for wait in [
+            *comes,
+            *(self.ready(self.rank, peer, self.memory[1, :_SHORT])() for peer in others),
+        ]:
             wait(share=0.5)
 
     def trial(self, trial: Trial) -> dict[Pair, Sample]:
@@ -88,40 +88,38 @@ class _Prober:
         numbers = rows.roll(self.rank, 0).tolist()
         return {pair: Sample(*numbers[pair[1]]) for pair in trial.pairs}
 
+    def _stream(self, source: int, target: int, trial: Trial) -> Callable[[int], Wait]:
+        """What posts the messages of a stream; a message that is under way cannot be posted again."""
+        memory = self.memory[int(source == self.rank)]
+        if trial.is_short:
+            short = self.ready(source, target, memory[:_SHORT])
+            return lambda nbytes: short()
+        return lambda nbytes: self.ready(source, target, memory[:nbytes])()
+
     def _give(self, peer: int, trial: Trial) -> None:
-        size = _SHORT if trial.is_short else _FIRST
-        send = self.ready(self.rank, peer, self.memory[1, :size])
-        hear = self.ready(peer, self.rank, self.size)
-        under_way = deque(send() for _ in range(1 if trial.is_short else _UNDER_WAY))
+        send, hear = self._stream(self.rank, peer, trial), self.ready(peer, self.rank, self.size)
+        under_way = deque(map(send, _FIRST[trial.is_short]))
         while under_way:
             under_way.popleft()()
             hear()()
-            following = int(self.size)
-            if following not in (0, size):
-                send = self.ready(self.rank, peer, self.memory[1, :following])
-                size = following
-            if following:
-                under_way.append(send())
+            if nbytes := int(self.size):
+                under_way.append(send(nbytes))
 
     def _take(self, peer: int, trial: Trial) -> Sample:
-        size, most = (_SHORT, _SHORT) if trial.is_short else (_FIRST, _MOST)
-        receive = self.ready(peer, self.rank, self.memory[0, :size])
-        tell = self.ready(self.rank, peer, self.size)
-        coming = deque((size, receive()) for _ in range(1 if trial.is_short else _UNDER_WAY))
+        receive, tell = self._stream(peer, self.rank, trial), self.ready(self.rank, peer, self.size)
+        sizes = deque(_FIRST[trial.is_short])
+        coming, size, most = deque(map(receive, sizes)), sizes[-1], _MOST[trial.is_short]
         arrivals = [(time.perf_counter(), 0)]
         while coming:
-            nbytes, wait = coming.popleft()
-            wait()
-            arrivals.append((time.perf_counter(), arrivals[-1][1] + nbytes))
-            seconds = max(arrivals[-1][0] - arrivals[0][0], 1e-6)
-            fitting = max(_FIRST, int(arrivals[-1][1] / seconds * _MESSAGE_S))
+            coming.popleft()()
+            arrivals.append((time.perf_counter(), arrivals[-1][1] + sizes.popleft()))
+            rate = arrivals[-1][1] / max(arrivals[-1][0] - arrivals[0][0], 1e-6)
+            size = min(2 * size, max(_LEAST, int(rate * _MESSAGE_S)), most)
             if trial.is_enough(arrivals):
                 size = 0
-            elif (following := min(2 * size, fitting, most)) != size:
-                receive = self.ready(peer, self.rank, self.memory[0, :following])
-                size = following
-            if size:
-                coming.append((size, receive()))
+            else:
+                sizes.append(size)
+                coming.append(receive(size))
             self.size.fill_(size)
             tell()()
         return trial.sample(arrivals)
@@ -133,21 +131,10 @@ def probe(
     limit_s: float,
     in_turn: Callable[[Callable[[], object]], object] = lambda part: part(),
 ) -> Measurements:
-    """Measure all pairs of ranks; every rank calls it, and gets the same.
+    """Measure all pairs of ranks over a connected transport; every rank calls it, and gets the same.
 
-    Parameters
-    ----------
-    transport
-        Connected transport for CPU tensors.
-    budget_s, limit_s
-        Seconds that the measurement is to take, and time limit of a message.
-    in_turn
-        What calls each part.
-
-    Raises
-    ------
-    CollectiveTimeoutError, PeerLostError
-        Nothing came from a rank to another, and the message names both; or a rank was lost.
+    A message has a time limit; the measurement takes about ``budget_s``. ``in_turn`` calls each part. Raises as
+    `ringcoll.probe`.
     """
     prober, plan = _Prober(transport, limit_s), trials(transport.hosts, budget_s)
     numbers: list[dict[Pair, Sample] | None] = [None]

@@ -24,18 +24,13 @@ from ringcoll.errors import ArgumentError
 Pair = tuple[int, int]
 """Two ranks, or two hosts: sender and receiver."""
 
-CLEARLY, _ABOUT = (
-    0.8,
-    0.9,
-)  # of a rate: what is below is another rate; what is above differs by noise
-_SHARE, _SHORT_SHARE = (
-    0.4,
-    0.2,
-)  # of the budget: for pairs alone, and for many at once; for latencies
+CLEARLY = 0.8  # of a rate: what is below is another rate
+_ABOUT = 0.9  # of a rate: what is above differs by noise
+_SHARE = 0.4  # of the budget, for pairs alone; as much for many at once, and the rest for latencies
 _TRIPS_S, _LEAST_S, _ALONE_S, _TOGETHER_S, _MOST_S = 0.02, 0.03, 0.12, 0.25, 1.0
 _LEAST_NBYTES = 3 << 19  # several times the burst of a token bucket, of up to 256 KiB
 _BURST = 3 << 17  # bytes that are left out at the beginning
-_WINDOWS = 8
+_WINDOWS = 8  # of a stream, whose rates have a median and a spread
 _HALVES = 12  # ways to halve the hosts
 
 
@@ -69,13 +64,12 @@ class Trial(NamedTuple):
         left_out = 1 if self.is_short else min(nbytes // 2, max(_BURST, nbytes // 4))
         kept = [arrival for arrival in arrivals if arrival[1] >= left_out]
         kept = kept if kept[1:] else [arrivals[0], arrivals[-1]]
-        if not self.is_short:
-            last = len(kept) - 1
-            kept = [kept[last * index // _WINDOWS] for index in range(_WINDOWS + 1)]
-        steps = [(max(end - begin, 1e-9), new - old) for (begin, old), (end, new) in pairwise(kept)]
-        values = sorted(s / 2 if self.is_short else n / s for s, n in steps if n)
+        windows = len(kept) - 1 if self.is_short else _WINDOWS
+        ends = [kept[(len(kept) - 1) * index // windows] for index in range(windows + 1)]
+        steps = [(max(end - begin, 1e-9), new - old) for (begin, old), (end, new) in pairwise(ends)]
+        values = [s / 2 if self.is_short else n / s for s, n in steps if n]
         low, middle, high = quantiles(values * 2, n=4)
-        return Sample(values[0] if self.is_short else middle, (high - low) / middle)
+        return Sample(min(values) if self.is_short else middle, (high - low) / middle)
 
 
 @dataclass(frozen=True)

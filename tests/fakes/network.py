@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
-from ringcoll.errors import CollectiveTimeoutError
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError
 from ringcoll.simulation import Topology
 from ringcoll.transport import Handle, Hub, LocalTransport, Message
-from ringcoll.transport.local import Half
 
 __all__ = ["NetworkHub"]
 
@@ -36,7 +36,7 @@ class NetworkHub(Hub):
     def transports(self) -> list[LocalTransport]:
         return [NetworkTransport(self, rank) for rank in range(self.world_size)]
 
-    def post(self, rank: int, receives: Sequence[Message], sends: Sequence[Message]) -> list[Half]:
+    def post(self, rank: int, receives: Sequence[Message], sends: Sequence[Message]) -> list[Any]:
         with self.condition:  # which the same thread may take again
             for message in sends:
                 due = self._due.setdefault((rank, message.peer), deque())
@@ -55,7 +55,7 @@ class NetworkHub(Hub):
             arrival, latency_s = max(arrival, done), latency_s + float(link.latency_s)
         return arrival + latency_s
 
-    def transfer(self, receive: Half, send: Half) -> None:
+    def transfer(self, receive: Any, send: Any) -> None:
         super().transfer(receive, send)
         vars(receive)["due"] = self._due[receive.message.peer, send.message.peer].popleft()
 
@@ -69,7 +69,7 @@ class NetworkTransport(LocalTransport):
         due = vars(handle).get("due", 0.0)
         while (now := time.monotonic()) < due:
             if self.hub.aborted:
-                super().wait(Half(handle.message), 0.0)  # type: ignore[attr-defined]
+                raise PeerLostError(self.hub.aborted)
             if now > deadline:
                 raise CollectiveTimeoutError(f"no message within {timeout_s:g} s")
             time.sleep(min(due - now, 0.05, max(deadline - now, 0.001)))
