@@ -31,6 +31,7 @@ from .collectives.functions import scatter as scatter
 from .collectives.groups import bytes_sent as bytes_sent
 from .collectives.groups import close as close
 from .collectives.groups import use as use
+from .collectives.probe_call import probe as probe
 from .collectives.sharing import share as share
 from .group.work import Work as Work
 from .launch.mpi_ranks import MpiGroup as MpiGroup

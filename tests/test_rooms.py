@@ -83,6 +83,7 @@ ALLOWED = {
     "math",
     "operator",
     "re",
+    "statistics",
     "typing",
     "xml",
 }

@@ -25,6 +25,7 @@
 `search`          ``ringcoll search``
 `train`           ``ringcoll train``
 `tune`            ``ringcoll tune``
+`probe`           ``ringcoll probe``
 `report`          a proof in words and as data
 `output`          how results are printed
 `picture_files`   pictures as SVG, pages, PNG, PDF and GIF

@@ -76,6 +76,10 @@ SECTIONS = {
             "ringcoll.cli.tune:tune",
             'Measure this machine, so that "auto" chooses by what was measured.',
         ),
+        "probe": CommandEntry(
+            "ringcoll.cli.probe:probe",
+            "The network of these ranks: hosts, cards and links, as a file.",
+        ),
         "trace": CommandEntry(
             "ringcoll.cli.trace:trace",
             "Where the time goes: a picture of all ranks, and its summary.",

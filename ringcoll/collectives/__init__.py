@@ -8,6 +8,7 @@
 `own_groups`     groups that torch does not know: of threads, of MPI, of a store
 `sharing`        tensors of a group move to shared memory
 `sparse`         all-reduce of sparse tensors
+`probe_call`     the network of a group, measured
 `explanation`    which algorithm would run, and why
 ===============  ==========================================================
 """

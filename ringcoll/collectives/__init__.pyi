@@ -36,5 +36,7 @@ from .groups import use as use
 from .own_groups import OwnGroup as OwnGroup
 from .own_groups import StoreGroup as StoreGroup
 from .own_groups import messages_in_flight as messages_in_flight
+from .probe_call import measurements as measurements
+from .probe_call import probe as probe
 from .sharing import share as share
 from .sharing import share_for as share_for

@@ -5,6 +5,7 @@
 `queue`         operations in the order of their calls; who runs them
 `workspace`     working memory that the operations of a group share
 `agreement`     what messages cost, measured; one table for all ranks
+`probing`       the messages between all pairs of ranks, measured
 `communicator`  one rank's end of a group: meet, resolve, open, drive, finish
 ==============  ==========================================================
 """

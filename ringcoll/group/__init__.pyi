@@ -5,5 +5,6 @@ from .communicator import Call as Call
 from .communicator import Communicator as Communicator
 from .communicator import Part as Part
 from .communicator import in_use as in_use
+from .probing import probe as probe
 from .queue import Queue as Queue
 from .work import Work as Work

@@ -1,11 +1,13 @@
 from .dgx1 import dgx1 as dgx1
 from .dragonfly import dragonfly as dragonfly
 from .graph_text import topology_from_text as topology_from_text
-from .graph_text import topology_in_text as topology_in_text
+from .graph_text import topology_text as topology_text
 from .levels import fat_tree as fat_tree
 from .levels import hosts as hosts
 from .links import Link as Link
 from .links import Node as Node
+from .measured import links_of as links_of
+from .measured import topology_of as topology_of
 from .picture import SimulatedSpan as SimulatedSpan
 from .presets import PRESETS as PRESETS
 from .results import LinkLoad as LinkLoad
@@ -19,4 +21,9 @@ from .texts import FORMS as FORMS
 from .texts import ranks_named as ranks_named
 from .texts import topology_named as topology_named
 from .topology import Topology as Topology
+from .trials import Measurements as Measurements
+from .trials import Pair as Pair
+from .trials import Sample as Sample
+from .trials import Trial as Trial
+from .trials import trials as trials
 from .waves import wave_of as wave_of

@@ -15,6 +15,8 @@ What follows ``#`` is a comment.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import LARGEST_WORLD
@@ -23,6 +25,7 @@ from ringcoll.simulation.topology import Topology
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _LINK = re.compile(rf"(\w+)\s*(--|->)\s*(\w+)\s+({_NUMBER})(?:\s+({_NUMBER}))?", re.ASCII)
+_SWITCH = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _LONGEST_LINE = 1 << 10
 
 
@@ -65,15 +68,39 @@ def topology_from_text(text: str, *, name: str = "graph", source: str = "") -> T
     )
 
 
-def topology_in_text(topology: Topology) -> str:
-    """Write a topology as `topology_from_text` reads it; costs of a rank, lanes and a router of its own are lost.
+def topology_text(topology: Topology, comments: Mapping[Link, str] | None = None) -> str:
+    """Write a topology as a text that `topology_from_text` reads, with comments on links.
 
-    A link that is never full is written with its speed for one message.
+    Raises
+    ------
+    ArgumentError
+        The text cannot say it: a link with several lanes, costs of ranks, routes by a formula, a name of other signs.
+
+    Examples
+    --------
+    >>> print(topology_text(topology_from_text("0 -- 1 50 0.5")), end="")
+    0 -- 1 50 0.5
     """
-    return "".join(
-        f"{link.source} -> {link.target}  {float(link.fastest) / 1e9!r}  {float(link.latency_s) * 1e6!r}\n"
-        for link in topology.links
-    )
+    costs = topology.alpha_s, topology.overhead_s, topology.gamma_s_per_byte
+    nodes = [node for link in topology.links for node in (link.source, link.target)]
+    is_named = all(isinstance(node, int) or _SWITCH.fullmatch(node) for node in nodes)
+    is_plain = {link.lanes for link in topology.links} == {1} and not any(costs)
+    if not is_named or not is_plain or topology.router is not None:
+        raise ArgumentError(
+            "a text cannot say it", argument="topology", got=topology.name,
+            expected="links of one lane, ranks without costs, the shortest routes, names of letters and digits",
+        )  # fmt: skip
+    text, links, comments = "", list(topology.links), comments or {}
+    while links:
+        link = links.pop(0)
+        comment = comments.get(link, "")
+        back = replace(link, source=link.target, target=link.source)
+        is_cable = links[:1] == [back] and comments.get(back, "") == comment
+        del links[: int(is_cable)]
+        numbers = f"{float(link.bandwidth) / 1e9:.12g} {float(link.latency_s) * 1e6:.12g}"
+        text += f"{link.source} {'--' if is_cable else '->'} {link.target} {numbers}"
+        text += f"  # {comment}\n" if comment else "\n"
+    return text
 
 
 def _links(content: str, number: int) -> list[Link]:

@@ -6,9 +6,19 @@ from collections import Counter
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from ringcoll.errors import ArgumentError
-from ringcoll.simulation import Topology, dgx1, ranks_named, topology_from_text
+from ringcoll.simulation import (
+    Link,
+    Topology,
+    crossbar,
+    dgx1,
+    ranks_named,
+    topology_from_text,
+    topology_text,
+    torus,
+)
 from tests.cases.effort import effort
 from tests.cases.malformed import words
 
@@ -76,6 +86,70 @@ def test_cables_are_links_of_both_ways_with_equal_numbers() -> None:
     network = topology_from_text("0 -- 1 5 1\n1 -> 2 5 1\n2 -> 1 6 1\n2 -> 0 5 1\n0 -> 2 5 1")
     named = [(link.name, is_cable) for link, is_cable in network.cables()]
     assert named == [("0 -> 1", True), ("1 -> 2", False), ("2 -> 1", False), ("2 -> 0", True)]
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """A tree of ranks and switches, with links and cables besides."""
+    world_size = draw(st.integers(2, 8))
+    nodes: list[int | str] = [*range(world_size), "net", "leaf0", "_1"]
+    rates = st.floats(1e3, 1e15) | st.integers(1, 10**15) | st.fractions(1, 10**12)
+    latencies = st.floats(0, 10) | st.just(0)
+    links: dict[tuple[int | str, int | str], Link] = {}
+    for index, node in enumerate(nodes[1:], start=1):
+        other = nodes[draw(st.integers(0, index - 1))]
+        for ends in ((node, other), (other, node)):
+            links[ends] = Link(*ends, draw(rates), draw(latencies))
+    for first, second in draw(st.lists(st.tuples(st.sampled_from(nodes), st.sampled_from(nodes)))):
+        if first != second:
+            numbers = draw(rates), draw(latencies)
+            links[first, second] = Link(first, second, *numbers)
+            links[second, first] = Link(second, first, *numbers)
+    order = draw(st.permutations([*links.values()]))
+    return Topology(world_size=world_size, links=tuple(order))
+
+
+@effort(60)
+@given(topologies())
+def test_a_text_has_all_links_in_their_order(topology: Topology) -> None:
+    text = topology_text(topology, {topology.links[0]: "measured"})
+    again = topology_from_text(text)
+    assert again.world_size == topology.world_size
+    assert len(again.links) == len(topology.links)
+    for link, written in zip(topology.links, again.links, strict=True):
+        assert (written.source, written.target) == (link.source, link.target)
+        assert written.bandwidth == pytest.approx(float(link.bandwidth), rel=1e-11)
+        assert written.latency_s == pytest.approx(float(link.latency_s), rel=1e-11)
+    for source in range(topology.world_size):
+        for target in range(topology.world_size):
+            assert again.route(source, target) == topology.route(source, target)
+    assert text.count("#") == 1
+
+
+def test_equal_links_both_ways_are_a_cable() -> None:
+    graph = topology_from_text("0 -- s 50 0.5\ns -- 1 12.5 0\n1 -> 0 6 0\n0 -> 1 7 0\n")
+    assert topology_text(graph) == "0 -- s 50 0.5\ns -- 1 12.5 0\n1 -> 0 6 0\n0 -> 1 7 0\n"
+    first, second, *_ = graph.links
+    assert topology_text(graph, {first: "a", second: "a"}).startswith("0 -- s 50 0.5  # a\ns --")
+    both = topology_text(graph, {first: "a", second: "b"})
+    assert both.startswith("0 -> s 50 0.5  # a\ns -> 0 50 0.5  # b\ns --")
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        torus((2, 2), bandwidth=1e9),  # its routes are a formula
+        crossbar(2, bandwidth=1e9, ports=2),
+        Topology(world_size=1, links=()),
+        Topology(world_size=2, links=(Link(0, "leaf 0", 1), Link("leaf 0", 0, 1),
+                                      Link(1, "leaf 0", 1), Link("leaf 0", 1, 1))),
+        Topology(world_size=2, links=(Link(0, 1, 1), Link(1, 0, 1)), alpha_s=1e-6),
+        Topology(world_size=2, links=(Link(0, 1, 1, 0, None), Link(1, 0, 1))),
+    ],
+)  # fmt: skip
+def test_what_a_text_cannot_say(topology: Topology) -> None:
+    with pytest.raises(ArgumentError, match="a text cannot say it"):
+        topology_text(topology)
 
 
 def test_the_dgx1() -> None:

@@ -1,0 +1,59 @@
+"""The network of a group, measured."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from ringcoll.collectives.functions import barrier
+from ringcoll.collectives.groups import communicator
+from ringcoll.group import probe as measured
+from ringcoll.machine import seconds_of
+from ringcoll.simulation import Measurements, Topology, topology_of
+
+_LIMIT_S = 10.0  # of a message
+
+
+def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
+    """What `probe` measures, as numbers of pairs of ranks."""
+    budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))
+    barrier(group)  # ranks may come as late as to any operation
+    in_turn = partial(member.in_turn, name="probe")
+    return measured(member.transport, budget_s, min(_LIMIT_S, member.timeout_s), in_turn)
+
+
+def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
+    """Measure the network between the ranks of a group: hosts, their cards, and the switches between them.
+
+    All ranks of the group call this; each gets the same. The messages are those of the group's transport for CPU
+    tensors. Nothing else should run on these hosts meanwhile.
+
+    Parameters
+    ----------
+    group
+        As for `ringcoll.all_reduce`.
+    budget_s
+        Seconds to spend; with hundreds of hosts it takes longer.
+
+    Returns
+    -------
+    Topology
+        The network as `ringcoll.simulate` takes it; `ringcoll.simulation.topology_text` writes it.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        Nothing came from a rank to another; the message names both.
+    PeerLostError
+        A rank was lost.
+
+    Examples
+    --------
+    >>> import ringcoll
+    >>> found = ringcoll.run_threads(lambda group: ringcoll.probe(group, 0.5), 2)[0]
+    >>> [link.name for link in found.links]
+    ['0 -> host0', 'host0 -> 0', '1 -> host0', 'host0 -> 1']
+    """
+    return topology_of(measurements(group, budget_s))

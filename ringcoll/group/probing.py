@@ -1,0 +1,148 @@
+"""Measure the messages between all pairs of ranks of a group, as `ringcoll.simulation.trials` asks.
+
+All that is measured is a stream. The receiver answers each message with the size of a later one, or with 0 when it
+has measured enough, so messages get as long as some milliseconds take, and the receiver's clock counts: what lies in
+buffers is not counted. With one message at a time, the time between two is a round trip.
+
+All ranks get all numbers after each trial, by Bruck's all-gather, in which nobody is done before all have begun.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ringcoll.errors import CollectiveTimeoutError
+from ringcoll.simulation import Measurements, Pair, Sample, Trial, trials
+from ringcoll.transport import Message, Transport
+
+_TAG = 0x7E57C059  # of 31 bits; nothing else is under way meanwhile
+_SHORT, _LEAST = 8, 1 << 15  # bytes of a message
+_FIRST, _MOST = ((_LEAST,) * 4, (_SHORT,)), (1 << 22, _SHORT)  # those of a stream, long and short
+_MESSAGE_S = 0.005
+
+Wait = Callable[..., None]
+
+
+class _Prober:
+    """One rank's part."""
+
+    def __init__(self, transport: Transport, limit_s: float) -> None:
+        self.transport, self.rank, self.limit_s = transport, transport.rank, limit_s
+        self.memory = torch.zeros(2, _MOST[0], dtype=torch.uint8, device="cpu")
+        self.size = torch.zeros(1, dtype=torch.int64, device="cpu")
+
+    def ready(self, source: int, target: int, data: Tensor) -> Callable[[], Wait]:
+        """Make a message of this rank ready; the function posts it, and returns one that waits."""
+        is_send, peer = source == self.rank, source + target - self.rank
+        message = [Message(peer, data, _TAG)]
+        post = self.transport.bind(*(([], message) if is_send else (message, [])))
+
+        def start() -> Wait:
+            (handle,) = post(0)
+            return partial(wait, handle)
+
+        def wait(handle: object, share: float = 1.0) -> None:
+            limit_s = share * self.limit_s
+            try:
+                if handle is not None:
+                    self.transport.wait(handle, limit_s)
+            except CollectiveTimeoutError as error:
+                text = f"nothing came from rank {source} to rank {target} for {limit_s:g} s"
+                raise CollectiveTimeoutError(text, peer=peer) from error
+
+        return start
+
+    def greet(self) -> None:
+        """Exchange a message with all, which sets paths up; a rank to which none comes gives up first."""
+        others = [peer for peer in range(self.transport.world_size) if peer != self.rank]
+        comes = [self.ready(peer, self.rank, self.memory[0, :_SHORT])() for peer in others]
+        for wait in [
+            *comes,
+            *(self.ready(self.rank, peer, self.memory[1, :_SHORT])() for peer in others),
+        ]:
+            wait(share=0.5)
+
+    def trial(self, trial: Trial) -> dict[Pair, Sample]:
+        """Take part in a trial; the numbers of all its pairs."""
+        own = Sample(0.0)
+        for source, target in trial.pairs:
+            if self.rank == source:
+                self._give(target, trial)
+            elif self.rank == target:
+                own = self._take(source, trial)
+        world_size, known = self.transport.world_size, 1
+        rows = torch.tensor([own] * world_size, dtype=torch.float64, device="cpu")
+        while known < world_size:  # row r is that of the rank r further
+            more = min(known, world_size - known)
+            ahead, back = ((self.rank + way) % world_size for way in (known, -known))
+            come = self.ready(ahead, self.rank, rows[known : known + more].view(-1))()
+            self.ready(self.rank, back, rows[:more].view(-1))()()
+            come()
+            known += more
+        numbers = rows.roll(self.rank, 0).tolist()
+        return {pair: Sample(*numbers[pair[1]]) for pair in trial.pairs}
+
+    def _stream(self, source: int, target: int, trial: Trial) -> Callable[[int], Wait]:
+        """What posts the messages of a stream; a message that is under way cannot be posted again."""
+        memory = self.memory[int(source == self.rank)]
+        if trial.is_short:
+            short = self.ready(source, target, memory[:_SHORT])
+            return lambda nbytes: short()
+        return lambda nbytes: self.ready(source, target, memory[:nbytes])()
+
+    def _give(self, peer: int, trial: Trial) -> None:
+        send, hear = self._stream(self.rank, peer, trial), self.ready(peer, self.rank, self.size)
+        under_way = deque(map(send, _FIRST[trial.is_short]))
+        while under_way:
+            under_way.popleft()()
+            hear()()
+            if nbytes := int(self.size):
+                under_way.append(send(nbytes))
+
+    def _take(self, peer: int, trial: Trial) -> Sample:
+        receive, tell = self._stream(peer, self.rank, trial), self.ready(self.rank, peer, self.size)
+        sizes = deque(_FIRST[trial.is_short])
+        coming, size, most = deque(map(receive, sizes)), sizes[-1], _MOST[trial.is_short]
+        arrivals = [(time.perf_counter(), 0)]
+        while coming:
+            coming.popleft()()
+            arrivals.append((time.perf_counter(), arrivals[-1][1] + sizes.popleft()))
+            rate = arrivals[-1][1] / max(arrivals[-1][0] - arrivals[0][0], 1e-6)
+            size = min(2 * size, max(_LEAST, int(rate * _MESSAGE_S)), most)
+            if trial.is_enough(arrivals):
+                size = 0
+            else:
+                sizes.append(size)
+                coming.append(receive(size))
+            self.size.fill_(size)
+            tell()()
+        return trial.sample(arrivals)
+
+
+def probe(
+    transport: Transport,
+    budget_s: float,
+    limit_s: float,
+    in_turn: Callable[[Callable[[], object]], object] = lambda part: part(),
+) -> Measurements:
+    """Measure all pairs of ranks over a connected transport; every rank calls it, and gets the same.
+
+    A message has a time limit; the measurement takes about ``budget_s``. ``in_turn`` calls each part. Raises as
+    `ringcoll.probe`.
+    """
+    prober, plan = _Prober(transport, limit_s), trials(transport.hosts, budget_s)
+    numbers: list[dict[Pair, Sample] | None] = [None]
+    in_turn(prober.greet)
+    while True:
+        try:
+            trial = plan.send(numbers.pop())
+        except StopIteration as end:
+            found: Measurements = end.value
+            return found
+        in_turn(partial(lambda trial: numbers.append(prober.trial(trial)), trial))

@@ -1,0 +1,142 @@
+"""What was measured between the ranks of a group, and the topology that explains it.
+
+The topology has the ranks, a switch for each host, the host's card, and the network between cards::
+
+    0 -- host0 -- card0 -- net -- card1 -- host1 -- 2
+
+A link carries the most that has gone over it. Half of the least latency inside a host is on the way from and to its ranks;
+the rest of the latency between hosts is on the cards. Further links are there only where these do not explain a
+rate: between two ranks of a host, such as of two sockets; between two cards; and a switch ``leaf0`` between
+``net`` and the cards of hosts that share a cable. Routes are those with the fewest links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import inf
+
+from ringcoll.simulation.links import Link, Node
+from ringcoll.simulation.topology import Topology
+from ringcoll.simulation.trials import (
+    CLEARLY,
+    Measurements,
+    Pair,
+    Rates,
+    Sample,
+    between,
+    capacity,
+    carried,
+    slower,
+    total,
+    typical,
+)
+
+_DIFFERS = 0.75  # of what a host's links carry: a slower pair of its ranks has its own link
+_GROWS = 1.2  # times the rate that a host has got where another one did not send
+
+
+def topology_of(measurements: Measurements) -> Topology:
+    """The topology that explains measurements.
+
+    Examples
+    --------
+    >>> latency_s = {(0, 1): Sample(2e-6), (1, 0): Sample(2e-6)}
+    >>> rates = {(0, 1): Sample(2e9), (1, 0): Sample(1e9)}
+    >>> pair = topology_of(Measurements(hosts=(0, 0), latency_s=latency_s, bandwidth=rates))
+    >>> [f"{link.name}: {link.bandwidth:g}" for link in pair.links]
+    ['0 -> host0: 2e+09', 'host0 -> 0: 1e+09', '1 -> host0: 1e+09', 'host0 -> 1: 2e+09']
+    """
+    links, world_size = tuple(links_of(measurements)), len(measurements.hosts)
+    return Topology(world_size=world_size, links=links, name="measured", source="measured")
+
+
+def links_of(measurements: Measurements) -> dict[Link, float]:
+    """The links of `topology_of`, to four digits, each with the spread of its bandwidth."""
+    return {
+        Link(source, target, float(f"{rate.value:.4g}"), float(f"{latency_s:.4g}")): rate.spread
+        for source, target, rate, latency_s in _links(measurements)
+    }
+
+
+def _links(measurements: Measurements) -> Iterator[tuple[Node, Node, Sample, float]]:
+    hosts, rates, latencies = measurements.hosts, measurements.bandwidth, measurements.latency_s
+    near_s = [
+        min(
+            (s for (a, b), (s, _) in latencies.items() if hosts[a] == hosts[b] == host), default=0.0
+        )
+        / 2
+        for host in range(max(hosts) + 1)
+    ]
+    ports = [
+        [capacity(s for pair, s in rates.items() if pair[end] == rank) for rank in range(len(hosts))]
+        for end in (0, 1)
+    ]  # fmt: skip
+    for rank, host in enumerate(hosts) if rates else ():
+        yield rank, f"host{host}", ports[0][rank], near_s[host]
+        yield f"host{host}", rank, ports[1][rank], near_s[host]
+    for (a, b), rate in rates.items():
+        least = min(ports[0][a].value, ports[1][b].value)
+        if hosts[a] == hosts[b] and rate.value < _DIFFERS * least:
+            yield a, b, rate, latencies[a, b].value
+    if len(near_s) < 2:
+        return
+
+    alone = between(rates, hosts, typical)
+    flows = [{ends: sample} for ends, sample in alone.items()]
+    flows += [between(together, hosts, total) for together in measurements.together]
+    far_s = {
+        (a, b): max(0.0, latency_s - near_s[a] - near_s[b])
+        for (a, b), (latency_s, _) in between(latencies, hosts, min).items()
+    }
+    card_s = _parts(far_s, len(near_s))
+    cards = [[carried(flows, {host}, end) for host in range(len(near_s))] for end in (0, 1)]
+    leaves = [
+        (leaf, up)
+        for leaf in _sharing(flows)
+        if (up := [carried(flows, leaf, end) for end in (0, 1)])
+        and any(
+            0 < rate.value < CLEARLY * sum(card[host].value for host in leaf)
+            for rate, card in zip(up, cards, strict=True)
+        )
+    ]
+    above = {host: f"leaf{number}" for number, (leaf, _) in enumerate(leaves) for host in leaf}
+    for host, latency_s in enumerate(card_s):
+        out, into = cards[0][host], cards[1][host]
+        yield f"host{host}", f"card{host}", out, 0.0
+        yield f"card{host}", f"host{host}", into, 0.0
+        yield f"card{host}", above.get(host, "net"), out, latency_s
+        yield above.get(host, "net"), f"card{host}", into, latency_s
+    for number, (_, (out, into)) in enumerate(leaves):
+        yield f"leaf{number}", "net", out, 0.0
+        yield "net", f"leaf{number}", into, 0.0
+    # They come last, and are one link shorter than the way by the net: so no other route leads over them.
+    for a, b in slower(alone):
+        hops = 0 if above.get(a) == above.get(b) else (a in above) + (b in above)
+        nodes = [f"card{a}", *(f"way{a}_{b}_{hop}" for hop in range(hops)), f"card{b}"]
+        rate = capacity(rates[a, b] for rates in flows if (a, b) in rates)
+        for source, target in pairwise(nodes):
+            yield source, target, rate, far_s[a, b] / (len(nodes) - 1)
+
+
+def _parts(far_s: dict[Pair, float], number: int) -> list[float]:
+    """The part of each host in latencies between hosts, by least squares."""
+    own = [sum(value for ends, value in far_s.items() if ends[0] == host) for host in range(number)]
+    rest_s = sum(own) / (2 * number - 2) if number > 2 else 0.0
+    return [max(0.0, (own_s - rest_s) / (number - 2 or 2)) for own_s in own]
+
+
+def _sharing(flows: Sequence[Rates]) -> list[set[int]]:
+    """Hosts that send through one cable: where one does not send, the others get more."""
+    groups: list[set[int]] = []
+    for base in flows:
+        is_apart = len({target for _, target in base}) == len(base)
+        for rest in flows if is_apart and len(base) > 1 else ():
+            missing = base.keys() - rest.keys()
+            if len(missing) == 1 and len(rest) == len(base) - 1:
+                gains = {ends: rest[ends].value / base[ends].value for ends in rest}
+                least = max(_GROWS, (1 + max(gains.values())) / 2)
+                group = {a for a, b in base if gains.get((a, b), inf) > least}
+                group = group.union(*(one for one in groups if one & group))
+                groups = [one for one in groups if not one & group] + [group]
+    return sorted((group for group in groups if len(group) > 1), key=min)

@@ -1,0 +1,96 @@
+"""What ranks measure over a network that is simulated, and what they say of messages that do not come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import ringcoll
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError
+from ringcoll.group.probing import probe
+from ringcoll.simulation import Measurements, topology_from_text, topology_of
+from ringcoll.transport import Hub
+from tests.fakes.network import NetworkHub
+from tests.programs.threads import together
+
+
+def cluster(hosts: Sequence[int], cards: Sequence[float]) -> str:
+    """Hosts with cards of so many MB/s."""
+    lines = [f"{rank} -- host{host} 1 2" for rank, host in enumerate(hosts)]
+    lines += [f"host{host} -- net {rate / 1e3} 50" for host, rate in enumerate(cards)]
+    return "\n".join(lines)
+
+
+def probed(hub: Hub, budget_s: float, limit_s: float = 20.0) -> list[Any]:
+    def main(rank: int) -> Measurements:
+        transport = hub.transports()[rank]
+        transport.connect(20.0)
+        try:
+            return probe(transport, budget_s, limit_s)
+        except BaseException:
+            transport.abort()
+            raise
+
+    return together(hub.world_size, main, 120.0)
+
+
+def test_hosts_with_cards_of_different_speed() -> None:
+    hosts = (0, 0, 1, 1, 2, 2)
+    text = cluster(hosts, (125, 125, 25))
+    first, *others = probed(NetworkHub(topology_from_text(text), hosts), 20.0)
+    assert isinstance(first, Measurements), first
+    assert all(one == first for one in others)
+    assert first.hosts == hosts
+    rates = {link.name: link.bandwidth for link in topology_of(first).links}
+    for host, rate in enumerate((125e6, 125e6, 25e6)):
+        assert rates[f"card{host} -> net"] == pytest.approx(rate, rel=0.15)
+        assert rates[f"net -> card{host}"] == pytest.approx(rate, rel=0.15)
+    assert not [name for name in rates if "leaf" in name or "way" in name]
+    for (a, b), (value, _) in first.latency_s.items():
+        assert value >= (4e-6 if hosts[a] == hosts[b] else 104e-6)
+
+
+@pytest.mark.slow
+def test_many_ranks() -> None:
+    hosts = [rank // 8 for rank in range(64)]
+    hub = NetworkHub(topology_from_text(cluster(hosts, [50] * 8)), hosts)
+    first, *others = probed(hub, 3.0, 60.0)
+    assert isinstance(first, Measurements), first
+    assert all(one == first for one in others)
+    assert len(first.latency_s) == 64 * 63
+    for end in (0, 1):
+        assert {pair[end] for pair in first.bandwidth} == set(range(64))
+    assert topology_of(first).world_size == 64
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+def test_a_single_host(world_size: int) -> None:
+    for found in ringcoll.run_threads(lambda group: ringcoll.probe(group, 1.0), world_size):
+        assert found.world_size == world_size
+        assert {str(link.source) for link in found.links} <= {"host0", *"01234"}
+
+
+@pytest.mark.parametrize("way", [(0, 1), (1, 0), (2, 0), (1, 2)])
+def test_a_way_on_which_nothing_comes_is_named(way: tuple[int, int]) -> None:
+    hosts = (0, 1, 2)
+    hub = NetworkHub(topology_from_text(cluster(hosts, (100, 100, 100))), hosts, lost=[way])
+    errors = probed(hub, 1.0, 1.0)
+    assert all(isinstance(error, CollectiveTimeoutError | PeerLostError) for error in errors)
+    told = {str(error) for error in errors if isinstance(error, CollectiveTimeoutError)}
+    assert any(f"nothing came from rank {way[0]} to rank {way[1]} for" in text for text in told)
+
+
+def test_a_rank_that_leaves_is_lost() -> None:
+    def main(group: Any) -> Any:
+        if group.rank() == 2:
+            ringcoll.barrier(group)
+            ringcoll.close(group)
+            return None
+        try:
+            return ringcoll.probe(group, 1.0)
+        except PeerLostError as error:
+            return error.peer
+
+    assert ringcoll.run_threads(main, 3)[:2] == [2, 2]
