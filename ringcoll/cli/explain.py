@@ -7,15 +7,20 @@ from typing import Any
 
 import click
 
+from ringcoll.algorithms import Algorithm, find
 from ringcoll.cli.command import command
 from ringcoll.cli.output import print_json
 from ringcoll.cli.parameters import (
+    NETWORKS,
+    asked_network,
     bytes_option,
     collective_name,
     complete_algorithms,
     json_option,
     named_algorithms,
-    ranks_option,
+    network_options,
+    network_ranks_option,
+    simulated,
 )
 from ringcoll.collectives import Explanation, explain_without_ranks
 from ringcoll.cost import in_text, predict
@@ -30,12 +35,14 @@ _EXAMPLES = """
   ringcoll explain all_gather -k 4 -b 64K --transport ucx
   ringcoll explain broadcast -k 64 --hosts 8 -b 16M --json
   ringcoll explain all_reduce --algorithm star.py:star
+  ringcoll explain all_reduce -b 1M --graph cluster.txt
 """
 
 
-@command(examples=_EXAMPLES)
+@command(examples=_EXAMPLES, terms=NETWORKS)
 @click.argument("collective", type=collective_name)
-@ranks_option("Number of ranks.", 4)
+@network_ranks_option
+@network_options
 @bytes_option()
 @click.option("--hosts", type=click.IntRange(1, 1 << 16), default=1, show_default=True,
               help="Number of hosts.")  # fmt: skip
@@ -49,19 +56,19 @@ _EXAMPLES = """
 @json_option
 def explain(
     collective: str,
-    ranks: int,
     nbytes: int,
     hosts: int,
     name: str,
     device: str | None,
     algorithm: str | None,
     as_json: bool,
+    **network: Any,
 ) -> None:
     """Say what algorithm="auto" would choose for COLLECTIVE, and why.
 
     No ranks are started. The costs of messages are those of `ringcoll tune`, if it has
     run for so many ranks on this machine, and built-in costs otherwise; a group measures
-    its own. RINGCOLL_ALGORITHM counts.
+    its own. RINGCOLL_ALGORITHM counts. With a network, the same algorithms are simulated on it.
     """
     transport = catalogue.resolved(device or "cpu") if name == "auto" else name
     if device is None:
@@ -70,19 +77,23 @@ def explain(
         raise click.BadParameter(
             f"{transport} carries no {device.upper()} tensors", param_hint="--device"
         )
-    explanation = explain_without_ranks(collective, nbytes, ranks, transport, hosts, device)
+    world_size, topology = asked_network(network, algorithm)
+    explanation = explain_without_ranks(collective, nbytes, world_size, transport, hosts, device)
+    names = [prediction.algorithm for prediction in explanation.choice.predictions]
+    entries = {name: find(collective, name) for name in names}
     if algorithm is not None:
-        explanation = _with(explanation, algorithm)
+        (own, *_), _ = named_algorithms(algorithm, collective)
+        explanation, entries[own.name] = _with(explanation, own), own
+    data, lines = simulated(topology, nbytes, [*entries.values()])
     if as_json:
-        print_json(_document(explanation))
+        print_json(_document(explanation) | data)
     else:
-        click.echo(str(explanation))
+        click.echo("\n".join([str(explanation), *lines]))
 
 
-def _with(explanation: Explanation, algorithm: str) -> Explanation:
+def _with(explanation: Explanation, entry: Algorithm) -> Explanation:
     """Add the prediction of an algorithm that "auto" does not stand for."""
     choice = explanation.choice
-    (entry, *_), _ = named_algorithms(algorithm, choice.collective)
     if reason := entry.restriction(choice.world_size):
         raise UnsupportedWorldSizeError(
             f"{entry.name} cannot run on {choice.world_size} ranks: {reason}"

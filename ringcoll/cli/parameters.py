@@ -30,6 +30,7 @@ from ringcoll.machine import (
 )
 from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, Proof, Schedule, contract, estimated, moved
 from ringcoll.schedule import verify as prove
+from ringcoll.search import registered_times
 from ringcoll.simulation import FORMS, PRESETS, Topology, ranks_named, topology_named
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
@@ -135,6 +136,18 @@ def asked_network(
         raise ArgumentError(f"{graph} has {in_number(topology.world_size, 'rank')}",
                             expected=topology.world_size, got=ranks)  # fmt: skip
     return topology.world_size, topology
+
+
+def simulated(
+    topology: Topology | None, nbytes: int, entries: list[Algorithm]
+) -> tuple[dict[str, Any], list[str]]:
+    """How long algorithms take on a network, as data and in lines; nothing without a network."""
+    if topology is None or not entries:
+        return {}, []
+    times = registered_times(entries[0].collective, topology, nbytes, entries=entries)
+    lines = ["", f"simulated on {topology.name}, each in its best number of segments:"]
+    lines += [f"{time.seconds * 1e6:12.1f} us  {time.algorithm}" for time in times]
+    return {"network": topology.name, "simulated": [time._asdict() for time in times]}, lines
 
 
 class FiniteRange(click.FloatRange):

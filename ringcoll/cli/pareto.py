@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,12 +11,17 @@ from ringcoll.algorithms import algorithms, on_hosts
 from ringcoll.cli.command import command
 from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import (
+    NETWORKS,
+    asked_network,
+    bytes_option,
     collective_name,
     file_option,
     hosts_option,
     json_option,
+    network_options,
+    network_ranks_option,
     new_picture,
-    world_size_option,
+    simulated,
 )
 from ringcoll.cost import dominators, lower_bound
 from ringcoll.errors import TooLargeError, UnsupportedWorldSizeError
@@ -27,12 +33,15 @@ _EXAMPLES = """
   ringcoll pareto all_reduce -k 24 --ports 1
   ringcoll pareto all_gather -k 16 --json
   ringcoll pareto all_reduce -k 24 --plot front.png
+  ringcoll pareto all_reduce --graph cluster.txt -b 64M
 """
 
 
-@command("pareto", examples=_EXAMPLES)
+@command("pareto", examples=_EXAMPLES, terms=NETWORKS)
 @click.argument("collective", type=collective_name)
-@world_size_option
+@network_ranks_option
+@network_options
+@bytes_option("--size")
 @hosts_option
 @click.option(
     "--ports", "most_ports", type=click.IntRange(min=1), metavar="MESSAGES",
@@ -43,11 +52,12 @@ _EXAMPLES = """
 @json_option
 def pareto(
     collective: str,
-    world_size: int | None,
+    nbytes: int,
     num_hosts: int | None,
     most_ports: int | None,
     picture: Path | None,
     as_json: bool,
+    **network: Any,
 ) -> None:
     """Show which algorithms of COLLECTIVE no other algorithm beats in every way.
 
@@ -59,8 +69,9 @@ def pareto(
     0, in units of the whole data; see `ringcoll verify`. At once is the most messages that a
     rank sends, or receives, in one step. A round of many messages takes longer than a round of
     one, which the front does not see; --ports 1 compares algorithms of one message a round.
+    With a network, the same algorithms are simulated on it, with --bytes of data.
     """
-    world_size = world_size or 4
+    world_size, topology = asked_network(network)
     costs: dict[str, Counts] = {}
     ports: dict[str, int] = {}
     left_out: dict[str, str] = {}
@@ -91,6 +102,7 @@ def pareto(
         save(draw_front(costs, dominated_by, bound, title), picture)
     least = Counts(bound.rounds, bound.traffic, bound.reduced)
     ranked = sorted(costs, key=lambda name: costs[name])
+    data, lines = simulated(topology, nbytes, [entry for entry in entries if entry.name in costs])
     if as_json:
         print_json(
             {
@@ -109,6 +121,7 @@ def pareto(
                 ],
                 "left_out": left_out,
             }
+            | data
         )
         return
     print_table(
@@ -126,6 +139,7 @@ def pareto(
         click.echo()
     for reason in left_out.values():
         print_text(f"not shown: {reason}")
+    click.echo("".join(f"{line}\n" for line in lines), nl=False)
 
 
 def _cells(cost: Counts) -> tuple[str, str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ringcoll.algorithms import algorithms
+from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.schedule import Schedule, estimated_messages
 from ringcoll.simulation import Topology, simulate
 
@@ -65,15 +65,16 @@ def registered_times(
     nbytes: int,
     root: int = 0,
     advance: Callable[[str], object] = lambda name: None,
+    entries: Iterable[Algorithm] | None = None,
 ) -> list[SearchTime]:
-    """Simulate every registered algorithm of a collective as `fastest_times` does, the fastest first.
+    """Simulate every registered algorithm of a collective, or ``entries``, as `fastest_times` does, the fastest first.
 
     Algorithms that need to know hosts get two. Those with too many messages are left out. ``advance``
     is called with the name of each.
     """
     world_size = topology.world_size
     times = []
-    for entry in algorithms(collective, world_size):
+    for entry in algorithms(collective, world_size) if entries is None else entries:
         advance(entry.name)
         schedule = entry.schedule(world_size, root)
         messages = estimated_messages(schedule, MOST_MESSAGES)

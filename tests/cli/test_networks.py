@@ -11,7 +11,8 @@ import pytest
 from ringcoll.algorithms import schedule_of
 from ringcoll.cli import measuring
 from ringcoll.machine import is_network_file, network_in
-from ringcoll.simulation import simulate, topology_from_text
+from ringcoll.search import registered_times
+from ringcoll.simulation import simulate, topology_from_text, topology_named
 from tests.cli.conftest import Run
 
 CLUSTER = """
@@ -28,6 +29,8 @@ left -- right 12.5 5
 ON_NETWORKS = (
     "simulate ring",
     "search all_gather --method greedy --chunks 1",
+    "explain all_reduce",
+    "pareto all_reduce",
     "plot crossover -o c.svg",
 )
 
@@ -102,6 +105,7 @@ class TestNetworks:
         assert not Path("c.svg").exists()
 
     def test_a_bandwidth_without_a_network(self, run: Run) -> None:
+        assert "numbers go with --topology" in error_of(run, "explain all_reduce --latency 3")
         assert "give either --topology or --graph" in error_of(run, "search all_gather -k 4")
 
     def test_the_times_are_those_of_the_simulator(self, run: Run, cluster: Path) -> None:
@@ -131,6 +135,34 @@ class TestNetworks:
         ]
         assert drawn["title"] == "all_reduce on 6 ranks, cluster.txt"
 
+    def test_numbers_of_a_topology(self, run: Run) -> None:
+        words = ("--topology", "hosts:2", "-k", "4", "--bandwidth", "40", "--across-latency", "7")
+        told = found(run, "explain", "all_reduce", *words, "-b", "1M")
+        network = topology_named("hosts:2", 4, bandwidth=40e9, across_latency_s=7e-6)
+        rows = told["simulated"]
+        assert isinstance(rows, list)
+        listed = {row["algorithm"] for row in told["predictions"]}  # type: ignore[attr-defined]
+        assert {row["algorithm"] for row in rows} == listed
+        seconds = [row["seconds"] for row in rows]
+        assert seconds == sorted(seconds)
+        times = registered_times("all_reduce", network, 1 << 20)
+        expected = {time.algorithm: (time.seconds, time.segments) for time in times}
+        plain = {row["algorithm"]: (row["seconds"], row["segments"]) for row in rows}
+        assert len(plain.keys() & expected.keys()) > 5
+        assert all(plain[name] == expected[name] for name in plain.keys() & expected.keys())
+
+    def test_explain_and_pareto_print_simulated_times(self, run: Run, cluster: Path) -> None:
+        times = registered_times("all_reduce", topology_from_text(CLUSTER), 1 << 20)
+        for words in ("explain", "pareto"):
+            plain = run(words, "all_reduce", "-k", "6").stdout
+            told = run(words, "all_reduce", "--graph", "cluster.txt").stdout
+            assert told.startswith(plain)
+            title, *lines = told.removeprefix(plain).strip().splitlines()
+            assert title == "simulated on cluster, each in its best number of segments:"
+            best = next(time for time in times if time.algorithm in plain)
+            assert lines[0].split() == [f"{best.seconds * 1e6:.1f}", "us", best.algorithm]
+            assert len(lines) > 5
+
 
 class TestAlgorithms:
     @pytest.fixture
@@ -150,12 +182,13 @@ class TestAlgorithms:
             "order {}",
             "verify {}",
             "export {}",
+            "explain all_reduce --algorithm {}",
             "plot crossover --algorithms ring,{} -o best.svg",
         ],
     )
     def test_a_file_says_how_many_ranks(self, run: Run, best: str, words: str) -> None:
         for network in ("", " --graph cluster.txt"):
-            if network and words.split(maxsplit=1)[0] not in ("simulate", "plot"):
+            if network and words.split(maxsplit=1)[0] not in ("simulate", "explain", "plot"):
                 continue
             result = run(*(words.format(best) + network).split())
             assert result.exit_code == 0, result.output
@@ -163,11 +196,20 @@ class TestAlgorithms:
         if words.startswith("plot"):
             assert "best.txt</text>" in Path("best.svg").read_text(encoding="utf-8")
 
-    @pytest.mark.parametrize("words", ["simulate {}"])
+    @pytest.mark.parametrize("words", ["simulate {}", "explain all_reduce --algorithm {}"])
     def test_a_file_for_another_network(self, run: Run, best: str, words: str) -> None:
         Path("two.txt").write_text("0 -- 1 5 1", encoding="utf-8")
         error = error_of(run, words.format(best) + " --graph two.txt")
         assert "two.txt has 2 ranks (expected 2, got 6)" in error
+
+    def test_a_file_is_explained_on_a_network(self, run: Run, best: str) -> None:
+        told = found(
+            run, "explain", "all_reduce", "--algorithm", best, "--graph", "cluster.txt", "-b", "8M"
+        )
+        rows = told["simulated"]
+        assert isinstance(rows, list)
+        name = next(row["algorithm"] for row in rows if row["algorithm"].startswith("greedy"))
+        assert name in {row["algorithm"] for row in told["predictions"]}  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize(
         "words",

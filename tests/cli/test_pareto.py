@@ -182,7 +182,7 @@ def test_without_matplotlib_the_extra_is_named(run, monkeypatch, tmp_path):
     [
         (["all_educe"], "unknown collective 'all_educe'; known: all_reduce, "),
         (["ring"], "'ring' is an algorithm; expected a collective"),
-        (["all_reduce", "-k", "0"], "Invalid value for '-k' / '--world-size'"),
+        (["all_reduce", "-k", "0"], "Invalid value for '-k' / '--ranks'"),
         (["all_reduce", "--ports", "0"], "Invalid value for '--ports'"),
         (["broadcast", "--hosts", "2"], "broadcast is the same on any number of hosts"),
         (["all_reduce", "--plot", "/nowhere/front.png"], "Invalid value for '--plot': there is no"),
