@@ -32,6 +32,7 @@ from .collectives.groups import bytes_sent as bytes_sent
 from .collectives.groups import close as close
 from .collectives.groups import use as use
 from .collectives.probe_call import probe as probe
+from .collectives.refit_call import refit as refit
 from .collectives.sharing import share as share
 from .group.work import Work as Work
 from .launch.mpi_ranks import MpiGroup as MpiGroup

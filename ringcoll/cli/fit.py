@@ -73,8 +73,8 @@ def fit_command(
     better = [found for found in fits if found.gain >= HARDLY]
     if file is not None and better:
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        before = read_fit(file) if file.exists() else None
-        write_fit(file, reduce(lambda fitted, found: found.fitted(date, fitted), better, before))
+        fitted = better[0].fitted(date, read_fit(file) if file.exists() else None)
+        write_fit(file, reduce(lambda so_far, found: found.fitted(date, so_far), better, fitted))
     if as_json:
         print_json({"network": topology.name, "fits": [_document(found) for found in fits]})
         return

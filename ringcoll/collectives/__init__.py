@@ -9,6 +9,7 @@
 `sharing`        tensors of a group move to shared memory
 `sparse`         all-reduce of sparse tensors
 `probe_call`     the network of a group, measured
+`refit_call`     algorithms fitted to it
 `explanation`    which algorithm would run, and why
 ===============  ==========================================================
 """

@@ -38,5 +38,6 @@ from .own_groups import StoreGroup as StoreGroup
 from .own_groups import messages_in_flight as messages_in_flight
 from .probe_call import measurements as measurements
 from .probe_call import probe as probe
+from .refit_call import refit as refit
 from .sharing import share as share
 from .sharing import share_for as share_for

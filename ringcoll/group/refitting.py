@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import median
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.cost import Fitted, Table
-from ringcoll.errors import RingcollError
+from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.group.agreement import Notes
 from ringcoll.schedule import contract
 from ringcoll.transport import Message, Transport
@@ -140,7 +141,10 @@ def _fitted(
     from ringcoll.simulation import topology_from_text, topology_of
 
     topology = topology_of(measured)
-    slower = slower_links(topology_from_text(before.graph), topology) if before else ()
+    slower: tuple[str, ...] = ()
+    if before:
+        with suppress(ArgumentError):  # it was fitted to a network that a text cannot say
+            slower = slower_links(topology_from_text(before.graph), topology)
     for words in slower:
         _log.warning("a link has become slower: %s", words)
     if only_if_changed and before and not slower:

@@ -116,7 +116,9 @@ class Fit:
         ArgumentError
             The fit before is for another network.
         """
-        graph = topology_in_text(self.topology)
+        graph = f"# {self.topology.name}"
+        with suppress(ArgumentError):  # a text cannot say it
+            graph = topology_text(self.topology)
         hosts, ranks = hosts_named(self.topology), self.topology.world_size
         on_hosts = Range(1) if hosts is None else Range(len(set(hosts)), len(set(hosts)) + 1)
         rules = [

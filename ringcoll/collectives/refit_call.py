@@ -1,0 +1,63 @@
+"""A group fits its algorithms to its network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ringcoll.collectives.functions import barrier
+from ringcoll.collectives.groups import communicator
+from ringcoll.machine import seconds_of
+from ringcoll.schedule import contract
+
+
+def refit(
+    group: Any = None,
+    uses: Iterable[tuple[str, int]] = (),
+    budget_s: float = 3.0,
+) -> str:
+    """Measure the network of a group now, fit algorithms to it, and use them from the next operation on.
+
+    All ranks of the group call this. Rank 0 fits and proves (`ringcoll.search.fit`), and publishes. With
+    ``Options(refit=True)`` a group does this by itself when its operations have become slow.
+
+    Parameters
+    ----------
+    group
+        As for `ringcoll.all_reduce`.
+    uses
+        Collectives and bytes of their whole data to fit; by default those of the group's operations so far.
+    budget_s
+        Seconds that the measurement is to take.
+
+    Returns
+    -------
+    str
+        What was fitted and why, a line a rule; empty if there is nothing to fit.
+
+    Raises
+    ------
+    ScheduleError
+        There is no such collective.
+    CollectiveTimeoutError, PeerLostError
+        A rank did not take part, or was lost.
+
+    Examples
+    --------
+    >>> import ringcoll
+    >>> words = ringcoll.run_threads(lambda group: ringcoll.refit(group, [("all_reduce", 1 << 20)], 0.5), 2)
+    >>> words[0] == words[1], words[0].startswith("all_reduce:")
+    (True, True)
+    """
+    uses, budget_s = [*uses], seconds_of(budget_s, "budget_s")
+    for collective, _ in uses:
+        contract(collective)
+    barrier(group)  # ranks may come as late as to any operation
+    member = communicator(group, torch.device("cpu"))
+    member.in_turn(lambda: member.refit(member.timeout_s, uses, budget_s), "refit")
+    assert member.table is not None
+    fit = member.table.fit
+    rows = zip(fit.rules, fit.reasons, strict=True) if fit else ()
+    return "\n".join(f"{rule}: {reason}" for rule, reason in rows)
