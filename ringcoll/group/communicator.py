@@ -456,6 +456,8 @@ class Communicator:
                 self._perform(number, operation, tensors, timeout_s)
             return
         progress, tracer = self.progress, self.tracer
+        if self._refits is not None and self._has_met and number >= self._refits.next_look:
+            self._look(number, timeout_s)
         self._running = tensors
         progress.current = current = number, operation
         progress.thread = get_ident()
@@ -468,10 +470,6 @@ class Communicator:
             tracer.begin(number, operation)
         try:
             deadline = time.monotonic() + timeout_s
-            if self._refits is not None and self._has_met and number >= self._refits.next_look:
-                if self._refits.look(self.transport, number, timeout_s):
-                    self.refit(timeout_s, only_if_changed=True)
-                deadline = time.monotonic() + timeout_s
             if operation.plan is None or not self._has_met:
                 self._resolve(operation, timeout_s)
             if self.transport.ordered or self._comparison.compares_each:
@@ -560,12 +558,26 @@ class Communicator:
             operation.resolve(self.table, self.transport.hosts)
             self._resolved.add(operation)
 
+    def _look(self, number: int, timeout_s: float) -> None:
+        """Look with all ranks whether operations have become slow; if so, refit."""
+        assert self._refits is not None
+        self.progress.current = number, Turn("a look at the network", lambda: None)
+        if not self.monitor.awake:
+            self.monitor.wake()
+        try:
+            if self._refits.look(self.transport, number, timeout_s):
+                self.refit(timeout_s, by_itself=True)
+        except BaseException as error:  # noqa: BLE001  # it is raised
+            self._fail(error, timeout_s)
+        finally:
+            self.progress.end()
+
     def refit(
         self,
         timeout_s: float,
         uses: Iterable[tuple[str, int]] = (),
         budget_s: float | None = None,
-        only_if_changed: bool = False,
+        by_itself: bool = False,
     ) -> None:
         """Measure the network, and fit algorithms to it; all ranks call it in their turn.
 
@@ -582,15 +594,15 @@ class Communicator:
         more = {} if budget_s is None else {"budget_s": budget_s}
         table = refit(
             self.transport, store, self.table, sorted(uses or known),
-            limit_s=timeout_s, only_if_changed=only_if_changed, **more,
+            limit_s=timeout_s, by_itself=by_itself, **more,
         )  # fmt: skip
         if self._refits is not None:
             self._refits.begin()
         if table is not self.table:
             self.table = table
+            self.progress.last = self.progress.last[0], None  # a new run of operations begins
             for operation in resolved:
-                operation.plan = None
-                operation.forget()
+                operation.unresolve()
 
     def _compare(self, operation: Operation | Turn, timeout_s: float) -> None:
         """Compare a call with the others' before anything is sent."""

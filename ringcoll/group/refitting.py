@@ -35,9 +35,10 @@ _FIRST_LOOK = 8
 _LATER = 255  # operations at most; a byte
 _LOOK_S = 1.0
 _LEAST_S = 1e-3  # shorter operations do not count
-_FIRST_RUNS, _LAST_RUNS = 5, 9
+_FIRST_RUNS, _LAST_RUNS = 5, 7
+_LEAST_NBYTES = 1 << 16
 _SLOW = 1.5  # times as long as usual
-_BUDGET_S = 3.0
+_BUDGET_S = 2.0
 
 
 class Refits:
@@ -95,7 +96,7 @@ def refit(
     *,
     limit_s: float,
     budget_s: float = _BUDGET_S,
-    only_if_changed: bool = False,
+    by_itself: bool = False,
 ) -> Table:
     """Measure the network, fit to it, and return the table with the fit; every rank calls it.
 
@@ -109,8 +110,9 @@ def refit(
         Collectives and bytes to fit; those of rank 0 count.
     limit_s, budget_s
         Time limit, and seconds that the measurement is to take.
-    only_if_changed
-        Whether the table stays as it is where no link has become slower.
+    by_itself
+        Whether nobody has asked for it: then the table stays as it is where no link has become slower, and short data have
+        no fit of their own.
 
     Raises
     ------
@@ -126,7 +128,7 @@ def refit(
         return table if values is None else replace(table, fit=Fitted.from_json(values))
     fitted = None
     try:
-        fitted = _fitted(measured, table.fit, uses, only_if_changed)
+        fitted = _fitted(measured, table.fit, uses, by_itself)
     except RingcollError as error:
         _log.warning("not fitted: %s", error)
     notes.tell("fit", fitted and fitted.to_json())
@@ -134,7 +136,7 @@ def refit(
 
 
 def _fitted(
-    measured: Any, before: Fitted | None, uses: Iterable[tuple[str, int]], only_if_changed: bool
+    measured: Any, before: Fitted | None, uses: Iterable[tuple[str, int]], by_itself: bool
 ) -> Fitted | None:
     """What suits the network as it is now, of what is used."""
     from ringcoll.search import fit, slower_links
@@ -147,13 +149,14 @@ def _fitted(
             slower = slower_links(topology_from_text(before.graph), topology)
     for words in slower:
         _log.warning("a link has become slower: %s", words)
-    if only_if_changed and before and not slower:
+    if by_itself and before and not slower:
         _log.warning("no link has become slower: the algorithms stay as they are")
         return None
     date = datetime.now(UTC).isoformat(timespec="seconds")
     sizes: dict[str, set[int]] = {}
+    least_nbytes = _LEAST_NBYTES if by_itself else 1
     for collective, nbytes in uses:
-        if nbytes and not contract(collective).at_least_once:
+        if nbytes >= least_nbytes and not contract(collective).at_least_once:
             sizes.setdefault(collective, set()).add(nbytes)
     fitted = None
     for collective, asked in sizes.items():

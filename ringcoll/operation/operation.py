@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -339,6 +339,11 @@ class Operation:
     def forget(self) -> None:
         """Let go of all bindings."""
         self.bindings.clear()
+
+    def unresolve(self) -> None:
+        """Let the next run decide anew how to run; runs before it keep their words."""
+        self.plan, self.words = None, replace(self.words, description=None)
+        self.forget()
 
     def move(self, lane_key: object) -> None:
         """Let go of all bindings if the next run is on another stream."""

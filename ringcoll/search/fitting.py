@@ -41,7 +41,7 @@ _SIZES_OF_MANY = (1 << 12, 1 << 18, 1 << 24)
 _MANY = 64  # ranks from which there are fewer sizes
 _EXACT, _EFFORT = 8, 0.3  # ranks, and work for each question
 _NEAR_NBYTES = 1 << 20
-_SLOWER = 0.75  # of the speed before
+_SLOWER = 0.6  # of the speed before
 _NEARLY = 3.0  # times the least time in one segment, up to which more segments are tried
 _LEVELS = ("ring", "two_shot", "recursive_doubling")
 _TREES, _TREES_OF_MANY = 8, 4  # chunks
@@ -313,13 +313,18 @@ def hosts_named(topology: Topology) -> tuple[int, ...] | None:
 
 
 def slower_links(before: Topology, now: Topology) -> tuple[str, ...]:
-    """The links that have clearly become slower, in words."""
+    """The links that have clearly become slower, in words: those that have lost the most, and half as much."""
     speeds = {(link.source, link.target): float(link.fastest) for link in before.links}
-    return tuple(
-        f"{link.name}, {speed / 1e9:.3g} to {float(link.fastest) / 1e9:.3g} GB/s"
+    lost = [
+        (float(link.fastest) / speed, link, speed)
         for link in now.links
         if (speed := speeds.get((link.source, link.target)))
-        and float(link.fastest) < _SLOWER * speed
+    ]
+    most = min((share for share, _, _ in lost), default=1.0)
+    return tuple(
+        f"{link.name}, {speed / 1e9:.3g} to {float(link.fastest) / 1e9:.3g} GB/s"
+        for share, link, speed in lost
+        if share < min(_SLOWER, 2 * most)
     )
 
 
