@@ -21,6 +21,7 @@
 `circulant_blocks`  broadcast and reduce in blocks, in the fewest rounds
 `hierarchical`      inside each host, then across; along the rows of a torus, then its columns
 `generalized`       between the fewest rounds and the least traffic
+`unequal`           one rank that is slow or late: OptCC, R2CCL, StragglAR
 `host_layout`       which ranks of each host act in a hierarchy, and for which others
 `entry`             what an entry is: all that the rest has to know of an algorithm
 `registry`          the entries, by collective and name
@@ -56,6 +57,7 @@ from ringcoll.algorithms import (
     registry,
     ring,
     swing,
+    unequal,
 )
 from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, alone, mark_built_in, on_hosts
 from ringcoll.algorithms.names import find, named, required, schedule_of, where_possible
@@ -114,6 +116,7 @@ __all__ = [
     "ring",
     "schedule_of",
     "swing",
+    "unequal",
     "unregister",
     "where_possible",
 ]

@@ -287,10 +287,10 @@ def _countable(entry: Algorithm, world_size: int) -> int:
 
 
 def _extended(amount: float, before: float, here: float, there: float, earlier: float) -> float:
-    """Go on in a straight line from two points at ``earlier`` and ``there`` to ``here``."""
+    """Go on in a straight line from two points at ``earlier`` and ``there`` to ``here``, not below 0."""
     if there == earlier:
         return amount
-    return amount + (amount - before) * (here - there) / (there - earlier)
+    return max(0.0, amount + (amount - before) * (here - there) / (there - earlier))
 
 
 def _pieces(schedule: Schedule, steps: int, steps_now: int, most: int) -> _Pieces:

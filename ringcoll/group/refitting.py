@@ -125,14 +125,16 @@ def refit(
     measured = probe(transport, budget_s, limit_s)
     if transport.rank:
         values = notes.hear("fit")
-        return table if values is None else replace(table, fit=Fitted.from_json(values))
-    fitted = None
-    try:
-        fitted = _fitted(measured, table.fit, uses, by_itself)
-    except RingcollError as error:
-        _log.warning("not fitted: %s", error)
-    notes.tell("fit", fitted and fitted.to_json())
-    return replace(table, fit=fitted) if fitted else table
+    else:
+        values = None
+        try:
+            fitted = _fitted(measured, table.fit, uses, by_itself)
+            values = fitted and fitted.to_json()
+        except RingcollError as error:
+            _log.warning("not fitted: %s", error)
+        notes.tell("fit", values)
+    # Rank 0 reads what it has written, too, which registers the schedules.
+    return table if values is None else replace(table, fit=Fitted.from_json(values))
 
 
 def _fitted(

@@ -180,6 +180,28 @@ FORMULAS: dict[tuple[str, str], tuple[Callable[[int], bool], Formula]] = {
             amount(2 * lg, 2 * share(k), share(k)) if k % 2 else amount(2 * lg - 1, 2 * share(k), 1)
         ),
     ),
+    # 4(k - 1) pieces of two chunks: whole pieces move in all but four steps.
+    ("all_reduce", "optcc"): (
+        lambda k: k > 3,
+        lambda k, lg: amount(
+            10 * (k - 1), Fraction(5 * k - 6, 2 * (k - 1)), Fraction(9 * k - 11, 4 * (k - 1))
+        ),
+    ),
+    ("all_reduce", "stragglar"): (
+        lambda k: powers_of_two(k) and k > 1,
+        lambda k, lg: amount(
+            2 * k - 4 + lg, Fraction(2 * k - 4 + lg, k - 1), Fraction(2 * k - 3, k - 1)
+        ),
+    ),
+    # The traffic is counted by hand: the broadcast has steps in which one rank sends two chunks.
+    ("all_reduce", "r2ccl"): (
+        lambda k: k in (4, 8, 13),
+        lambda k, lg: amount(
+            3 * (k - 1) + lg,
+            Fraction({4: 16, 8: 41, 13: 69}[k], 2 * k - 1),
+            Fraction(3 * k - 4, 2 * k - 1),
+        ),
+    ),
     # Each root has one child, every other inner rank two; the roots exchange.
     ("all_reduce", "dual_root"): (
         lambda k: powers_of_two(k) and k > 2,

@@ -232,6 +232,8 @@ NAMES = [
     (collective, sorted(entry.name for entry in algorithms(collective)))
     for collective in ("all_reduce", "all_gather", "reduce_scatter")
 ]
+OUTERMOST = {"optcc", "r2ccl", "stragglar"}
+"""They pass on complete chunks before all are complete."""
 
 
 def proof_by(name: str, hosts: Hosts, collective: str = "all_reduce") -> Proof:
@@ -252,16 +254,25 @@ def proof_by(name: str, hosts: Hosts, collective: str = "all_reduce") -> Proof:
     ),
 )
 def test_any_algorithms_on_any_layout(joined: tuple[str, list[str]], hosts: Hosts) -> None:
-    """They are proved, or refused by the restriction of one of them."""
+    """They are proved, or refused by the restriction of one of them, or because one is not the outermost."""
     collective, names = joined
     name = "+".join(names)
     needs = [reason for part in names if (reason := find(collective, part).needs)]
+    needs += ["too early"] * any(part in OUTERMOST for part in names[:-1])
     refused = ""
     try:
         assert proof_by(name, hosts, collective).same_everywhere
-    except UnsupportedWorldSizeError as error:
+    except ScheduleError as error:
         refused = str(error)
     assert not refused or refused.endswith(tuple(needs))
+
+
+@pytest.mark.parametrize("name", sorted(OUTERMOST))
+def test_no_pipeline_but_as_the_outermost(name: str) -> None:
+    hosts = on_hosts(16, 4)
+    assert proof_by(f"ring+{name}", hosts).same_everywhere
+    with pytest.raises(ScheduleError, match=f"{name} .* does not fall into two parts"):
+        proof_by(f"{name}+ring", hosts)
 
 
 def test_all_is_what_the_levels_are() -> None:

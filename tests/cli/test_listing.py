@@ -92,7 +92,9 @@ def test_costs_bounds_and_restrictions_are_listed(run):
         assert item["restriction"] == entry.needs
     needs = {item["algorithm"]: item["restriction"] for item in data if item["restriction"]}
     assert needs == {
-        **dict.fromkeys(("swing", "swing_latency", "bine", "bine_tree"), "it needs a power of 2"),
+        **dict.fromkeys(
+            ("swing", "swing_latency", "bine", "bine_tree", "stragglar"), "it needs a power of 2"
+        ),
         **dict.fromkeys(("trivance", "trivance_latency"), "it needs a power of 3"),
         "neighbor_exchange": "it needs an even number of ranks",
     }

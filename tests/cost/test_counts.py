@@ -156,8 +156,9 @@ def test_a_wave_costs_at_most_all_steps_of_the_busiest_rank(
         waves = num_steps + num_segments - 1
         assert counts.rounds <= waves
         assert counts.traffic <= most * Fraction(waves, num_segments)
-    few, one_more = wavefront_counts(schedule, 30), wavefront_counts(schedule, 31)
-    assert 31 * one_more.traffic - 30 * few.traffic == most
+    many = max(30, num_steps)
+    few, one_more = wavefront_counts(schedule, many), wavefront_counts(schedule, many + 1)
+    assert (many + 1) * one_more.traffic - many * few.traffic == most
 
 
 def test_segments_bring_the_trees_to_the_traffic_of_a_ring() -> None:
