@@ -69,8 +69,8 @@ def network_picture(topology: Topology) -> Picture:
     legend = f"broken lines: at most half of {fastest / 1e9:.4g} GB/s, the fastest link"
     width = max(*(place.real + w / 2 for place, w, _ in taken), width_of(about), width_of(legend))
     low = max(place.imag for place, _, _ in taken) + 2 * _GAP
-    foot = [text(width / 2, low, legend, "small")] * any('"slow"' in line for line in lines)
-    drawn = [*lines, *nodes, *labels, text(width / 2, _GAP, about, "title"), *foot]
+    foot = [text((width + _GAP) / 2, low, legend, "small")] * any('"slow' in line for line in lines)
+    drawn = [*lines, *nodes, *labels, text((width + _GAP) / 2, _GAP, about, "title"), *foot]
     return document(width + _GAP, low + _GAP, drawn, about, _STYLE)
 
 
