@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import reduce
 from math import isfinite, log
 from pathlib import Path
@@ -36,7 +37,8 @@ from ringcoll.simulation import FORMS, PRESETS, Topology, ranks_named, topology_
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 NETWORKS = {"Topologies": FORMS, "Topologies of real machines": PRESETS}  # for pages of help
-_NUMBERS = ("bandwidth", "latency_s", "across_bandwidth", "across_latency_s")
+_NUMBERS = ("bandwidth", "latency_s", "across_bandwidth", "across_latency_s")  # of a link
+_COSTS = ("alpha_s", "gamma_s_per_byte")  # of a rank
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 csv_option = click.option("--csv", "as_csv", is_flag=True, help="Print the table as CSV.")
 world_size_option = click.option(
@@ -94,21 +96,18 @@ def ranks_option(about: str, usual: int | None = None) -> Callable[..., Any]:
 
 _NETWORK = (
     click.option("--topology", "text", metavar="NAME", help="The network, as below."),
-    click.option(
-        "--graph", type=click.Path(dir_okay=False, path_type=Path),
-        help="A file with the network, a link a line, such as '0 -- 1 50 0.5': two nodes, GB/s and "
-        "microseconds.",
-    ),
+    click.option("--graph", type=click.Path(dir_okay=False, path_type=Path), help="A file with the network, "
+                 "a link a line, such as '0 -- 1 50 0.5': two nodes, GB/s and microseconds."),
     number_option("--bandwidth bandwidth", 1e9, "GB/s of a link; 10."),
     number_option("--latency latency_s", 1e-6, "Microseconds of a link; 1."),
     number_option("--across-bandwidth across_bandwidth", 1e9, "GB/s of a card between hosts, a tenth of "
                   "--bandwidth; or of a cable between the groups of a dragonfly, --bandwidth."),
     number_option("--across-latency across_latency_s", 1e-6, "Microseconds between hosts, ten times "
                   "--latency; or between groups, --latency."),
+    number_option("--alpha alpha_s", 1e-6, "Microseconds until the bytes of a message begin to move; 0."),
+    number_option("--gamma gamma_s_per_byte", 1e-9, "Nanoseconds to reduce a byte; 0."),
 )  # fmt: skip
-network_ranks_option = ranks_option(
-    "Number of ranks; without it that of a file or of the network, or 4."
-)
+network_ranks_option = ranks_option("Number of ranks; that of a file or of the network, or 4.")
 
 
 def network_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,17 +124,18 @@ def asked_network(
     """
     graph, text = asked["graph"], asked["text"] or usual
     numbers = {name: asked[name] for name in _NUMBERS if asked[name] is not None}
-    if (graph and (asked["text"] or numbers)) or (numbers and not text):
+    costs = {name: asked[name] for name in _COSTS if asked[name] is not None}
+    if (graph and (asked["text"] or numbers)) or ((numbers or costs) and not (text or graph)):
         raise click.UsageError("give either --topology or --graph; numbers go with --topology")
     ranks = asked["ranks"] or ranks_in_files(*names)
     if graph is None:
         ranks = ranks or ranks_named(text) or usual_ranks
-        return ranks, topology_named(text, ranks, **numbers) if text else None
+        return ranks, replace(topology_named(text, ranks, **numbers), **costs) if text else None
     topology = network_in(graph)
     if ranks not in (None, topology.world_size):
         raise ArgumentError(f"{graph} has {in_number(topology.world_size, 'rank')}",
                             expected=topology.world_size, got=ranks)  # fmt: skip
-    return topology.world_size, topology
+    return topology.world_size, replace(topology, **costs)
 
 
 def simulated(

@@ -192,9 +192,8 @@ def _show_network(path: Path, output: Path | None, *, as_json: bool) -> None:
         raise click.UsageError("a network does not move")
     topology = network_in(path)
     links = {
-        f"{link.source} {'--' if is_cable else '->'} {link.target}": (
-            round(float(link.bandwidth) / 1e9, 9), round(float(link.latency_s) * 1e6, 9)
-        )
+        f"{link.source} {'--' if is_cable else '->'} {link.target}":
+            (round(float(link.bandwidth) / 1e9, 9), round(float(link.latency_s) * 1e6, 9))
         for link, is_cable in topology.cables()
     }  # fmt: skip
     if output is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from ringcoll.cli.parameters import (
     named_algorithms,
     network_options,
     network_ranks_option,
-    number_option,
     root_option,
     saying_what_would_do,
 )
@@ -86,8 +84,6 @@ def _node(text: str) -> int | str:
               help="Pieces of a chunk that are pipelined.")  # fmt: skip
 @root_option
 @hosts_option
-@number_option("--alpha", 1e-6, "Microseconds until the bytes of a message begin to move; 0.")
-@number_option("--gamma", 1e-9, "Nanoseconds to reduce a byte; 0.")
 @click.option("--slow", multiple=True, metavar="RANK=FACTOR", callback=_of_ranks,
               help="A rank that is slower by a factor.")  # fmt: skip
 @click.option("--late", multiple=True, metavar="RANK=TIME", callback=_of_ranks,
@@ -104,8 +100,6 @@ def simulate_command(
     segments: int,
     root: int | None,
     num_hosts: int,
-    alpha: float | None,
-    gamma: float | None,
     slow: dict[int, float],
     late: dict[int, float],
     fail: list[tuple[int | str, int | str]],
@@ -116,18 +110,14 @@ def simulate_command(
     """Say how long ALGORITHM takes for COLLECTIVE (all_reduce) on a network that is not here.
 
     No ranks are started: every step of every rank is simulated, with links that messages
-    share; without a network, those of a crossbar. The table has the fullest links, with the share
-    of their capacity that was used.
-    The critical path says who waits for whom.
+    share, of a crossbar if no network is named. The table has the fullest links, with the share
+    of their capacity that was used. The critical path says who waits for whom.
     """
     if root is not None and not contract(collective).rooted:
         raise click.UsageError(f"{collective} has no root")
     (entry, *_), _ = named_algorithms(algorithm, collective)
     world_size, topology = asked_network(network, algorithm, usual="crossbar")
     assert topology is not None
-    costs = {"alpha_s": alpha, "gamma_s_per_byte": gamma}
-    asked: dict[str, Any] = {name: value for name, value in costs.items() if value is not None}
-    topology = replace(topology, **asked)
     for first, second in fail:
         topology = topology.without(first, second)
     schedule = entry.schedule(world_size, root or 0, on_hosts(world_size, num_hosts or 2))

@@ -149,8 +149,7 @@ def _chosen(
     for name in filter(None, map(str.strip, names.split(","))):
         if is_schedule_file(name):
             raise click.BadParameter(
-                f"{name}: a tuning file names registered algorithms, not files; a rule may: "
-                f"RINGCOLL_ALGORITHM='all_reduce:1M-inf:{name}'",
+                f"{name}: a tuning file names no files; RINGCOLL_ALGORITHM='all_reduce:1M-inf:{name}' may",
                 param_hint="--algorithms",
             )
         entries, own = named_algorithms(name)

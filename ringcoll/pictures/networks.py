@@ -57,23 +57,20 @@ def network_picture(topology: Topology) -> Picture:
         kind, arrow = ("slow", "add") if 2 * speed <= fastest else ("link", "move")
         way = " Q".join(f"{place.real:.1f} {place.imag:.1f}" for place in (start, over))
         looks = {} if is_cable else {"marker_end": f"url(#{arrow})"}
-        lines.append(
-            element("path", element("title", f"{link.name}: {', '.join(words)}"), class_=kind,
-                    d=f"M{way} {end.real:.1f} {end.imag:.1f}",
-                    stroke_width=max(2.0, 9 * (speed / fastest) ** 0.5), **looks)
-        )  # fmt: skip
+        about, broad = f"{link.name}: {', '.join(words)}", max(2.0, 9 * (speed / fastest) ** 0.5)
+        lines.append(element("path", element("title", about), d=f"M{way} {end.real:.1f} {end.imag:.1f}",
+                             class_=kind, stroke_width=broad, **looks))  # fmt: skip
     for node, place in at.items():
-        rounded = (_HIGH / 2, "rank") if isinstance(node, int) else (0.0, "switch")
+        kind, rx = ("rank", _HIGH / 2) if isinstance(node, int) else ("switch", 0.0)
         x, y = place.real - wide[node] / 2, place.imag - _HIGH / 2
-        box = {"x": x, "y": y, "width": wide[node], "height": _HIGH}
-        nodes.append(element("rect", **box, rx=rounded[0], class_=rounded[1]))
+        nodes.append(element("rect", x=x, y=y, width=wide[node], height=_HIGH, rx=rx, class_=kind))
         nodes.append(text(place.real, place.imag, str(node), "title"))
     about = f"{topology.name}: ranks {topology.world_size}, links {len(cables)}"
     legend = f"broken lines: at most half of {fastest / 1e9:.4g} GB/s, the fastest link"
     width = max(*(place.real + w / 2 for place, w, _ in taken), width_of(about), width_of(legend))
     low = max(place.imag for place, _, _ in taken) + 2 * _GAP
-    foot = [text(width / 2, low, legend, "small")] * any('"slow"' in line for line in lines)
-    drawn = [*lines, *nodes, *labels, text(width / 2, _GAP, about, "title"), *foot]
+    foot = [text((width + _GAP) / 2, low, legend, "small")] * any('"slow' in line for line in lines)
+    drawn = [*lines, *nodes, *labels, text((width + _GAP) / 2, _GAP, about, "title"), *foot]
     return document(width + _GAP, low + _GAP, drawn, about, _STYLE)
 
 

@@ -118,8 +118,8 @@ def _links(content: str, number: int) -> list[Link]:
             for pair in ((ends, ends[::-1]) if match[2] == "--" else (ends,))
         ]
     except ArgumentError as error:
-        what = str(error.argument).partition("_")[0]
-        raise _wrong(number, f"the {what} is out of range", content) from None
+        what = f"the {str(error.argument).removesuffix('_s')} is out of range"
+        raise _wrong(number, what, content) from None
 
 
 def _node(word: str, number: int) -> Node:

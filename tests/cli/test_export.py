@@ -114,7 +114,7 @@ def test_a_file_is_drawn_ordered_simulated_and_written_again(run: Run, ring: str
         ),
         (
             "tune -k 3 --output t.json --algorithms ring.xml",
-            "a tuning file names registered algorithms, not files",
+            "a tuning file names no files; RINGCOLL_ALGORITHM=",
         ),
         ("show other.xml all_reduce", "other.xml: cannot be read"),
     ],

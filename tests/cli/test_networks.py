@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,13 +106,30 @@ class TestNetworks:
         assert not Path("c.svg").exists()
 
     def test_a_bandwidth_without_a_network(self, run: Run) -> None:
-        assert "numbers go with --topology" in error_of(run, "explain all_reduce --latency 3")
+        for words in ("--latency 3", "--bandwidth 3", "--alpha 3", "--gamma 3"):
+            assert "numbers go with --topology" in error_of(run, f"explain all_reduce {words}")
         assert "give either --topology or --graph" in error_of(run, "search all_gather -k 4")
 
     def test_the_times_are_those_of_the_simulator(self, run: Run, cluster: Path) -> None:
         graph = topology_from_text(CLUSTER)
         told = found(run, "simulate", "tree", "--graph", str(cluster), "-b", "3M")
         seconds = simulate(schedule_of("all_reduce", "tree", 6), 3 << 20, graph).seconds
+        assert told["seconds"] == pytest.approx(float(seconds), rel=1e-12)
+        costly = replace(graph, alpha_s=3e-6, gamma_s_per_byte=2e-9)
+        told = found(
+            run,
+            "simulate",
+            "tree",
+            "--graph",
+            str(cluster),
+            "-b",
+            "3M",
+            "--alpha",
+            "3",
+            "--gamma",
+            "2",
+        )
+        seconds = simulate(schedule_of("all_reduce", "tree", 6), 3 << 20, costly).seconds
         assert told["seconds"] == pytest.approx(float(seconds), rel=1e-12)
         drawn = found(
             run,

@@ -88,10 +88,9 @@ def all_reduce_hook(state: HookOptions, bucket: dist.GradBucket) -> torch.future
         share_for(as_group(state.group), bucket.buffer())
     if state.weight is not None and bucket.index() == 0:
         state.of_step[:] = [Weighing(state.weight, state.group)]
+    op = average_op(state.wire_dtype, as_group(state.group).size())
     for weighing in state.of_step:
-        weighing.weigh(bucket.buffer())
-    average = average_op(state.wire_dtype, as_group(state.group).size())
-    op = dist.ReduceOp.SUM if state.of_step else average
+        op = weighing.weigh(bucket.buffer())
     work = api.all_reduce(
         bucket.buffer(), op, state.group, True, algorithm=state.algorithm,
         segment_bytes=state.segment_bytes, wire_dtype=state.wire_dtype,

@@ -87,18 +87,15 @@ class Weighing:
         self._total = torch.tensor([sent], dtype=torch.float64, device="cpu")
         self._work = api.all_reduce(self._total, group=group, async_op=True)
 
-    def weigh(self, grad: Tensor) -> None:
-        """Multiply a gradient in place; that of no samples may be NaN, and becomes 0."""
+    def weigh(self, grad: Tensor) -> object:
+        """Multiply a gradient in place, and return the operator; that of no samples may be NaN, and becomes 0."""
         assert self._work is not None
         self._work.wait()
         total = float(self._total)
-        require(0 < total < math.inf, "weight", "the ranks cannot be weighed",
-                "finite numbers, at least 0, not all 0", f"{self._weight} here, {total} in sum",
-                self._group.rank())  # fmt: skip
-        if self._weight:
-            grad.mul_(self._weight / total)
-        else:
-            grad.zero_()
+        require(0 < total < math.inf, "weight", "the ranks cannot be weighed", "finite numbers, at least 0, not all 0",
+                f"{self._weight} here, {total} in sum", self._group.rank())  # fmt: skip
+        grad.mul_(self._weight / total) if self._weight else grad.zero_()
+        return dist.ReduceOp.SUM
 
 
 def average_gradients(
@@ -135,12 +132,12 @@ def average_gradients(
         if param.grad is not None:
             check_dense(param.grad, name)
     weighing = None if weight is None else Weighing(weight, group)
-    op = dist.ReduceOp.SUM if weighing else average_op(wire_dtype, as_group(group).size())
+    op = average_op(wire_dtype, as_group(group).size())
     for _, param in params:
         if param.grad is None:
             param.grad = torch.zeros_like(param)
         if weighing is not None:
-            weighing.weigh(param.grad)
+            op = weighing.weigh(param.grad)
         api.all_reduce(param.grad, op, group, algorithm=algorithm, wire_dtype=wire_dtype,
                        reproducible=reproducible)  # fmt: skip
 
@@ -306,7 +303,5 @@ class BucketedDataParallel(nn.Module):
             self._launched += 1
 
     def _all_reduce(self, flat: Tensor) -> Work | None:
-        if self._weighing is not None:
-            self._weighing.weigh(flat)
-        op = dist.ReduceOp.SUM if self._weighing else self._op
+        op = self._weighing.weigh(flat) if self._weighing else self._op
         return api.all_reduce(flat, op, self.group, True, **self._options)
