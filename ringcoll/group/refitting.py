@@ -1,7 +1,7 @@
 """A group notices that its operations have become slow, measures its network anew, and fits its algorithms to it.
 
 Every rank looks at the same operations: the first look is at the eighth, and in each of them rank 0 sends a byte to all
-others, which says how many operations later the next look is, about a second, or that all measure now. Rank 0 compares
+others, which says how many operations later the next look is, about a quarter of a second, or that all measure now. Rank 0 compares
 each long operation with the median of its first runs. Where the median of the last ones is clearly longer, the ranks
 probe (`ringcoll.group.probing`); rank 0 fits, proves and publishes; and all go on with the new table at this very operation.
 If no link has changed, what is slow is something else: nothing is swapped, and the times become the usual ones.
@@ -33,7 +33,7 @@ _log = logging.getLogger("ringcoll")
 _TAG = 0x7E57C05A
 _FIRST_LOOK = 8
 _LATER = 255  # operations at most; a byte
-_LOOK_S = 1.0
+_LOOK_S = 0.25
 _LEAST_S = 1e-3  # shorter operations do not count
 _FIRST_RUNS, _LAST_RUNS = 5, 7
 _LEAST_NBYTES = 1 << 16
