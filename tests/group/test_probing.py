@@ -9,10 +9,12 @@ import pytest
 
 import ringcoll
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.group.probing import probe
+from ringcoll.group import probe
+from ringcoll.launch import RankError, Ranks
 from ringcoll.simulation import Measurements, topology_from_text, topology_of
 from ringcoll.transport import Hub
 from tests.fakes.network import NetworkHub
+from tests.programs import several_hosts
 from tests.programs.threads import together
 
 
@@ -94,3 +96,16 @@ def test_a_rank_that_leaves_is_lost() -> None:
             return error.peer
 
     assert ringcoll.run_threads(main, 3)[:2] == [2, 2]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dying", [0, 2])
+def test_a_rank_that_is_killed_is_lost(dying: int) -> None:
+    reports: list[tuple[int, str, int | None, str]] = []
+    with pytest.raises(RankError), Ranks(3, timeout_s=60.0) as pool:
+        pool.run(several_hosts.lose_a_rank_that_is_measured, dying, on_report=reports.append)
+    told = [error for error in reports if error[1] == "PeerLostError"]
+    assert len(told) == len(reports) > 0
+    for rank, _, peer, text in told:
+        assert rank != dying
+        assert peer == dying, text
