@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
+from math import inf
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
@@ -96,13 +97,21 @@ class Measurements:
         """Read what `to_json` has written; an `ArgumentError` if the text is something else."""
         try:
             value = json.loads(text)
-            rows = value["latency_s"], value["bandwidth"], *value["together"]
             latency_s, bandwidth, *together = [
-                {(int(a), int(b)): Sample(float(c), float(d)) for a, b, c, d in one} for one in rows
+                {(int(a), int(b)): Sample(float(c), float(d)) for a, b, c, d in rows}
+                for rows in (value["latency_s"], value["bandwidth"], *value["together"])
             ]
             hosts = tuple(map(int, value["hosts"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise ArgumentError(f"no measurements: {error!r}", argument="text") from error
+        ranks, sets = range(len(hosts)), (latency_s, bandwidth, *together)
+        if not (
+            {*hosts} == {*range(len({*hosts}))} != set()
+            and latency_s.keys() == {(a, b) for a in ranks for b in ranks if a != b}
+            and all(latency_s.keys() >= rates.keys() for rates in sets)
+            and all(0 <= d < inf and 0 < c < inf for rates in sets for c, d in rates.values())
+        ):
+            raise ArgumentError("no measurements of all pairs of these hosts", argument="text")
         return Measurements(hosts, latency_s, bandwidth, tuple(together))
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
 
 from ringcoll.errors import ArgumentError
 from ringcoll.simulation import Measurements, Topology, topology_from_text, topology_of
 from ringcoll.simulation.flows import Flows, SimulatedMessage
 from ringcoll.simulation.measured import links_of
 from ringcoll.simulation.trials import Pair, Sample, Trial, tournament, trials
+from tests.cases.effort import effort
+from tests.cases.malformed import documents
 
 MB = 1e6
 CARDS = (125 * MB, 125 * MB, 25 * MB)
@@ -287,12 +291,37 @@ def test_a_latency_is_half_of_the_shortest_round_trip() -> None:
     assert (found.value, found.spread) == (0.5, pytest.approx(1.5))
 
 
+WRITTEN = measured(topology_from_text(hosts_text((0, 0, 1), [(1e8, 2e8)] * 2)), (0, 0, 1))
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"hosts": [0], "latency_s": [[0]], "bandwidth": [], "together": []}']
+    "old, new",
+    [
+        ('"hosts": [0, 0, 1]', '"hosts": [0, 0]'),
+        ('"hosts": [0, 0, 1]', '"hosts": [0, 0, 2]'),
+        ('"hosts": [0, 0, 1]', '"hosts": [0, 0, Infinity]'),
+        ("[1, 0, 1e-06, 0.0]", "[1, 0, 0, 0.0]"),
+        ("[1, 0, 1e-06, 0.0]", "[1, 0, NaN, 0.0]"),
+        ("[1, 0, 1e-06, 0.0]", "[1, 0, 1e-06, -1]"),
+        ("[1, 0, 1e-06, 0.0]", "[1, 1, 1e-06, 0.0]"),
+        ("[1, 0, 1e-06, 0.0]", "[1, 0, 1e-06]"),
+        ('"together"', '"set"'),
+        ("{", "["),
+    ],
 )
-def test_what_is_no_measurement(text: str) -> None:
+def test_what_is_no_measurement(old: str, new: str) -> None:
+    assert old in WRITTEN.to_json()
     with pytest.raises(ArgumentError, match="no measurements"):
-        Measurements.from_json(text)
+        Measurements.from_json(WRITTEN.to_json().replace(old, new, 1))
+
+
+@effort(60)
+@given(documents(json.loads(WRITTEN.to_json())))
+def test_any_text_is_a_measurement_or_refused(text: str) -> None:
+    try:
+        assert topology_of(Measurements.from_json(text)).links
+    except ArgumentError as error:
+        assert str(error)  # noqa: PT017
 
 
 def test_every_link_has_the_spread_of_its_rate() -> None:
