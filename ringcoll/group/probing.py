@@ -22,9 +22,9 @@ from ringcoll.simulation import Measurements, Pair, Sample, Trial, trials
 from ringcoll.transport import Message, Transport
 
 _TAG = 0x7E57C059  # of 31 bits; nothing else is under way meanwhile
-_SHORT, _LEAST = 8, 1 << 15  # bytes of a message
-_FIRST, _MOST = ((_LEAST,) * 4, (_SHORT,)), (1 << 22, _SHORT)  # those of a stream, long and short
+_SHORT, _LEAST, _MOST = 8, 1 << 15, 1 << 22  # bytes of a message
 _MESSAGE_S = 0.005
+_UNDER_WAY = 4  # long messages of a stream
 
 Wait = Callable[..., None]
 
@@ -34,7 +34,7 @@ class _Prober:
 
     def __init__(self, transport: Transport, limit_s: float) -> None:
         self.transport, self.rank, self.limit_s = transport, transport.rank, limit_s
-        self.memory = torch.zeros(2, _MOST[0], dtype=torch.uint8, device="cpu")
+        self.memory = torch.zeros(2, _MOST, dtype=torch.uint8, device="cpu")
         self.size = torch.zeros(1, dtype=torch.int64, device="cpu")
 
     def ready(self, source: int, target: int, data: Tensor) -> Callable[[], Wait]:
@@ -98,7 +98,7 @@ class _Prober:
 
     def _give(self, peer: int, trial: Trial) -> None:
         send, hear = self._stream(self.rank, peer, trial), self.ready(peer, self.rank, self.size)
-        under_way = deque(map(send, _FIRST[trial.is_short]))
+        under_way = deque(map(send, _first(trial)))
         while under_way:
             under_way.popleft()()
             hear()()
@@ -107,14 +107,15 @@ class _Prober:
 
     def _take(self, peer: int, trial: Trial) -> Sample:
         receive, tell = self._stream(peer, self.rank, trial), self.ready(self.rank, peer, self.size)
-        sizes = deque(_FIRST[trial.is_short])
-        coming, size, most = deque(map(receive, sizes)), sizes[-1], _MOST[trial.is_short]
+        sizes = deque(_first(trial))
+        coming, size = deque(map(receive, sizes)), sizes[0]
         arrivals = [(time.perf_counter(), 0)]
         while coming:
             coming.popleft()()
             arrivals.append((time.perf_counter(), arrivals[-1][1] + sizes.popleft()))
-            rate = arrivals[-1][1] / max(arrivals[-1][0] - arrivals[0][0], 1e-6)
-            size = min(2 * size, max(_LEAST, int(rate * _MESSAGE_S)), most)
+            if not trial.nbytes:
+                rate = arrivals[-1][1] / max(arrivals[-1][0] - arrivals[0][0], 1e-6)
+                size = min(2 * size, max(_LEAST, int(rate * _MESSAGE_S)), _MOST)
             if trial.is_enough(arrivals):
                 size = 0
             else:
@@ -123,6 +124,12 @@ class _Prober:
             self.size.fill_(size)
             tell()()
         return trial.sample(arrivals)
+
+
+def _first(trial: Trial) -> list[int]:
+    """Bytes of the messages that are not asked for."""
+    nbytes = min(trial.nbytes or _LEAST, _MOST)
+    return [nbytes] * (1 if trial.is_short else _UNDER_WAY)
 
 
 def probe(

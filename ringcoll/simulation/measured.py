@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from math import inf
 
 from ringcoll.simulation.links import Link, Node
 from ringcoll.simulation.topology import Topology
@@ -127,16 +126,19 @@ def _parts(far_s: dict[Pair, float], number: int) -> list[float]:
 
 
 def _sharing(flows: Sequence[Rates]) -> list[set[int]]:
-    """Hosts that send through one cable: where one does not send, the others get more."""
+    """Hosts that send through one cable: where either does not send, the other gets more."""
     groups: list[set[int]] = []
     for base in flows:
         is_apart = len({target for _, target in base}) == len(base)
+        grown: set[Pair] = set()  # where the first does not send, the second gets more
         for rest in flows if is_apart and len(base) > 1 else ():
             missing = base.keys() - rest.keys()
             if len(missing) == 1 and len(rest) == len(base) - 1:
-                gains = {ends: rest[ends].value / base[ends].value for ends in rest}
+                gains = {a: rest[a, b].value / base[a, b].value for a, b in rest}
                 least = max(_GROWS, (1 + max(gains.values())) / 2)
-                group = {a for a, b in base if gains.get((a, b), inf) > least}
-                group = group.union(*(one for one in groups if one & group))
+                grown |= {(c, a) for a, gain in gains.items() if gain > least for c, _ in missing}
+        for pair in grown:
+            if pair[::-1] in grown:
+                group = {*pair}.union(*(one for one in groups if one & {*pair}))
                 groups = [one for one in groups if not one & group] + [group]
-    return sorted((group for group in groups if len(group) > 1), key=min)
+    return sorted(groups, key=min)

@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
+from math import inf
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ CLEARLY = 0.8  # of a rate: what is below is another rate
 _ABOUT = 0.9  # of a rate: what is above differs by noise
 _SHARE = 0.4  # of the budget, for pairs alone; as much for many at once, and the rest for latencies
 _TRIPS_S, _LEAST_S, _ALONE_S, _TOGETHER_S, _MOST_S = 0.02, 0.03, 0.12, 0.25, 1.0
+_SHORT, _LONG = 8, 1 << 15  # bytes of a message
+_MESSAGE_S = 0.002  # of the fastest long message of many
 _LEAST_NBYTES = 3 << 19  # several times the burst of a token bucket, of up to 256 KiB
 _BURST = 3 << 17  # bytes that are left out at the beginning
 _WINDOWS = 8  # of a stream, whose rates have a median and a spread
@@ -46,11 +49,16 @@ Rates = Mapping[Pair, Sample]
 
 
 class Trial(NamedTuple):
-    """Disjoint pairs of ranks that send at once, and for how long."""
+    """Disjoint pairs of ranks that send at once, for how long, and bytes of their messages; 0 if these may grow."""
 
     pairs: tuple[Pair, ...]
     seconds: float
-    is_short: bool = False
+    nbytes: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a message is sent when the one before was answered."""
+        return self.nbytes == _SHORT
 
     def is_enough(self, arrivals: Sequence[tuple[float, int]]) -> bool:
         """Whether a receiver has measured enough after arrivals: a time, and all bytes so far."""
@@ -69,7 +77,8 @@ class Trial(NamedTuple):
         steps = [(max(end - begin, 1e-9), new - old) for (begin, old), (end, new) in pairwise(ends)]
         values = [s / 2 if self.is_short else n / s for s, n in steps if n]
         low, middle, high = quantiles(values * 2, n=4)
-        return Sample(min(values) if self.is_short else middle, (high - low) / middle)
+        rate = (ends[-1][1] - ends[0][1]) / max(ends[-1][0] - ends[0][0], 1e-9)
+        return Sample(min(values) if self.is_short else rate, (high - low) / middle)
 
 
 @dataclass(frozen=True)
@@ -96,13 +105,21 @@ class Measurements:
         """Read what `to_json` has written; an `ArgumentError` if the text is something else."""
         try:
             value = json.loads(text)
-            rows = value["latency_s"], value["bandwidth"], *value["together"]
             latency_s, bandwidth, *together = [
-                {(int(a), int(b)): Sample(float(c), float(d)) for a, b, c, d in one} for one in rows
+                {(int(a), int(b)): Sample(float(c), float(d)) for a, b, c, d in rows}
+                for rows in (value["latency_s"], value["bandwidth"], *value["together"])
             ]
             hosts = tuple(map(int, value["hosts"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise ArgumentError(f"no measurements: {error!r}", argument="text") from error
+        ranks, sets = range(len(hosts)), (latency_s, bandwidth, *together)
+        if not (
+            {*hosts} == {*range(len({*hosts}))} != set()
+            and latency_s.keys() == {(a, b) for a in ranks for b in ranks if a != b}
+            and all(latency_s.keys() >= rates.keys() for rates in sets)
+            and all(0 <= d < inf and 0 < c < inf for rates in sets for c, d in rates.values())
+        ):
+            raise ArgumentError("no measurements of all pairs of these hosts", argument="text")
         return Measurements(hosts, latency_s, bandwidth, tuple(together))
 
 
@@ -177,7 +194,7 @@ def trials(hosts: Sequence[int], budget_s: float) -> Generator[Trial, Any, Measu
     latency_s, bandwidth, together = dict[Pair, Sample](), dict[Pair, Sample](), list[Rates]()
     for pairs in rounds:
         seconds = min(_TRIPS_S, share_s / 2 / len(rounds))
-        rates = yield Trial(tuple(pairs), seconds, is_short=True)
+        rates = yield Trial(tuple(pairs), seconds, _SHORT)
         latency_s |= rates | {(b, a): sample for (a, b), sample in rates.items()}
     turns = _turns(members, longest, int(share_s / _LEAST_S / 2))
     seconds = min(_ALONE_S, max(_LEAST_S, share_s / (2 * len(turns) or 1)))
@@ -192,16 +209,23 @@ def trials(hosts: Sequence[int], budget_s: float) -> Generator[Trial, Any, Measu
     alone = between(bandwidth, hosts, typical)
 
     seconds = min(_TOGETHER_S, max(_LEAST_S, share_s / (3 * len(members) + 2 * _HALVES)))
+
+    def at_once(pairs: Iterable[Pair]) -> Trial:
+        """Pairs with messages of one length: an answer waits behind messages of others, and each as long."""
+        sent = tuple(pairs)
+        rates = [alone.get((hosts[a], hosts[b]), Sample(0.0)).value for a, b in sent]
+        return Trial(sent, seconds, max(_LONG, int(max(rates) * _MESSAGE_S)))
+
     firsts = sorted(range(len(hosts)), key=lambda rank: members[hosts[rank]].index(rank))
     for host, own in enumerate(members):
         fan = [*zip(own, (rank for rank in firsts if hosts[rank] != host), strict=False)]
         for way in _ways(fan) if len(fan) > 1 else ():
-            together.append((yield Trial(way, seconds)))
+            together.append((yield at_once(way)))
     tested: set[int] = set()
     rounds = tournament(len(members)) if len(members) > 3 else []
     for way in (way for pairs in rounds[:: 1 + len(rounds) // _HALVES] for way in _ways(pairs)):
         flow = {ends: [*zip(*(members[host] for host in ends), strict=False)] for ends in way}
-        together.append((yield Trial(tuple(chain(*flow.values())), seconds)))
+        together.append((yield at_once(chain(*flow.values()))))
         least = {ends: CLEARLY * sample.value for ends, sample in alone.items()}
         less = [ends for ends, sample in between(together[-1], hosts, total).items()
                 if sample.value < least.get(ends, 0)]  # fmt: skip
@@ -209,7 +233,7 @@ def trials(hosts: Sequence[int], budget_s: float) -> Generator[Trial, Any, Measu
         for missing in less if len(senders) > 1 and senders - tested else ():
             tested |= senders
             rest = chain(*(pairs for ends, pairs in flow.items() if ends != missing))
-            together.append((yield Trial(tuple(rest), seconds)))
+            together.append((yield at_once(rest)))
     return Measurements(tuple(hosts), latency_s, bandwidth, tuple(together))
 
 

@@ -1,8 +1,8 @@
 """Ranks that are threads, whose messages take the time that a topology says.
 
-A message is in the queue of each link of its route from the moment at which it is sent. A link sends the
+A long message is in the queue of each link of its route from the moment at which it is sent. A link sends the
 messages of its queue one after the other. The message arrives when the last of these links has sent it, and the
-latencies of the route are over. Nothing is slower than the topology but this process.
+latencies of the route are over. A message as short as a packet does not wait: links are fair. Nothing is slower than the topology but this process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ringcoll.simulation import Topology
 from ringcoll.transport import Handle, Hub, LocalTransport, Message
 
 __all__ = ["NetworkHub"]
+
+_PACKET = 1500  # bytes
 
 
 class NetworkHub(Hub):
@@ -50,9 +52,10 @@ class NetworkHub(Hub):
         arrival, latency_s = now, 0.0
         for index in self.topology.route(source, target):
             link = self.topology.links[index]
-            done = max(self.free_at[index], now) + nbytes / float(link.bandwidth)
-            self.free_at[index] = done
-            arrival, latency_s = max(arrival, done), latency_s + float(link.latency_s)
+            latency_s += float(link.latency_s)
+            if nbytes > _PACKET:
+                done = max(self.free_at[index], now) + nbytes / float(link.bandwidth)
+                self.free_at[index], arrival = done, max(arrival, done)
         return arrival + latency_s
 
     def transfer(self, receive: Any, send: Any) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 import ringcoll
 from ringcoll.errors import CollectiveTimeoutError, PeerLostError
-from ringcoll.group.probing import probe
+from ringcoll.group import probe
+from ringcoll.launch import RankError, Ranks
 from ringcoll.simulation import Measurements, topology_from_text, topology_of
 from ringcoll.transport import Hub
 from tests.fakes.network import NetworkHub
+from tests.programs import several_hosts
 from tests.programs.threads import together
 
 
@@ -50,6 +52,24 @@ def test_hosts_with_cards_of_different_speed() -> None:
     assert not [name for name in rates if "leaf" in name or "way" in name]
     for (a, b), (value, _) in first.latency_s.items():
         assert value >= (4e-6 if hosts[a] == hosts[b] else 104e-6)
+
+
+@pytest.mark.slow
+def test_leaves_that_are_oversubscribed() -> None:
+    hosts = (0, 0, 1, 1, 2, 2, 3, 3)
+    text = cluster(hosts, (80, 80, 80, 80))
+    for host in range(4):
+        text = text.replace(f"host{host} -- net", f"host{host} -- leaf{host % 2}")
+    text += "\nleaf0 -- net 0.08 0\nleaf1 -- net 0.08 0"
+    first, *_ = probed(NetworkHub(topology_from_text(text), hosts), 20.0)
+    assert isinstance(first, Measurements), first
+    links = topology_of(first).links
+    rates = {link.name: link.bandwidth for link in links}
+    for host in range(4):
+        assert rates[f"card{host} -> leaf{host % 2}"] == pytest.approx(80e6, rel=0.15)
+    for leaf in range(2):
+        assert rates[f"leaf{leaf} -> net"] == pytest.approx(80e6, rel=0.15)
+        assert rates[f"net -> leaf{leaf}"] == pytest.approx(80e6, rel=0.15)
 
 
 @pytest.mark.slow
@@ -94,3 +114,16 @@ def test_a_rank_that_leaves_is_lost() -> None:
             return error.peer
 
     assert ringcoll.run_threads(main, 3)[:2] == [2, 2]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dying", [0, 2])
+def test_a_rank_that_is_killed_is_lost(dying: int) -> None:
+    reports: list[tuple[int, str, int | None, str]] = []
+    with pytest.raises(RankError), Ranks(3, timeout_s=60.0) as pool:
+        pool.run(several_hosts.lose_a_rank_that_is_measured, dying, on_report=reports.append)
+    told = [error for error in reports if error[1] == "PeerLostError"]
+    assert len(told) == len(reports) > 0
+    for rank, _, peer, text in told:
+        assert rank != dying
+        assert peer == dying, text

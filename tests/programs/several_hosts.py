@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = [
     "last_words",
     "lose_a_rank",
     "lose_a_rank_before_they_meet",
+    "lose_a_rank_that_is_measured",
     "meet_in_vain",
     "named",
     "run_schedule",
@@ -124,6 +126,17 @@ def lose_a_rank(transport: str, dying: int, numel: int, timeout_s: float) -> Non
         if dying >= 0:
             close(group)
         report((rank, type(error).__name__, str(error), peer, seconds))
+
+
+def lose_a_rank_that_is_measured(dying: int) -> None:
+    """Rank ``dying`` is killed while all pairs are measured; the others report it."""
+    if (rank := dist.get_rank()) == dying:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    try:
+        while True:
+            ringcoll.probe(budget_s=5.0)
+    except RingcollError as error:
+        report((rank, type(error).__name__, getattr(error, "peer", None), str(error)))
 
 
 def lose_a_rank_before_they_meet(dying: int) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
 
 from ringcoll.errors import ArgumentError
 from ringcoll.simulation import Measurements, Topology, topology_from_text, topology_of
 from ringcoll.simulation.flows import Flows, SimulatedMessage
-from ringcoll.simulation.measured import links_of
+from ringcoll.simulation.measured import _sharing, links_of
 from ringcoll.simulation.trials import Pair, Sample, Trial, tournament, trials
+from tests.cases.effort import effort
+from tests.cases.malformed import documents
 
 MB = 1e6
 CARDS = (125 * MB, 125 * MB, 25 * MB)
@@ -181,6 +185,16 @@ def test_leaves_whose_hosts_are_not_neighbours() -> None:
     assert above["card0"] == above["card5"] != above["card1"] == above["card6"]
 
 
+@pytest.mark.parametrize("rates, found", [((40, 40), [{0, 3}]), ((80, 46), []), ((80, 80), [])])
+def test_both_get_more_where_the_other_does_not_send(
+    rates: tuple[float, float], found: list[set[int]]
+) -> None:
+    """A host whose answers wait behind another's messages is slow, too; but the other is not."""
+    alone = [{(3, 2): Sample(80.0)}, {(0, 1): Sample(80.0)}]
+    both = {(3, 2): Sample(rates[0]), (0, 1): Sample(rates[1])}
+    assert _sharing([*alone, both]) == found
+
+
 def test_full_uplinks_need_no_leaf() -> None:
     hosts = [0, 0, 1, 1, 2, 2, 3, 3]
     text = hosts_text(hosts, [(125 * MB, 125 * MB)] * 4, (0, 0, 1, 1), (250 * MB, 250 * MB))
@@ -283,16 +297,41 @@ def test_a_latency_is_half_of_the_shortest_round_trip() -> None:
         (12.0, 24),
         (16.0, 32),
     ]  # the first has no trip before
-    found = Trial((), 1.0, is_short=True).sample(arrivals)
+    found = Trial((), 1.0, 8).sample(arrivals)
     assert (found.value, found.spread) == (0.5, pytest.approx(1.5))
 
 
+WRITTEN = measured(topology_from_text(hosts_text((0, 0, 1), [(1e8, 2e8)] * 2)), (0, 0, 1))
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"hosts": [0], "latency_s": [[0]], "bandwidth": [], "together": []}']
+    "old, new",
+    [
+        ('"hosts": [0, 0, 1]', '"hosts": [0, 0]'),
+        ('"hosts": [0, 0, 1]', '"hosts": [0, 0, 2]'),
+        ('"hosts": [0, 0, 1]', '"hosts": [0, 0, Infinity]'),
+        ("[1, 0, 1e-06, 0.0]", "[1, 0, 0, 0.0]"),
+        ("[1, 0, 1e-06, 0.0]", "[1, 0, NaN, 0.0]"),
+        ("[1, 0, 1e-06, 0.0]", "[1, 0, 1e-06, -1]"),
+        ("[1, 0, 1e-06, 0.0]", "[1, 1, 1e-06, 0.0]"),
+        ("[1, 0, 1e-06, 0.0]", "[1, 0, 1e-06]"),
+        ('"together"', '"set"'),
+        ("{", "["),
+    ],
 )
-def test_what_is_no_measurement(text: str) -> None:
+def test_what_is_no_measurement(old: str, new: str) -> None:
+    assert old in WRITTEN.to_json()
     with pytest.raises(ArgumentError, match="no measurements"):
-        Measurements.from_json(text)
+        Measurements.from_json(WRITTEN.to_json().replace(old, new, 1))
+
+
+@effort(60)
+@given(documents(json.loads(WRITTEN.to_json())))
+def test_any_text_is_a_measurement_or_refused(text: str) -> None:
+    try:
+        assert topology_of(Measurements.from_json(text)).links
+    except ArgumentError as error:
+        assert str(error)  # noqa: PT017
 
 
 def test_every_link_has_the_spread_of_its_rate() -> None:
