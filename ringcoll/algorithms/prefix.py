@@ -1,9 +1,9 @@
 """Prefixes: each rank gets the reduction of the vectors of the ranks before it, in rank order.
 
-Problem: a scan, where rank r ends with the vectors of ranks 0 to r, and an exscan, of ranks 0 to r - 1.
-Doubling takes the fewest rounds. For an exscan a rank has W, of w ranks before it, and V, which is W with its own
-vector. W of rank r - w makes 2 w of w; V of rank r - w - 1 makes 2 w + 1, but has to be reduced as well. So q
-rounds, of which the first i send V, are enough for ``k - 1 <= (2**i - 1) * 2**(q - i)``.
+Problem: a scan, where rank r ends with the vectors of ranks 0 to r, and an exscan, with those of ranks 0 to r - 1.
+Doubling takes the fewest rounds. In an exscan a rank keeps W, the total of the w ranks before it, and may send V,
+which is W with its own vector. W of rank r - w makes 2 w ranks of w; V of rank r - w - 1 makes 2 w + 1, but has to be
+reduced first. So q rounds, of which the first i send V, are enough if ``k - 1 <= (2**i - 1) * 2**(q - i)``.
 
 Sources: W. D. Hillis and G. L. Steele, "Data parallel algorithms", Communications of the ACM 29 (1986);
 J. L. Träff, arXiv 2604.25667, the first algorithm, and arXiv 2507.04785, where i = 2.
@@ -124,8 +124,7 @@ def recursive_doubling_exscan(rank: int, world_size: int, inclusive: int) -> Pro
             yield Step(reduce(total, before, inp(0))) if sends and is_new else Step()
         reached += far
         # In place, the output may not be written before the last use of the input.
-        is_needed = number + 1 < inclusive and rank < world_size - reached - 1
-        into = tmp(0, 0) if is_needed else out(0)
+        into = tmp(0, 0) if number + 1 < inclusive and rank < world_size - reached - 1 else out(0)
         step: list[Operation] = [send(rank + far, total)] if sends else []
         is_new = rank - far >= first
         if is_new:

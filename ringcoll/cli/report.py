@@ -73,10 +73,11 @@ def _orders(proof: Proof) -> Iterator[str]:
         "rank order": "is the same on all ranks, with the operands in rank order",
         "left to right": "is the same on all ranks, from left to right",
     }
-    sums = {}
-    if word != "differs" and proof.schedule.world_size <= 2 * _FEW:
-        sums = chunks_by_order(proof)
-    yield f"The order of reduction {words[word]}{':' if sums else '.'}"
+    is_short = word != "differs" and proof.schedule.world_size <= 2 * _FEW
+    sums, text = chunks_by_order(proof) if is_short else {}, words[word]
+    if contract(proof.schedule.collective).is_prefix:
+        text = text.replace("the same on all ranks", "that of ranks") + "; on the last rank"
+    yield f"The order of reduction {text}{':' if sums else '.'}"
     for number, (order, chunks) in enumerate(sums.items()):
         if number == _FEW:
             yield f"  ... and {len(sums) - _FEW} more"

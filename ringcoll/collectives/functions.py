@@ -106,8 +106,7 @@ def _vector(
         call.rooted(root[0], root[1], "dst")
     call.like(tensors[-1], tensors[0], "out")
     call.reduces(op, wire_dtype, reproducible)
-    has_output = call.contract.outputs(call.rank, call.world_size, call.root)
-    outputs = (len(tensors) - 1,) if has_output else ()
+    outputs = [len(tensors) - 1] * len(call.contract.outputs(call.rank, call.world_size, call.root))
     return call.operation((0,), outputs, [tensors[0].numel()], prepared=prepared)
 
 

@@ -136,8 +136,8 @@ def choose(
 
     Raises
     ------
-    ScheduleError
-        There is no such collective.
+    ScheduleError, ArgumentError
+        There is no such collective; or none of its algorithms keeps the order.
     """
     return _choose(collective, nbytes, world_size, table, order, registry.revision, explained)
 

@@ -287,8 +287,9 @@ class _Verifier:
             both = frozenset(inputs).intersection(outputs)
             # Ranks with equal sets share one object, which the processor's cache likes.
             self.shared.append(self.shared[0] if self.shared and self.shared[0] == both else both)
-        ranks = range(world_size)
-        self.complete = [(1 << self.rules.contributors(rank, world_size)) - 1 for rank in ranks]
+        numbers = [self.rules.contributors(rank, world_size) for rank in range(world_size)]
+        sets = {number: (1 << number) - 1 for number in {*numbers}}  # many ranks share one
+        self.complete = [sets[number] for number in numbers]
         # A set contract has no last reduction: a complete chunk may be received again.
         self.completes = self.rules.reduces and not self.rules.at_least_once
         self.aliasing_matters = False

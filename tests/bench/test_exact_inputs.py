@@ -82,7 +82,8 @@ def test_integers_against_torch(dtype, op):
 
 def test_blocks_go_where_the_collective_says():
     k, count, root = 3, 5, 1
-    sends = {"all_gather": count, "gather": count, "broadcast": count}
+    vectors = ("broadcast", "reduce", "scan", "exscan")
+    sends = dict.fromkeys(("all_gather", "gather", *vectors), count)
     expected = {
         "all_gather": lambda ins, rank: torch.cat(ins),
         "gather": lambda ins, rank: torch.cat(ins) if rank == root else None,
@@ -93,10 +94,12 @@ def test_blocks_go_where_the_collective_says():
         ),
         "reduce_scatter": lambda ins, rank: added(ins)[rank * count : (rank + 1) * count],
         "reduce": lambda ins, rank: added(ins) if rank == root else None,
+        "scan": lambda ins, rank: added(ins[: rank + 1]),
+        "exscan": lambda ins, rank: added(ins[:rank]) if rank else None,
     }
     for collective, result in expected.items():
         oracle = Oracle(collective, "sum", torch.float32, k, root)
-        numel = sends.get(collective, count if collective == "reduce" else k * count)
+        numel = sends.get(collective, k * count)
         inputs = [oracle.input(rank, numel) for rank in range(k)]
         for rank in range(k):
             known, wanted = oracle.output(rank, count), result(inputs, rank)

@@ -10,7 +10,7 @@ from ringcoll.algorithms import algorithms
 from ringcoll.bench import BenchRequest, Result, Workload, on_rank, shape
 from ringcoll.bench.rounds import _more_rounds
 from ringcoll.machine import UserModule
-from ringcoll.schedule import CONTRACTS
+from ringcoll.schedule import CONTRACTS, contract
 from tests.fakes import wrong_algorithm
 
 pytestmark = pytest.mark.processes
@@ -21,13 +21,12 @@ SHORT: dict[str, Any] = {"warmup": 0, "most": 2}
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", CONTRACTS)
 def test_everything_is_right_in_both_modes(pool, collective):
-    names = [entry.name for entry in algorithms(collective, 3)]
-    request = BenchRequest(
-        collective, (*names, "auto", "native"), (0, 4, 40_004), roots=(2,), **SHORT
-    )
+    names = [*(entry.name for entry in algorithms(collective, 3)), "auto"]
+    names += [] if contract(collective).is_prefix else ["native"]
+    request = BenchRequest(collective, tuple(names), (0, 4, 40_004), roots=(2,), **SHORT)
     results = pool(3).run(on_rank, request)[0]
     sizes = 1 if collective == "barrier" else 3
-    assert [result.contender for result in results] == [*names, "auto", "native"] * sizes
+    assert [result.contender for result in results] == names * sizes
     for result in results:
         assert result.refused is None
         assert result.wrong == 0
@@ -57,6 +56,11 @@ def test_what_native_refuses_is_said(pool):
     assert (ring.wrong, ring.refused) == (0, None)
     assert native.refused
     assert (native.timed, native.wrong) == (None, None)
+    prefix = BenchRequest("exscan", ("persistent", "native"), (64,), **SHORT)
+    own, native = pool(2).run(on_rank, prefix)[0]
+    assert (own.wrong, own.refused) == (0, None)
+    assert native.refused is not None
+    assert "torch.distributed has no scan" in native.refused
     # The group that refused is not broken by it.
     request = replace(request, dtypes=("float",))
     assert pool(2).run(on_rank, request)[0][1].wrong == 0
@@ -128,6 +132,8 @@ def test_sizes_are_those_of_nccl_tests():
     assert (vector.count, vector.nbytes, vector.send_numel, vector.recv_numel) == (
         500, 1000, 500, 500,
     )  # fmt: skip
+    for collective in ("reduce", "gather", "scan", "exscan"):  # rank 0 of an exscan has no output
+        assert shape(Workload(collective, 1200, "half"), 3).recv_numel == 600
 
 
 def test_rounds_follow_the_clock():

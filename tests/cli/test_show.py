@@ -90,6 +90,14 @@ def test_the_ring_on_four_ranks(run):
             "No rank reduces more than 8 vectors; no algorithm needs less than 0.889.\n"
             "The order of reduction is the same on all ranks, from left to right.",
         ),
+        (
+            "recursive_doubling scan -k 4",
+            "2 rounds, the fewest possible. The busiest rank sends 2 vectors; no algorithm needs less "
+            "than 1. No extra memory.\n"
+            "No rank reduces more than 2 vectors; no algorithm needs less than 0.75.\n"
+            "The order of reduction is that of ranks, with the operands in rank order; on the last rank:\n"
+            "  chunk 0: (x0 + x1) + (x2 + x3)",
+        ),
         ("ring all_gather -k 1", "Nothing is sent."),
     ],
 )
