@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,9 @@ def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
     budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))
     barrier(group)  # ranks may come as late as to any operation
     in_turn = partial(member.in_turn, name="probe")
-    return measured(member.transport, budget_s, min(_LIMIT_S, member.timeout_s), in_turn)
+    found = measured(member.transport, budget_s, min(_LIMIT_S, member.timeout_s), in_turn)
+    assert member.table is not None
+    return replace(found, rank_costs=member.table.parameters.of_rank)
 
 
 def probe(group: Any = None, budget_s: float = 20.0) -> Topology:

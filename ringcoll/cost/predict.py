@@ -136,6 +136,12 @@ class Parameters:
         )
 
     @property
+    def of_rank(self) -> tuple[float, float, float]:
+        """What a busy rank adds to a network: seconds before a message, before a further one, and to reduce a byte."""
+        more_s = max(0.0, self.crowded_alpha_s - self.alpha_s)
+        return more_s, self.overhead_s, self.crowded_gamma_s_per_byte
+
+    @property
     def alone(self) -> LinkCosts:
         """The costs between two ranks while the others wait."""
         return LinkCosts(self.alpha_s, self.beta_s_per_byte, self.gamma_s_per_byte, self.overhead_s)

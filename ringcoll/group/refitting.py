@@ -122,7 +122,8 @@ def refit(
     from ringcoll.group.probing import probe  # not before: every group comes by this module
 
     notes = Notes(transport, store, limit_s)
-    measured = probe(transport, budget_s, limit_s)
+    costs = table.parameters.of_rank
+    measured = replace(probe(transport, budget_s, limit_s), rank_costs=costs)
     if transport.rank:
         values = notes.hear("fit")
     else:

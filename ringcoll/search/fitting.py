@@ -77,6 +77,11 @@ class FitRange:
     least_s: float
     reason: str
 
+    @property
+    def gain(self) -> float:
+        """How many times as fast as the fastest registered algorithm in rank order."""
+        return self.plain.seconds / self.winner.seconds
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
@@ -106,10 +111,12 @@ class Fit:
     @property
     def gain(self) -> float:
         """How many times as fast as the best registered algorithm in rank order, where that is most."""
-        return max(one.plain.seconds / one.winner.seconds for one in self.ranges)
+        return max(one.gain for one in self.ranges)
 
     def fitted(self, date: str, before: Fitted | None = None) -> Fitted:
         """The rules and schedules, to be stored and used; those of other collectives stay as they were ``before``.
+
+        Sizes at which the winner is hardly faster than a registered algorithm in rank order have no rule.
 
         Raises
         ------
@@ -131,8 +138,9 @@ class Fit:
                 hosts=on_hosts,
             )
             for one in self.ranges
+            if one.gain >= HARDLY  # "auto" knows costs that the simulator does not
         ]
-        rows = [*zip(rules, (one.reason for one in self.ranges), strict=True)]
+        rows = [*zip(rules, (one.reason for one in self.ranges if one.gain >= HARDLY), strict=True)]
         texts = {name: schedule.to_text() for name, schedule in self.schedules.items()}
         if before is not None:
             if (before.graph, before.hosts) != (graph, hosts):

@@ -8,8 +8,10 @@ each direction, and ``->`` is a single link::
     0 -- 1  50  0.5
     1 -- 2  12.5  5
     2 -> 0  6  5
+    ranks   0  1.5  0.05
 
-What follows ``#`` is a comment.
+The last line, if it is there, has the costs of a rank: microseconds until a message begins to move, and until
+each further one of a wave does, and nanoseconds to reduce a byte. What follows ``#`` is a comment.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ringcoll.errors import ArgumentError
 from ringcoll.schedule import LARGEST_WORLD
@@ -25,6 +28,8 @@ from ringcoll.simulation.topology import Topology
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _LINK = re.compile(rf"(\w+)\s*(--|->)\s*(\w+)\s+({_NUMBER})(?:\s+({_NUMBER}))?", re.ASCII)
+_RANKS = re.compile(rf"ranks\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER})", re.ASCII)
+_UNITS = {"alpha_s": 1e-6, "overhead_s": 1e-6, "gamma_s_per_byte": 1e-9}  # of the costs of a rank
 _SWITCH = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _LONGEST_LINE = 1 << 10
 
@@ -52,9 +57,14 @@ def topology_from_text(text: str, *, name: str = "graph", source: str = "") -> T
     (3, ['0 -> 1', '1 -> 0', '1 -> 2', '2 -> 1'])
     """
     links: dict[tuple[Node, Node], Link] = {}
+    costs: dict[str, float] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         content = line.partition("#")[0].strip()
         if not content:
+            continue
+        if match := _RANKS.fullmatch(content[:_LONGEST_LINE]):
+            values = map(float, match.groups())
+            costs = {name: value * _UNITS[name] for name, value in zip(_UNITS, values, strict=True)}
             continue
         for link in _links(content, number):
             if (link.source, link.target) in links:
@@ -63,9 +73,8 @@ def topology_from_text(text: str, *, name: str = "graph", source: str = "") -> T
     if not links:
         raise ArgumentError("the graph has no link", argument="text")
     ranks = [node for ends in links for node in ends if isinstance(node, int)]
-    return Topology(
-        world_size=max(ranks, default=0) + 1, links=tuple(links.values()), name=name, source=source
-    )
+    named: dict[str, Any] = {"name": name, "source": source, **costs}
+    return Topology(world_size=max(ranks, default=0) + 1, links=tuple(links.values()), **named)
 
 
 def topology_text(topology: Topology, comments: Mapping[Link, str] | None = None) -> str:
@@ -74,21 +83,20 @@ def topology_text(topology: Topology, comments: Mapping[Link, str] | None = None
     Raises
     ------
     ArgumentError
-        The text cannot say it: a link with several lanes, costs of ranks, routes by a formula, a name of other signs.
+        The text cannot say it: a link with several lanes, routes by a formula, a name of other signs.
 
     Examples
     --------
     >>> print(topology_text(topology_from_text("0 -- 1 50 0.5")), end="")
     0 -- 1 50 0.5
     """
-    costs = topology.alpha_s, topology.overhead_s, topology.gamma_s_per_byte
     nodes = [node for link in topology.links for node in (link.source, link.target)]
     is_named = all(isinstance(node, int) or _SWITCH.fullmatch(node) for node in nodes)
-    is_plain = {link.lanes for link in topology.links} == {1} and not any(costs)
+    is_plain = {link.lanes for link in topology.links} == {1}
     if not is_named or not is_plain or topology.router is not None:
         raise ArgumentError(
             "a text cannot say it", argument="topology", got=topology.name,
-            expected="links of one lane, ranks without costs, the shortest routes, names of letters and digits",
+            expected="links of one lane, the shortest routes, names of letters and digits",
         )  # fmt: skip
     text, links, comments = "", list(topology.links), comments or {}
     while links:
@@ -100,7 +108,8 @@ def topology_text(topology: Topology, comments: Mapping[Link, str] | None = None
         numbers = f"{float(link.bandwidth) / 1e9:.12g} {float(link.latency_s) * 1e6:.12g}"
         text += f"{link.source} {'--' if is_cable else '->'} {link.target} {numbers}"
         text += f"  # {comment}\n" if comment else "\n"
-    return text
+    costs = [float(getattr(topology, name)) / unit for name, unit in _UNITS.items()]
+    return text + f"ranks {' '.join(f'{cost:.12g}' for cost in costs)}\n" * any(costs)
 
 
 def _links(content: str, number: int) -> list[Link]:

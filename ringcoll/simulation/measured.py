@@ -47,7 +47,10 @@ def topology_of(measurements: Measurements) -> Topology:
     ['0 -> host0: 2e+09', 'host0 -> 0: 1e+09', '1 -> host0: 1e+09', 'host0 -> 1: 2e+09']
     """
     links, world_size = tuple(links_of(measurements)), len(measurements.hosts)
-    return Topology(world_size=world_size, links=links, name="measured", source="measured")
+    costs = dict(
+        zip(("alpha_s", "overhead_s", "gamma_s_per_byte"), measurements.rank_costs, strict=True)
+    )
+    return Topology(world_size=world_size, links=links, name="measured", source="measured", **costs)
 
 
 def links_of(measurements: Measurements) -> dict[Link, float]:
