@@ -7,7 +7,7 @@ All ranks have the same numbers, so all follow it in step; a test follows it ove
    ranks, one pair stands for two hosts. Where other hosts have sent meanwhile, slow pairs are measured again.
 3. All ranks of a host send at once, or receive: what its card carries.
 4. Half of the hosts send to the other half. Where some get less than their cards carry, the set is measured
-   without each of them: a host that then gets more shares a cable with it.
+   without each of them: two hosts share a cable if either gets more without the other.
 """
 
 from __future__ import annotations
