@@ -35,7 +35,7 @@ def refit(
     Returns
     -------
     str
-        What was fitted and why, a line a rule; empty if there is nothing to fit.
+        What was fitted and why, a line a rule; empty if nothing is faster than the registered algorithms in rank order.
 
     Raises
     ------

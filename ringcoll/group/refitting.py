@@ -1,8 +1,8 @@
 """A group notices that its operations have become slow, measures its network anew, and fits its algorithms to it.
 
 Every rank looks at the same operations: the first look is at the eighth, and in each of them rank 0 sends a byte to all
-others, which says how many operations later the next look is, about a quarter of a second, or that all measure now. Rank 0 compares
-each long operation with the median of its first runs. Where the median of the last ones is clearly longer, the ranks
+others, which says how many operations later the next look is, about a tenth of a second, or that all measure now. Rank 0 compares
+the operation that takes the most time with its first runs. Where the median of its last ones is clearly longer, the ranks
 probe (`ringcoll.group.probing`); rank 0 fits, proves and publishes; and all go on with the new table at this very operation.
 If no link has changed, what is slow is something else: nothing is swapped, and the times become the usual ones.
 """
@@ -33,7 +33,7 @@ _log = logging.getLogger("ringcoll")
 _TAG = 0x7E57C05A
 _FIRST_LOOK = 8
 _LATER = 255  # operations at most; a byte
-_LOOK_S = 0.25
+_LOOK_S = 0.1
 _LEAST_S = 1e-3  # shorter operations do not count
 _FIRST_RUNS, _LAST_RUNS = 5, 7
 _LEAST_NBYTES = 1 << 16
@@ -51,23 +51,26 @@ class Refits:
     def begin(self) -> None:
         """Forget what was usual."""
         self._first: dict[Any, list[float]] = {}
-        self._ratios: deque[float] = deque(maxlen=_LAST_RUNS)
-        self._looked, self._at = time.monotonic(), 0
+        self._last: dict[Any, deque[float]] = {}
+        self._looked, self._at, self._later = time.monotonic(), 0, _FIRST_LOOK
 
     def note(self, request: Any, seconds: float) -> None:
-        """Compare a run of an operation with the first ones."""
+        """Note a run of an operation."""
         if seconds < _LEAST_S:
             return
         first = self._first.setdefault(request, [])
         if len(first) < _FIRST_RUNS:
             first.append(seconds)
         else:
-            self._ratios.append(seconds / median(first))
+            self._last.setdefault(request, deque(maxlen=_LAST_RUNS)).append(seconds)
 
     @property
     def ratio(self) -> float:
-        """The median of the last operations, in times of the usual; 1 if there are too few of them."""
-        return median(self._ratios) if len(self._ratios) == _LAST_RUNS else 1.0
+        """The median of the last runs of the operation that takes the most time, in times of the first ones; 1 if they are few."""
+        request = max(self._last, key=lambda each: sum(self._last[each]), default=None)
+        if request is None or len(self._last[request]) < _LAST_RUNS:
+            return 1.0
+        return median(self._last[request]) / median(self._first[request])
 
     def look(self, transport: Transport, number: int, limit_s: float) -> bool:
         """Agree whether all measure now; every rank calls it, at the same operation."""
@@ -76,8 +79,10 @@ class Refits:
             messages: tuple[list[Message], list[Message]] = [Message(0, word, _TAG)], []
         else:
             each_s = (time.monotonic() - self._looked) / max(1, number - self._at)
-            later = min(_LATER, max(1, round(_LOOK_S / max(each_s, 1e-9))))
-            word[0] = 0 if self.ratio > _SLOW else later
+            # Between two looks may lie a single short operation, which says little of the next ones.
+            most = min(_LATER, 2 * self._later)
+            self._later = min(most, max(1, round(_LOOK_S / max(each_s, 1e-9))))
+            word[0] = 0 if self.ratio > _SLOW else self._later
             others = range(1, transport.world_size)
             messages = [], [Message(peer, word, _TAG) for peer in others]
         for handle in transport.post(*messages):

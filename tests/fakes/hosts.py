@@ -228,9 +228,16 @@ class Hosts:
         host.ip("addr", "add", f"{_NETWORK}.{index + 1}/24", "dev", "eth0")
         host.ip("link", "set", "eth0", "up")
         if mbit_per_s is not None:
-            for space, device in ((self.switch, port), (host, "eth0")):
-                rate = ["tbf", "rate", f"{mbit_per_s}mbit", "burst", "128kb", "latency", "200ms"]
-                space.tc("qdisc", "add", "dev", device, "root", *rate)
+            self._limit(index, host, mbit_per_s, "add")
+
+    def _limit(self, index: int, host: _Space, mbit_per_s: float, change: str) -> None:
+        for space, device in ((self.switch, f"port{index}"), (host, "eth0")):
+            rate = ["tbf", "rate", f"{mbit_per_s}mbit", "burst", "128kb", "latency", "200ms"]
+            space.tc("qdisc", change, "dev", device, "root", *rate)
+
+    def limit(self, host: int, mbit_per_s: float) -> None:
+        """Change the rate of a host's link, which has one from the beginning."""
+        self._limit(host, self.hosts[host], mbit_per_s, "change")
 
     def place(self, host: int) -> Place:
         """A host, as a process can enter it."""

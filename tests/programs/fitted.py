@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
 from ringcoll.collectives import close, communicator, measurements
 from ringcoll.simulation import Measurements
 
-__all__ = ["Slowed", "probed", "slowed", "time_both"]
+__all__ = ["Slowed", "ddp_losses", "probed", "slowed", "time_both"]
 
 
 def probed(budget_s: float) -> tuple[Measurements, float]:
@@ -53,10 +54,11 @@ def time_both(file: str, sizes: Sequence[int], repetitions: int) -> list[Any]:
 
 
 class Slowed(NamedTuple):
-    """Seconds from the beginning to the end of each operation, the network before and after, and what was refitted."""
+    """When each operation ended, why it ran as the next one would, the network that it was fitted to; and whether sums were right."""
 
     ends_s: list[float]
     reasons: list[str]
+    graphs: list[str]
     right: bool
 
 
@@ -65,7 +67,7 @@ def slowed(file: str, nbytes: int, seconds: float) -> Slowed:
     group = dist.new_group(timeout=timedelta(seconds=120))
     ringcoll.use(group, fit=file, refit=True)
     tensor, begin = torch.empty(nbytes // 4), time.monotonic()
-    ends, reasons, right = [], [], True
+    ends, reasons, graphs, right = list[float](), list[str](), list[str](), True
     go_on = torch.ones(1)
     while go_on.item():
         tensor.fill_(dist.get_rank() + 1.0)
@@ -73,62 +75,41 @@ def slowed(file: str, nbytes: int, seconds: float) -> Slowed:
         ranks = dist.get_world_size()
         right &= tensor[0].item() == tensor[-1].item() == ranks * (ranks + 1) / 2
         ends.append(time.monotonic())
+        table = communicator(group, torch.device("cpu")).table
+        assert table is not None
+        assert table.fit is not None
+        graphs.append(table.fit.graph)
         reasons.append(str(ringcoll.explain("all_reduce", nbytes, group)).splitlines()[1])
         go_on[0] = float(ends[-1] - begin < seconds)
         ringcoll.broadcast(go_on, src=0, group=group)
     close(group)
-    return Slowed(ends, reasons, right)
+    return Slowed(ends, reasons, graphs, right)
 
 
-def time_choices(choices: Sequence[tuple[str, int | None]], nbytes: int, repetitions: int) -> Any:
-    """Seconds of all-reduces by schedules, as texts, or names, each in segments of so many bytes."""
-    from ringcoll.schedule import Schedule
+def ddp_losses(file: str | None, refits_at: int, steps: int) -> tuple[list[float], str]:
+    """Losses of a small model under torch's DDP, in whole numbers, whose sums are exact in every order.
 
-    group = dist.new_group(timeout=timedelta(seconds=120))
-    tensor = torch.ones(nbytes // 4)
-    out = []
-    ringcoll.all_reduce(tensor, group=group)
-    for text, segment in choices:
-        algorithm = Schedule.from_text(text) if text.startswith("schedule ") else text
-        times = []
-        for _ in range(repetitions + 1):
-            ringcoll.barrier(group)
-            begin = time.perf_counter()
-            ringcoll.all_reduce(tensor, group=group, algorithm=algorithm, segment_bytes=segment)
-            times.append(time.perf_counter() - begin)
-        out.append(times[1:])
-    close(group)
-    return out
-
-
-def swaps(nbytes: int, repetitions: int, transport: str) -> Any:
-    """Seconds in which rank 0 sends to rank 2, rank 2 to rank 0, and both at once."""
-    from ringcoll.transport import Message
-
-    group = dist.new_group(timeout=timedelta(seconds=120))
-    ringcoll.use(group, transport=transport)
-    ringcoll.barrier(group)
-    member = communicator(group, torch.device("cpu"))
-    t = member.transport
-    out = torch.ones(nbytes, dtype=torch.uint8)
-    into = torch.ones(nbytes, dtype=torch.uint8)
-    rank = dist.get_rank()
-    peer = {0: 2, 2: 0}.get(rank)
-    results = []
-    for mode in ("02", "20", "both"):
-        times = []
-        for _ in range(repetitions):
-            ringcoll.barrier(group)
-            begin = time.perf_counter()
-            if peer is not None:
-                sends = [Message(peer, out, 77)] if mode == "both" or mode[0] == str(rank) else []
-                receives = (
-                    [Message(peer, into, 77)] if mode == "both" or mode[1] == str(rank) else []
-                )
-                for handle in t.post(receives, sends):
-                    t.wait(handle, 60)
-            ringcoll.barrier(group)
-            times.append(time.perf_counter() - begin)
-        results.append((mode, times))
-    close(group)
-    return results
+    The group has a fit from the beginning, or refits before a step; the second result says what it then ran.
+    """
+    options = ringcoll.Options(fit=file)
+    group = dist.new_group(backend="ringcoll", pg_options=options)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(96, 700, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.randint(-3, 4, model.weight.shape).float())
+    model = DistributedDataParallel(model, process_group=group)
+    losses = []
+    for step in range(steps):
+        if step == refits_at:
+            ringcoll.refit(group, [("all_reduce", 96 * 700 * 4)], 2.0)
+        inputs = torch.randint(-2, 3, (4, 96)).float() * (dist.get_rank() + 1)
+        model.zero_grad()
+        loss = (model(inputs) * 0.25 * dist.get_world_size()).sum()  # DDP divides by that first
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad)
+        losses.append(loss.item())
+    words = str(ringcoll.explain("all_reduce", 96 * 700 * 4, group)).splitlines()[1]
+    return losses, words
