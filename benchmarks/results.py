@@ -88,6 +88,11 @@ HIGHLIGHTS = (
         ("lock-step", "local SGD", "DiLoCo"), "out_of_step.png",
     ),
     Highlight(
+        "fit", "Schedules that were fitted to three hosts with unequal links",
+        "All-reduce of float32 without and with a fit",
+        ("ranks", "size", "auto", "fitted", "auto / fitted", "fitted / bound", "simulated / fitted"), ("in turn",),
+    ),
+    Highlight(
         "simulated-shared", "Simulated times against measured ones", "Median error",
         ("algorithm", "median error"), ("ring", "binary_tree", "recursive_doubling", "two_shot"),
     ),

@@ -22,7 +22,7 @@ from ringcoll.cli.parameters import (
     network_ranks_option,
 )
 from ringcoll.machine import read_fit, write_fit
-from ringcoll.search import HARDLY, SIZES, Fit, FitRange, fit
+from ringcoll.search import SIZES, Fit, FitRange, fit
 from ringcoll.simulation import FORMS, PRESETS
 
 _EXAMPLES = """
@@ -70,7 +70,7 @@ def fit_command(
         total = len(asked or SIZES) * 2 * len(list(algorithms(collective, topology.world_size)))
         with progress(total, f"fit {collective}") as advance:
             fits.append(fit(collective, topology, sizes=asked, seed=seed, advance=advance))
-    better = [found for found in fits if found.gain >= HARDLY]
+    better = [found for found in fits if not found.is_left]
     if file is not None and better:
         date = datetime.now(UTC).isoformat(timespec="seconds")
         fitted = better[0].fitted(date, read_fit(file) if file.exists() else None)
@@ -123,8 +123,10 @@ def _print(found: Fit) -> None:
     print_table(columns, [_row(one) for one in found.ranges], left=2)
     if found.left_out:
         print_text(f"\nnot simulated, as they have too many messages: {', '.join(found.left_out)}")
-    if found.gain < HARDLY:
-        print_text("\nno schedule is faster than the registered algorithms in rank order")
+    if found.is_left:
+        print_text(
+            '\nno schedule is clearly faster than the registered algorithms in rank order: "auto" chooses'
+        )
 
 
 def _row(one: FitRange) -> tuple[str, ...]:

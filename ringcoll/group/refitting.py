@@ -38,7 +38,7 @@ _LEAST_S = 1e-3  # shorter operations do not count
 _FIRST_RUNS, _LAST_RUNS = 5, 7
 _LEAST_NBYTES = 1 << 16
 _SLOW = 1.5  # times as long as usual
-_BUDGET_S = 2.0
+_BUDGET_S = 1.5
 
 
 class Refits:

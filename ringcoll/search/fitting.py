@@ -41,6 +41,7 @@ _SIZES_OF_MANY = (1 << 12, 1 << 18, 1 << 24)
 _MANY = 64  # ranks from which there are fewer sizes
 _EXACT, _EFFORT = 8, 0.3  # ranks, and work for each question
 _NEAR_NBYTES = 1 << 20
+_LONG = 4  # times the least latency, from which the simulator knows better than "auto"
 _SLOWER = 0.6  # of the speed before
 _NEARLY = 3.0  # times the least time in one segment, up to which more segments are tried
 _LEVELS = ("ring", "two_shot", "recursive_doubling")
@@ -67,6 +68,9 @@ class FitRange:
         Lower bound in seconds.
     reason
         Why it won, in a sentence.
+    is_left
+        Whether ``"auto"`` is to choose, as it knows costs that the simulator does not: where the winner is hardly
+        faster than a registered algorithm in rank order, and data are short or all links are equal.
     """
 
     nbytes: Range
@@ -76,6 +80,7 @@ class FitRange:
     plain: SearchTime
     least_s: float
     reason: str
+    is_left: bool
 
     @property
     def gain(self) -> float:
@@ -109,14 +114,14 @@ class Fit:
     left_out: tuple[str, ...]
 
     @property
-    def gain(self) -> float:
-        """How many times as fast as the best registered algorithm in rank order, where that is most."""
-        return max(one.gain for one in self.ranges)
+    def is_left(self) -> bool:
+        """Whether all sizes are left to ``"auto"``."""
+        return all(one.is_left for one in self.ranges)
 
     def fitted(self, date: str, before: Fitted | None = None) -> Fitted:
         """The rules and schedules, to be stored and used; those of other collectives stay as they were ``before``.
 
-        Sizes at which the winner is hardly faster than a registered algorithm in rank order have no rule.
+        Sizes that are left to ``"auto"`` have no rule.
 
         Raises
         ------
@@ -138,9 +143,9 @@ class Fit:
                 hosts=on_hosts,
             )
             for one in self.ranges
-            if one.gain >= HARDLY  # "auto" knows costs that the simulator does not
+            if not one.is_left
         ]
-        rows = [*zip(rules, (one.reason for one in self.ranges if one.gain >= HARDLY), strict=True)]
+        rows = [*zip(rules, (one.reason for one in self.ranges if not one.is_left), strict=True)]
         texts = {name: schedule.to_text() for name, schedule in self.schedules.items()}
         if before is not None:
             if (before.graph, before.hosts) != (graph, hosts):
@@ -233,6 +238,7 @@ def fit(
     if phases_of(collective) and not rules.rooted:
         candidates += _found(collective, topology, exact, seed)
     bound = least_time(collective, topology)
+    is_even = len({limit.speed for limit in hops_of(topology).limits}) == 1
     by_name = {candidate.name: candidate for candidate in candidates}
     times = {nbytes: [*_times(candidates, topology, nbytes, advance)] for nbytes in asked}
     stored: dict[str, Schedule] = {}
@@ -268,6 +274,8 @@ def fit(
             reason=f"{winner.algorithm}, {winner.seconds / least_s:.2f} of the bound by "
             f"{bound.reason(size)}, {plain.seconds / winner.seconds:.2f} times as fast as "
             f"{plain.algorithm}",
+            is_left=plain.seconds < HARDLY * winner.seconds
+            and (is_even or least_s < _LONG * bound.latency_s),
         )
         last = ranges[-1] if ranges else None
         if (

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringcoll
-from ringcoll.algorithms import algorithms, unregister
 from ringcoll.collectives import communicator
 from ringcoll.errors import PeerLostError, RingcollError, ScheduleError
 from ringcoll.group import Communicator
@@ -24,14 +23,6 @@ from tests.fakes.network import NetworkHub
 from tests.programs.threads import together
 
 HOSTS = (0, 1, 2, 0, 1, 2)
-
-
-@pytest.fixture(autouse=True)
-def _without_what_was_fitted() -> Any:
-    yield
-    for entry in list(algorithms()):
-        if entry.name.startswith("fitted_"):
-            unregister(entry.collective, entry.name)
 
 
 def network(*cards: float) -> Any:
