@@ -610,7 +610,7 @@ DECISIONS = (
 @given(documents(*DECISIONS), documents(*TABLES))
 def test_the_decision_and_the_table_of_rank_0(decision: str, table: str) -> None:
     store, transport = dist.HashStore(), Hub(2).transports()[1]
-    notes = agreement._Notes(transport, store, 5.0)
+    notes = agreement.Notes(transport, store, 5.0)
     store.set("decision", decision)
     store.set("table", table)
     with (

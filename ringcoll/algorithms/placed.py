@@ -1,9 +1,10 @@
 """Algorithms whose ranks stand in another order: ``ring~0.3.1.2`` is a ring through the ranks 0, 3, 1, 2.
 
 Problem: an algorithm sends between neighbours in rank order, and ranks are numbered without regard to the
-network. After ``~`` stands the rank at each place, in runs such as ``0-3.7-4``. The rank at place p then runs the
-program of rank p, with all peers and blocks mapped, at the same cost. Operands are reduced in the order of places, so an
-operator that does not commute cannot use such an algorithm, unless the verifier shows that the order is kept.
+network. After ``~`` stands the rank at each place, in runs such as ``0-3.7-4``. The rank at place p then runs
+the program of rank p, with all peers and blocks mapped, at the same cost. Operands are reduced in the order of
+places, so an operator that does not commute cannot use such an algorithm, unless the verifier shows that the
+order is kept.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _order_of(text: str) -> tuple[int, ...]:
     for run in text.split("."):
         match = _RUN.fullmatch(run)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, LARGEST_WORLD)
-        if abs(last - first) >= LARGEST_WORLD:
+        if abs(last - first) + len(order) >= LARGEST_WORLD:
             raise UnknownAlgorithmError(
                 f"{run!r} is no rank, and no run of ranks such as 0-3, in {text!r}"
             )

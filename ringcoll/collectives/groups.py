@@ -236,8 +236,9 @@ def use(
         changed, lost or doubled on its way, and raises `CorruptMessageError`; not over NCCL. The
         environment's ``RINGCOLL_VERIFY_MESSAGES`` overrides it.
     fit
-        A file of ``ringcoll fit`` for these ranks and hosts, which rank 0 reads: ``"auto"`` takes the algorithms that were
-        fitted to the network. By default the file of ``RINGCOLL_TUNING``, if that is such a file.
+        A file of ``ringcoll fit`` for these ranks and hosts, which rank 0 reads: ``"auto"`` takes the
+        algorithms that were fitted to the network. By default the file of ``RINGCOLL_TUNING``, if that is such
+        a file.
     refit
         Whether the ranks measure their network anew, and fit all that they use to it, when long operations have become
         slow: a median over many. It takes some seconds, in a pause on which all ranks agree.

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ringcoll.collectives.functions import barrier
 from ringcoll.collectives.groups import communicator
-from ringcoll.group import probe as measured
 from ringcoll.machine import seconds_of
-from ringcoll.simulation import Measurements, Topology, topology_of
+
+if TYPE_CHECKING:
+    from ringcoll.simulation import Measurements, Topology
 
 _LIMIT_S = 10.0  # of a message
 
 
 def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
     """What `probe` measures, as numbers of pairs of ranks."""
+    from ringcoll.group import probe as measured  # not before: each program comes by this module
+
     budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))
     barrier(group)  # ranks may come as late as to any operation
     in_turn = partial(member.in_turn, name="probe")
@@ -59,4 +62,6 @@ def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
     >>> [link.name for link in found.links]
     ['0 -> host0', 'host0 -> 0', '1 -> host0', 'host0 -> 1']
     """
+    from ringcoll.simulation import topology_of
+
     return topology_of(measurements(group, budget_s))

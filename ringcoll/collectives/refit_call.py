@@ -9,6 +9,7 @@ import torch
 
 from ringcoll.collectives.functions import barrier
 from ringcoll.collectives.groups import communicator
+from ringcoll.errors import ArgumentError
 from ringcoll.machine import seconds_of
 from ringcoll.schedule import contract
 
@@ -28,7 +29,8 @@ def refit(
     group
         As for `ringcoll.all_reduce`.
     uses
-        Collectives and bytes of their whole data to fit; by default those of the group's operations so far.
+        Collectives and bytes of their whole data to fit, at three sizes at most each; by default those of the group's
+        operations so far. A fit of other collectives is dropped, as it was to another network.
     budget_s
         Seconds that the measurement is to take.
 
@@ -39,8 +41,8 @@ def refit(
 
     Raises
     ------
-    ScheduleError
-        There is no such collective.
+    ScheduleError, ArgumentError
+        There is no such collective, or bytes are no whole number above 0.
     CollectiveTimeoutError, PeerLostError
         A rank did not take part, or was lost.
 
@@ -52,8 +54,12 @@ def refit(
     (True, True)
     """
     uses, budget_s = [*uses], seconds_of(budget_s, "budget_s")
-    for collective, _ in uses:
+    for collective, nbytes in uses:
         contract(collective)
+        if type(nbytes) is not int or nbytes < 1:
+            raise ArgumentError(
+                "not a size", argument="uses", expected="bytes, at least 1", got=repr(nbytes)
+            )
     barrier(group)  # ranks may come as late as to any operation
     member = communicator(group, torch.device("cpu"))
     member.in_turn(lambda: member.refit(member.timeout_s, uses, budget_s), "refit")

@@ -11,6 +11,7 @@ from .counts import seconds_on_hosts as seconds_on_hosts
 from .counts import wavefront_counts as wavefront_counts
 from .dominance import dominators as dominators
 from .fitted import Fitted as Fitted
+from .fitted import digest_of as digest_of
 from .fitted import numbered as numbered
 from .link_costs import LinkCosts as LinkCosts
 from .predict import Parameters as Parameters

@@ -1,16 +1,18 @@
 """What was fitted to a network: rules, and the schedules that they name.
 
-Rank 0 publishes it with the group's table, so all ranks have the same; the name of a schedule that was
-found holds a hash of its text. A schedule is proved on each rank before it runs, as all that does not come with the library is.
+Rank 0 publishes it with the group's table, so all ranks have the same; the name of a schedule that was found
+holds a hash of its text. A schedule is proved on each rank before it runs, as all that does not come with the
+library is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 from ringcoll._version import __version__
-from ringcoll.algorithms import named, register_schedule
+from ringcoll.algorithms import register_schedule
 from ringcoll.cost.rules import Rule, parse_rules
 from ringcoll.errors import RingcollError, TuningFileError
 from ringcoll.schedule import Schedule
@@ -125,7 +127,15 @@ def numbered(hosts: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(host, len(numbers)) for host in hosts)
 
 
+def digest_of(schedule: Schedule) -> str:
+    """A hash of what a schedule does, by whatever name."""
+    text = replace(schedule, algorithm="fitted").to_text()
+    return sha256(text.encode()).hexdigest()[:16]
+
+
 def _adopt(name: str, text: str) -> None:
-    """Register the schedule in a text as an algorithm, once."""
-    if not named(name):
-        register_schedule(Schedule.from_text(text), name)
+    """Register the schedule in a text as an algorithm, once; its name says what it does."""
+    schedule = Schedule.from_text(text)
+    if not name.endswith(f"_{digest_of(schedule)}"):
+        raise TuningFileError(f"{name} is not the name of its schedule: the text was changed")
+    register_schedule(schedule, name)

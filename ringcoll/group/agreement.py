@@ -435,6 +435,7 @@ def agree(
     measurable: bool | None = None,
     device: torch.device | None = None,
     fit: str | None = None,
+    refits: bool = False,
 ) -> Table:
     """Agree on the table of costs and rules of a group; every rank has to call it.
 
@@ -455,8 +456,8 @@ def agree(
         Whether the costs may be measured; by default on transports with tags and without checksums.
     device
         Device of the group's tensors; by default the CPU.
-    fit
-        A file of ``ringcoll fit``, which rank 0 reads.
+    fit, refits
+        A file of ``ringcoll fit``, which rank 0 reads, and whether the group refits. Those of rank 0 count.
 
     Raises
     ------
@@ -491,13 +492,15 @@ def agree(
     if table is None and not (measurable and world_size > 1):
         link = costs_of(transport.name)
         table = built_in(transport.name, link, world_size, hosts=hosts, cores=cores(), device=kind)
-    text = None if table is None else replace(table, forced=rules, fit=fitted).dumps()
+    text = (
+        None if table is None else replace(table, forced=rules, fit=fitted, refits=refits).dumps()
+    )
     notes.tell("decision", {"hosts": hosts, "forced": forced, "table": text})
     if text is None:
         costs = measure(transport, notes.left_s, hosts=hosts, cores=cores(), device=device)
         table = _measured[where] = _table_of(*where, costs)
         tuning.remember(settings.measured_file(), table)
-        text = replace(table, forced=rules, fit=fitted).dumps()
+        text = replace(table, forced=rules, fit=fitted, refits=refits).dumps()
         notes.tell("table", text)
     return _table(text, announces=True)
 

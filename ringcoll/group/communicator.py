@@ -30,7 +30,7 @@ from ringcoll.cost import Table
 from ringcoll.errors import FORKED, CaptureError, GroupBrokenError, RingcollError, TransportError
 from ringcoll.group.agreement import agree
 from ringcoll.group.queue import Queue
-from ringcoll.group.refitting import Refits, refit
+from ringcoll.group.refitting import BUDGET_S, Refits, refit
 from ringcoll.group.work import Work
 from ringcoll.group.workspace import Workspace
 from ringcoll.machine import answered, at_end, check_goes_on, cores, gone
@@ -207,7 +207,8 @@ class Communicator:
         self.monitor = Monitor(store, self.rank, self.world_size, self._give_up, processes)
         self.progress = self.monitor.progress
         self.store = store
-        self._fit, self._refits = fit, Refits() if refits and self.world_size > 1 else None
+        self._fit = fit, refits
+        self._refits: Refits | None = None
         self._resolved: weakref.WeakSet[Operation] = weakref.WeakSet()  # by the table
         self.table: Table | None = None  # costs and rules, once the ranks have met
         self.tracer: Any = None  # `ringcoll.tracing.recorder.Tracer`, while the group is traced
@@ -493,7 +494,7 @@ class Communicator:
             for store, index in binding.stores:
                 store(tensors[index])
             self.nbytes_sent += operation.nbytes_sent
-            if self._refits is not None and isinstance(operation, Operation):
+            if self._refits is not None and not self.rank and isinstance(operation, Operation):
                 self._refits.note(operation.request, time.monotonic() + timeout_s - deadline)
             if self._lane is not None and not self.transport.waits_on_host:
                 self._watch_stream(number, operation, binding, handles, timeout_s)
@@ -576,7 +577,7 @@ class Communicator:
         self,
         timeout_s: float,
         uses: Iterable[tuple[str, int]] = (),
-        budget_s: float | None = None,
+        budget_s: float = BUDGET_S,
         by_itself: bool = False,
     ) -> None:
         """Measure the network, and fit algorithms to it; all ranks call it in their turn.
@@ -588,13 +589,13 @@ class Communicator:
             self._meet(timeout_s)
         assert self.table is not None
         resolved = tuple(self._resolved)
-        known = {(one.request.collective, one.request.nbytes) for one in resolved}
+        requests = [operation.request for operation in resolved if operation.request.entry is None]
+        known = {(request.collective, request.nbytes) for request in requests}
         self._num_refits += 1
         store = dist.PrefixStore(f"refit/{self._num_refits}", self.store)
-        more = {} if budget_s is None else {"budget_s": budget_s}
         table = refit(
             self.transport, store, self.table, sorted(uses or known),
-            limit_s=timeout_s, by_itself=by_itself, **more,
+            limit_s=timeout_s, budget_s=budget_s, by_itself=by_itself,
         )  # fmt: skip
         if self._refits is not None:
             self._refits.begin()
@@ -668,7 +669,13 @@ class Communicator:
         if 2 * ranks_here > cores():
             self._moment_s = _LONG_MOMENT_S
         store = dist.PrefixStore("choice", self.store)
-        self.table = agree(transport, store, _left_s(deadline), device=self.device, fit=self._fit)
+        fit, refits = self._fit
+        self.table = agree(
+            transport, store, _left_s(deadline), device=self.device, fit=fit, refits=refits
+        )
+        # A look is a message of CPU memory, which the host waits for.
+        if self.table.refits and not transport.ordered and transport.waits_on_host:
+            self._refits = Refits() if self.world_size > 1 else None
         if transport.direct_from is not None:
             transport.direct_from = self.table.parameters.direct_from or transport.direct_from
 

@@ -1,10 +1,11 @@
 """A group notices that its operations have become slow, measures its network anew, and fits its algorithms to it.
 
-Every rank looks at the same operations: the first look is at the eighth, and in each of them rank 0 sends a byte to all
-others, which says how many operations later the next look is, about a tenth of a second, or that all measure now. Rank 0 compares
-the operation that takes the most time with its first runs. Where the median of its last ones is clearly longer, the ranks
-probe (`ringcoll.group.probing`); rank 0 fits, proves and publishes; and all go on with the new table at this very operation.
-If no link has changed, what is slow is something else: nothing is swapped, and the times become the usual ones.
+Every rank looks at the same operations: the first look is at the eighth, and in each of them rank 0 sends a
+byte to all others, which says how many operations later the next look is, about a tenth of a second, or that
+all measure now. Rank 0 compares the operation that takes the most time with its first runs. Where the median of
+its last ones is clearly longer, the ranks probe (`ringcoll.group.probing`); rank 0 fits, proves and publishes;
+and all go on with the new table at this very operation. If no link has changed, what is slow is something else:
+nothing is swapped, and the times become the usual ones.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.cost import Fitted, Table
-from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.errors import ArgumentError, RingcollError, TooLargeError
 from ringcoll.group.agreement import Notes
 from ringcoll.schedule import contract
 from ringcoll.transport import Message, Transport
@@ -34,30 +35,34 @@ _TAG = 0x7E57C05A
 _FIRST_LOOK = 8
 _LATER = 255  # operations at most; a byte
 _LOOK_S = 0.1
+_MOST_KINDS = 256  # of operations
 _LEAST_S = 1e-3  # shorter operations do not count
 _FIRST_RUNS, _LAST_RUNS = 5, 7
 _LEAST_NBYTES = 1 << 16
+_MOST_FIT_S = 10.0  # of rank 0, for which the others wait
 _SLOW = 1.5  # times as long as usual
-_BUDGET_S = 1.5
+BUDGET_S = 1.5
 
 
 class Refits:
     """When the ranks of a group look, and what rank 0 has seen since the last fit."""
 
     def __init__(self) -> None:
-        self.next_look = _FIRST_LOOK
+        self.next_look, self._at = _FIRST_LOOK, 0
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was usual."""
+        """Forget all runs of operations."""
         self._first: dict[Any, list[float]] = {}
         self._last: dict[Any, deque[float]] = {}
-        self._looked, self._at, self._later = time.monotonic(), 0, _FIRST_LOOK
+        self._looked, self._later = time.monotonic(), _FIRST_LOOK
 
     def note(self, request: Any, seconds: float) -> None:
         """Note a run of an operation."""
         if seconds < _LEAST_S:
             return
+        if len(self._first) >= _MOST_KINDS and request not in self._first:
+            self.begin()
         first = self._first.setdefault(request, [])
         if len(first) < _FIRST_RUNS:
             first.append(seconds)
@@ -100,7 +105,7 @@ def refit(
     uses: Iterable[tuple[str, int]],
     *,
     limit_s: float,
-    budget_s: float = _BUDGET_S,
+    budget_s: float,
     by_itself: bool = False,
 ) -> Table:
     """Measure the network, fit to it, and return the table with the fit; every rank calls it.
@@ -116,8 +121,8 @@ def refit(
     limit_s, budget_s
         Time limit, and seconds that the measurement is to take.
     by_itself
-        Whether nobody has asked for it: then the table stays as it is where no link has become slower, and short data have
-        no fit of their own.
+        Whether nobody has asked for it: then the table stays as it is where no link has become slower, and
+        short data have no fit of their own.
 
     Raises
     ------
@@ -134,7 +139,8 @@ def refit(
     else:
         values = None
         try:
-            fitted = _fitted(measured, table.fit, uses, by_itself)
+            patience_s = min(limit_s / 2, _MOST_FIT_S) if by_itself else limit_s / 2
+            fitted = _fitted(measured, table.fit, uses, by_itself, patience_s)
             values = fitted and fitted.to_json()
         except RingcollError as error:
             _log.warning("not fitted: %s", error)
@@ -144,37 +150,46 @@ def refit(
 
 
 def _fitted(
-    measured: Any, before: Fitted | None, uses: Iterable[tuple[str, int]], by_itself: bool
+    measured: Any,
+    before: Fitted | None,
+    uses: Iterable[tuple[str, int]],
+    by_itself: bool,
+    patience_s: float,
 ) -> Fitted | None:
-    """What suits the network as it is now, of what is used."""
+    """The algorithms for the network as it is now; the other ranks wait for them."""
     from ringcoll.search import fit, slower_links
     from ringcoll.simulation import topology_from_text, topology_of
 
-    topology = topology_of(measured)
-    slower: tuple[str, ...] = ()
+    topology, known = topology_of(measured), None
     if before:
         with suppress(ArgumentError):  # it was fitted to a network that a text cannot say
-            slower = slower_links(topology_from_text(before.graph), topology)
+            known = topology_from_text(before.graph)
+    slower = slower_links(known, topology) if known else ()
     for words in slower:
         _log.warning("a link has become slower: %s", words)
-    if by_itself and before and not slower:
+    if by_itself and known and not slower:
         _log.warning("no link has become slower: the algorithms stay as they are")
         return None
-    date = datetime.now(UTC).isoformat(timespec="seconds")
     sizes: dict[str, set[int]] = {}
-    least_nbytes = _LEAST_NBYTES if by_itself else 1
     for collective, nbytes in uses:
-        if nbytes >= least_nbytes and not contract(collective).at_least_once:
+        is_used = nbytes >= _LEAST_NBYTES if by_itself else nbytes > 0
+        if is_used and not contract(collective).at_least_once:
             sizes.setdefault(collective, set()).add(nbytes)
+    date, end = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic() + patience_s
+
+    def advance(name: str) -> None:
+        if time.monotonic() > end:
+            raise TooLargeError(f"it takes longer than {patience_s:.3g} s", most=0)
+
     fitted = None
     for collective, asked in sizes.items():
-        found = fit(collective, topology, sizes=_few(asked), exact=False)
-        fitted = found.fitted(date, fitted)
+        ordered = sorted(asked)
+        few = {ordered[0], ordered[len(ordered) // 2], ordered[-1]}
+        try:
+            best = fit(collective, topology, sizes=[*few], exact=False, advance=advance)
+        except RingcollError as error:
+            _log.warning("%s is not fitted: %s", collective, error)
+            continue
+        fitted = best.fitted(date, fitted)
         _log.info("fitted anew: %s", "; ".join(fitted.reasons))
     return fitted
-
-
-def _few(sizes: set[int]) -> list[int]:
-    """At most three of some sizes: the least, the largest, and one in between."""
-    ordered = sorted(sizes)
-    return sorted({ordered[0], ordered[len(ordered) // 2], ordered[-1]})

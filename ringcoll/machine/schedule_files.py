@@ -13,6 +13,7 @@ import time
 import zlib
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringcoll.algorithms import Algorithm, entry_of_schedule, register_schedule
 from ringcoll.cost import Rule, parse_rules
@@ -20,7 +21,9 @@ from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.machine.files import read_file
 from ringcoll.machine.user_modules import algorithms_named, is_reference
 from ringcoll.schedule import Schedule
-from ringcoll.simulation import Topology, topology_from_text
+
+if TYPE_CHECKING:
+    from ringcoll.simulation import Topology
 
 _MOST_KEPT = 64
 _TICK_NS = 2_000_000_000  # of the file systems with the coarsest times
@@ -90,6 +93,10 @@ def is_network_file(path: str) -> bool:
 
 def network_in(path: Path) -> Topology:
     """Read the network in a file; an `ArgumentError` names the file, and the line."""
+    from ringcoll.simulation import (
+        topology_from_text,
+    )  # not before: every group comes by this module
+
     try:
         return topology_from_text(read_file(path), name=path.stem)
     except OSError as error:

@@ -1,9 +1,9 @@
 """Files of measurements of this machine: that of ``ringcoll tune``, and what groups have measured.
 
-A file of ``ringcoll fit`` holds what was fitted to a network. A file of ``ringcoll tune`` holds a table for each transport, number of ranks, number of hosts and type of device; see
-`ringcoll.cost.table.Table`. The file is replaced as a whole, so that a reader sees the old file
-or the new file. A group that measures, as it finds nothing in either file, keeps its costs in the second
-file (`remember`), for the programs of the next hours.
+A file of ``ringcoll fit`` holds what was fitted to a network. A file of ``ringcoll tune`` holds a table for
+each transport, number of ranks, number of hosts and type of device; see `ringcoll.cost.table.Table`. The file
+is replaced as a whole, so that a reader sees the old file or the new file. A group that measures, as it finds
+nothing in either file, keeps its costs in the second file (`remember`), for the programs of the next hours.
 """
 
 from __future__ import annotations
@@ -133,25 +133,26 @@ def write_fit(path: Path, fitted: Fitted) -> None:
 def fit_for(asked: str | None, hosts: tuple[int, ...]) -> Fitted | None:
     """The fit that a group uses: of the file that its options name, or ``RINGCOLL_TUNING`` does.
 
-    The latter is for groups of as many ranks as the fit has; others go on without it.
+    The latter is for groups of as many ranks as the fit has, on hosts as it has them; others go on without it.
 
     Raises
     ------
     TuningFileError
-        The file cannot be read, or its fit is for other ranks, hosts or another version of the library; the error names
-        the file.
+        The file cannot be read, or its fit is of another version of the library; or the options name it, and it
+        is for other ranks or hosts. The error names the file.
     """
     path = Path(asked).expanduser() if asked else settings.tuning_file()[0]
     if path is None or not (asked or _is_fit(path)):
         return None
     fitted = read_fit(path)
-    if not asked and fitted.world_size != len(hosts):
-        _log.info("%s: for %d ranks, and not used by %d", path, fitted.world_size, len(hosts))
-        return None
     try:
         fitted.check(hosts)
     except TuningFileError as error:
-        raise TuningFileError(str(error), path=str(path)) from None
+        if asked or fitted.version != __version__:
+            raise TuningFileError(str(error), path=str(path)) from None
+        level = logging.INFO if fitted.world_size != len(hosts) else logging.WARNING
+        _log.log(level, "%s is not used: %s", path, error)
+        return None
     return fitted
 
 
@@ -186,7 +187,7 @@ def update(path: Path, tuned: Tuned) -> None:
     kept = [entry for entry in read(path) if entry.key != tuned.key] if _exists(path) else []
     entries = [entry.table.to_json() | {"facts": entry.facts} for entry in [*kept, tuned]]
     for entry in entries:
-        del entry["source"], entry["forced"], entry["fit"]
+        del entry["source"], entry["forced"], entry["fit"], entry["refits"]
     _write(path, {"format": _FORMAT, "version": _VERSION, "tables": entries})
 
 

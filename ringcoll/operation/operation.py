@@ -305,8 +305,9 @@ class Operation:
     def nbytes(self) -> int:
         """Bytes that it keeps: its objects, its plan, as measured (`_OBJECTS_NBYTES`), and the memory of short tensors."""
         objects = _OBJECTS_NBYTES + _PEER_NBYTES * self.request.world_size
-        if self.plan is not None:
-            objects += _INSTRUCTION_NBYTES * len(self.plan.instructions)
+        plan = self.plan  # which another thread may take away
+        if plan is not None:
+            objects += _INSTRUCTION_NBYTES * len(plan.instructions)
         return objects + (self.stage.nbytes if self.is_short else 0)
 
     def check(self, *, sliced: bool) -> None:

@@ -15,11 +15,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import sha256
+from math import inf, isqrt
 from typing import NamedTuple
 
+from ringcoll._version import __version__
 from ringcoll.algorithms import algorithms, named, order_in_text
-from ringcoll.cost import Fitted, Range, Rule, numbered
+from ringcoll.cost import Fitted, Range, Rule, digest_of, numbered
 from ringcoll.errors import ArgumentError, MissingExtraError, TooLargeError
 from ringcoll.schedule import (
     Schedule,
@@ -28,7 +29,7 @@ from ringcoll.schedule import (
     estimated_messages,
     verify,
 )
-from ringcoll.search.demand import phases_of
+from ringcoll.search.demand import demand_of, phases_of
 from ringcoll.search.front import synthesize, trees_of
 from ringcoll.search.hops import hops_of
 from ringcoll.search.least_time import groups_of_ranks, least_time
@@ -126,7 +127,7 @@ class Fit:
         Raises
         ------
         ArgumentError
-            The fit before is for another network.
+            The fit before is for another network, or of another version of the library.
         """
         graph = f"# {self.topology.name}"
         with suppress(ArgumentError):  # a text cannot say it
@@ -148,8 +149,12 @@ class Fit:
         rows = [*zip(rules, (one.reason for one in self.ranges if not one.is_left), strict=True)]
         texts = {name: schedule.to_text() for name, schedule in self.schedules.items()}
         if before is not None:
-            if (before.graph, before.hosts) != (graph, hosts):
-                raise ArgumentError("the fit before is for another network", argument="before")
+            here = graph, hosts, __version__
+            if (before.graph, before.hosts, before.version) != here:
+                raise ArgumentError(
+                    "the fit before is for another network, or of another version of ringcoll",
+                    argument="before",
+                )
             others = zip(before.rules, before.reasons, strict=True)
             rows = [row for row in others if row[0].collective != self.collective] + rows
             texts = dict(before.schedules) | texts
@@ -178,9 +183,8 @@ class _Candidate(NamedTuple):
 
     def stored(self) -> Schedule:
         """The schedule under a name with a hash of its text."""
-        digest = sha256(self.schedule.to_text().encode()).hexdigest()[:12]
-        method = re.split(r"\W|_", self.name)[0]
-        return replace(self.schedule, algorithm=f"fitted_{method}_{digest}")
+        method = re.findall("[a-z_]*[a-z]", self.name)[0]  # of two_shot+ring, and of trees_4_6_1
+        return replace(self.schedule, algorithm=f"fitted_{method}_{digest_of(self.schedule)}")
 
 
 def fit(
@@ -216,6 +220,8 @@ def fit(
         There is nothing to send, or a size is below 1.
     ScheduleError
         There is no such collective.
+    TooLargeError
+        Every schedule has too many messages.
 
     Examples
     --------
@@ -237,6 +243,11 @@ def fit(
     candidates = list(_registered(collective, topology))
     if phases_of(collective) and not rules.rooted:
         candidates += _found(collective, topology, exact, seed)
+    if all(one.messages > MOST_MESSAGES for one in candidates):
+        raise TooLargeError(
+            f"every {collective} on {topology.world_size} ranks has too many messages to simulate",
+            most=MOST_MESSAGES,
+        )
     bound = least_time(collective, topology)
     is_even = len({limit.speed for limit in hops_of(topology).limits}) == 1
     by_name = {candidate.name: candidate for candidate in candidates}
@@ -260,18 +271,20 @@ def fit(
         plain = min(row for row in times[size] if by_name[row.algorithm].is_plain)
         least_s = bound.seconds(size)
         # A winner holds up to the geometric means with the sizes beside its own.
-        first, end = (
-            int((size * asked[other]) ** 0.5) if 0 <= other < len(asked) else None
+        before, after = (
+            isqrt(size * asked[other]) + 1 if 0 <= other < len(asked) else None
             for other in (number - 1, number + 1)
         )
+        if sizes:  # beyond them nothing was simulated
+            before, after = before or size // 2, after or 2 * size
         new = FitRange(
-            nbytes=Range(first or 0, end),
+            nbytes=Range(before or 0, after),
             size=size,
             winner=winner,
             segment_bytes=max(1, -(-chunk // winner.segments)) if in_segments else None,
             plain=plain,
             least_s=least_s,
-            reason=f"{winner.algorithm}, {winner.seconds / least_s:.2f} of the bound by "
+            reason=f"{winner.algorithm}, {winner.seconds / least_s if least_s else inf:.2f} of the bound by "
             f"{bound.reason(size)}, {plain.seconds / winner.seconds:.2f} times as fast as "
             f"{plain.algorithm}",
             is_left=plain.seconds < HARDLY * winner.seconds
@@ -283,7 +296,7 @@ def fit(
             and last.winner.algorithm == winner.algorithm
             and last.segment_bytes == new.segment_bytes
         ):
-            new = replace(new, nbytes=Range(ranges.pop().nbytes.first, end))
+            new = replace(new, nbytes=Range(ranges.pop().nbytes.first, after))
         ranges.append(new)
     return Fit(
         collective=collective,
@@ -329,18 +342,25 @@ def hosts_named(topology: Topology) -> tuple[int, ...] | None:
 
 
 def slower_links(before: Topology, now: Topology) -> tuple[str, ...]:
-    """The links that have clearly become slower, in words: those that have lost the most, and half as much."""
-    speeds = {(link.source, link.target): float(link.fastest) for link in before.links}
-    lost = [
-        (float(link.fastest) / speed, link, speed)
-        for link in now.links
-        if (speed := speeds.get((link.source, link.target)))
-    ]
-    most = min((share for share, _, _ in lost), default=1.0)
+    """The links of a network that make ways between ranks clearly slower than they were, in words.
+
+    They are those on the way that has lost the most, and on ways that have lost half as much.
+    """
+    lost: dict[
+        str, tuple[float, float, float]
+    ] = {}  # of a link: share that is left, GB/s before and now
+    ranks = range(now.world_size)
+    for pair in ((a, b) for a in ranks for b in ranks if a != b):
+        was = min(float(before.links[index].fastest) for index in before.route(*pair))
+        link = min((now.links[index] for index in now.route(*pair)), key=lambda link: link.fastest)
+        speed = float(link.fastest)
+        row = speed / was, was / 1e9, speed / 1e9
+        lost[link.name] = min(row, lost.get(link.name, (inf, inf, inf)))
+    limit = min(_SLOWER, 2 * min((share for share, _, _ in lost.values()), default=1.0))
     return tuple(
-        f"{link.name}, {speed / 1e9:.3g} to {float(link.fastest) / 1e9:.3g} GB/s"
-        for share, link, speed in lost
-        if share < min(_SLOWER, 2 * most)
+        f"{name}, {was:.3g} to {speed:.3g} GB/s"
+        for name, (share, was, speed) in lost.items()
+        if share < limit
     )
 
 
@@ -365,25 +385,28 @@ def _registered(collective: str, topology: Topology) -> Iterator[_Candidate]:
     names += [f"{inside}+{across}" for inside in _LEVELS for across in _LEVELS if several]
     for name in names:
         for entry in named(name, collective):
-            if name.startswith("fitted_") or (entry.needs_hosts and not several):
+            is_stored = entry.needs_hosts or not entry.built_in
+            is_of_one_root = is_stored and contract(collective).rooted
+            is_fit = name.startswith("fitted_")
+            if is_fit or is_of_one_root or (entry.needs_hosts and not several):
                 continue
             yield _Candidate(
                 name,
                 entry.schedule(world_size, hosts=hosts if entry.needs_hosts else None),
                 entry.pipelined,
                 is_plain=not set(name) & set("~+"),
-                is_stored=entry.needs_hosts or not entry.built_in,
+                is_stored=is_stored,
             )
 
 
 def _found(collective: str, topology: Topology, exact: bool, seed: int) -> Iterator[_Candidate]:
     """What the searches find."""
     world_size = topology.world_size
-    for schedule in trees_of(
-        collective, topology, _TREES_OF_MANY if world_size > _MANY else _TREES
-    ):
+    for_all = demand_of(phases_of(collective)[0][0], world_size).for_all
+    most = _TREES_OF_MANY if world_size > _MANY else _TREES
+    for schedule in trees_of(collective, topology, most) if for_all else ():
         yield _Candidate(schedule.algorithm, schedule, True, False, True)
-    methods = [("greedy", 1)] * (world_size <= _MANY)
+    methods = [("greedy", 1)] * (for_all and world_size <= _MANY)
     methods += [("exact", 2)] * (exact and world_size <= _EXACT)
     for method, most_chunks in methods:
         with suppress(TooLargeError, MissingExtraError):

@@ -1,9 +1,10 @@
 """Lower bounds in seconds that no schedule on a topology beats.
 
 Latency: data go from each rank to each rank that needs them, over links that each have a latency. Bandwidth:
-what a set of ranks lacks has to come in over the links around the set, and what others need of it has to go out;
-the links around a set are its narrowest cut, by a maximum flow through the switches. The sets are single ranks, the ranks below a switch,
-and those joined by links above a speed; on up to 32 ranks, flows find the worst set of all (`ringcoll.search.bounds`).
+what a set of ranks lacks has to come in over the links around the set, and what others need of it has to go
+out; the links around a set are its narrowest cut, by a maximum flow through the switches. The sets are single
+ranks, the ranks below a switch, and those joined by links above a speed; on up to 32 ranks, flows find the
+worst set of all (`ringcoll.search.bounds`).
 
 An all-reduce has one more bound: in each partition of the ranks into P parts each element crosses between parts
 P - 1 times to be reduced, and P - 1 times to be spread, so the links out of all parts carry 2 (P - 1) vectors.
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
-from math import ceil
+from math import ceil, inf
 
 from ringcoll.schedule import Contract, contract
 from ringcoll.search.bounds import least_rounds_per_chunk
@@ -222,4 +223,5 @@ def _flow(topology: Topology, sources: frozenset[int], sinks: frozenset[int]) ->
     capacities[ORIGIN] = dict.fromkeys(sources, endless)
     for rank in sinks:
         capacities.setdefault(rank, {})[_END] = endless
-    return maximum_flow(capacities, ORIGIN, _END, endless)[0] / scale
+    flow, _ = maximum_flow(capacities, ORIGIN, _END, endless)
+    return inf if flow >= endless else flow / scale

@@ -1,18 +1,20 @@
 """Trees that share out the links, for large data in many segments.
 
-The problem. Every chunk goes to all ranks along a tree of hops from its root, is reduced up such a tree, or both.
-In many segments a schedule takes as long as its fullest link, so the trees of all chunks together have to fill
-links evenly. Trees of an all-reduce use their hops in both directions at the same time, one segment going up while another one
-comes down; so it needs no second phase, and n bytes pass the way to a rank that is the leaf of every tree.
+The problem. Every chunk goes to all ranks along a tree of hops from its root, is reduced up such a tree, or
+both. In many segments a schedule takes as long as its fullest link, so the trees of all chunks together have to
+fill links evenly. Trees of an all-reduce use their hops in both directions at the same time, one segment going
+up while another one comes down; so it needs no second phase, and n bytes pass the way to a rank that is the
+leaf of every tree.
 
-The method. One tree after the other grows from the root, hop by hop, each time by the cheapest hop. A hop costs what
-it adds to the loads of its limits, each to a high power: then the sum is nearly the fullest one's. Some
-rounds follow in which each tree is taken out, and grown again beside the others; the best set is kept. This is the
-approximation of fractional packings of spanning trees by N. Garg and J. Koenemann, FOCS 1998, with whole chunks. Where
-hops go both ways at the same speed, the bound on the packing is that of W. T. Tutte and C. Nash-Williams, 1961: the links
-between the parts of any partition carry (parts - 1) times the data.
+The method. One tree after the other grows from the root, hop by hop, each time by the cheapest hop. A hop costs
+what it adds to the loads of its limits, each to a high power: then the sum is nearly the fullest one's. Some
+rounds follow in which each tree is taken out, and grown again beside the others; the best set is kept. This is
+the approximation of fractional packings of spanning trees by N. Garg and J. Koenemann, FOCS 1998, with whole
+chunks. Where hops go both ways at the same speed, the bound on the packing is that of W. T. Tutte and C.
+Nash-Williams, 1961: the links between the parts of any partition carry (parts - 1) times the data.
 
-Assumptions: none on the network; hops may share links, and have any speeds. For an all-reduce each hop of a tree has one back.
+Assumptions: none on the network; hops may share links, and have any speeds. For an all-reduce each hop of a
+tree has one back.
 
 Cost. A tree needs ``ranks * hops`` looks, or ``ranks ** 2`` where each rank reaches each other one by one hop.
 
@@ -110,8 +112,8 @@ def tree_moves(
     graph, demand
         The hops, and the chunks that every rank wants.
     both_ways
-        Whether chunks go up their trees as well, as in an all-reduce. Then the root of a tree is its middle, whoever owns
-        the chunk in ``demand``.
+        Whether chunks go up their trees as well, as in an all-reduce. Then the root of a tree is its middle,
+        whoever owns the chunk in ``demand``.
 
     Returns
     -------

@@ -1,9 +1,10 @@
 """Orders of ranks in which neighbours are near: the shortest way through all ranks and back.
 
-The problem. Most algorithms send between ranks whose numbers are near each other, and numbers are given without regard to
-the network. Of all cyclic orders the one is wanted in which a message from each rank to the next, there and
-back, takes the least time in all: a travelling salesman's tour. All tours are tried on up to 8 ranks; on more, the tour that goes to the
-nearest rank next is improved by turning pieces round (2-opt: G. A. Croes, 1958) until no turn helps.
+The problem. Most algorithms send between ranks whose numbers are near each other, and numbers are given without
+regard to the network. Of all cyclic orders the one is wanted in which a message from each rank to the next,
+there and back, takes the least time in all: a travelling salesman's tour. All tours are tried on up to 8 ranks;
+on more, the tour that goes to the nearest rank next is improved by turning pieces round (2-opt: G. A. Croes,
+1958) until no turn helps.
 
 Cost: ``(k - 1)!`` tours for few ranks, about ``k ** 2`` turns in a pass for many.
 """
@@ -20,7 +21,9 @@ _Costs = list[list[float]]
 
 
 def near_order(topology: Topology, nbytes: int) -> tuple[int, ...]:
-    r"""Find the order of ranks on whose tour messages of so many bytes take the least time; its longest way is the last.
+    r"""Find the order of ranks whose tour takes the least time; its longest way is the last.
+
+    Messages have so many bytes.
 
     Examples
     --------

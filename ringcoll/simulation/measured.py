@@ -46,11 +46,16 @@ def topology_of(measurements: Measurements) -> Topology:
     >>> [f"{link.name}: {link.bandwidth:g}" for link in pair.links]
     ['0 -> host0: 2e+09', 'host0 -> 0: 1e+09', '1 -> host0: 1e+09', 'host0 -> 1: 2e+09']
     """
-    links, world_size = tuple(links_of(measurements)), len(measurements.hosts)
-    costs = dict(
-        zip(("alpha_s", "overhead_s", "gamma_s_per_byte"), measurements.rank_costs, strict=True)
+    links, (alpha_s, overhead_s, gamma) = tuple(links_of(measurements)), measurements.rank_costs
+    return Topology(
+        world_size=len(measurements.hosts),
+        links=links,
+        name="measured",
+        source="measured",
+        alpha_s=alpha_s,
+        overhead_s=overhead_s,
+        gamma_s_per_byte=gamma,
     )
-    return Topology(world_size=world_size, links=links, name="measured", source="measured", **costs)
 
 
 def links_of(measurements: Measurements) -> dict[Link, float]:

@@ -13,7 +13,7 @@ import ringcoll
 from ringcoll.algorithms import find, schedule_of
 from ringcoll.algorithms.unequal import _powers
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule import Proof, Schedule, Send, verify
+from ringcoll.schedule import Proof, Send, Written, verify
 from ringcoll.simulation import Link, Topology, crossbar, simulate
 
 NAMES = ("optcc", "stragglar", "r2ccl")
@@ -28,7 +28,7 @@ def proof_of(name: str, k: int) -> Proof:
     return verify(schedule_of("all_reduce", name, k))
 
 
-def chunks_sent(schedule: Schedule, rank: int) -> list[int]:
+def chunks_sent(schedule: Written, rank: int) -> list[int]:
     """Chunks that a rank sends in each step."""
     steps = schedule.steps(rank)
     return [sum(len(op.refs) for op in step if isinstance(op, Send)) for step in steps]

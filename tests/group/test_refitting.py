@@ -52,7 +52,7 @@ def over(hub: NetworkHub, main: Callable[[Any], Any], *, refits: bool) -> list[A
     return together(hub.world_size, of_rank, 120.0)
 
 
-def ranks_sum(group: Any) -> int:
+def ranks_sum(group: LocalGroup) -> int:
     return group.size() * (group.size() + 1) // 2
 
 
@@ -140,6 +140,7 @@ def test_a_refit_between_operations() -> None:
         tensor.copy_(vector * rank)
         prepared()
         for work in works:
+            assert work is not None
             work.wait()
         for each in (*before, after, tensor):
             assert torch.equal(each, vector * ranks)
@@ -227,6 +228,7 @@ def test_a_link_that_becomes_slow_is_noticed_by_all_at_once() -> None:
             tensors = [vector * rank for _ in range(2)]
             work = ringcoll.all_reduce(tensors[0], group=group, async_op=True)
             ringcoll.all_reduce(tensors[1], group=group)
+            assert work is not None
             work.wait()
             assert all(torch.equal(tensor, vector * ranks) for tensor in tensors)
             member = communicator(group, torch.device("cpu"))
@@ -292,7 +294,7 @@ def test_a_group_of_one_does_not_look() -> None:
         tensor = torch.ones(4)
         for _ in range(20):
             ringcoll.all_reduce(tensor, group=group)
-        return tensor[0].item()
+        return float(tensor[0].item())
 
     hub = NetworkHub(topology_from_text("0 -- host0 1 1"), (0,))
     assert over(hub, main, refits=True) == [1.0]

@@ -94,10 +94,10 @@ def ddp_losses(file: str | None, refits_at: int, steps: int) -> tuple[list[float
     options = ringcoll.Options(fit=file)
     group = dist.new_group(backend="ringcoll", pg_options=options)
     torch.manual_seed(0)
-    model = torch.nn.Linear(96, 700, bias=False)
+    layer = torch.nn.Linear(96, 700, bias=False)
     with torch.no_grad():
-        model.weight.copy_(torch.randint(-3, 4, model.weight.shape).float())
-    model = DistributedDataParallel(model, process_group=group)
+        layer.weight.copy_(torch.randint(-3, 4, layer.weight.shape).float())
+    model = DistributedDataParallel(layer, process_group=group)
     losses = []
     for step in range(steps):
         if step == refits_at:

@@ -18,18 +18,20 @@ from ringcoll.algorithms import algorithms, find
 from ringcoll.cost import Fitted, Range
 from ringcoll.errors import ArgumentError, ScheduleError, TuningFileError
 from ringcoll.machine import read_fit, write_fit
+from ringcoll.machine.tuning import fit_for
 from ringcoll.schedule import CONTRACTS, verify
-from ringcoll.search import fit, least_time, near_order, registered_times
+from ringcoll.search import fit, least_time, near_order, registered_times, slower_links
 from ringcoll.search.fitting import hosts_named
 from ringcoll.simulation import (
     Topology,
     crossbar,
-    dgx1,
     dragonfly,
+    fat_tree,
     hosts,
     ring,
     simulate,
     topology_from_text,
+    topology_text,
     torus,
 )
 from tests.cases.effort import effort
@@ -156,8 +158,8 @@ def test_the_winner_beats_all_and_is_near_the_bound(collective: str, name: str) 
         assert found.times[nbytes][0].seconds <= fastest.seconds
     longest = found.ranges[-1]
     assert longest.least_s <= longest.winner.seconds <= 1.3 * longest.least_s
-    assert longest.nbytes.end is None
-    assert found.ranges[0].nbytes.first == 0
+    assert longest.nbytes.end == 2 * sizes[-1]
+    assert found.ranges[0].nbytes.first == sizes[0] // 2
     for schedule in found.schedules.values():
         verify(schedule)
 
@@ -180,10 +182,28 @@ def test_ranges_meet_and_rules_say_what_won() -> None:
 
 
 def test_a_network_that_a_text_cannot_say_has_its_name(tmp_path: Path) -> None:
-    fitted = fit("all_gather", dgx1(), sizes=[1 << 20], exact=False).fitted("2026-11-28T00:00:00")
-    assert (fitted.graph, fitted.hosts) == (f"# {dgx1().name}", None)
-    write_fit(tmp_path / "dgx1.fit", fitted)
-    assert read_fit(tmp_path / "dgx1.fit") == fitted
+    tree = fat_tree(4, ranks_per_leaf=2, bandwidth=1e9, oversubscription=2)  # with a router of its own
+    fitted = fit("all_gather", tree, sizes=[1 << 20], exact=False).fitted("2026-11-28T00:00:00")
+    assert (fitted.graph, fitted.hosts) == (f"# {tree.name}", None)
+    write_fit(tmp_path / "tree.fit", fitted)
+    assert read_fit(tmp_path / "tree.fit") == fitted
+
+
+def test_what_became_slower_is_told_by_the_ways_between_ranks() -> None:
+    """Whatever the nodes are called: a link that was not there before counts, too."""
+    before = three_hosts((0, 0, 1, 1, 2, 2), slow=0.125)
+    assert slower_links(before, before) == ()
+    named = topology_from_text(topology_text(before).replace("host", "machine"))
+    assert slower_links(named, before) == ()
+    assert all(
+        words.endswith(", 0.125 to 0.025 GB/s") and "host2" in words
+        for words in slower_links(named, HOSTS)
+    )
+    assert len(slower_links(named, HOSTS)) == 2
+    beside = topology_from_text(topology_text(before) + "host0 -> host1 0.01 20\n")
+    assert slower_links(before, beside) == ("host0 -> host1, 0.125 to 0.01 GB/s",)
+    noise = three_hosts((0, 0, 1, 1, 2, 2), slow=0.1)
+    assert slower_links(before, noise) == ()
 
 
 def test_hosts_have_names_or_are_not_known() -> None:
@@ -242,10 +262,12 @@ def _sums(group: Any) -> list[str]:
 
 
 def test_a_group_takes_what_was_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, fitted = _stored(tmp_path, SLOW_CABLE, [1 << 19, 1 << 22])
+    path, fitted = _stored(tmp_path, SLOW_CABLE, [40, 1 << 19, 1 << 22])
     monkeypatch.setenv("RINGCOLL_TUNING", str(path))
     for words in ringcoll.run_threads(_sums, 6):
-        assert all(word.splitlines()[1].startswith("why: fitted on 2026-11-28: ") for word in words)
+        reasons = [word.splitlines()[1] for word in words]
+        assert "fitted on" not in reasons[0]  # 40 bytes are left to "auto"
+        assert all(reason.startswith("why: fitted on 2026-11-28: ") for reason in reasons[1:])
         assert fitted.rules[-1].algorithm in words[-1]
     # Other numbers of ranks go on without it.
     assert "fitted on" not in "".join(ringcoll.run_threads(_sums, 4)[0])
@@ -256,17 +278,33 @@ def test_a_group_takes_what_was_fitted(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ({"version": "0.0.1"}, "another version of ringcoll: expected .*, got 0.0.1"),
         ({"hosts": (0, 0, 0, 1, 1, 1)}, "another layout of ranks on hosts"),
+        ({"world_size": 4}, "another number of ranks: expected 4, got 6"),
     ],
 )
 def test_a_fit_for_something_else_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
+    """By whom names it; the variable says it to the log only, unless the version is another one."""
     path, fitted = _stored(tmp_path, SLOW_CABLE, [1 << 20])
     write_fit(path, replace(fitted, **change))
-    monkeypatch.setenv("RINGCOLL_TUNING", str(path))
     with pytest.raises(TuningFileError, match=message) as caught:
-        ringcoll.run_threads(_sums, 6)
+        fit_for(str(path), (0,) * (4 if "world_size" in change else 6))
     assert "cluster.fit" in str(caught.value)
+
+
+def test_the_variable_is_for_groups_that_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, fitted = _stored(tmp_path, SLOW_CABLE, [1 << 20])
+    monkeypatch.setenv("RINGCOLL_TUNING", str(path))
+    assert fit_for(None, (0,) * 6) == fitted
+    assert fit_for(None, (0,) * 4) is None
+    write_fit(path, replace(fitted, hosts=(0, 0, 0, 1, 1, 1)))
+    assert fit_for(None, (0,) * 6) is None
+    assert "cluster.fit is not used: the fit is for another layout" in caplog.text
+    write_fit(path, replace(fitted, version="0.0.1"))
+    with pytest.raises(TuningFileError, match="another version of ringcoll"):
+        fit_for(None, (0,) * 6)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +314,7 @@ def test_a_fit_for_something_else_is_refused(
         lambda text: text.replace('"version": 1', '"version": 2'),
         lambda text: text.replace("all_reduce", "all_reduction", 1),
         lambda text: text.replace("rank 0\\n", "rank 9\\n", 1),
+        lambda text: text.replace("send out[0]", "send out[1]", 1),
         lambda text: text.replace('"world_size": 6', '"world_size": "6"'),
         lambda text: text.replace('"rules"', '"rule"'),
     ],
