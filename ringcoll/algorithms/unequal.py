@@ -4,7 +4,7 @@ Problem: if one rank has half of the bandwidth, a ring takes twice its time; yet
 its n bytes, and to receive n. Where a rank comes late, a ring has all of its work left. For large k, in n * beta::
 
     one rank has half of the bandwidth       ring 4   r2ccl 3       optcc 5/2   bound 2
-    from the moment at which a rank comes    ring 2   stragglar 1               bound 1
+    one rank comes late: from then on        ring 2   stragglar 1               bound 1
 
 The parameter is the slow, or late, rank. A complete chunk goes on before the others are complete, so that a
 hierarchy can have these algorithms only as its outermost one.

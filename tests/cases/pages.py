@@ -53,8 +53,8 @@ class Block:
 
     @property
     def file_name(self) -> str:
-        """The name of the file in its first line, such as ``# grid.py``; empty if there is none."""
-        match = re.match(r"# (\w+\.py)\b", self.text)
+        """The name of the file in its first line, such as ``# grid.py`` or ``# net.txt``; empty if there is none."""
+        match = re.match(r"# (\w+\.(?:py|txt))\b", self.text)
         return match[1] if match else ""
 
 
@@ -67,7 +67,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """Write the programs of a page that begin with their name, such as ``# grid.py``, to a folder."""
+    """Write the programs and networks of a page that begin with their name, such as ``# grid.py``, to a folder."""
     for block in blocks(page):
         if block.file_name:
             (folder / block.file_name).write_text(block.text, encoding="utf-8")
