@@ -13,8 +13,8 @@ with another value of its `Parameter`. `ringcoll.algorithms.names` knows names w
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -37,7 +37,6 @@ _REGISTRY: dict[tuple[str, str], Algorithm] = {}
 _WITH_VALUE: dict[tuple[str, str], Callable[[int | None], Algorithm]] = {}
 revision = 0
 """A number that changes with the registry, for caches that depend on it."""
-_registering = threading.Lock()
 _OWN: dict[tuple[str, str], Algorithm] = {}  # entries of the library, once it has them all
 
 
@@ -127,16 +126,12 @@ def register_schedule(schedule: Schedule, name: str, origin: str = "a search") -
 
     A name that is taken is kept: whoever registers a schedule puts a hash of its text into the name.
     """
-    with _registering:  # ranks may be threads
-        if (schedule.collective, name) not in _REGISTRY:
-            entry = entry_of_schedule(schedule, origin)
-            register(
-                schedule.collective,
-                name,
-                chunks=entry.chunks,
-                slots=entry.slots,
-                restriction=entry.restriction,
-            )(entry.program)
+    entry, key = entry_of_schedule(schedule, origin), (schedule.collective, name)
+    if key not in _REGISTRY:
+        entry = replace(entry, name=name)
+        _WITH_VALUE[key] = lambda value: entry
+        _REGISTRY[key] = entry  # ranks may be threads, which put the same there
+        _changed()
     return name
 
 

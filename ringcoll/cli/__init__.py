@@ -23,6 +23,7 @@
 `simulate`        ``ringcoll simulate``
 `plot`            ``ringcoll plot``
 `search`          ``ringcoll search``
+`fit`             ``ringcoll fit``
 `train`           ``ringcoll train``
 `tune`            ``ringcoll tune``
 `probe`           ``ringcoll probe``

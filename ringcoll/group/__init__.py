@@ -6,6 +6,7 @@
 `workspace`     working memory that the operations of a group share
 `agreement`     what messages cost, measured; one table for all ranks
 `probing`       the messages between all pairs of ranks, measured
+`refitting`     when operations have become slow: measured anew, and fitted
 `communicator`  one rank's end of a group: meet, resolve, open, drive, finish
 ==============  ==========================================================
 """
