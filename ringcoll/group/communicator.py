@@ -559,6 +559,12 @@ class Communicator:
             operation.resolve(self.table, self.transport.hosts)
             self._resolved.add(operation)
 
+    @property
+    def kinds_of_calls(self) -> list[tuple[str, int]]:
+        """Collectives and bytes of the operations so far for which the table chooses."""
+        requests = [operation.request for operation in tuple(self._resolved)]
+        return sorted({(one.collective, one.nbytes) for one in requests if one.entry is None})
+
     def _look(self, number: int, timeout_s: float) -> None:
         """Look with all ranks whether operations have become slow; if so, refit."""
         assert self._refits is not None
@@ -588,13 +594,10 @@ class Communicator:
         if not self._has_met:
             self._meet(timeout_s)
         assert self.table is not None
-        resolved = tuple(self._resolved)
-        requests = [operation.request for operation in resolved if operation.request.entry is None]
-        known = {(request.collective, request.nbytes) for request in requests}
         self._num_refits += 1
         store = dist.PrefixStore(f"refit/{self._num_refits}", self.store)
         table = refit(
-            self.transport, store, self.table, sorted(uses or known),
+            self.transport, store, self.table, uses or self.kinds_of_calls,
             limit_s=timeout_s, budget_s=budget_s, by_itself=by_itself,
         )  # fmt: skip
         if self._refits is not None:
@@ -602,7 +605,7 @@ class Communicator:
         if table is not self.table:
             self.table = table
             self.progress.last = self.progress.last[0], None  # a new run of operations begins
-            for operation in resolved:
+            for operation in tuple(self._resolved):
                 operation.unresolve()
 
     def _compare(self, operation: Operation | Turn, timeout_s: float) -> None:

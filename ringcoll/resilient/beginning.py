@@ -22,6 +22,7 @@ def start(
     *,
     transport: str = "auto",
     verify_messages: bool | None = None,
+    refit: bool = False,
     host: str | None = None,
 ) -> ResilientGroup:
     """Make a resilient group of the ranks of a process group; all of them call this.
@@ -36,6 +37,8 @@ def start(
         As for `ringcoll.use`.
     verify_messages
         As for `ringcoll.use`. An operation in which a message was changed is tried again.
+    refit
+        As for `ringcoll.use`; the group refits after ranks have left or come, too.
     host
         Address of this machine on which new ranks can be asked to be let in, and ranks agree; by
         default the loopback interface, or that on which other hosts' ranks are reached.
@@ -99,7 +102,9 @@ def start(
     membership = Membership(host)
     members = tuple(Member.of(member) for member in told("member", membership.own))
     view = View(1, 0, members)
-    return ResilientGroup(membership, view, timeout_s, transport, verify_messages, has_state=True)
+    return ResilientGroup(
+        membership, view, timeout_s, transport, verify_messages, refit, has_state=True
+    )
 
 
 def join(
@@ -108,6 +113,7 @@ def join(
     timeout_s: float = 1800.0,
     transport: str = "auto",
     verify_messages: bool | None = None,
+    refit: bool = False,
     host: str | None = None,
 ) -> ResilientGroup:
     """Join a resilient group, at the next step at which its ranks call `ResilientGroup.admit`.
@@ -118,7 +124,7 @@ def join(
         `ResilientGroup.address` of any of its ranks, such as ``"127.0.0.1:4711"``.
     timeout_s
         Time limit of the wait and of each operation, in seconds.
-    transport, verify_messages, host
+    transport, verify_messages, refit, host
         As for `start`; all ranks choose alike.
 
     Returns
@@ -139,4 +145,6 @@ def join(
         raise ArgumentError("no address", argument="address", expected="HOST:PORT", got=address)
     membership = Membership(own_address(peer) if host is None else host)
     view = membership.join(peer, int(port), timeout_s)
-    return ResilientGroup(membership, view, timeout_s, transport, verify_messages, has_state=False)
+    return ResilientGroup(
+        membership, view, timeout_s, transport, verify_messages, refit, has_state=False
+    )

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ringcoll.collectives import OwnGroup, StoreGroup
+from ringcoll.collectives import OwnGroup, StoreGroup, refit
 from ringcoll.collectives import functions as api
 from ringcoll.errors import (
     GroupBrokenError,
@@ -107,9 +107,11 @@ class ResilientGroup(OwnGroup):
         timeout_s: float,
         transport: str,
         verify_messages: bool | None,
+        refit: bool,
         *,
         has_state: bool,
     ) -> None:
+        self._refit, self._uses = refit, list[tuple[str, int]]()
         self._membership, self._timeout_s = membership, timeout_s
         self._transport, self._verify_messages = transport, verify_messages
         self.changes: list[Change] = []
@@ -259,6 +261,7 @@ class ResilientGroup(OwnGroup):
             view = self._membership.change(self._done, newcomers, self._timeout_s)
             agreed_s = time.monotonic()
             before, newcomers = self._inner, ()
+            self._uses = before.communicator.kinds_of_calls or self._uses
             try:
                 self._inner = self._formed()
                 break
@@ -303,9 +306,12 @@ class ResilientGroup(OwnGroup):
             self._timeout_s,
             self._transport,
             verify_messages=self._verify_messages,
+            refits=self._refit,
         )
         try:
             api.barrier(inner)
+            if self._refit and view.epoch > 1:  # other ranks, and perhaps other links
+                refit(inner, self._uses)
         except TransportError:
             inner.close()
             raise
