@@ -111,7 +111,12 @@ def search(
         click.echo()
         print_text(f"not simulated, as they have too many messages: {', '.join(left_out)}")
     if file is not None and times:
-        click.echo(f"\nWrote {file}: the text of {times[fastest].algorithm}.")
+        written = times[fastest]
+        click.echo(f"\nWrote {file}: the text of {written.algorithm}.")
+        if written.segments > 1:
+            print_text(f"Its time is that of {written.segments} segments, which `ringcoll fit` stores.")
+        if registered and registered[0].seconds < written.seconds:
+            print_text(f"{registered[0].algorithm}, which is registered, is faster at this size.")
 
 
 def _facts(front: SearchedFront, nbytes: int) -> dict[str, Any]:

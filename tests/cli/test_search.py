@@ -43,6 +43,15 @@ def test_a_graph_of_a_file(run: Run, tmp_path: Path) -> None:
     assert run("verify", "--schedule", str(text)).exit_code == 0
 
 
+def test_what_is_faster_than_what_is_written_is_said(run: Run, tmp_path: Path) -> None:
+    words = ("search", "all_reduce", "--topology", "crossbar", "-k", "4", "--size", "64M")
+    result = run(*words, "--method", "greedy", "--chunks", "1", "-o", str(tmp_path / "found.txt"))
+    assert "which is registered, is faster at this size" in " ".join(result.stdout.split())
+    words = ("search", "broadcast", "--topology", "torus:4x4", "--size", "64M")
+    trees = run(*words, "--method", "trees", "--chunks", "4", "-o", str(tmp_path / "found.txt"))
+    assert "segments, which `ringcoll fit` stores" in " ".join(trees.stdout.split())
+
+
 def test_what_is_not_decided_is_said(run: Run) -> None:
     words = ("--topology", "torus:4x4", "--chunks", "4", "--more-steps", "0", "--effort", "0.001")
     result = run("search", "all_gather", *words)
@@ -51,7 +60,7 @@ def test_what_is_not_decided_is_said(run: Run) -> None:
 
 
 def test_algorithms_that_are_left_out_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_MOST_MESSAGES", 8)
+    monkeypatch.setattr(registered, "MOST_MESSAGES", 8)
     words = ("search", "all_gather", "--topology", "ring", "--method", "greedy", "--chunks", "1")
     data = json.loads(run(*words, "--json").stdout)
     assert {"ring", "direct"} <= {*data["left_out"]}
