@@ -92,10 +92,6 @@ HIGHLIGHTS = (
         "All-reduce of float32 without and with a fit",
         ("ranks", "size", "auto", "fitted", "auto / fitted", "fitted / bound", "simulated / fitted"), ("in turn",),
     ),
-    Highlight(
-        "simulated-shared", "Simulated times against measured ones", "Median error",
-        ("algorithm", "median error"), ("ring", "binary_tree", "recursive_doubling", "two_shot"),
-    ),
 )  # fmt: skip
 
 

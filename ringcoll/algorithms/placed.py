@@ -87,9 +87,9 @@ def placed(entry: Algorithm, text: str) -> Algorithm:
     >>> from ringcoll.algorithms import find
     >>> from ringcoll.schedule import grid
     >>> print(grid(find("all_gather", "ring~0.2.1").schedule(3)))
-    step  rank 0     rank 1     rank 2
-       0  >2:0 <1:1  >0:1 <2:2  >1:2 <0:0
-       1  >2:1 <1:2  >0:2 <2:0  >1:0 <0:1
+    step  rank 0        rank 1        rank 2
+       0  =0 >2:0 <1:1  =1 >0:1 <2:2  =2 >1:2 <0:0
+       1  >2:1 <1:2     >0:2 <2:0     >1:0 <0:1
     """
     if contract(entry.collective).is_prefix:
         raise UnknownAlgorithmError(f"{entry.collective} is about the order of ranks, got ~{text}")

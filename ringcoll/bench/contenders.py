@@ -212,7 +212,7 @@ def caller(
 
 
 def _refuse(async_op: bool) -> None:
-    raise NotImplementedError("torch.distributed has no scan, and makes PREMUL_SUM for NCCL only")
+    raise NotImplementedError("torch.distributed makes PREMUL_SUM for NCCL only, and has no scan")
 
 
 def _bound(

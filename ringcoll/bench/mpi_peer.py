@@ -120,7 +120,8 @@ class MpiPeer:
                 comm.Alltoall(inp, out)
             case "scan" | "exscan":
                 function = getattr(comm, self.collective.capitalize())
-                function(here if in_place else inp, whole if in_place else out, op)
+                if self.collective == "scan" or self.world_size > 1:  # rank 0 alone has no result
+                    function(here if in_place else inp, whole if in_place else out, op)
             case _:
                 comm.Barrier()
 

@@ -114,7 +114,9 @@ def search(
         written = times[fastest]
         click.echo(f"\nWrote {file}: the text of {written.algorithm}.")
         if written.segments > 1:
-            print_text(f"Its time is that of {written.segments} segments, which `ringcoll fit` stores.")
+            print_text(
+                f"Its time is that of {written.segments} segments, which `ringcoll fit` stores."
+            )
         if registered and registered[0].seconds < written.seconds:
             print_text(f"{registered[0].algorithm}, which is registered, is faster at this size.")
 

@@ -50,8 +50,8 @@ def refit(
     --------
     >>> import ringcoll
     >>> words = ringcoll.run_threads(lambda group: ringcoll.refit(group, [("all_reduce", 1 << 20)], 0.5), 2)
-    >>> words[0] == words[1], words[0].startswith("all_reduce:")
-    (True, True)
+    >>> words[0] == words[1]
+    True
     """
     uses, budget_s = [*uses], seconds_of(budget_s, "budget_s")
     for collective, nbytes in uses:

@@ -145,7 +145,7 @@ def test_ctrl_c_ends_every_command_alike(run, monkeypatch, name):
     }
     needed = (
         ["all_reduce"]
-        if name in ("bench", "explain", "pareto", "search", "trace")
+        if name in ("bench", "explain", "fit", "pareto", "search", "trace")
         else words.get(name, [])
     )
     result = run(name, *needed)

@@ -60,6 +60,7 @@ def test_the_variable_counts(run, monkeypatch):
 
 
 def test_a_tuned_group(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tmp_path / "tuning.json"
     table = Table(
         transport="gloo",

@@ -13,6 +13,12 @@ from tests.programs.ranks import GROUPS, without_native
 pytestmark = pytest.mark.processes
 
 
+def averages(collective: str) -> bool:
+    """Whether a collective has AVG: it reduces, and no prefixes."""
+    rules = contract(collective)
+    return rules.reduces and not rules.is_prefix
+
+
 def calls(world_size: int) -> list[tuple[str, Case]]:
     """The whole public API: every algorithm, form and option, on old and new groups."""
     sizes = {name: len(members) for name, members in GROUPS[world_size].items()}
@@ -29,7 +35,7 @@ def calls(world_size: int) -> list[tuple[str, Case]]:
                 async_op=async_op,
                 in_place=async_op and contract(entry.collective).in_place,
                 dtype=torch.float32,
-                op="avg" if contract(entry.collective).reduces else "sum",
+                op="avg" if averages(entry.collective) else "sum",
                 segment_bytes=8 if async_op else None,
             ),
         )

@@ -27,7 +27,7 @@ HOSTS = (0, 1, 2, 0, 1, 2)
 
 def network(*cards: float) -> Any:
     """Three hosts of two ranks, with cards of so many MB/s."""
-    lines = [f"{rank} -- host{host} 1 2" for rank, host in enumerate(HOSTS)]
+    lines = [f"{rank} -- host{host} 0.1 2" for rank, host in enumerate(HOSTS)]
     lines += [f"host{host} -- net {rate / 1e3} 50" for host, rate in enumerate(cards)]
     return topology_from_text("\n".join(lines))
 

@@ -135,6 +135,19 @@ def test_equal_links_both_ways_are_a_cable() -> None:
     assert both.startswith("0 -> s 50 0.5  # a\ns -> 0 50 0.5  # b\ns --")
 
 
+def test_a_text_has_the_costs_of_ranks() -> None:
+    links = (Link(0, 1, 1e9), Link(1, 0, 1e9))
+    costs = {"alpha_s": 2e-6, "overhead_s": 0.5e-6, "gamma_s_per_byte": 3e-11}
+    text = topology_text(Topology(world_size=2, links=links, **costs))
+    assert text == "0 -- 1 1 0\nranks 2 0.5 0.03\n"
+    again = topology_from_text(text)
+    assert {name: getattr(again, name) for name in costs} == pytest.approx(costs)
+    with pytest.raises(ArgumentError):
+        topology_from_text("0 -- 1 1 0\nranks 2 -0.5 0.03")
+    with pytest.raises(ArgumentError, match="line 2"):
+        topology_from_text("0 -- 1 1 0\nranks 2 0.5")
+
+
 @pytest.mark.parametrize(
     "topology",
     [
@@ -143,7 +156,6 @@ def test_equal_links_both_ways_are_a_cable() -> None:
         Topology(world_size=1, links=()),
         Topology(world_size=2, links=(Link(0, "leaf 0", 1), Link("leaf 0", 0, 1),
                                       Link(1, "leaf 0", 1), Link("leaf 0", 1, 1))),
-        Topology(world_size=2, links=(Link(0, 1, 1), Link(1, 0, 1)), alpha_s=1e-6),
         Topology(world_size=2, links=(Link(0, 1, 1, 0, None), Link(1, 0, 1))),
     ],
 )  # fmt: skip
