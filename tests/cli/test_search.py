@@ -47,8 +47,8 @@ def test_what_is_faster_than_what_is_written_is_said(run: Run, tmp_path: Path) -
     words = ("search", "all_reduce", "--topology", "crossbar", "-k", "4", "--size", "64M")
     result = run(*words, "--method", "greedy", "--chunks", "1", "-o", str(tmp_path / "found.txt"))
     assert "which is registered, is faster at this size" in " ".join(result.stdout.split())
-    words = ("search", "broadcast", "--topology", "torus:4x4", "--size", "64M")
-    trees = run(*words, "--method", "trees", "--chunks", "4", "-o", str(tmp_path / "found.txt"))
+    torus = ("search", "broadcast", "--topology", "torus:4x4", "--size", "64M")
+    trees = run(*torus, "--method", "trees", "--chunks", "4", "-o", str(tmp_path / "found.txt"))
     assert "segments, which `ringcoll fit` stores" in " ".join(trees.stdout.split())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -137,7 +138,7 @@ def test_equal_links_both_ways_are_a_cable() -> None:
 
 def test_a_text_has_the_costs_of_ranks() -> None:
     links = (Link(0, 1, 1e9), Link(1, 0, 1e9))
-    costs = {"alpha_s": 2e-6, "overhead_s": 0.5e-6, "gamma_s_per_byte": 3e-11}
+    costs: dict[str, Any] = {"alpha_s": 2e-6, "overhead_s": 5e-7, "gamma_s_per_byte": 3e-11}
     text = topology_text(Topology(world_size=2, links=links, **costs))
     assert text == "0 -- 1 1 0\nranks 2 0.5 0.03\n"
     again = topology_from_text(text)
