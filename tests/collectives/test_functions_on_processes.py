@@ -291,7 +291,7 @@ def test_the_oracle_is_asked_often_enough():
     """Most of the cases that are drawn above are compared with torch's own collective."""
     asked = Counter[bool]()
 
-    @settings(max_examples=300)
+    @settings(max_examples=450)  # a sixth of them are prefixes, which torch has not
     @given(cases(4, styles=OFTEN_FLAT))
     def count(case: Case) -> None:
         asked[accepted_by_gloo(case, 4)] += 1
