@@ -139,7 +139,7 @@ def _row(one: FitRange) -> tuple[str, ...]:
         str(one.winner.segments),
         us(one.winner.seconds),
         us(one.least_s),
-        f"{one.winner.seconds / one.least_s:.2f}" if one.least_s else "-",
+        f"{one.ratio:.2f}",
         one.plain.algorithm,
         us(one.plain.seconds),
         f"{one.plain.seconds / one.winner.seconds:.2f}x",

@@ -182,10 +182,7 @@ def _pick(
         able = algorithms(collective, world_size)
         first = next(entry for entry in able if not entry.equal_blocks)
         return first.name, None, "no rank knows all lengths, which other algorithms need"
-    fitted = table.fit.rules if table.fit else ()
-    for rules, source in (
-        (table.forced, table.forced_by), (fitted, ""), (table.tuned, table.origin)
-    ):  # fmt: skip
+    for rules, reason_of in table.layers():
         for rule in rules:
             if not rule.matches(collective, nbytes, world_size, table.hosts):
                 continue
@@ -194,12 +191,7 @@ def _pick(
             if find(collective, rule.algorithm).order < order:
                 continue
             segment_bytes = _segment_bytes(rule, collective, nbytes, world_size, table)
-            why = (
-                f"by the rule {rule} ({source})"
-                if source or not table.fit
-                else table.fit.reason(rule)
-            )
-            return rule.algorithm, segment_bytes, why
+            return rule.algorithm, segment_bytes, reason_of(rule)
     best = preferred(candidates, table.parameters)
     reason = "the least predicted time"
     if best is not candidates[0]:

@@ -41,7 +41,7 @@ FORCED = "RINGCOLL_ALGORITHM"
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"(\d{1,18})([KMGT]?)", re.IGNORECASE | re.ASCII)
-_NAME = re.compile(r"[A-Za-z_][\w+=]*(~[\d.-]+)?", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_][\w+=]*(~[0-9.-]+)?")
 _INF = "inf"
 
 

@@ -8,6 +8,7 @@ come from measurements of the algorithms.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -73,6 +74,13 @@ class Table:
             return self.source
         measured = f"measured with {self.device.upper()} tensors"
         return measured if self.source == MEASURED else f"{self.source}, {measured}"
+
+    def layers(self) -> Iterator[tuple[tuple[Rule, ...], Callable[[Rule], str]]]:
+        """All rules, in the order in which they count, with the function that says why one of them is there."""
+        yield self.forced, lambda rule: f"by the rule {rule} ({self.forced_by})"
+        if self.fit is not None:
+            yield self.fit.rules, self.fit.reason
+        yield self.tuned, lambda rule: f"by the rule {rule} ({self.origin})"
 
     def to_json(self) -> dict[str, Any]:
         """The values that `from_json` reads, as JSON can hold them, floats exactly."""

@@ -9,6 +9,7 @@ carries in a *round*: the time of a chunk on the slowest hop.
 `sccl`          the exact search, with proofs; needs OR-Tools
 `greedy`        chunks and links matched step by step, for large graphs
 `packing`       trees that share out the links, for large data in many segments
+`near_ranks`    ranks of one host, below one switch, or joined by fast hops
 `placing`       orders of ranks in which neighbours are near
 `fitting`       `fit`: the fastest schedule for each range of sizes, of all that are registered or found
 `build`         moves of chunks become schedules, also backwards

@@ -2,8 +2,8 @@
 
 The problem. For each of some sizes the least simulated time is wanted over the registered algorithms, in rank order and
 in the order in which neighbours are near (`ringcoll.search.placing`), hierarchies over the hosts, and what the
-searches find. A winner holds from half of its size to twice as much; ranges with the same winner are one. Each
-winner is proved. Beside the times stands a lower bound (`ringcoll.search.least_time`).
+searches find. A winner holds up to the geometric means with the sizes beside its own; ranges with the same winner are
+one. Each winner is proved. Beside the times stands a lower bound (`ringcoll.search.least_time`).
 
 Cost: some 60 schedules are simulated for each size; more than 2^18 messages are not. The exact search takes part on
 up to 8 ranks, if OR-Tools is installed.
@@ -15,12 +15,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf, isqrt
 from typing import NamedTuple
 
 from ringcoll._version import __version__
 from ringcoll.algorithms import algorithms, named, order_in_text
-from ringcoll.cost import Fitted, Range, Rule, digest_of, numbered
+from ringcoll.cost import Fitted, Range, Rule, digest_of
 from ringcoll.errors import ArgumentError, MissingExtraError, TooLargeError
 from ringcoll.schedule import (
     Schedule,
@@ -32,7 +33,8 @@ from ringcoll.schedule import (
 from ringcoll.search.demand import demand_of, phases_of
 from ringcoll.search.front import synthesize, trees_of
 from ringcoll.search.hops import hops_of
-from ringcoll.search.least_time import groups_of_ranks, least_time
+from ringcoll.search.least_time import LeastTime, least_time
+from ringcoll.search.near_ranks import hosts_named, near_ranks
 from ringcoll.search.placing import near_order
 from ringcoll.search.registered import HARDLY, MOST_MESSAGES, SearchTime, best_time
 from ringcoll.simulation import Topology, simulate, topology_text
@@ -49,14 +51,14 @@ _LEVELS = ("ring", "two_shot", "recursive_doubling")
 _TREES, _TREES_OF_MANY = 8, 4  # chunks
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FitRange:
     """The winner of a range of sizes.
 
     Parameters
     ----------
     nbytes
-        The sizes.
+        Range of bytes of the whole data.
     size
         The size at which it was simulated.
     winner
@@ -65,13 +67,10 @@ class FitRange:
         Bytes of a segment; ``None`` for whole chunks.
     plain
         The time of the fastest registered algorithm in rank order.
-    least_s
-        Lower bound in seconds.
-    reason
-        Why it won, in a sentence.
-    is_left
-        Whether ``"auto"`` is to choose, as it knows costs that the simulator does not: where the winner is hardly
-        faster than a registered algorithm in rank order, and data are short or all links are equal.
+    bound
+        Lower bound.
+    is_even
+        Whether all links have the same speed.
     """
 
     nbytes: Range
@@ -79,14 +78,41 @@ class FitRange:
     winner: SearchTime
     segment_bytes: int | None
     plain: SearchTime
-    least_s: float
-    reason: str
-    is_left: bool
+    bound: LeastTime
+    is_even: bool
 
     @property
     def gain(self) -> float:
         """How many times as fast as the fastest registered algorithm in rank order."""
         return self.plain.seconds / self.winner.seconds
+
+    @property
+    def least_s(self) -> float:
+        """Lower bound in seconds, at the size."""
+        return self.bound.seconds(self.size)
+
+    @property
+    def ratio(self) -> float:
+        """Time of the winner in times of the bound."""
+        return self.winner.seconds / self.least_s if self.least_s else inf
+
+    @property
+    def is_left(self) -> bool:
+        """Whether ``"auto"`` is to choose, as it knows costs that the simulator does not.
+
+        That is where the winner is hardly faster than a registered algorithm in rank order, and data are short or
+        all links are equal.
+        """
+        is_short = self.least_s < _LONG * self.bound.latency_s
+        return self.gain < HARDLY and (self.is_even or is_short)
+
+    @property
+    def reason(self) -> str:
+        """Why it won, in a sentence."""
+        return (
+            f"{self.winner.algorithm}, {self.ratio:.2f} of the bound by {self.bound.reason(self.size)}, "
+            f"{self.gain:.2f} times as fast as {self.plain.algorithm}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +124,7 @@ class Fit:
     collective, topology
         What was fitted.
     ranges
-        The winner of each range of sizes, from 0 bytes to any number.
+        The winner of each range of sizes: of 0 bytes to any number, or of those around the sizes that were asked for.
     times
         All simulated times at each size, the fastest first.
     schedules
@@ -134,19 +160,19 @@ class Fit:
             graph = topology_text(self.topology)
         hosts, ranks = hosts_named(self.topology), self.topology.world_size
         on_hosts = Range(1) if hosts is None else Range(len(set(hosts)), len(set(hosts)) + 1)
+        used = [fitted for fitted in self.ranges if not fitted.is_left]
         rules = [
             Rule(
                 collective=self.collective,
-                nbytes=one.nbytes,
-                algorithm=one.winner.algorithm,
-                segment_bytes=one.segment_bytes,
+                nbytes=fitted.nbytes,
+                algorithm=fitted.winner.algorithm,
+                segment_bytes=fitted.segment_bytes,
                 world_size=Range(ranks, ranks + 1),
                 hosts=on_hosts,
             )
-            for one in self.ranges
-            if not one.is_left
+            for fitted in used
         ]
-        rows = [*zip(rules, (one.reason for one in self.ranges if not one.is_left), strict=True)]
+        rows = [*zip(rules, (fitted.reason for fitted in used), strict=True)]
         texts = {name: schedule.to_text() for name, schedule in self.schedules.items()}
         if before is not None:
             here = graph, hosts, __version__
@@ -236,8 +262,8 @@ def fit(
         raise ArgumentError(
             "one rank sends nothing", argument="topology", expected="2 ranks", got=1
         )
-    many = topology.world_size > _MANY
-    asked = sorted(set(sizes or (_SIZES_OF_MANY if many else SIZES)))
+    usual = _SIZES_OF_MANY if topology.world_size > _MANY else SIZES
+    asked = sorted(set(sizes or usual))
     if asked[0] < 1:
         raise ArgumentError("no size", argument="sizes", expected="bytes, at least 1", got=asked[0])
     candidates = list(_registered(collective, topology))
@@ -251,63 +277,57 @@ def fit(
     bound = least_time(collective, topology)
     is_even = len({limit.speed for limit in hops_of(topology).limits}) == 1
     by_name = {candidate.name: candidate for candidate in candidates}
-    times = {nbytes: [*_times(candidates, topology, nbytes, advance)] for nbytes in asked}
+    times: dict[int, tuple[SearchTime, ...]] = {}
     stored: dict[str, Schedule] = {}
     ranges: list[FitRange] = []
-    for number, size in enumerate(asked):
-        least = min(times[size]).seconds
-        winner = min(
-            (time for time in times[size] if time.seconds <= HARDLY * least),
-            key=lambda time: (by_name[time.algorithm].messages * time.segments, time),
-        )
+    for size, nbytes in zip(asked, _ranges(asked, is_open=not sizes), strict=True):
+        times[size] = tuple(sorted(_times(candidates, topology, size, advance)))
+        winner, plain = _winners(times[size], by_name)
         candidate = by_name[winner.algorithm]
         verify(candidate.schedule)
         if candidate.is_stored:
             schedule = candidate.stored()
             stored[schedule.algorithm] = schedule
             winner = winner._replace(algorithm=schedule.algorithm)
-        chunk = -(-size // chunks_of_data(candidate.schedule))
-        in_segments = candidate.pipelined or winner.segments > 1
-        plain = min(row for row in times[size] if by_name[row.algorithm].is_plain)
-        least_s = bound.seconds(size)
-        # A winner holds up to the geometric means with the sizes beside its own.
-        before, after = (
-            max(isqrt(size * asked[other]), min(size, asked[other]) + 1)
-            if 0 <= other < len(asked)
-            else None
-            for other in (number - 1, number + 1)
-        )
-        if sizes:  # beyond them nothing was simulated
-            before, after = before or size // 2, after or 2 * size
-        new = FitRange(
-            nbytes=Range(before or 0, after),
-            size=size,
-            winner=winner,
-            segment_bytes=max(1, -(-chunk // winner.segments)) if in_segments else None,
-            plain=plain,
-            least_s=least_s,
-            reason=f"{winner.algorithm}, {winner.seconds / least_s if least_s else inf:.2f} of the bound by "
-            f"{bound.reason(size)}, {plain.seconds / winner.seconds:.2f} times as fast as "
-            f"{plain.algorithm}",
-            is_left=plain.seconds < HARDLY * winner.seconds
-            and (is_even or least_s < _LONG * bound.latency_s),
-        )
-        last = ranges[-1] if ranges else None
-        if (
-            last
-            and last.winner.algorithm == winner.algorithm
-            and last.segment_bytes == new.segment_bytes
-        ):
-            new = replace(new, nbytes=Range(ranges.pop().nbytes.first, after))
+        segment_bytes = None
+        if candidate.pipelined or winner.segments > 1:
+            chunk = -(-size // chunks_of_data(candidate.schedule))
+            segment_bytes = max(1, -(-chunk // winner.segments))
+        same = winner.algorithm, segment_bytes
+        if ranges and (ranges[-1].winner.algorithm, ranges[-1].segment_bytes) == same:
+            first = ranges.pop().nbytes.first
+        else:
+            first = nbytes.first
+        whole = Range(first, nbytes.end)
+        new = FitRange(whole, size, winner, segment_bytes, plain, bound, is_even)
         ranges.append(new)
     return Fit(
         collective=collective,
         topology=topology,
         ranges=tuple(ranges),
-        times={nbytes: tuple(sorted(rows)) for nbytes, rows in times.items()},
+        times=times,
         schedules=stored,
         left_out=tuple(one.name for one in candidates if one.messages > MOST_MESSAGES),
     )
+
+
+def _ranges(sizes: Sequence[int], *, is_open: bool) -> Iterator[Range]:
+    """The sizes for which what was simulated at one of them holds: up to the geometric means with its neighbours.
+
+    Open ranges begin at 0 and have no end; others reach half as far as the first size, and twice as far as the last.
+    """
+    between = [max(isqrt(low * high), low + 1) for low, high in pairwise(sizes)]
+    first, last = (0, None) if is_open else (sizes[0] // 2, 2 * sizes[-1])
+    yield from map(Range, [first, *between], [*between, last])
+
+
+def _winners(
+    times: Sequence[SearchTime], by_name: dict[str, _Candidate]
+) -> tuple[SearchTime, SearchTime]:
+    """The time that wins, which has the fewest messages of those nearly as short as the least; and the least in rank order."""
+    close = [time for time in times if time.seconds <= HARDLY * times[0].seconds]
+    winner = min(close, key=lambda time: (by_name[time.algorithm].messages * time.segments, time))
+    return winner, next(time for time in times if by_name[time.algorithm].is_plain)
 
 
 def _times(
@@ -332,25 +352,12 @@ def _times(
         yield SearchTime(seconds, one.name, segments)
 
 
-def hosts_named(topology: Topology) -> tuple[int, ...] | None:
-    """The host of each rank, if each rank has a link to a node that is named ``host`` and something more."""
-    names = {
-        link.source: link.target
-        for link in topology.links
-        if isinstance(link.target, str) and link.target.startswith("host")
-    }
-    ranks = range(topology.world_size)
-    return numbered(tuple(names[rank] for rank in ranks)) if names.keys() >= {*ranks} else None
-
-
 def slower_links(before: Topology, now: Topology) -> tuple[str, ...]:
     """The links of a network that make ways between ranks clearly slower than they were, in words.
 
     They are those on the way that has lost the most, and on ways that have lost half as much.
     """
-    lost: dict[
-        str, tuple[float, float, float]
-    ] = {}  # of a link: share that is left, GB/s before and now
+    lost: dict[str, tuple[float, float, float]] = {}  # share that is left, GB/s before and now
     ranks = range(now.world_size)
     for pair in ((a, b) for a in ranks for b in ranks if a != b):
         was = min(float(before.links[index].fastest) for index in before.route(*pair))
@@ -366,21 +373,12 @@ def slower_links(before: Topology, now: Topology) -> tuple[str, ...]:
     )
 
 
-def _near_ranks(topology: Topology) -> tuple[int, ...]:
-    """A number for the group of each rank: the ranks below one switch, or else all that fast links join."""
-    groups = groups_of_ranks(topology, hops_of(topology))
-    if not groups:
-        return (0,) * topology.world_size
-    number = {rank: index for index, ranks in enumerate(groups[0]) for rank in ranks}
-    return numbered(tuple(number[rank] for rank in range(topology.world_size)))
-
-
 def _registered(collective: str, topology: Topology) -> Iterator[_Candidate]:
     """The registered algorithms, in rank order and in that of near ranks, and hierarchies over the hosts."""
     world_size = topology.world_size
     order = near_order(topology, _NEAR_NBYTES)
     in_order = "" if order == tuple(range(world_size)) else f"~{order_in_text(order)}"
-    hosts = hosts_named(topology) or _near_ranks(topology)
+    hosts = near_ranks(topology)
     several = 1 < len(set(hosts)) < world_size
     names = [entry.name for entry in algorithms(collective, world_size)]
     names += [f"{name}{in_order}" for name in names if in_order]

@@ -13,7 +13,7 @@ For P = k equal ranks that is the well-known 2 (k - 1) / k vectors a rank (P. Pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
@@ -24,6 +24,7 @@ from ringcoll.search.bounds import least_rounds_per_chunk
 from ringcoll.search.demand import demand_of, phases_of
 from ringcoll.search.flow import ORIGIN, maximum_flow
 from ringcoll.search.hops import HopGraph, hops_of
+from ringcoll.search.near_ranks import groups_of_ranks
 from ringcoll.simulation import Node, Topology
 
 _END: Node = -2
@@ -175,39 +176,6 @@ def _partitions(
     yield [frozenset([rank]) for rank in ranks], [f"rank {rank}" for rank in ranks]
     for groups in groups_of_ranks(topology, graph):
         yield groups, [f"ranks {', '.join(map(str, sorted(group)))}" for group in groups]
-
-
-def groups_of_ranks(topology: Topology, graph: HopGraph) -> list[list[frozenset[int]]]:
-    """The ranks in groups that are near each other: below one switch, or joined by hops above some speed."""
-    switches: dict[Node, set[int]] = {}
-    for link in topology.links:
-        if isinstance(link.source, int) and isinstance(link.target, str):
-            switches.setdefault(link.target, set()).add(link.source)
-    found = [_joined(topology.world_size, [sorted(ranks) for ranks in switches.values()])]
-    speeds = {
-        hop: limit.speed for limit in graph.limits if len(limit.hops) == 1 for hop in limit.hops
-    }
-    for least in sorted(set(speeds.values()))[:8]:
-        fast = [graph.hops[hop] for hop, speed in speeds.items() if speed > least]
-        found.append(_joined(topology.world_size, fast))
-    kept: list[list[frozenset[int]]] = []
-    for groups in found:
-        if 1 < len(groups) < topology.world_size and groups not in kept:
-            kept.append(groups)
-    return kept
-
-
-def _joined(world_size: int, sets: Iterable[Iterable[int]]) -> list[frozenset[int]]:
-    """Groups of ranks that are joined by sets of which they are members."""
-    group: dict[int, set[int]] = {rank: {rank} for rank in range(world_size)}
-    for members in sets:
-        first, *others = members
-        for other in others:
-            if group[other] is not group[first]:
-                group[first] |= group[other]
-                for rank in group[other]:
-                    group[rank] = group[first]
-    return list(dict.fromkeys(frozenset(ranks) for ranks in group.values()))
 
 
 def _flow(topology: Topology, sources: frozenset[int], sinks: frozenset[int]) -> float:

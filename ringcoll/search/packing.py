@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
@@ -38,37 +38,27 @@ _ROUNDS = 10  # in which trees grow again, every second time with noise in the p
 _NOISE = 0.3
 
 
-@dataclass
 class _Packing:
-    """The trees so far, and what they put on each limit."""
+    """What trees put on each limit, in rounds; ``limits`` are those of each hop, with those of the hop back."""
 
-    graph: HopGraph
-    both_ways: bool
-    limits: list[list[int]] = field(init=False)  # of each hop, with those of the hop back
-    weights: list[float] = field(init=False)  # rounds that a chunk takes of a limit
-
-    def __post_init__(self) -> None:
-        graph = self.graph
-        own: list[list[int]] = [[] for _ in graph.hops]
-        leaving: list[list[int]] = [[] for _ in range(graph.world_size)]
+    def __init__(self, graph: HopGraph, both_ways: bool) -> None:
+        self.graph = graph
+        self.limits: list[list[int]] = [[] for _ in graph.hops]
         for index, limit in enumerate(graph.limits):
             for hop in limit.hops:
-                own[hop].append(index)
-        number = {ends: hop for hop, ends in enumerate(graph.hops)}
-        self.limits = own
-        if self.both_ways:
-            self.limits = [
-                limits + own[number[target, source]]
-                for limits, (source, target) in zip(own, graph.hops, strict=True)
-            ]
-        self.random = Random(0)  # noqa: S311  # choices, not secrets
-        self.weights = [1 / float(limit.speed) for limit in graph.limits]
-        self.loads = [0.0] * len(graph.limits)
+                self.limits[hop].append(index)
+        if both_ways:
+            own = dict(zip(graph.hops, self.limits, strict=True))
+            self.limits = [own[a, b] + own[b, a] for a, b in graph.hops]
+        self.leaving: list[list[int]] = [[] for _ in range(graph.world_size)]
         for hop, (source, _) in enumerate(graph.hops):
-            leaving[source].append(hop)
-        self.leaving = leaving
+            self.leaving[source].append(hop)
+        self.weights = [1 / float(limit.speed) for limit in graph.limits]  # of a chunk
+        self.loads = [0.0] * len(graph.limits)
+        self.random = Random(0)  # noqa: S311  # choices, not secrets
 
     def put(self, tree: Sequence[int], sign: int) -> None:
+        """Put a tree on its limits, or take it away."""
         for hop in tree:
             for index in self.limits[hop]:
                 self.loads[index] += sign * self.weights[index]
@@ -87,7 +77,7 @@ class _Packing:
         depths = {root: 0}
         best: dict[
             int, tuple[float, int, int]
-        ] = {}  # of each rank that is not in the tree: price, depth, hop
+        ] = {}  # price, depth and hop of ranks not in the tree
         newest = root
         while len(depths) < graph.world_size:
             for hop in self.leaving[newest]:
