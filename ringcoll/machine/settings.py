@@ -4,7 +4,7 @@
 ``RINGCOLL_TRANSPORT``        the transport of CPU tensors, whatever the program asks for
 ``RINGCOLL_CUDA_TRANSPORT``   the same for CUDA tensors
 ``RINGCOLL_ALGORITHM``        rules that force algorithms: see `ringcoll.cost.rules`
-``RINGCOLL_TUNING``           the file of ``ringcoll tune``; ``off``: no measurement is read or kept
+``RINGCOLL_TUNING``           a file of ``ringcoll tune`` or ``ringcoll fit``; ``off``: no measurement is read or kept
 ``RINGCOLL_REDUCTION``        the engine for CUDA tensors: ``auto``, ``cupy`` or ``torch``
 ``RINGCOLL_VERIFY_MESSAGES``  ``1``: messages have checksums; ``0``: none has
 ``RINGCOLL_FAULTS``           faults on purpose: see `ringcoll.transport.faulty`
