@@ -18,7 +18,7 @@ from fractions import Fraction
 from functools import partial
 
 from ringcoll.algorithms.entry import Cost, Parameter
-from ringcoll.algorithms.exchanges import needs_radix, powers_below
+from ringcoll.algorithms.exchanges import powers_below
 from ringcoll.algorithms.host_layout import rows_of
 from ringcoll.algorithms.registry import register
 from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, send, tmp
@@ -95,8 +95,7 @@ def _bruck_traffic(k: int, radix: int) -> Fraction:
     "bruck",
     slots=lambda k, radix: k - 1 - _bruck_rounds(k, radix),
     cost=Cost(_bruck_rounds, _bruck_traffic),
-    restriction=needs_radix,
-    parameter=Parameter("radix", default=lambda k: 2),
+    parameter=Parameter("radix", default=lambda k: 2, least=2),
 )
 def bruck_all_to_all(rank: int, world_size: int, radix: int) -> Program:
     """Bruck all-to-all: a block that has to go d ranks far goes by the bits of d.
@@ -158,10 +157,10 @@ def retri_all_to_all(rank: int, world_size: int) -> Program:
         traffic=lambda k, columns: 2 - Fraction(1, columns) - Fraction(columns, k),
     ),
     restriction=lambda k, columns: (
-        None if columns and k % columns == 0 else f"{columns} has to divide the number of ranks"
+        f"{columns} has to divide the number of ranks" if k % columns else None
     ),
     second_choice=True,
-    parameter=Parameter("ranks in a row", default=lambda k: rows_of(k).count(0)),
+    parameter=Parameter("ranks in a row", default=lambda k: rows_of(k).count(0), least=1),
 )
 def torus_all_to_all(rank: int, world_size: int, columns: int) -> Program:
     """Torus all-to-all: along the rows of a torus, then along its columns, a pairwise exchange each.

@@ -97,8 +97,7 @@ def _fewest_rounds(k: int) -> int:
     order=OperandOrder.RANK,
     slots=lambda k, inclusive: 2,
     cost=_cost(_rounds, lambda k, inclusive: min(inclusive - 1, ((k - 1) // 3).bit_length()) - 1),
-    restriction=lambda k, inclusive: None if inclusive or k == 1 else "its first round sends V",
-    parameter=Parameter("inclusive rounds", default=_fewest_rounds, tried=(1, 2)),
+    parameter=Parameter("inclusive rounds", default=_fewest_rounds, tried=(1, 2), least=1),
 )
 def recursive_doubling_exscan(rank: int, world_size: int, inclusive: int) -> Program:
     """Recursive doubling exscan in rank order: the first i rounds send totals with the own vector, others without.
