@@ -42,15 +42,9 @@ def order_in_text(order: Sequence[int]) -> str:
     """
     runs: list[list[int]] = []
     for before, rank in pairwise([-2, *order]):
-        run = runs[-1] if runs else []
-        if (
-            run
-            and abs(rank - before) == 1
-            and run[-1] - run[0] in (0, (rank - before) * (len(run) - 1))
-        ):
-            run.append(rank)
-        else:
-            runs.append([rank])
+        if abs(rank - before) != 1:
+            runs.append([])
+        runs[-1].append(rank)  # no run turns round, as an order has each rank once
     return ".".join(
         f"{run[0]}-{run[-1]}" if len(run) > 2 else ".".join(map(str, run)) for run in runs
     )
@@ -97,15 +91,13 @@ def placed(entry: Algorithm, text: str) -> Algorithm:
     world_size = len(order)
     place = {rank: number for number, rank in enumerate(order)}
 
-    def of_places(function: Callable[..., Any]) -> Callable[..., Any]:
-        if not entry.needs_hosts:
-            return function
-        return lambda hosts: function(tuple(hosts[rank] for rank in order))
+    def of_places(world: Any) -> Any:
+        """The hosts of the ranks at the places, if the algorithm needs them."""
+        return tuple(world[rank] for rank in order) if entry.needs_hosts else world
 
     def program(rank: int, world: Any, *root: int) -> Program:
-        if entry.needs_hosts:
-            world = tuple(world[rank] for rank in order)
-        steps = entry.program(place[rank], world, *(place[one] for one in root))
+        world = of_places(world)
+        steps = entry.program(place[rank], world, *map(place.__getitem__, root))
         yield from renumber(steps, peer=order.__getitem__, chunk=_chunks(entry, world, order))
 
     program.__doc__ = (
@@ -119,8 +111,8 @@ def placed(entry: Algorithm, text: str) -> Algorithm:
         entry,
         name=f"{entry.name}{SIGN}{order_in_text(order)}",
         program=program,
-        chunks=of_places(entry.chunks),
-        slots=of_places(entry.slots),
+        chunks=lambda world: entry.chunks(of_places(world)),
+        slots=lambda world: entry.slots(of_places(world)),
         cost=None,
         restriction=restriction,
         order=OperandOrder.ANY,
