@@ -58,7 +58,7 @@ def run_blocks_on(rank: int, hosts: Hosts, inside: Algorithm, across: Algorithm)
     def level(schedule: Schedule, place: int, peers: list[int], blocks: list[list[int]]) -> Program:
         cut = pieces * schedule.world_size // schedule.num_chunks
         finer = [
-            [rank * pieces + first + piece for rank in block for piece in range(cut)]
+            [owner * pieces + first + piece for owner in block for piece in range(cut)]
             for block in blocks
             for first in range(0, pieces, cut)
         ]

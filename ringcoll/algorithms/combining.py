@@ -26,6 +26,11 @@ from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, send, tm
 Way = tuple[int, ...]
 """The hop of a block in each phase; 0 where it stays."""
 
+
+def _num_hops(way: Way) -> int:
+    return len(way) - way.count(0)
+
+
 _register = partial(register, "all_to_all", chunks=lambda k, *parameter: k * k, equal_blocks=True)
 
 
@@ -38,7 +43,7 @@ def all_to_all_by(
     or with ``at_once`` all messages of a phase are.
     """
     world_size = len(ways)
-    slots = {way: slot for slot, way in enumerate(w for w in ways if sum(map(bool, w)) > 1)}
+    slots = {way: slot for slot, way in enumerate(w for w in ways if _num_hops(w) > 1)}
 
     def place(phase: int, way: Way) -> Ref:
         """Where the block lies that is on this rank before a phase of its way."""
@@ -124,10 +129,10 @@ def _balanced(k: int) -> list[Way]:
 
 @_register(
     "retri",
-    slots=lambda k: sum(sum(map(bool, way)) > 1 for way in _balanced(k)),
+    slots=lambda k: sum(_num_hops(way) > 1 for way in _balanced(k)),
     cost=Cost(
         rounds=lambda k: sum(1 for _ in powers_below(3, k)),
-        traffic=lambda k: Fraction(sum(sum(map(bool, way)) for way in _balanced(k)), k),
+        traffic=lambda k: Fraction(sum(map(_num_hops, _balanced(k))), k),
     ),
     second_choice=True,
 )

@@ -34,12 +34,12 @@ def find(collective: str, name: str) -> Algorithm:
         The collective.
     name
         The name of an entry; or ``name=value``, to choose the value of its `Parameter`; or
-        names joined by ``+``, for a hierarchy; each with ``~`` and an order of the ranks after it, or without.
+        names joined by ``+``, for a hierarchy; any of these with ``~`` and an order of the ranks after it.
 
     Raises
     ------
     UnknownAlgorithmError
-        The collective has no such algorithm, the message lists its algorithms; or the order is none.
+        The collective has no such algorithm, and the message lists its algorithms; or the order is no order of ranks.
     """
     name, sign, order = name.partition(SIGN)
     entry = (_hierarchy if "+" in name else registry.entry_of)(collective, name)

@@ -1,7 +1,7 @@
 """Algorithms whose ranks stand in another order: ``ring~0.3.1.2`` is a ring through the ranks 0, 3, 1, 2.
 
 Problem: an algorithm sends between neighbours in rank order, and ranks are numbered without regard to the
-network. After ``~`` stands the rank at each place, in runs such as ``0-3.7-4``. The rank at place p then runs
+network. The ranks at the places stand after ``~``, in runs such as ``0-3.7-4``. The rank at place p then runs
 the program of rank p, with all peers and blocks mapped, at the same cost. Operands are reduced in the order of
 places, so an operator that does not commute cannot use such an algorithm, unless the verifier shows that the
 order is kept.
@@ -18,13 +18,7 @@ from typing import Any
 
 from ringcoll.algorithms.entry import Algorithm, mark_built_in
 from ringcoll.errors import UnknownAlgorithmError
-from ringcoll.schedule import (
-    LARGEST_WORLD,
-    OperandOrder,
-    Program,
-    contract,
-    renumber,
-)
+from ringcoll.schedule import LARGEST_WORLD, OperandOrder, Program, contract, renumber
 
 SIGN = "~"
 """Sign between the name of an algorithm and the order of its ranks."""
@@ -127,13 +121,9 @@ def _chunks(entry: Algorithm, world: Any, order: Sequence[int]) -> Callable[[int
     k = len(order)
     blocks = contract(entry.collective).num_blocks(k)
     each = entry.chunks(world) // blocks
-    if blocks == 1:
-        return lambda chunk: chunk
-    if blocks == k:
-        return lambda chunk: order[chunk // each] * each + chunk % each
 
-    def of_pair(chunk: int) -> int:
-        source, target = divmod(chunk // each, k)
-        return (order[source] * k + order[target]) * each + chunk % each
+    def of_ranks(block: int, blocks: int) -> int:
+        """The number of a block has a digit for each rank that the block is of: none, one, or two."""
+        return of_ranks(block // k, blocks // k) * k + order[block % k] if blocks > 1 else 0
 
-    return of_pair
+    return lambda chunk: of_ranks(chunk // each, blocks) * each + chunk % each

@@ -34,7 +34,7 @@ from ringcoll.schedule import (
 
 
 def _cost(rounds: Callable[..., int], more: Callable[..., int] = lambda k: 0) -> Cost:
-    """Each round sends the whole vector, and reduces it, which is done some times more."""
+    """The cost of rounds that each send and reduce the whole vector, and of ``more`` reductions on top."""
     return Cost(rounds, lambda *k: Fraction(rounds(*k)), lambda *k: Fraction(rounds(*k) + more(*k)))
 
 
@@ -64,7 +64,7 @@ def recursive_doubling_scan(rank: int, world_size: int) -> Program:
     "scan", "linear", pipelined=True, order=OperandOrder.LEFT_TO_RIGHT, cost=_cost(lambda k: k - 1)
 )
 def linear_scan(rank: int, world_size: int) -> Program:
-    """Linear scan in rank order, to be run in segments: rank r adds its vector, and tells rank r + 1.
+    """Linear scan in rank order, to be run in segments: rank r adds its vector, and sends the sum to rank r + 1.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(linear_scan, 3))

@@ -20,14 +20,7 @@ from typing import Any
 
 from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, mark_built_in
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
-from ringcoll.schedule import (
-    CONTRACTS,
-    LARGEST_WORLD,
-    OperandOrder,
-    Program,
-    Schedule,
-    contract,
-)
+from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, OperandOrder, Program, Schedule, contract
 
 ALIASES = {"tree": "binomial_tree"}
 """Short names, understood wherever an algorithm is named."""
