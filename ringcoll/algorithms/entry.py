@@ -81,7 +81,7 @@ class Parameter:
     tried
         Further values that ``"auto"`` considers, wherever the algorithm runs with them.
     least
-        The least value that means anything on some number of ranks.
+        The least value that a caller may choose; the default may be below it for one rank.
     """
 
     name: str
