@@ -20,6 +20,7 @@
 `prefix`            scan and exscan: chains, doubling
 `circulant_blocks`  broadcast and reduce in blocks, in the fewest rounds
 `hierarchical`      inside each host, then across; along the rows of a torus, then its columns
+`blocks_on_hosts`   the same for reduce-scatters and all-gathers
 `generalized`       between the fewest rounds and the least traffic
 `unequal`           one rank that is slow or late: OptCC, R2CCL, StragglAR
 `host_layout`       which ranks of each host act in a hierarchy, and for which others
@@ -39,6 +40,7 @@ from ringcoll.algorithms import (
     binary_tree,
     bine,
     binomial,
+    blocks_on_hosts,
     bruck,
     chain,
     circulant,
@@ -85,6 +87,7 @@ __all__ = [
     "binary_tree",
     "bine",
     "binomial",
+    "blocks_on_hosts",
     "bruck",
     "chain",
     "circulant",

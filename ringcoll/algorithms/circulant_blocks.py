@@ -135,12 +135,8 @@ def _traffic(k: int, blocks: int) -> Fraction:
     return Fraction(_rounds(k, blocks), blocks)
 
 
-def _too_few(k: int, blocks: int) -> str | None:
-    return None if blocks else "it needs at least one block"
-
-
 # With 16 blocks the rounds that fill the pipeline add up to a quarter of the vector, on up to 32 ranks.
-_BLOCKS = Parameter("blocks", default=lambda k: 16, tried=(4, 64))
+_BLOCKS = Parameter("blocks", default=lambda k: 16, tried=(4, 64), least=1)
 
 
 @register(
@@ -148,7 +144,6 @@ _BLOCKS = Parameter("blocks", default=lambda k: 16, tried=(4, 64))
     "circulant",
     chunks=lambda k, blocks: blocks,
     cost=Cost(rounds=_rounds, traffic=_traffic),
-    restriction=_too_few,
     second_choice=True,
     parameter=_BLOCKS,
 )
@@ -185,7 +180,6 @@ def circulant_broadcast(rank: int, world_size: int, root: int, blocks: int) -> P
     chunks=lambda k, blocks: blocks,
     slots=lambda k, blocks: blocks if k > 2 else 0,
     cost=Cost(rounds=_rounds, traffic=_traffic, reduced=_traffic),
-    restriction=_too_few,
     second_choice=True,
     parameter=_BLOCKS,
 )

@@ -18,13 +18,18 @@ from fractions import Fraction
 from functools import partial
 
 from ringcoll.algorithms.entry import Cost, Parameter
-from ringcoll.algorithms.exchanges import needs_radix, powers_below
+from ringcoll.algorithms.exchanges import powers_below
 from ringcoll.algorithms.host_layout import rows_of
 from ringcoll.algorithms.registry import register
 from ringcoll.schedule import Program, Ref, Step, copy, inp, out, recv, send, tmp
 
 Way = tuple[int, ...]
 """The hop of a block in each phase; 0 where it stays."""
+
+
+def _num_hops(way: Way) -> int:
+    return len(way) - way.count(0)
+
 
 _register = partial(register, "all_to_all", chunks=lambda k, *parameter: k * k, equal_blocks=True)
 
@@ -38,7 +43,7 @@ def all_to_all_by(
     or with ``at_once`` all messages of a phase are.
     """
     world_size = len(ways)
-    slots = {way: slot for slot, way in enumerate(w for w in ways if sum(map(bool, w)) > 1)}
+    slots = {way: slot for slot, way in enumerate(w for w in ways if _num_hops(w) > 1)}
 
     def place(phase: int, way: Way) -> Ref:
         """Where the block lies that is on this rank before a phase of its way."""
@@ -95,8 +100,7 @@ def _bruck_traffic(k: int, radix: int) -> Fraction:
     "bruck",
     slots=lambda k, radix: k - 1 - _bruck_rounds(k, radix),
     cost=Cost(_bruck_rounds, _bruck_traffic),
-    restriction=needs_radix,
-    parameter=Parameter("radix", default=lambda k: 2),
+    parameter=Parameter("radix", default=lambda k: 2, least=2),
 )
 def bruck_all_to_all(rank: int, world_size: int, radix: int) -> Program:
     """Bruck all-to-all: a block that has to go d ranks far goes by the bits of d.
@@ -125,10 +129,10 @@ def _balanced(k: int) -> list[Way]:
 
 @_register(
     "retri",
-    slots=lambda k: sum(sum(map(bool, way)) > 1 for way in _balanced(k)),
+    slots=lambda k: sum(_num_hops(way) > 1 for way in _balanced(k)),
     cost=Cost(
         rounds=lambda k: sum(1 for _ in powers_below(3, k)),
-        traffic=lambda k: Fraction(sum(sum(map(bool, way)) for way in _balanced(k)), k),
+        traffic=lambda k: Fraction(sum(map(_num_hops, _balanced(k))), k),
     ),
     second_choice=True,
 )
@@ -158,10 +162,10 @@ def retri_all_to_all(rank: int, world_size: int) -> Program:
         traffic=lambda k, columns: 2 - Fraction(1, columns) - Fraction(columns, k),
     ),
     restriction=lambda k, columns: (
-        None if columns and k % columns == 0 else f"{columns} has to divide the number of ranks"
+        f"{columns} has to divide the number of ranks" if k % columns else None
     ),
     second_choice=True,
-    parameter=Parameter("ranks in a row", default=lambda k: rows_of(k).count(0)),
+    parameter=Parameter("ranks in a row", default=lambda k: rows_of(k).count(0), least=1),
 )
 def torus_all_to_all(rank: int, world_size: int, columns: int) -> Program:
     """Torus all-to-all: along the rows of a torus, then along its columns, a pairwise exchange each.

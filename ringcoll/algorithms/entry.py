@@ -80,11 +80,14 @@ class Parameter:
         The value for the name alone, from the world size.
     tried
         Further values that ``"auto"`` considers, wherever the algorithm runs with them.
+    least
+        The least value that a caller may choose; the default may be below it for one rank.
     """
 
     name: str
     default: Callable[[int], int]
     tried: tuple[int, ...] = ()
+    least: int = 0
 
     def bound(self, value: int | None, function: Callable[..., Any]) -> Callable[..., Any]:
         """A program, or a function of an entry, with a value; ``None`` for the default."""
@@ -219,7 +222,9 @@ class Algorithm:
                 f"{self.name} {self.collective} cannot run on {world_size} ranks: {reason}"
             )
         world = self.world(world_size, hosts)
-        num_chunks = self.chunks(world)
+        num_chunks, stated = self.chunks(world), None
+        if self.cost is not None and world_size > 1:
+            stated = self.cost.rounds(world), self.cost.traffic(world), self.cost.reduced(world)
 
         def program(rank: int) -> Program:
             if world_size == 1:
@@ -236,7 +241,7 @@ class Algorithm:
             num_slots=self.slots(world),
             program=program,
             root=root,
-            stated_cost=self._stated(world) if world_size > 1 else None,
+            stated_cost=stated,
         )
 
     def counts(self, world_size: int, hosts: Sequence[int] | None = None) -> Counts:
@@ -259,15 +264,9 @@ class Algorithm:
         >>> counts.rounds, str(counts.traffic), str(counts.reduced)
         (14, '7/4', '7/8')
         """
-        if world_size > 1 and (stated := self._stated(self.world(world_size, hosts))):
-            return stated
+        if stated := self.schedule(world_size, hosts=hosts).stated_cost:
+            return Counts(*stated)
         return _counted(self, world_size, None if hosts is None else tuple(hosts))
-
-    def _stated(self, world: Any) -> Counts | None:
-        cost = self.cost
-        if cost is None:
-            return None
-        return Counts(cost.rounds(world), cost.traffic(world), cost.reduced(world))
 
 
 def mark_built_in(entry: Algorithm) -> Algorithm:

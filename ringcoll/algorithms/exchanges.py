@@ -177,11 +177,6 @@ def factors(k: int, most: int) -> list[int]:
     return found
 
 
-def needs_radix(k: int, radix: int) -> str | None:
-    """The reason why a radix is none."""
-    return None if radix > 1 else "it needs a radix of at least 2"
-
-
 def digits(k: int, radix: int = 4) -> Rounds:
     """In a number system of as many digits as ``k`` has `factors`: all who differ in one digit."""
 
@@ -226,9 +221,8 @@ def bcube_all_reduce(rank: int, world_size: int) -> Program:
     order=OperandOrder.RANK,
     slots=lambda k, radix: max(factors(k, radix), default=0),
     cost=cost_of_vectors(digits),
-    restriction=needs_radix,
     second_choice=True,
-    parameter=Parameter("radix", default=lambda k: 4),
+    parameter=Parameter("radix", default=lambda k: 4, least=2),
 )
 def recursive_multiplying_all_reduce(rank: int, world_size: int, radix: int) -> Program:
     """Recursive multiplying all-reduce: whole vectors among all who differ in one digit.

@@ -1,4 +1,4 @@
-"""Hierarchy: first inside each host, then between the hosts, then inside again.
+"""Hierarchies of all-reduces: first inside each host, then between the hosts, then inside again.
 
 Problem: ranks of one host reach each other sooner than those of another. A host's
 link is shared by its ranks; it should carry every element once, reduced over the
@@ -20,11 +20,6 @@ rank reduces with its own first (a binomial tree), and tells them the result las
 With m = 1 this is the scheme of leaders: reduce inside, all-reduce among the
 leaders, broadcast inside.
 
-A reduce-scatter has one phase on each level, inside and then across; an all-gather is the same backwards. All
-ranks act: those of the same number on each host exchange their blocks across. Where hosts have different
-numbers of ranks, groups stand for hosts, of as many ranks as divide all of them: 4 and 2 ranks are three
-pairs. If their numbers have no common divisor, all ranks are one level, host by host.
-
 Sources: X. Jia et al., "Highly scalable deep learning training system with
 mixed-precision", arXiv 1807.11205 (leaders); H. Mikami et al., "Massively distributed SGD:
 ImageNet/ResNet-50 training in a flash", arXiv 1811.05233 (in two dimensions).
@@ -39,27 +34,22 @@ from itertools import islice
 
 from ringcoll.algorithms import binomial
 from ringcoll.algorithms.bruck import rounds_to_reach_all
-from ringcoll.algorithms.entry import Algorithm, Cost, mark_built_in
+from ringcoll.algorithms.entry import Algorithm, Cost
 from ringcoll.algorithms.host_layout import HostLayout, Hosts, layout_of, rows_of
-from ringcoll.algorithms.registry import entry_of, own, register
-from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
+from ringcoll.algorithms.registry import own, register
+from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.schedule import (
     Program,
-    Ref,
     Schedule,
     Step,
     in_place,
-    inp,
     opening_of,
     out,
     renumber,
     split,
     step_count,
-    tmp,
     unfinished,
 )
-
-# ---- Any algorithm inside, any across --------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
@@ -95,10 +85,6 @@ def chunks_of(hosts: Hosts, inside: Algorithm, across: Algorithm) -> int:
 def slots_of(hosts: Hosts, inside: Algorithm, across: Algorithm) -> int:
     """Slots of scratch memory: those of both levels, for as many chunks as one message has."""
     inner, outer = levels(hosts, inside, across)
-    if inner.collective != "all_reduce":
-        widths = (inner, outer.num_chunks), (outer, inner.num_chunks // inner.world_size)
-        each = (level.num_slots * width for level, width in widths if level.world_size > 1)
-        return _kept(inner, outer) + max(each, default=0)
     most = max(map(len, opening_of(inner).completed))
     return inner.num_slots * outer.num_chunks + outer.num_slots * most
 
@@ -161,94 +147,6 @@ def _lasting(program: Iterable[Step], num_steps: int) -> Program:
     for _ in range(num_steps):
         yield next(steps, Step())
     assert next(steps, None) is None
-
-
-def hierarchy(collective: str, name: str) -> Algorithm:
-    """The algorithm of a name such as ``ring+two_shot``: the first inside each host, the next across.
-
-    Of three names the last two are a hierarchy of the hosts, in groups as of `rows_of`.
-
-    Raises
-    ------
-    UnknownAlgorithmError
-        The collective has no hierarchies, or no algorithm of one of the names.
-    """
-    entries = [entry_of(collective, part) for part in name.split("+")]
-    if collective not in ("all_reduce", "reduce_scatter", "all_gather"):
-        raise UnknownAlgorithmError(f"{collective} has no hierarchies, got {name!r}")
-    return _hierarchy_of(*entries)
-
-
-@lru_cache(maxsize=256)
-def _hierarchy_of(inside: Algorithm, *further: Algorithm) -> Algorithm:
-    across = _hierarchy_of(*further) if len(further) > 1 else further[0]
-    run = run_on if inside.collective == "all_reduce" else run_blocks_on
-
-    def program(rank: int, hosts: Hosts) -> Program:
-        return run(rank, hosts, inside, across)
-
-    program.__doc__ = f"Hierarchy: {inside.name} inside each host, {across.name} across."
-    hierarchy = Algorithm(
-        inside.collective,
-        f"{inside.name}+{across.name}",
-        program,
-        cost=None,
-        chunks=lambda hosts: chunks_of(hosts, inside, across),
-        slots=lambda hosts: slots_of(hosts, inside, across),
-        pipelined=inside.pipelined or across.pipelined,
-        needs_hosts=True,
-    )
-    # An algorithm of a user makes the hierarchy one of his.
-    return mark_built_in(hierarchy) if inside.built_in and across.built_in else hierarchy
-
-
-# ---- Blocks ----------------------------------------------------------------------------------
-
-
-def _kept(inner: Schedule, outer: Schedule) -> int:
-    """Slots for partial results between the levels of a reduce-scatter."""
-    is_between = inner.collective == "reduce_scatter" and inner.world_size > 1 < outer.world_size
-    return is_between * outer.num_chunks * (inner.num_chunks // inner.world_size)
-
-
-def run_blocks_on(rank: int, hosts: Hosts, inside: Algorithm, across: Algorithm) -> Program:
-    """The steps of a rank in a hierarchy of all-gathers, or of reduce-scatters.
-
-    On the level inside, the block of a rank stands for those of all ranks that have its number. Ranks that meet
-    on the second level have done the same steps on the first one.
-    """
-    layout, (inner, outer) = layout_of(hosts, even=True), levels(hosts, inside, across)
-    host, index, _ = layout.find(rank)
-    numbered = [[team[0] for team in teams] for teams in zip(*layout.teams, strict=True)]
-    pieces, num_kept = inner.num_chunks * outer.num_chunks // len(hosts), _kept(inner, outer)
-
-    def level(schedule: Schedule, place: int, peers: list[int], blocks: list[list[int]]) -> Program:
-        cut = pieces * schedule.world_size // schedule.num_chunks
-        finer = [
-            [rank * pieces + first + piece for rank in block for piece in range(cut)]
-            for block in blocks
-            for first in range(0, pieces, cut)
-        ]
-        steps = split(schedule.steps(place), finer.__getitem__)
-        return renumber(steps, peer=peers.__getitem__, slot=lambda slot: num_kept + slot)
-
-    def kept(chunk: int) -> Ref:
-        """Where a partial result is between the levels."""
-        return tmp(numbered[index].index(chunk // pieces) * pieces + chunk % pieces, chunk)
-
-    near = level(inner, index, [team[0] for team in layout.teams[host]], numbered)
-    far = level(outer, host, numbered[index], [[peer] for peer in numbered[index]])
-    if layout.num_hosts == 1 or layout.acting == 1:
-        yield from near if layout.num_hosts == 1 else far
-    elif inside.collective == "all_gather":
-        yield from far
-        yield from in_place(near)
-    else:
-        yield from unfinished(in_place(near, source=inp, target=kept))
-        yield from in_place(far, source=kept)
-
-
-# ---- Algorithms ------------------------------------------------------------------------------
 
 
 def _usual(hosts: Hosts) -> tuple[Algorithm, Algorithm]:
@@ -342,67 +240,3 @@ def torus_ring_all_reduce(rank: int, world_size: int) -> Program:
        2  >1:0 <1:1   >0:1 <0:0   >3:0 <3:1   >2:1 <2:0
     """
     return hierarchical_all_reduce(rank, rows_of(world_size))
-
-
-def _rings(collective: str) -> tuple[Algorithm, Algorithm]:
-    return own(collective, "ring"), own(collective, "ring")
-
-
-def _rounds_of_blocks(hosts: Hosts) -> int:
-    layout = layout_of(hosts, even=True)
-    return layout.acting + layout.num_hosts - 2
-
-
-@register(
-    "all_gather",
-    "hierarchical",
-    needs_hosts=True,
-    chunks=len,
-    cost=Cost(rounds=_rounds_of_blocks, traffic=lambda hosts: 1 - Fraction(1, len(hosts))),
-)
-def hierarchical_all_gather(rank: int, hosts: Hosts) -> Program:
-    """Hierarchical all-gather: rings across the hosts, then a ring inside each host.
-
-    On H hosts of m ranks m + H - 2 steps, where one ring has H m - 1, and (k - 1)/k of the output sent by each
-    rank, the lower bound. A host sends m (H - 1) blocks to others, the least possible, in as many messages.
-
-    Source: S. Singh et al., "The big send-off", arXiv 2504.18658.
-
-    >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule import grid
-    >>> print(grid(schedule_of("all_gather", "hierarchical", 4, hosts=(0, 0, 1, 1))))
-    step  rank 0         rank 1         rank 2         rank 3
-       0  =0 >2:0 <2:2   =1 >3:1 <3:3   =2 >0:2 <0:0   =3 >1:3 <1:1
-       1  >1:0,2 <1:1,3  >0:1,3 <0:0,2  >3:0,2 <3:1,3  >2:1,3 <2:0,2
-    """
-    return run_blocks_on(rank, hosts, *_rings("all_gather"))
-
-
-@register(
-    "reduce_scatter",
-    "hierarchical",
-    needs_hosts=True,
-    chunks=len,
-    slots=lambda hosts: slots_of(hosts, *_rings("reduce_scatter")),
-    cost=Cost(
-        rounds=_rounds_of_blocks,
-        traffic=lambda hosts: 1 - Fraction(1, len(hosts)),
-        reduced=lambda hosts: 1 - Fraction(1, len(hosts)),
-    ),
-)
-def hierarchical_reduce_scatter(rank: int, hosts: Hosts) -> Program:
-    """Hierarchical reduce-scatter: a ring inside each host, then rings across the hosts.
-
-    On H hosts of m ranks m + H - 2 steps, and (k - 1)/k of the input sent by each rank and as much reduced,
-    both lower bounds. A host sends m (H - 1) blocks to others, reduced over the host: the least possible.
-
-    Source: S. Singh et al., "The big send-off", arXiv 2504.18658.
-
-    >>> from ringcoll.algorithms import schedule_of
-    >>> from ringcoll.schedule import grid
-    >>> print(grid(schedule_of("reduce_scatter", "hierarchical", 4, hosts=(0, 0, 1, 1))))
-    step  rank 0         rank 1         rank 2         rank 3
-       0  >1:1,3 +1:0,2  >0:0,2 +0:1,3  >3:1,3 +3:0,2  >2:0,2 +2:1,3
-       1  >2:2 +2:0!     >3:3 +3:1!     >0:0 +0:2!     >1:1 +1:3!
-    """
-    return run_blocks_on(rank, hosts, *_rings("reduce_scatter"))

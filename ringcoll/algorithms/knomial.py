@@ -15,13 +15,13 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import partial
 
-from ringcoll.algorithms import binomial, exchanges
+from ringcoll.algorithms import binomial
 from ringcoll.algorithms.entry import Cost, Parameter
 from ringcoll.algorithms.registry import register
 from ringcoll.schedule import Program, inp, out, tmp
 
 # 4 halves the steps of a binomial tree.
-_RADIX = Parameter("radix", default=lambda k: 4)
+_RADIX = Parameter("radix", default=lambda k: 4, least=2)
 
 
 def _rounds(k: int, radix: int) -> int:
@@ -39,9 +39,7 @@ def _passed_on(k: int, radix: int) -> int:
 
 
 _BLOCKS = Cost(rounds=_rounds, traffic=lambda k, radix: Fraction(k - 1, k))
-_register = partial(
-    register, second_choice=True, parameter=_RADIX, restriction=exchanges.needs_radix
-)
+_register = partial(register, second_choice=True, parameter=_RADIX)
 
 
 @_register(

@@ -10,11 +10,19 @@ from contextlib import suppress
 from functools import lru_cache
 
 from ringcoll.algorithms import registry
-from ringcoll.algorithms.entry import Algorithm
-from ringcoll.algorithms.hierarchical import hierarchy
+from ringcoll.algorithms.blocks_on_hosts import run_blocks_on, slots_of_blocks
+from ringcoll.algorithms.entry import Algorithm, mark_built_in
+from ringcoll.algorithms.hierarchical import chunks_of, run_on, slots_of
+from ringcoll.algorithms.host_layout import Hosts
 from ringcoll.algorithms.placed import SIGN, placed
 from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
-from ringcoll.schedule import CONTRACTS, Schedule
+from ringcoll.schedule import CONTRACTS, Program, Schedule
+
+_HIERARCHIES = {
+    "all_reduce": (run_on, slots_of),
+    "reduce_scatter": (run_blocks_on, slots_of_blocks),
+    "all_gather": (run_blocks_on, slots_of_blocks),
+}
 
 
 def find(collective: str, name: str) -> Algorithm:
@@ -26,16 +34,55 @@ def find(collective: str, name: str) -> Algorithm:
         The collective.
     name
         The name of an entry; or ``name=value``, to choose the value of its `Parameter`; or
-        names joined by ``+``, for a hierarchy; each with ``~`` and an order of the ranks after it, or without.
+        names joined by ``+``, for a hierarchy; any of these with ``~`` and an order of the ranks after it.
 
     Raises
     ------
     UnknownAlgorithmError
-        The collective has no such algorithm, the message lists its algorithms; or the order is none.
+        The collective has no such algorithm, and the message lists its algorithms; or the order is no order of ranks.
     """
     name, sign, order = name.partition(SIGN)
-    entry = (hierarchy if "+" in name else registry.entry_of)(collective, name)
+    entry = (_hierarchy if "+" in name else registry.entry_of)(collective, name)
     return placed(entry, order) if sign else entry
+
+
+def _hierarchy(collective: str, name: str) -> Algorithm:
+    """The algorithm of a name such as ``ring+two_shot``: the first inside each host, the next across.
+
+    Of three names the last two are a hierarchy of the hosts, in groups as of `rows_of`.
+
+    Raises
+    ------
+    UnknownAlgorithmError
+        The collective has no hierarchies, or no algorithm of one of the names.
+    """
+    entries = [registry.entry_of(collective, part) for part in name.split("+")]
+    if collective not in _HIERARCHIES:
+        raise UnknownAlgorithmError(f"{collective} has no hierarchies, got {name!r}")
+    return _hierarchy_of(*entries)
+
+
+@lru_cache(maxsize=256)
+def _hierarchy_of(inside: Algorithm, *further: Algorithm) -> Algorithm:
+    across = _hierarchy_of(*further) if len(further) > 1 else further[0]
+    run, slots = _HIERARCHIES[inside.collective]
+
+    def program(rank: int, hosts: Hosts) -> Program:
+        return run(rank, hosts, inside, across)
+
+    program.__doc__ = f"Hierarchy: {inside.name} inside each host, {across.name} across."
+    hierarchy = Algorithm(
+        inside.collective,
+        f"{inside.name}+{across.name}",
+        program,
+        cost=None,
+        chunks=lambda hosts: chunks_of(hosts, inside, across),
+        slots=lambda hosts: slots(hosts, inside, across),
+        pipelined=inside.pipelined or across.pipelined,
+        needs_hosts=True,
+    )
+    # An algorithm of a user makes the hierarchy one of his.
+    return mark_built_in(hierarchy) if inside.built_in and across.built_in else hierarchy
 
 
 def named(name: str, collective: str | None = None) -> list[Algorithm]:

@@ -1,7 +1,7 @@
 """Algorithms whose ranks stand in another order: ``ring~0.3.1.2`` is a ring through the ranks 0, 3, 1, 2.
 
 Problem: an algorithm sends between neighbours in rank order, and ranks are numbered without regard to the
-network. After ``~`` stands the rank at each place, in runs such as ``0-3.7-4``. The rank at place p then runs
+network. The ranks at the places stand after ``~``, in runs such as ``0-3.7-4``. The rank at place p then runs
 the program of rank p, with all peers and blocks mapped, at the same cost. Operands are reduced in the order of
 places, so an operator that does not commute cannot use such an algorithm, unless the verifier shows that the
 order is kept.
@@ -18,13 +18,7 @@ from typing import Any
 
 from ringcoll.algorithms.entry import Algorithm, mark_built_in
 from ringcoll.errors import UnknownAlgorithmError
-from ringcoll.schedule import (
-    LARGEST_WORLD,
-    OperandOrder,
-    Program,
-    contract,
-    renumber,
-)
+from ringcoll.schedule import LARGEST_WORLD, OperandOrder, Program, contract, renumber
 
 SIGN = "~"
 """Sign between the name of an algorithm and the order of its ranks."""
@@ -42,15 +36,9 @@ def order_in_text(order: Sequence[int]) -> str:
     """
     runs: list[list[int]] = []
     for before, rank in pairwise([-2, *order]):
-        run = runs[-1] if runs else []
-        if (
-            run
-            and abs(rank - before) == 1
-            and run[-1] - run[0] in (0, (rank - before) * (len(run) - 1))
-        ):
-            run.append(rank)
-        else:
-            runs.append([rank])
+        if abs(rank - before) != 1:
+            runs.append([])
+        runs[-1].append(rank)  # no run turns round, as an order has each rank once
     return ".".join(
         f"{run[0]}-{run[-1]}" if len(run) > 2 else ".".join(map(str, run)) for run in runs
     )
@@ -97,15 +85,13 @@ def placed(entry: Algorithm, text: str) -> Algorithm:
     world_size = len(order)
     place = {rank: number for number, rank in enumerate(order)}
 
-    def of_places(function: Callable[..., Any]) -> Callable[..., Any]:
-        if not entry.needs_hosts:
-            return function
-        return lambda hosts: function(tuple(hosts[rank] for rank in order))
+    def of_places(world: Any) -> Any:
+        """The hosts of the ranks at the places, if the algorithm needs them."""
+        return tuple(world[rank] for rank in order) if entry.needs_hosts else world
 
     def program(rank: int, world: Any, *root: int) -> Program:
-        if entry.needs_hosts:
-            world = tuple(world[rank] for rank in order)
-        steps = entry.program(place[rank], world, *(place[one] for one in root))
+        world = of_places(world)
+        steps = entry.program(place[rank], world, *map(place.__getitem__, root))
         yield from renumber(steps, peer=order.__getitem__, chunk=_chunks(entry, world, order))
 
     program.__doc__ = (
@@ -119,8 +105,8 @@ def placed(entry: Algorithm, text: str) -> Algorithm:
         entry,
         name=f"{entry.name}{SIGN}{order_in_text(order)}",
         program=program,
-        chunks=of_places(entry.chunks),
-        slots=of_places(entry.slots),
+        chunks=lambda world: entry.chunks(of_places(world)),
+        slots=lambda world: entry.slots(of_places(world)),
         cost=None,
         restriction=restriction,
         order=OperandOrder.ANY,
@@ -135,13 +121,9 @@ def _chunks(entry: Algorithm, world: Any, order: Sequence[int]) -> Callable[[int
     k = len(order)
     blocks = contract(entry.collective).num_blocks(k)
     each = entry.chunks(world) // blocks
-    if blocks == 1:
-        return lambda chunk: chunk
-    if blocks == k:
-        return lambda chunk: order[chunk // each] * each + chunk % each
 
-    def of_pair(chunk: int) -> int:
-        source, target = divmod(chunk // each, k)
-        return (order[source] * k + order[target]) * each + chunk % each
+    def of_ranks(block: int, blocks: int) -> int:
+        """The number of a block has a digit for each rank that the block is of: none, one, or two."""
+        return of_ranks(block // k, blocks // k) * k + order[block % k] if blocks > 1 else 0
 
-    return of_pair
+    return lambda chunk: of_ranks(chunk // each, blocks) * each + chunk % each

@@ -34,7 +34,7 @@ from ringcoll.schedule import (
 
 
 def _cost(rounds: Callable[..., int], more: Callable[..., int] = lambda k: 0) -> Cost:
-    """Each round sends the whole vector, and reduces it, which is done some times more."""
+    """The cost of rounds that each send and reduce the whole vector, and of ``more`` reductions on top."""
     return Cost(rounds, lambda *k: Fraction(rounds(*k)), lambda *k: Fraction(rounds(*k) + more(*k)))
 
 
@@ -64,7 +64,7 @@ def recursive_doubling_scan(rank: int, world_size: int) -> Program:
     "scan", "linear", pipelined=True, order=OperandOrder.LEFT_TO_RIGHT, cost=_cost(lambda k: k - 1)
 )
 def linear_scan(rank: int, world_size: int) -> Program:
-    """Linear scan in rank order, to be run in segments: rank r adds its vector, and tells rank r + 1.
+    """Linear scan in rank order, to be run in segments: rank r adds its vector, and sends the sum to rank r + 1.
 
     >>> from ringcoll.schedule import grid
     >>> print(grid(linear_scan, 3))
@@ -97,8 +97,7 @@ def _fewest_rounds(k: int) -> int:
     order=OperandOrder.RANK,
     slots=lambda k, inclusive: 2,
     cost=_cost(_rounds, lambda k, inclusive: min(inclusive - 1, ((k - 1) // 3).bit_length()) - 1),
-    restriction=lambda k, inclusive: None if inclusive or k == 1 else "its first round sends V",
-    parameter=Parameter("inclusive rounds", default=_fewest_rounds, tried=(1, 2)),
+    parameter=Parameter("inclusive rounds", default=_fewest_rounds, tried=(1, 2), least=1),
 )
 def recursive_doubling_exscan(rank: int, world_size: int, inclusive: int) -> Program:
     """Recursive doubling exscan in rank order: the first i rounds send totals with the own vector, others without.

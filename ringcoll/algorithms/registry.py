@@ -20,14 +20,7 @@ from typing import Any
 
 from ringcoll.algorithms.entry import Algorithm, Cost, Parameter, mark_built_in
 from ringcoll.errors import ScheduleError, UnknownAlgorithmError
-from ringcoll.schedule import (
-    CONTRACTS,
-    LARGEST_WORLD,
-    OperandOrder,
-    Program,
-    Schedule,
-    contract,
-)
+from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, OperandOrder, Program, Schedule, contract
 
 ALIASES = {"tree": "binomial_tree"}
 """Short names, understood wherever an algorithm is named."""
@@ -224,9 +217,11 @@ def entry_of(collective: str, name: str) -> Algorithm:
     parameter = _REGISTRY[key].parameter
     if parameter is None:
         raise UnknownAlgorithmError(f"{plain} {collective} has no parameter, got {name!r}")
-    if not re.fullmatch("[0-9]{1,9}", value) or int(value) > LARGEST_WORLD:
+    is_number = re.fullmatch("[0-9]{1,9}", value)
+    if not is_number or not parameter.least <= int(value) <= LARGEST_WORLD:
         raise UnknownAlgorithmError(
             f"{plain} {collective} takes a number of {parameter.name}, such as "
-            f"{plain}={parameter.default(8)}, at most {LARGEST_WORLD}, got {name!r}"
+            f"{plain}={parameter.default(8)}, at least {parameter.least}, and at most {LARGEST_WORLD}, "
+            f"got {name!r}"
         )
     return _WITH_VALUE[key](int(value))

@@ -36,15 +36,15 @@ from ringcoll.schedule import (
     unfinished,
 )
 
-_ODD = Parameter("the slow, or late, rank", default=lambda k: k - 1)
+_RANK = Parameter("the slow, or late, rank", default=lambda k: k - 1)
 
 
-def _is_none(k: int, odd: int) -> str | None:
-    return None if odd < k else f"there is no rank {odd}"
+def _no_such_rank(k: int, rank: int) -> str | None:
+    return None if rank < k else f"there is no rank {rank}"
 
 
-def _without(odd: int, k: int) -> list[int]:
-    return [rank for rank in range(k) if rank != odd]
+def _others(rank: int, k: int) -> list[int]:
+    return [other for other in range(k) if other != rank]
 
 
 _PIECES = 4  # pieces for each other rank: filling the pipeline takes a quarter of the time
@@ -82,9 +82,9 @@ def _optcc_reduced(k: int, slow: int) -> Fraction:
     "optcc",
     chunks=_optcc_chunks,
     cost=Cost(_optcc_rounds, _optcc_traffic, _optcc_reduced),
-    restriction=_is_none,
+    restriction=_no_such_rank,
     second_choice=True,
-    parameter=_ODD,
+    parameter=_RANK,
 )
 def optcc_all_reduce(rank: int, world_size: int, slow: int) -> Program:
     """OptCC all-reduce: a rank with half of the bandwidth sends and receives half a piece in each step.
@@ -111,7 +111,7 @@ def optcc_all_reduce(rank: int, world_size: int, slow: int) -> Program:
        3  <1:0-1          +2:3 >0:0-1      >1:3
        4  +2:4 >1:2-3     >2:0 +0:2-3!     >0:4 <1:0
     """
-    others, place = _without(slow, world_size), rank - (rank > slow)
+    others, place = _others(slow, world_size), rank - (rank > slow)
     h, num_chunks = len(others), _optcc_chunks(world_size, slow)
 
     def place_of(piece: int, *, begun: bool = True) -> tuple[Ref, ...]:
@@ -121,14 +121,16 @@ def optcc_all_reduce(rank: int, world_size: int, slow: int) -> Program:
 
     for step in range(_optcc_rounds(world_size, slow)):
         operations: list[Operation] = []
-        back, meets, tells = step - 2 * h, others[step % h], others[(step - 1) % h]
+        back, to_rank, from_rank = step - 2 * h, others[step % h], others[(step - 1) % h]
         if step < num_chunks and rank == slow:
-            operations.append(send(meets, inp(step)))
-        if step < num_chunks and rank == meets:
+            operations.append(send(to_rank, inp(step)))
+        if step < num_chunks and rank == to_rank:
             into, final = out(step), h == 1
             operations.append(recv_reduce(slow, into, inp(step), received_left=False, final=final))
-        if back >= 0 and rank in (slow, tells):
-            operations.append(recv(tells, out(back)) if rank == slow else send(slow, out(back)))
+        if back >= 0 and rank == slow:
+            operations.append(recv(from_rank, out(back)))
+        if back >= 0 and rank == from_rank:
+            operations.append(send(slow, out(back)))
         if rank != slow and (sent := _in_ring(place, step, h)):
             refs = place_of(sent[0], begun=sent[1] > 0)
             operations.append(send(others[(place + 1) % h], *refs))
@@ -169,9 +171,9 @@ def _stragglar_rounds(k: int, late: int) -> int:
         traffic=lambda k, late: Fraction(_stragglar_rounds(k, late), max(1, k - 1)),
         reduced=lambda k, late: Fraction(max(0, 2 * k - 3), max(1, k - 1)),
     ),
-    restriction=lambda k, late: needs_power(2, k) or _is_none(k, late),
+    restriction=lambda k, late: needs_power(2, k) or _no_such_rank(k, late),
     second_choice=True,
-    parameter=_ODD,
+    parameter=_RANK,
 )
 def stragglar_all_reduce(rank: int, world_size: int, late: int) -> Program:
     """StragglAR all-reduce: while a rank is late, the others reduce; then each in turn meets it.
@@ -199,13 +201,13 @@ def stragglar_all_reduce(rank: int, world_size: int, late: int) -> Program:
        4  >1:0 <1:1   >0:1 <0:0   >3:2 +3:2!  >2:2 +2:2!
        5  <3:2        >2:1 <2:2   >1:2 <1:1   >0:2
     """
-    others, bits = _without(late, world_size), rounds_to_reach_all(world_size)
+    others, bits = _others(late, world_size), rounds_to_reach_all(world_size)
     h, place, powers = len(others), rank - (rank > late), _powers(bits)
     places = {power: place for place, power in enumerate(powers)}
     here = 0 if rank == late else powers[place]
 
     def chunk(number: int, step: int) -> int:
-        """The chunk that a number sends; below 0 for none."""
+        """The chunk that a number sends; below 0 if it sends none."""
         turned = powers[(places[number] - step + bits) % h] if number else 1 << bits
         lowest = (turned & -turned).bit_length() - 1
         return min(step - bits + lowest, h - 1)
@@ -246,9 +248,9 @@ def _r2ccl_traffic(k: int, slow: int) -> Fraction:
         traffic=_r2ccl_traffic,
         reduced=lambda k, slow: Fraction(max(0, 3 * k - 4), 2 * k - 1),
     ),
-    restriction=_is_none,
+    restriction=_no_such_rank,
     second_choice=True,
-    parameter=_ODD,
+    parameter=_RANK,
 )
 def r2ccl_all_reduce(rank: int, world_size: int, slow: int) -> Program:
     """R2CCL all-reduce: half of the data by a ring of all ranks, half by one without the slow rank.
@@ -276,7 +278,7 @@ def r2ccl_all_reduce(rank: int, world_size: int, slow: int) -> Program:
        6  <2:4                  .                     >0:4
        7  <1:3                  >0:3 <2:4             >1:4
     """
-    others, far = _without(slow, world_size), (rank - slow) % world_size
+    others, far = _others(slow, world_size), (rank - slow) % world_size
     rest = range(world_size, 2 * world_size - 1)  # the chunks that the slow rank joins late
     ring = ring_all_reduce(rank - (rank > slow), len(rest)) if far else iter(())
     without = renumber(unfinished(ring), peer=others.__getitem__, chunk=rest.__getitem__)

@@ -97,9 +97,10 @@ def _sizes(sizes: Any) -> Any:
         return sizes  # `Arguments.split` refuses them
 
 
-def _vector(
+def _reduction(
     name: str, group: Any, tensors: _Tensors, options: _Options, prepared: bool
 ) -> Operation:
+    """A reduction of one tensor over all ranks, or over those before this rank, into itself or ``out``."""
     op, algorithm, segment_bytes, wire_dtype, reproducible, *root = options
     call = Arguments(name, group, tensors, algorithm, segment_bytes, names=("tensor", "out"))
     if root:
@@ -111,7 +112,7 @@ def _vector(
 
 
 _NAMES = ("all_reduce", "reduce", "scan", "exscan")
-_all_reduce, _reduce, _scan, _exscan = (partial(_vector, name) for name in _NAMES)
+_all_reduce, _reduce, _scan, _exscan = (partial(_reduction, name) for name in _NAMES)
 
 
 @collective

@@ -22,7 +22,7 @@ _DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 # By group, without keeping it alive. A plain dictionary, because a look-up has to be quick.
 _known: dict[weakref.ref[Any], dict[str, Communicator]] = {}
 _making = threading.Lock()
-# Names of transports that `use` has got, by the type of device.
+# What `use` was asked for: the names of transports by the type of device, and its other arguments by name.
 _asked: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _times_closed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 

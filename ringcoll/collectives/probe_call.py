@@ -20,14 +20,14 @@ _LIMIT_S = 10.0  # of a message
 
 def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
     """What `probe` measures, as numbers of pairs of ranks."""
-    from ringcoll.group import probe as measured  # not before: each program comes by this module
+    from ringcoll.group import probe as measure  # not above: every program imports this module
 
     budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))
     barrier(group)  # ranks may come as late as to any operation
     in_turn = partial(member.in_turn, name="probe")
-    found = measured(member.transport, budget_s, min(_LIMIT_S, member.timeout_s), in_turn)
+    measured = measure(member.transport, budget_s, min(_LIMIT_S, member.timeout_s), in_turn)
     assert member.table is not None
-    return replace(found, rank_costs=member.table.parameters.of_rank)
+    return replace(measured, rank_costs=member.table.parameters.of_rank)
 
 
 def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
@@ -58,8 +58,8 @@ def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
     Examples
     --------
     >>> import ringcoll
-    >>> found = ringcoll.run_threads(lambda group: ringcoll.probe(group, 0.5), 2)[0]
-    >>> [link.name for link in found.links]
+    >>> network = ringcoll.run_threads(lambda group: ringcoll.probe(group, 0.5), 2)[0]
+    >>> [link.name for link in network.links]
     ['0 -> host0', 'host0 -> 0', '1 -> host0', 'host0 -> 1']
     """
     from ringcoll.simulation import topology_of

@@ -212,7 +212,7 @@ class Binding:
     """An operation that is bound to memory and to a transport.
 
     ``loads`` copy tensors in before the program runs, ``stores`` copy results out; ``wait`` is
-    `Transport.wait`, ``is_over`` is `Transport.is_over`; ``last_run`` is the number of the operation's last run with it.
+    `Transport.wait`, ``is_over`` is `Transport.is_over`; ``last_run`` is the number of the last run with this binding.
     """
 
     loads: Sequence[Load]
@@ -303,7 +303,7 @@ class Operation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it keeps: its objects, its plan, as measured (`_OBJECTS_NBYTES`), and the memory of short tensors."""
+        """Bytes that it keeps: its objects and plan, as measured (`_OBJECTS_NBYTES`), and memory of short tensors."""
         objects = _OBJECTS_NBYTES + _PEER_NBYTES * self.request.world_size
         plan = self.plan  # which another thread may take away
         if plan is not None:

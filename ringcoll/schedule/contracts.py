@@ -106,7 +106,7 @@ class Contract:
 
     @property
     def is_prefix(self) -> bool:
-        """Whether each rank gets the reduction of other ranks: of those up to its own."""
+        """Whether a rank gets the reduction of the ranks before it only, with or without its own."""
         return self.contributors(0, 2) != 2
 
     @property

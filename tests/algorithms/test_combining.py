@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ringcoll.algorithms import find, on_hosts, schedule_of
 from ringcoll.algorithms.combining import digits_of
-from ringcoll.errors import UnsupportedWorldSizeError
+from ringcoll.errors import UnknownAlgorithmError, UnsupportedWorldSizeError
 from ringcoll.schedule import Proof, Schedule, Send, verify
 
 
@@ -160,9 +160,14 @@ def test_a_row_for_each_host_sends_the_fewest_messages_between_hosts() -> None:
             assert sum(between) == 8
 
 
-@pytest.mark.parametrize("k, columns", [(8, 3), (8, 0), (8, 16), (7, 2)])
+@pytest.mark.parametrize("k, columns", [(8, 3), (8, 16), (7, 2)])
 def test_rows_that_do_not_fill_a_torus(k: int, columns: int) -> None:
     reason = f"{columns} has to divide the number of ranks"
     assert find("all_to_all", f"torus={columns}").restriction(k) == reason
     with pytest.raises(UnsupportedWorldSizeError, match=reason):
         schedule_of("all_to_all", f"torus={columns}", k)
+
+
+def test_a_row_of_no_ranks() -> None:
+    with pytest.raises(UnknownAlgorithmError, match=r"takes a number of ranks in a row, .* 1, and"):
+        find("all_to_all", "torus=0")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringcoll.algorithms import find, schedule_of
 from ringcoll.algorithms.circulant_blocks import base_block, distances, received, sent
 from ringcoll.cost import wavefront_counts
-from ringcoll.errors import UnsupportedWorldSizeError
+from ringcoll.errors import UnknownAlgorithmError
 from ringcoll.schedule import verify
 
 # --- blocks -------------------------------------------------------------------------------
@@ -113,14 +113,15 @@ def test_multiplying_by_any_radix(k: int, radix: int, own: list[int]) -> None:
     "collective, name",
     [
         ("broadcast", "knomial_tree"),
+        ("gather", "knomial_tree"),
         ("all_reduce", "recursive_multiplying"),
         ("all_to_all", "bruck"),
     ],
 )
 @pytest.mark.parametrize("radix", [0, 1])
 def test_a_radix_that_is_none(collective: str, name: str, radix: int) -> None:
-    with pytest.raises(UnsupportedWorldSizeError, match="it needs a radix of at least 2"):
-        schedule_of(collective, f"{name}={radix}", 8)
+    with pytest.raises(UnknownAlgorithmError, match=r"takes a number of radix, .* at least 2"):
+        find(collective, f"{name}={radix}")
 
 
 # --- two roots ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ringcoll.cost import lower_bound
 from ringcoll.errors import (
     ArgumentError,
     ScheduleError,
-    UnsupportedWorldSizeError,
+    UnknownAlgorithmError,
     VerificationError,
 )
 from ringcoll.formats import to_msccl, to_mscclpp
@@ -107,8 +107,10 @@ def test_the_default_has_the_fewest_rounds_and_then_the_fewest_reductions() -> N
 
 
 def test_there_has_to_be_a_round_with_the_own_vector() -> None:
-    with pytest.raises(UnsupportedWorldSizeError, match="its first round sends V"):
-        schedule_of("exscan", "recursive_doubling=0", 4)
+    with pytest.raises(
+        UnknownAlgorithmError, match=r"takes a number of inclusive rounds, .* 1, and"
+    ):
+        find("exscan", "recursive_doubling=0")
 
 
 def test_bounds() -> None:
