@@ -12,18 +12,11 @@ import click
 from ringcoll.algorithms import algorithms
 from ringcoll.bench import parse_size
 from ringcoll.cli.command import command
+from ringcoll.cli.networks import NETWORKS, needed_network, network_options, network_ranks_option
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import (
-    asked_network,
-    collective_name,
-    file_option,
-    json_option,
-    network_options,
-    network_ranks_option,
-)
+from ringcoll.cli.parameters import collective_name, file_option, json_option
 from ringcoll.machine import read_fit, write_fit
 from ringcoll.search import SIZES, Fit, FitRange, fit
-from ringcoll.simulation import FORMS, PRESETS
 
 _EXAMPLES = """
   ringcoll fit all_reduce --graph cluster.txt -o cluster.fit
@@ -32,11 +25,7 @@ _EXAMPLES = """
 """
 
 
-@command(
-    "fit",
-    examples=_EXAMPLES,
-    terms={"Topologies": FORMS, "Topologies of real machines": PRESETS},
-)
+@command("fit", examples=_EXAMPLES, terms=NETWORKS)
 @click.argument("collectives", type=collective_name, nargs=-1, required=True)
 @network_ranks_option
 @network_options
@@ -61,9 +50,7 @@ def fit_command(
     hierarchies over the hosts and what the searches find. Beside each time stands a lower bound that no
     schedule is below. With -o the winners are written; a group of as many ranks on such hosts then uses them.
     """
-    _, topology = asked_network(network)
-    if topology is None:
-        raise click.UsageError("give either --topology or --graph")
+    topology = needed_network(network)
     asked = None if sizes is None else [parse_size(size) for size in sizes.split(",")]
     fits = []
     for collective in dict.fromkeys(collectives):

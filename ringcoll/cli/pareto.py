@@ -9,19 +9,21 @@ import click
 
 from ringcoll.algorithms import algorithms, on_hosts
 from ringcoll.cli.command import command
-from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import (
+from ringcoll.cli.networks import (
     NETWORKS,
     asked_network,
+    network_options,
+    network_ranks_option,
+    simulated,
+)
+from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
+from ringcoll.cli.parameters import (
     bytes_option,
     collective_name,
     file_option,
     hosts_option,
     json_option,
-    network_options,
-    network_ranks_option,
     new_picture,
-    simulated,
 )
 from ringcoll.cost import dominators, lower_bound
 from ringcoll.errors import TooLargeError, UnsupportedWorldSizeError
