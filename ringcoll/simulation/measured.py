@@ -12,14 +12,16 @@ rate: between two ranks of a host, such as of two sockets; between two cards; an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
+from ringcoll.errors import ArgumentError
 from ringcoll.simulation.links import Link, Node
-from ringcoll.simulation.topology import Topology
-from ringcoll.simulation.trials import (
+from ringcoll.simulation.rates import (
     CLEARLY,
-    Measurements,
     Pair,
     Rates,
     Sample,
@@ -30,9 +32,58 @@ from ringcoll.simulation.trials import (
     total,
     typical,
 )
+from ringcoll.simulation.topology import Topology
 
 _DIFFERS = 0.75  # of what a host's links carry: a slower pair of its ranks has its own link
 _GROWS = 1.2  # times the rate that a host has got where another one did not send
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What `ringcoll.simulation.trials` has found: the host of every rank, and numbers of pairs of ranks.
+
+    Seconds of a short message, and bytes per second, of pairs alone; and of sets of pairs that sent at once. The costs
+    of a rank are ``alpha_s``, ``overhead_s`` and ``gamma_s_per_byte`` of `Topology`.
+    """
+
+    hosts: tuple[int, ...]
+    latency_s: Rates
+    bandwidth: Rates
+    together: tuple[Rates, ...] = ()
+    rank_costs: tuple[float, ...] = (0.0, 0.0, 0.0)
+
+    def to_json(self) -> str:
+        """Write the measurements; a pair is a list of sender, receiver, number and spread."""
+        rates = self.latency_s, self.bandwidth, *self.together
+        latency_s, bandwidth, *sets = [[(*pair, *s) for pair, s in one.items()] for one in rates]
+        value = {"hosts": self.hosts, "latency_s": latency_s, "bandwidth": bandwidth}
+        value |= {"together": sets, "rank_costs": self.rank_costs}
+        return json.dumps(value, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Measurements:
+        """Read what `to_json` has written; an `ArgumentError` if the text is something else."""
+        try:
+            value = json.loads(text)
+            latency_s, bandwidth, *together = [
+                {(int(a), int(b)): Sample(float(c), float(d)) for a, b, c, d in rows}
+                for rows in (value["latency_s"], value["bandwidth"], *value["together"])
+            ]
+            hosts = tuple(map(int, value["hosts"]))
+            rank_costs = tuple(map(float, value["rank_costs"]))
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise ArgumentError(f"no measurements: {error!r}", argument="text") from error
+        ranks, sets = range(len(hosts)), (latency_s, bandwidth, *together)
+        if not (
+            {*hosts} == {*range(len({*hosts}))} != set()
+            and latency_s.keys() == {(a, b) for a in ranks for b in ranks if a != b}
+            and len(rank_costs) == 3
+            and all(0 <= cost < inf for cost in rank_costs)
+            and all(latency_s.keys() >= rates.keys() for rates in sets)
+            and all(0 <= d < inf and 0 < c < inf for rates in sets for c, d in rates.values())
+        ):
+            raise ArgumentError("no measurements of all pairs of these hosts", argument="text")
+        return Measurements(hosts, latency_s, bandwidth, tuple(together), rank_costs)
 
 
 def topology_of(measurements: Measurements) -> Topology:
