@@ -28,11 +28,11 @@ def between(
     rates: Rates, hosts: Sequence[int], join: Callable[[list[Sample]], Sample]
 ) -> dict[Pair, Sample]:
     """The numbers from host to host, those of their ranks joined by a function."""
-    found: dict[Pair, list[Sample]] = {}
+    of_hosts: dict[Pair, list[Sample]] = {}
     for (source, target), sample in rates.items():
         if hosts[source] != hosts[target]:
-            found.setdefault((hosts[source], hosts[target]), []).append(sample)
-    return {ends: join(samples) for ends, samples in found.items()}
+            of_hosts.setdefault((hosts[source], hosts[target]), []).append(sample)
+    return {ends: join(samples) for ends, samples in of_hosts.items()}
 
 
 def total(samples: Sequence[Sample]) -> Sample:
@@ -48,14 +48,14 @@ def typical(samples: Iterable[Sample]) -> Sample:
 
 
 def capacity(samples: Iterable[Sample]) -> Sample:
-    """What a link carries: the median of the largest samples, which differ by noise only."""
+    """The capacity of a link: the median of the largest samples, which differ by noise only."""
     known = [*samples]
     most = max((sample.value for sample in known), default=0.0)
     return typical(sample for sample in known if sample.value >= _ABOUT * most)
 
 
 def carried(flows: Iterable[Rates], inside: set[int], end: int) -> Sample:
-    """What leaves (``end`` is 0) or enters (1) some of the hosts, where most does."""
+    """The most that leaves (``end`` is 0) or enters (1) a set of hosts."""
     crossing = (
         [s for ends, s in rates.items() if ends[end] in inside and ends[1 - end] not in inside]
         for rates in flows
