@@ -265,13 +265,8 @@ def saying_what_would_do(
             raise
         more = numbers[-1]
         fewer = max([k for k in numbers if 2 * k <= more], default=more)
-        work = {
-            k: estimated(
-                entry.schedule(k, hosts=on_hosts(k, num_hosts or 2)), moved, 8 * error.most
-            )
-            / 8
-            for k in (fewer, more)
-        }
+        tried = {k: entry.schedule(k, hosts=on_hosts(k, num_hosts or 2)) for k in (fewer, more)}
+        work = {k: estimated(own, moved, 8 * error.most) / 8 for k, own in tried.items()}
         hint = ""
         if fewer < more and 0 < work[fewer] < work[more] < error.most:
             power = log(work[more] / work[fewer]) / log(more / fewer)

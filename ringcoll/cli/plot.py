@@ -91,15 +91,15 @@ def plot(
     title = f"{collective} on {' and '.join(str(topology.world_size) for topology in worlds)} ranks, {where}"
     picture = curves_picture(title, *families, size_in_words=as_size, time_in_words=time_in_words)
     write_picture(output, picture)
-    found = [crossings(curves) for curves in families]
+    crossed = [crossings(curves) for curves in families]
     if as_json:
         print_json({"title": title, "curves": {name: curve for curves in families for name, curve in curves.items()},
-                    "crossings": [one._asdict() for family in found for one in family],
+                    "crossings": [crossing._asdict() for family in crossed for crossing in family],
                     "picture": str(output.resolve())})  # fmt: skip
         return
-    for curves, family in zip(families, found, strict=True):
-        for one in family:
-            click.echo(one.in_words(as_size))
+    for curves, family in zip(families, crossed, strict=True):
+        for crossing in family:
+            click.echo(crossing.in_words(as_size))
         if not family:
             fastest = min(curves, key=lambda name: curves[name][0][1])
             click.echo(f"{fastest} is the fastest at every size")

@@ -140,13 +140,9 @@ def simulate_command(
         return
     click.echo(f"{run}\n")
     rows = [
-        (
-            load.link.name,
-            as_size(round(load.nbytes)),
-            "-" if load.share is None else f"{load.share:.0%}",
-        )
+        (load.link.name, as_size(round(load.nbytes)), "-" if load.share is None else f"{load.share:.0%}")
         for load in run.loads()
-    ]
+    ]  # fmt: skip
     print_table(("link", "bytes", "used"), rows[:_SHOWN], left=1)
     if len(rows) > _SHOWN:
         click.echo(f"and {len(rows) - _SHOWN} further links")

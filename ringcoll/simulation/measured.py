@@ -99,16 +99,11 @@ def topology_of(measurements: Measurements) -> Topology:
     >>> [f"{link.name}: {link.bandwidth:g}" for link in pair.links]
     ['0 -> host0: 2e+09', 'host0 -> 0: 1e+09', '1 -> host0: 1e+09', 'host0 -> 1: 2e+09']
     """
-    links, (alpha_s, overhead_s, gamma) = tuple(links_of(measurements)), measurements.rank_costs
+    alpha_s, overhead_s, gamma_s_per_byte = measurements.rank_costs
     return Topology(
-        world_size=len(measurements.hosts),
-        links=links,
-        name="measured",
-        source="measured",
-        alpha_s=alpha_s,
-        overhead_s=overhead_s,
-        gamma_s_per_byte=gamma,
-    )
+        world_size=len(measurements.hosts), links=tuple(links_of(measurements)), name="measured",
+        source="measured", alpha_s=alpha_s, overhead_s=overhead_s, gamma_s_per_byte=gamma_s_per_byte,
+    )  # fmt: skip
 
 
 def links_of(measurements: Measurements) -> dict[Link, float]:
