@@ -14,7 +14,6 @@ in rank order are on different hosts; never slower; simulated within 25 % of mea
 
 from __future__ import annotations
 
-import logging
 import sys
 import tempfile
 import threading
@@ -65,7 +64,8 @@ def placed(where: tuple[int, ...], sizes: list[int], repetitions: int) -> dict[s
         ]
         usual, fast = map(median, each)
         low, _, high = quantiles(each[1], n=4)
-        (one,) = [one for one in best.ranges if nbytes in one.nbytes]
+        (fitted_range,) = [each for each in best.ranges if nbytes in each.nbytes]
+        winner = fitted_range.winner
         rows.append(
             {
                 "nbytes": nbytes,
@@ -73,8 +73,8 @@ def placed(where: tuple[int, ...], sizes: list[int], repetitions: int) -> dict[s
                 "fitted": fast,
                 "spread": (high - low) / fast,
                 "bound": bound.seconds(nbytes),
-                "algorithm": "left to auto" if one.is_left else one.winner.algorithm,
-                "simulated": one.winner.seconds if one.size == nbytes else None,
+                "algorithm": "left to auto" if fitted_range.is_left else winner.algorithm,
+                "simulated": winner.seconds if fitted_range.size == nbytes else None,
             }
         )
     links = {link.name: float(link.bandwidth) for link in topology.links}
@@ -122,7 +122,6 @@ def main() -> None:
     options = arguments.parse_args()
     if reason := reason_why_not_slow():
         sys.exit(reason)
-    logging.getLogger("ringcoll").setLevel(logging.ERROR)
     facts = environment(6, "shared, UCX between hosts")
     introduce(facts)
     sizes = [parse_size(size) for size in options.sizes.split(",")]

@@ -99,7 +99,7 @@ ONLY = {
         *("training/checks", "launch/mpi_ranks", "bench/peers"),
         "bench/mpi_peer",  # the command line on which its own program starts it
         *("watch/flight_report", "formats/tree", "resilient/membership"),
-        "simulation/trials",  # tests/simulation/test_measured.py tries it
+        "simulation/measured",  # tests/simulation/test_measured.py tries it
         "machine/files",  # traces, which tests/player and tests/pictures give odd
     },
     "xml": {"formats/xml"},  # expat, without document types

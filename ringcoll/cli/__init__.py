@@ -31,6 +31,7 @@
 `output`          how results are printed
 `picture_files`   pictures as SVG, pages, PNG, PDF and GIF
 `parameters`      arguments and options that several commands take
+`networks`        networks that a command is given
 `versions`        versions of the software beside the package
 ================  =====================================================
 

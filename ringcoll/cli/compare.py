@@ -78,7 +78,8 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
 @click.option("--algorithms", "names", metavar="NAMES",
               shell_complete=complete_algorithms,
               help="Which to compare: names from `ringcoll list`, auto, native for torch's "
-              "own, an algorithm of yours such as star.py:star, a file such as best.txt; or all. ring@gloo: over gloo.")  # fmt: skip
+              "own, an algorithm of yours such as star.py:star, a file such as best.txt; or all. "
+              "ring@gloo: over gloo.")  # fmt: skip
 @measuring.transport
 @click.option("--no-picture", is_flag=True, is_eager=True,
               help="Draw nothing; matplotlib is not needed then.")  # fmt: skip

@@ -9,18 +9,20 @@ import click
 
 from ringcoll.algorithms import Algorithm, find
 from ringcoll.cli.command import command
-from ringcoll.cli.output import print_json
-from ringcoll.cli.parameters import (
+from ringcoll.cli.networks import (
     NETWORKS,
     asked_network,
+    network_options,
+    network_ranks_option,
+    simulated,
+)
+from ringcoll.cli.output import print_json
+from ringcoll.cli.parameters import (
     bytes_option,
     collective_name,
     complete_algorithms,
     json_option,
     named_algorithms,
-    network_options,
-    network_ranks_option,
-    simulated,
 )
 from ringcoll.collectives import Explanation, explain_without_ranks
 from ringcoll.cost import in_text, predict

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ringcoll.algorithms import algorithms
-from ringcoll.bench import parse_size
+from ringcoll.bench import time_in_words
 from ringcoll.cli.command import command
+from ringcoll.cli.networks import NETWORKS, needed_network, network_options, network_ranks_option
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import (
-    asked_network,
-    collective_name,
-    file_option,
-    json_option,
-    network_options,
-    network_ranks_option,
-)
+from ringcoll.cli.parameters import collective_name, file_option, json_option, nbytes_of
 from ringcoll.machine import read_fit, write_fit
 from ringcoll.search import SIZES, Fit, FitRange, fit
-from ringcoll.simulation import FORMS, PRESETS
 
 _EXAMPLES = """
   ringcoll fit all_reduce --graph cluster.txt -o cluster.fit
@@ -32,11 +24,7 @@ _EXAMPLES = """
 """
 
 
-@command(
-    "fit",
-    examples=_EXAMPLES,
-    terms={"Topologies": FORMS, "Topologies of real machines": PRESETS},
-)
+@command("fit", examples=_EXAMPLES, terms=NETWORKS)
 @click.argument("collectives", type=collective_name, nargs=-1, required=True)
 @network_ranks_option
 @network_options
@@ -61,86 +49,74 @@ def fit_command(
     hierarchies over the hosts and what the searches find. Beside each time stands a lower bound that no
     schedule is below. With -o the winners are written; a group of as many ranks on such hosts then uses them.
     """
-    _, topology = asked_network(network)
-    if topology is None:
-        raise click.UsageError("give either --topology or --graph")
-    asked = None if sizes is None else [parse_size(size) for size in sizes.split(",")]
+    topology = needed_network(network)
+    asked = None if sizes is None else [nbytes_of(size) for size in sizes.split(",")]
     fits = []
     for collective in dict.fromkeys(collectives):
         total = len(asked or SIZES) * 2 * len(list(algorithms(collective, topology.world_size)))
         with progress(total, f"fit {collective}") as advance:
             fits.append(fit(collective, topology, sizes=asked, seed=seed, advance=advance))
-    better = [found for found in fits if not found.is_left]
+    better = [fitted for fitted in fits if not fitted.is_left]
     if file is not None and better:
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        fitted = better[0].fitted(date, read_fit(file) if file.exists() else None)
-        write_fit(file, reduce(lambda so_far, found: found.fitted(date, so_far), better, fitted))
+        content = read_fit(file) if file.exists() else None
+        for fitted in better:
+            content = fitted.fitted(date, content)
+        assert content is not None
+        write_fit(file, content)
     if as_json:
-        print_json({"network": topology.name, "fits": [_document(found) for found in fits]})
+        print_json({"network": topology.name, "fits": [*map(_document, fits)]})
         return
-    for found in fits:
-        _print(found)
+    for fitted in fits:
+        _print(fitted)
     if file is not None:
         click.echo(f"\nWrote {file}." if better else f"\n{file} is not written.")
 
 
-def _document(found: Fit) -> dict[str, Any]:
+def _document(fitted: Fit) -> dict[str, Any]:
     return {
-        "collective": found.collective,
-        "world_size": found.topology.world_size,
+        "collective": fitted.collective,
+        "world_size": fitted.topology.world_size,
         "ranges": [
             {
-                "from": one.nbytes.first,
-                "to": one.nbytes.end,
-                "size": one.size,
-                **one.winner._asdict(),
-                "segment_bytes": one.segment_bytes,
-                "least_s": one.least_s,
-                "registered": one.plain._asdict(),
-                "reason": one.reason,
+                "from": fit_range.nbytes.first,
+                "to": fit_range.nbytes.end,
+                "size": fit_range.size,
+                **fit_range.winner._asdict(),
+                "segment_bytes": fit_range.segment_bytes,
+                "least_s": fit_range.least_s,
+                "registered": fit_range.plain._asdict(),
+                "reason": fit_range.reason,
             }
-            for one in found.ranges
+            for fit_range in fitted.ranges
         ],
-        "left_out": found.left_out,
+        "left_out": fitted.left_out,
     }
 
 
-def _print(found: Fit) -> None:
-    click.echo(
-        f"\n{found.collective} on {found.topology.name}, {found.topology.world_size} ranks\n"
-    )
-    columns = (
-        "bytes",
-        "algorithm",
-        "segments",
-        "us",
-        "bound us",
-        "ratio",
-        "best in rank order",
-        "us",
-        "faster",
-    )
-    print_table(columns, [_row(one) for one in found.ranges], left=2)
-    if found.left_out:
-        print_text(f"\nnot simulated, as they have too many messages: {', '.join(found.left_out)}")
-    if found.is_left:
-        print_text(
-            '\nno schedule is clearly faster than the registered algorithms in rank order: "auto" chooses'
-        )
+def _print(fitted: Fit) -> None:
+    world_size = fitted.topology.world_size
+    click.echo(f"\n{fitted.collective} on {fitted.topology.name}, {world_size} ranks\n")
+    columns = ("bytes", "algorithm", "segments", "time", "bound", "ratio", "best in rank order", "time", "faster")  # fmt: skip
+    print_table(columns, map(_row, fitted.ranges), left=2)
+    if fitted.left_out:
+        left_out = ", ".join(fitted.left_out)
+        print_text(f"\nnot simulated, as they have too many messages: {left_out}")
+    if fitted.is_left:
+        print_text("\nno schedule is clearly faster than the registered algorithms in rank order: "
+                   '"auto" chooses')  # fmt: skip
 
 
-def _row(one: FitRange) -> tuple[str, ...]:
-    def us(seconds: float) -> str:
-        return f"{seconds * 1e6:.5g}"
-
+def _row(fit_range: FitRange) -> tuple[str, ...]:
+    winner, plain, least_s = fit_range.winner, fit_range.plain, fit_range.least_s
     return (
-        str(one.nbytes),
-        one.winner.algorithm,
-        str(one.winner.segments),
-        us(one.winner.seconds),
-        us(one.least_s),
-        f"{one.ratio:.2f}",
-        one.plain.algorithm,
-        us(one.plain.seconds),
-        f"{one.plain.seconds / one.winner.seconds:.2f}x",
+        str(fit_range.nbytes),
+        winner.algorithm,
+        str(winner.segments),
+        time_in_words(winner.seconds),
+        time_in_words(least_s),
+        f"{winner.seconds / least_s:.2f}" if least_s else "-",
+        plain.algorithm,
+        time_in_words(plain.seconds),
+        f"{fit_range.gain:.2f}x",
     )

@@ -6,8 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import reduce
 from math import isfinite, log
 from pathlib import Path
 from typing import Any
@@ -19,26 +17,20 @@ from ringcoll.algorithms import ALIASES, Algorithm, algorithms, find, named, on_
 from ringcoll.bench import parse_size
 from ringcoll.cli.output import progress
 from ringcoll.cost import in_number
-from ringcoll.errors import ArgumentError, ScheduleError, TooLargeError, UnknownAlgorithmError
+from ringcoll.errors import ScheduleError, TooLargeError, UnknownAlgorithmError
 from ringcoll.machine import (
     UserModule,
     algorithm_in,
     algorithms_named,
     is_reference,
     is_schedule_file,
-    network_in,
     read_schedule,
 )
 from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, Proof, Schedule, contract, estimated, moved
 from ringcoll.schedule import verify as prove
-from ringcoll.search import registered_times
-from ringcoll.simulation import FORMS, PRESETS, Topology, ranks_named, topology_named
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
-NETWORKS = {"Topologies": FORMS, "Topologies of real machines": PRESETS}  # for pages of help
-_NUMBERS = ("bandwidth", "latency_s", "across_bandwidth", "across_latency_s")  # of a link
-_COSTS = ("alpha_s", "gamma_s_per_byte")  # of a rank
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 csv_option = click.option("--csv", "as_csv", is_flag=True, help="Print the table as CSV.")
 world_size_option = click.option(
@@ -77,77 +69,12 @@ def bytes_option(*names: str) -> Callable[..., Any]:
     return size_option("-b", "--bytes", *names, "nbytes", default="1M", help=about)
 
 
-def number_option(name: str, unit: float, about: str) -> Callable[..., Any]:
-    """An option for a number in a unit, which is read in units of SI."""
-
-    def in_si(ctx: click.Context, param: click.Parameter, number: float | None) -> float | None:
-        return None if number is None else number * unit
-
-    return click.option(*name.split(), type=float, metavar="NUMBER", callback=in_si, help=about)
-
-
 def ranks_option(about: str, usual: int | None = None) -> Callable[..., Any]:
     """Make the option for the number of ranks."""
     return click.option(
         "-k", "--ranks", "--world-size", "ranks", type=click.IntRange(1, LARGEST_WORLD),
         default=usual, show_default=True, help=about,
     )  # fmt: skip
-
-
-_NETWORK = (
-    click.option("--topology", "text", metavar="NAME", help="The network, as below."),
-    click.option("--graph", type=click.Path(dir_okay=False, path_type=Path), help="A file with the network, "
-                 "a link a line, such as '0 -- 1 50 0.5': two nodes, GB/s and microseconds."),
-    number_option("--bandwidth bandwidth", 1e9, "GB/s of a link; 10."),
-    number_option("--latency latency_s", 1e-6, "Microseconds of a link; 1."),
-    number_option("--across-bandwidth across_bandwidth", 1e9, "GB/s of a card between hosts, a tenth of "
-                  "--bandwidth; or of a cable between the groups of a dragonfly, --bandwidth."),
-    number_option("--across-latency across_latency_s", 1e-6, "Microseconds between hosts, ten times "
-                  "--latency; or between groups, --latency."),
-    number_option("--alpha alpha_s", 1e-6, "Microseconds until the bytes of a message begin to move; 0."),
-    number_option("--gamma gamma_s_per_byte", 1e-9, "Nanoseconds to reduce a byte; 0."),
-)  # fmt: skip
-network_ranks_option = ranks_option("Number of ranks; that of a file or of the network, or 4.")
-
-
-def network_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for a network, which `asked_network` reads."""
-    return reduce(lambda decorated, option: option(decorated), reversed(_NETWORK), function)
-
-
-def asked_network(
-    asked: dict[str, Any], *names: str | None, usual: str = "", usual_ranks: int = 4
-) -> tuple[int, Topology | None]:
-    """The number of ranks, and the network, or ``usual``, or ``None``, by `network_options`.
-
-    If the user states no number of ranks, a file among the names of algorithms does, or the network.
-    """
-    graph, text = asked["graph"], asked["text"] or usual
-    numbers = {name: asked[name] for name in _NUMBERS if asked[name] is not None}
-    costs = {name: asked[name] for name in _COSTS if asked[name] is not None}
-    if (graph and (asked["text"] or numbers)) or ((numbers or costs) and not (text or graph)):
-        raise click.UsageError("give either --topology or --graph; numbers go with --topology")
-    ranks = asked["ranks"] or ranks_in_files(*names)
-    if graph is None:
-        ranks = ranks or ranks_named(text) or usual_ranks
-        return ranks, replace(topology_named(text, ranks, **numbers), **costs) if text else None
-    topology = network_in(graph)
-    if ranks not in (None, topology.world_size):
-        raise ArgumentError(f"{graph} has {in_number(topology.world_size, 'rank')}",
-                            expected=topology.world_size, got=ranks)  # fmt: skip
-    return topology.world_size, replace(topology, **costs)
-
-
-def simulated(
-    topology: Topology | None, nbytes: int, entries: list[Algorithm]
-) -> tuple[dict[str, Any], list[str]]:
-    """How long algorithms take on a network, as data and in lines; nothing without a network."""
-    if topology is None or not entries:
-        return {}, []
-    times = registered_times(entries[0].collective, topology, nbytes, entries=entries)
-    lines = ["", f"simulated on {topology.name}, each in its best number of segments:"]
-    lines += [f"{time.seconds * 1e6:12.1f} us  {time.algorithm}" for time in times]
-    return {"network": topology.name, "simulated": [time._asdict() for time in times]}, lines
 
 
 class FiniteRange(click.FloatRange):
@@ -338,13 +265,8 @@ def saying_what_would_do(
             raise
         more = numbers[-1]
         fewer = max([k for k in numbers if 2 * k <= more], default=more)
-        work = {
-            k: estimated(
-                entry.schedule(k, hosts=on_hosts(k, num_hosts or 2)), moved, 8 * error.most
-            )
-            / 8
-            for k in (fewer, more)
-        }
+        tried = {k: entry.schedule(k, hosts=on_hosts(k, num_hosts or 2)) for k in (fewer, more)}
+        work = {k: estimated(own, moved, 8 * error.most) / 8 for k, own in tried.items()}
         hint = ""
         if fewer < more and 0 < work[fewer] < work[more] < error.most:
             power = log(work[more] / work[fewer]) / log(more / fewer)

@@ -9,21 +9,23 @@ import click
 
 from ringcoll.algorithms import algorithms, on_hosts
 from ringcoll.cli.command import command
-from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import (
+from ringcoll.cli.networks import (
     NETWORKS,
     asked_network,
+    network_options,
+    network_ranks_option,
+    simulated,
+)
+from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
+from ringcoll.cli.parameters import (
     bytes_option,
     collective_name,
     file_option,
     hosts_option,
     json_option,
-    network_options,
-    network_ranks_option,
     new_picture,
-    simulated,
 )
-from ringcoll.cost import dominators, lower_bound
+from ringcoll.cost import dominators, in_number, lower_bound
 from ringcoll.errors import TooLargeError, UnsupportedWorldSizeError
 from ringcoll.schedule import Counts
 from ringcoll.schedule import verify as prove
@@ -98,31 +100,18 @@ def pareto(
     if picture is not None:
         from ringcoll.bench import draw_front, save
 
-        title = f"{collective} on {world_size} rank{'s' * (world_size > 1)}"
+        title = f"{collective} on {in_number(world_size, 'rank')}"
         save(draw_front(costs, dominated_by, bound, title), picture)
     least = Counts(bound.rounds, bound.traffic, bound.reduced)
     ranked = sorted(costs, key=lambda name: costs[name])
     data, lines = simulated(topology, nbytes, [entry for entry in entries if entry.name in costs])
     if as_json:
-        print_json(
-            {
-                "collective": collective,
-                "world_size": world_size,
-                "at_least": least._asdict() | {"ports": all_ports},
-                "algorithms": [
-                    {"algorithm": name}
-                    | costs[name]._asdict()
-                    | {
-                        "ports": ports[name],
-                        "on_front": not dominated_by[name],
-                        "dominated_by": dominated_by[name],
-                    }
-                    for name in ranked
-                ],
-                "left_out": left_out,
-            }
-            | data
-        )
+        rows = [{"algorithm": name, **costs[name]._asdict(), "ports": ports[name],
+                 "on_front": not dominated_by[name], "dominated_by": dominated_by[name]}
+                for name in ranked]  # fmt: skip
+        facts: dict[str, Any] = {"collective": collective, "world_size": world_size}
+        facts |= {"at_least": least._asdict() | {"ports": all_ports}, "algorithms": rows}
+        print_json(facts | {"left_out": left_out} | data)
         return
     print_table(
         ("algorithm", "Pareto front", "rounds", "traffic", "reduced", "at once"),

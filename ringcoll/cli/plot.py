@@ -11,16 +11,14 @@ from ringcoll.algorithms import on_hosts
 from ringcoll.bench import as_size, time_in_words
 from ringcoll.cli.command import command
 from ringcoll.cli.measuring import chosen, sizes_options
+from ringcoll.cli.networks import NETWORKS, needed_network, network_options
 from ringcoll.cli.output import print_json, progress
 from ringcoll.cli.parameters import (
-    NETWORKS,
-    asked_network,
     collective_name,
     complete_algorithms,
     file_option,
     json_option,
     named_algorithms,
-    network_options,
     new_file,
     world_sizes,
 )
@@ -71,14 +69,14 @@ def plot(
     asked = [name.strip() for name in names.split(",")]
     entries = {name: named_algorithms(name, collective)[0][0] for name in asked}
     worlds = [
-        asked_network(network | {"ranks": size}, *asked, usual="crossbar", usual_ranks=16)
+        needed_network(network | {"ranks": size}, *asked, usual="crossbar", usual_ranks=16)
         for size in sizes_of_world or [None]
     ]
     sizes = chosen(max(1, minbytes), maxbytes, stepfactor, 0)
     families: list[dict[str, list[tuple[float, float]]]] = []
     with progress(len(worlds) * len(entries) * len(sizes), "simulating") as advance:
-        for world_size, topology in worlds:
-            assert topology is not None
+        for topology in worlds:
+            world_size = topology.world_size
             families.append({})
             for word, entry in entries.items():
                 schedule = entry.schedule(world_size, 0, on_hosts(world_size, min(2, world_size)))
@@ -90,18 +88,18 @@ def plot(
                     curve.append((float(nbytes), seconds))
                     advance(f"{name}, {as_size(nbytes)}")
     where = network["graph"] or network["text"] or "crossbar"
-    title = f"{collective} on {' and '.join(str(size) for size, _ in worlds)} ranks, {where}"
+    title = f"{collective} on {' and '.join(str(topology.world_size) for topology in worlds)} ranks, {where}"
     picture = curves_picture(title, *families, size_in_words=as_size, time_in_words=time_in_words)
     write_picture(output, picture)
-    found = [crossings(curves) for curves in families]
+    crossed = [crossings(curves) for curves in families]
     if as_json:
         print_json({"title": title, "curves": {name: curve for curves in families for name, curve in curves.items()},
-                    "crossings": [one._asdict() for family in found for one in family],
+                    "crossings": [crossing._asdict() for family in crossed for crossing in family],
                     "picture": str(output.resolve())})  # fmt: skip
         return
-    for curves, family in zip(families, found, strict=True):
-        for one in family:
-            click.echo(one.in_words(as_size))
+    for curves, family in zip(families, crossed, strict=True):
+        for crossing in family:
+            click.echo(crossing.in_words(as_size))
         if not family:
             fastest = min(curves, key=lambda name: curves[name][0][1])
             click.echo(f"{fastest} is the fastest at every size")

@@ -1,4 +1,4 @@
-"""``ringcoll probe``: the network of some ranks, measured, as a file."""
+"""``ringcoll probe``: measure the network of some ranks, and write it to a file."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ _SHOWN = 60  # links
 @measuring.transport
 @click.option("--seconds", type=FiniteRange(min=0, min_open=True), default=20, show_default=True,
               help="Time to spend.")  # fmt: skip
-@file_option(
-    "-o", "--output", "file", help="Write the network as `ringcoll search --graph` reads it."
-)
+@file_option("-o", "--output", "file", help="Write the network, as --graph of other commands reads it.")  # fmt: skip
 @json_option
 def probe(
     ranks: int | None, transport: str, seconds: float, file: Path | None, as_json: bool
@@ -42,28 +40,21 @@ def probe(
     rank runs the command, and rank 0 writes. The table has each link with its spread: the
     interquartile range over the median. Nothing else should run on these hosts meanwhile.
     """
-    found: Measurements = measuring.on_ranks(
+    measured: Measurements = measuring.on_ranks(
         measurements, None, seconds, world_size=measuring.ranks_to_use(ranks, 4), backend="gloo"
     )
     if not measuring.is_first_rank():
         return
-    links = links_of(found)
+    links = links_of(measured)
     if file is not None:
         spreads = {link: f"spread {spread:.0%}" for link, spread in links.items()}
-        replace_file(file, topology_text(topology_of(found), spreads))
+        replace_file(file, topology_text(topology_of(measured), spreads))
     if as_json:
-        click.echo(found.to_json())
+        click.echo(measured.to_json())
         return
-    rows = [
-        (
-            link.name,
-            f"{float(link.bandwidth) / 1e6:.5g}",
-            time_in_words(float(link.latency_s)),
-            f"{spread:.0%}",
-        )
-        for link, spread in links.items()
-    ]
-    sizes = in_number(len(found.hosts), "rank"), in_number(max(found.hosts) + 1, "host")
+    rows = [(link.name, f"{float(link.bandwidth) / 1e6:.5g}", time_in_words(float(link.latency_s)), f"{spread:.0%}")
+            for link, spread in links.items()]  # fmt: skip
+    sizes = in_number(len(measured.hosts), "rank"), in_number(max(measured.hosts) + 1, "host")
     print_text(f"{' on '.join(sizes)} over {transport}", "")
     print_table(("link", "MB/s", "latency", "spread"), rows[-_SHOWN:], left=1)
     if file is not None:

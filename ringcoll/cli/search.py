@@ -9,17 +9,14 @@ import click
 
 from ringcoll.algorithms import algorithms
 from ringcoll.cli.command import command
+from ringcoll.cli.networks import NETWORKS, needed_network, network_options, network_ranks_option
 from ringcoll.cli.output import print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import (
-    NETWORKS,
     FiniteRange,
-    asked_network,
     bytes_option,
     collective_name,
     file_option,
     json_option,
-    network_options,
-    network_ranks_option,
     root_option,
 )
 from ringcoll.machine import replace_file
@@ -73,10 +70,8 @@ def search(
     algorithms are. Schedules with fewer steps suit small data, those with fewer rounds per chunk
     large data. The exact search needs ringcoll[search].
     """
-    world_size, topology = asked_network(network)
-    if topology is None:
-        raise click.UsageError("give either --topology or --graph")
-    entries = list(algorithms(collective, world_size))
+    topology = needed_network(network)
+    entries = list(algorithms(collective, topology.world_size))
     with progress(1 + len(entries), f"search {method}") as advance:
         front = synthesize(
             collective, topology, method=method, root=root or 0, most_chunks=most_chunks,

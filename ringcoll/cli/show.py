@@ -11,6 +11,7 @@ import click
 
 from ringcoll.algorithms import on_hosts
 from ringcoll.cli.command import command
+from ringcoll.cli.networks import is_network_file, network_in
 from ringcoll.cli.output import on_terminal, print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import (
     algorithm_argument,
@@ -28,7 +29,7 @@ from ringcoll.cli.parameters import (
 from ringcoll.cli.picture_files import PICTURES, write_gif, write_picture
 from ringcoll.cli.report import findings, header, in_words
 from ringcoll.errors import VerificationError
-from ringcoll.machine import is_network_file, network_in, read_json_file, replace_file
+from ringcoll.machine import read_json_file, replace_file
 from ringcoll.pictures import (
     Film,
     film,

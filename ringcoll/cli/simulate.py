@@ -11,19 +11,16 @@ import click
 from ringcoll.algorithms import on_hosts
 from ringcoll.bench import as_size
 from ringcoll.cli.command import command
+from ringcoll.cli.networks import NETWORKS, needed_network, network_options, network_ranks_option
 from ringcoll.cli.output import print_json, print_table, progress
 from ringcoll.cli.parameters import (
-    NETWORKS,
     algorithm_argument,
-    asked_network,
     bytes_option,
     collective_name,
     file_option,
     hosts_option,
     json_option,
     named_algorithms,
-    network_options,
-    network_ranks_option,
     root_option,
     saying_what_would_do,
 )
@@ -99,7 +96,7 @@ def simulate_command(
     nbytes: int,
     segments: int,
     root: int | None,
-    num_hosts: int,
+    num_hosts: int | None,
     slow: dict[int, float],
     late: dict[int, float],
     fail: list[tuple[int | str, int | str]],
@@ -116,11 +113,11 @@ def simulate_command(
     if root is not None and not contract(collective).rooted:
         raise click.UsageError(f"{collective} has no root")
     (entry, *_), _ = named_algorithms(algorithm, collective)
-    world_size, topology = asked_network(network, algorithm, usual="crossbar")
-    assert topology is not None
+    topology = needed_network(network, algorithm, usual="crossbar")
+    hosts = on_hosts(topology.world_size, num_hosts or 2)
     for first, second in fail:
         topology = topology.without(first, second)
-    schedule = entry.schedule(world_size, root or 0, on_hosts(world_size, num_hosts or 2))
+    schedule = entry.schedule(topology.world_size, root or 0, hosts)
     with saying_what_would_do(entry, schedule, num_hosts), progress(1, f"simulating {entry.name}"):
         run = simulate(
             schedule,
@@ -143,13 +140,9 @@ def simulate_command(
         return
     click.echo(f"{run}\n")
     rows = [
-        (
-            load.link.name,
-            as_size(round(load.nbytes)),
-            "-" if load.share is None else f"{load.share:.0%}",
-        )
+        (load.link.name, as_size(round(load.nbytes)), "-" if load.share is None else f"{load.share:.0%}")
         for load in run.loads()
-    ]
+    ]  # fmt: skip
     print_table(("link", "bytes", "used"), rows[:_SHOWN], left=1)
     if len(rows) > _SHOWN:
         click.echo(f"and {len(rows) - _SHOWN} further links")

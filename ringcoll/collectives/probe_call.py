@@ -1,4 +1,4 @@
-"""The network of a group, measured."""
+"""Measure the network of a group."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ def measurements(group: Any = None, budget_s: float = 20.0) -> Measurements:
     budget_s, member = seconds_of(budget_s, "budget_s"), communicator(group, torch.device("cpu"))
     barrier(group)  # ranks may come as late as to any operation
     in_turn = partial(member.in_turn, name="probe")
-    measured = measure(member.transport, budget_s, min(_LIMIT_S, member.timeout_s), in_turn)
+    limit_s = min(_LIMIT_S, member.timeout_s)
+    between_ranks = measure(member.transport, budget_s, limit_s, in_turn)
     assert member.table is not None
-    return replace(measured, rank_costs=member.table.parameters.of_rank)
+    return replace(between_ranks, rank_costs=member.table.parameters.of_rank)
 
 
 def probe(group: Any = None, budget_s: float = 20.0) -> Topology:
     """Measure the network between the ranks of a group: hosts, their cards, and the switches between them.
 
-    All ranks of the group call this; each gets the same. The messages are those of the group's transport for CPU
-    tensors. Nothing else should run on these hosts meanwhile.
+    All ranks of the group call this; each gets the same topology. The messages are those of the group's transport for
+    CPU tensors. Nothing else should run on these hosts meanwhile.
 
     Parameters
     ----------
     group
         As for `ringcoll.all_reduce`.
     budget_s
-        Seconds to spend; with hundreds of hosts it takes longer.
+        Seconds to spend; hundreds of hosts take longer.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """Measure the messages between all pairs of ranks of a group, as `ringcoll.simulation.trials` asks.
 
-All that is measured is a stream. The receiver answers each message with the size of a later one, or with 0 when it
-has measured enough, so messages get as long as some milliseconds take, and the receiver's clock counts: what lies in
-buffers is not counted. With one message at a time, the time between two is a round trip.
+Every measurement is a stream of messages. The receiver answers each message with the size of a later one, or with 0
+when it has measured enough, so messages get as long as some milliseconds take. The receiver's clock counts, so bytes
+that lie in buffers do not. With one message at a time, the time between two is a round trip.
 
 All ranks get all numbers after each trial, by Bruck's all-gather, in which nobody is done before all have begun.
 """
@@ -30,7 +30,7 @@ Wait = Callable[..., None]
 
 
 class _Prober:
-    """One rank's part."""
+    """A rank that takes part in a measurement."""
 
     def __init__(self, transport: Transport, limit_s: float) -> None:
         self.transport, self.rank, self.limit_s = transport, transport.rank, limit_s
@@ -59,7 +59,7 @@ class _Prober:
         return start
 
     def greet(self) -> None:
-        """Exchange a message with all, which sets paths up; a rank to which none comes gives up first."""
+        """Exchange a message with all ranks, which sets paths up; a rank that lacks one gives up before the others."""
         others = [peer for peer in range(self.transport.world_size) if peer != self.rank]
         comes = [self.ready(peer, self.rank, self.memory[0, :_SHORT])() for peer in others]
         for wait in [
@@ -69,7 +69,7 @@ class _Prober:
             wait(share=0.5)
 
     def trial(self, trial: Trial) -> dict[Pair, Sample]:
-        """Take part in a trial; the numbers of all its pairs."""
+        """Take part in a trial, and return the numbers of all its pairs."""
         own = Sample(0.0)
         for source, target in trial.pairs:
             if self.rank == source:
@@ -89,7 +89,7 @@ class _Prober:
         return {pair: Sample(*numbers[pair[1]]) for pair in trial.pairs}
 
     def _stream(self, source: int, target: int, trial: Trial) -> Callable[[int], Wait]:
-        """What posts the messages of a stream; a message that is under way cannot be posted again."""
+        """A function that posts a message of a stream; one that is under way cannot be posted again."""
         memory = self.memory[int(source == self.rank)]
         if trial.is_short:
             short = self.ready(source, target, memory[:_SHORT])
@@ -136,20 +136,24 @@ def probe(
     transport: Transport,
     budget_s: float,
     limit_s: float,
-    in_turn: Callable[[Callable[[], object]], object] = lambda part: part(),
+    in_turn: Callable[[Callable[[], object]], object] = lambda turn: turn(),
 ) -> Measurements:
     """Measure all pairs of ranks over a connected transport; every rank calls it, and gets the same.
 
-    A message has a time limit; the measurement takes about ``budget_s``. ``in_turn`` calls each part. Raises as
-    `ringcoll.probe`.
+    Each message has the time limit; the measurement takes about ``budget_s``. ``in_turn`` calls the function of
+    each trial. Errors are those of `ringcoll.probe`.
     """
     prober, plan = _Prober(transport, limit_s), trials(transport.hosts, budget_s)
     numbers: list[dict[Pair, Sample] | None] = [None]
+
+    def measure() -> None:
+        numbers.append(prober.trial(trial))
+
     in_turn(prober.greet)
     while True:
         try:
             trial = plan.send(numbers.pop())
         except StopIteration as end:
-            found: Measurements = end.value
-            return found
-        in_turn(partial(lambda trial: numbers.append(prober.trial(trial)), trial))
+            measurements: Measurements = end.value
+            return measurements
+        in_turn(measure)

@@ -34,10 +34,8 @@ from .peaks import peaks_of as peaks_of
 from .schedule_files import algorithm_in as algorithm_in
 from .schedule_files import as_algorithm as as_algorithm
 from .schedule_files import has_files as has_files
-from .schedule_files import is_network_file as is_network_file
 from .schedule_files import is_rules as is_rules
 from .schedule_files import is_schedule_file as is_schedule_file
-from .schedule_files import network_in as network_in
 from .schedule_files import read_schedule as read_schedule
 from .schedule_files import rules_in as rules_in
 from .settings import DUMP as DUMP

@@ -13,17 +13,13 @@ import time
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ringcoll.algorithms import Algorithm, entry_of_schedule, register_schedule
 from ringcoll.cost import Rule, parse_rules
-from ringcoll.errors import ArgumentError, ScheduleError
+from ringcoll.errors import ScheduleError
 from ringcoll.machine.files import read_file
 from ringcoll.machine.user_modules import algorithms_named, is_reference
 from ringcoll.schedule import Schedule
-
-if TYPE_CHECKING:
-    from ringcoll.simulation import Topology
 
 _MOST_KEPT = 64
 _TICK_NS = 2_000_000_000  # of the file systems with the coarsest times
@@ -79,31 +75,6 @@ def _schedule_in(text: str) -> Schedule:
     from ringcoll.formats import schedule_in  # not before: every group comes by this module
 
     return schedule_in(text)
-
-
-def is_network_file(path: str) -> bool:
-    """Whether a file begins with a link, as a network does, and no schedule; what cannot be read does not."""
-    try:
-        text = read_file(Path(path).expanduser()) if path.lower().endswith(".txt") else ""
-    except (OSError, RuntimeError):
-        return False
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return re.match(r"\w+\s*(--|->)", next(filter(None, lines), "")) is not None
-
-
-def network_in(path: Path) -> Topology:
-    """Read the network in a file; an `ArgumentError` names the file, and the line."""
-    from ringcoll.simulation import (
-        topology_from_text,
-    )  # not before: every group comes by this module
-
-    try:
-        return topology_from_text(read_file(path), name=path.stem)
-    except OSError as error:
-        raise ArgumentError(f"{path} cannot be read: {error}") from None
-    except ArgumentError as error:
-        what = f"{path}: {error.message}"
-        raise ArgumentError(what, expected=error.expected, got=error.got) from None
 
 
 def as_algorithm(algorithm: str | Schedule) -> str | Schedule:

@@ -40,6 +40,7 @@ where the programs and the network are proved to be alike. `simulate` takes the 
 `texts`          the text of a topology
 `graph_text`     the text of a graph, a link a line
 `trials`         which ranks send at once while a group is measured
+`rates`          numbers of pairs of ranks or hosts
 `measured`       what was measured, and the topology that explains it
 `dgx1`           the DGX-1
 `presets`        networks of real machines, with the sources of their numbers

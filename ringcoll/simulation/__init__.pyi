@@ -6,10 +6,13 @@ from .levels import fat_tree as fat_tree
 from .levels import hosts as hosts
 from .links import Link as Link
 from .links import Node as Node
+from .measured import Measurements as Measurements
 from .measured import links_of as links_of
 from .measured import topology_of as topology_of
 from .picture import SimulatedSpan as SimulatedSpan
 from .presets import PRESETS as PRESETS
+from .rates import Pair as Pair
+from .rates import Sample as Sample
 from .results import LinkLoad as LinkLoad
 from .results import PathStep as PathStep
 from .results import SimulatedRun as SimulatedRun
@@ -21,9 +24,6 @@ from .texts import FORMS as FORMS
 from .texts import ranks_named as ranks_named
 from .texts import topology_named as topology_named
 from .topology import Topology as Topology
-from .trials import Measurements as Measurements
-from .trials import Pair as Pair
-from .trials import Sample as Sample
 from .trials import Trial as Trial
 from .trials import trials as trials
 from .waves import wave_of as wave_of

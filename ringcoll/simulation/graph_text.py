@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ringcoll.errors import ArgumentError
@@ -102,8 +101,8 @@ def topology_text(topology: Topology, comments: Mapping[Link, str] | None = None
     while links:
         link = links.pop(0)
         comment = comments.get(link, "")
-        back = replace(link, source=link.target, target=link.source)
-        is_cable = links[:1] == [back] and comments.get(back, "") == comment
+        # The order of links decides between routes: only two that follow each other are one line.
+        is_cable = links[:1] == [link.back] and comments.get(link.back, "") == comment
         del links[: int(is_cable)]
         numbers = f"{float(link.bandwidth) / 1e9:.12g} {float(link.latency_s) * 1e6:.12g}"
         text += f"{link.source} {'--' if is_cable else '->'} {link.target} {numbers}"
@@ -122,13 +121,11 @@ def _links(content: str, number: int) -> list[Link]:
     if match[5] is None:
         raise _wrong(number, "the link has no latency, in microseconds; it may be 0", content)
     try:
-        return [
-            Link(*pair, float(match[4]) * 1e9, float(match[5]) * 1e-6)
-            for pair in ((ends, ends[::-1]) if match[2] == "--" else (ends,))
-        ]
+        link = Link(*ends, float(match[4]) * 1e9, float(match[5]) * 1e-6)
     except ArgumentError as error:
         what = f"the {str(error.argument).removesuffix('_s')} is out of range"
         raise _wrong(number, what, content) from None
+    return [link, link.back] if match[2] == "--" else [link]
 
 
 def _node(word: str, number: int) -> Node:

@@ -7,7 +7,7 @@ links.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isfinite
 from typing import Any, TypedDict
@@ -73,6 +73,11 @@ class Link:
         return f"{self.source} -> {self.target}"
 
     @property
+    def back(self) -> Link:
+        """The equal link of the other direction."""
+        return replace(self, source=self.target, target=self.source)
+
+    @property
     def capacity(self) -> Number | None:
         """Bytes per second of all lanes; ``None`` for a link that is never full."""
         return None if self.lanes is None else self.bandwidth * self.lanes
@@ -96,5 +101,5 @@ def cable(
     first: Node, second: Node, bandwidth: Number, latency_s: Number, lanes: Number | None = 1
 ) -> Iterator[Link]:
     """The two links of a cable."""
-    yield Link(first, second, bandwidth, latency_s, lanes)
-    yield Link(second, first, bandwidth, latency_s, lanes)
+    link = Link(first, second, bandwidth, latency_s, lanes)
+    yield from (link, link.back)

@@ -4,22 +4,24 @@ The topology has the ranks, a switch for each host, the host's card, and the net
 
     0 -- host0 -- card0 -- net -- card1 -- host1 -- 2
 
-A link carries the most that has gone over it. Half of the least latency inside a host is on the way from and to its ranks;
-the rest of the latency between hosts is on the cards. Further links are there only where these do not explain a
+A link carries the most that has gone over it. Half of the least latency inside a host is on the way from and to its
+ranks; the rest of the latency between hosts is on the cards. Further links are there only where these do not explain a
 rate: between two ranks of a host, such as of two sockets; between two cards; and a switch ``leaf0`` between
 ``net`` and the cards of hosts that share a cable. Routes are those with the fewest links.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
+from ringcoll.errors import ArgumentError
 from ringcoll.simulation.links import Link, Node
-from ringcoll.simulation.topology import Topology
-from ringcoll.simulation.trials import (
+from ringcoll.simulation.rates import (
     CLEARLY,
-    Measurements,
     Pair,
     Rates,
     Sample,
@@ -30,9 +32,60 @@ from ringcoll.simulation.trials import (
     total,
     typical,
 )
+from ringcoll.simulation.topology import Topology
 
 _DIFFERS = 0.75  # of what a host's links carry: a slower pair of its ranks has its own link
 _GROWS = 1.2  # times the rate that a host has got where another one did not send
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The host of every rank, and numbers of pairs of ranks, as `ringcoll.simulation.trials` finds them.
+
+    ``latency_s`` has the seconds of a short message, and ``bandwidth`` the bytes per second of a pair that sends alone;
+    ``together`` has the bytes per second in sets of pairs that send at once. The costs of a rank are ``alpha_s``,
+    ``overhead_s`` and ``gamma_s_per_byte`` of `Topology`.
+    """
+
+    hosts: tuple[int, ...]
+    latency_s: Rates
+    bandwidth: Rates
+    together: tuple[Rates, ...] = ()
+    rank_costs: tuple[float, ...] = (0.0, 0.0, 0.0)
+
+    def to_json(self) -> str:
+        """Write the measurements; a pair is a list of sender, receiver, number and spread."""
+        rates = self.latency_s, self.bandwidth, *self.together
+        rows = [[(*pair, *sample) for pair, sample in each.items()] for each in rates]
+        latency_s, bandwidth, *sets = rows
+        value = {"hosts": self.hosts, "latency_s": latency_s, "bandwidth": bandwidth}
+        value |= {"together": sets, "rank_costs": self.rank_costs}
+        return json.dumps(value, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Measurements:
+        """Read what `to_json` has written; an `ArgumentError` if the text is something else."""
+        try:
+            value = json.loads(text)
+            latency_s, bandwidth, *together = [
+                {(int(a), int(b)): Sample(float(c), float(d)) for a, b, c, d in rows}
+                for rows in (value["latency_s"], value["bandwidth"], *value["together"])
+            ]
+            hosts = tuple(map(int, value["hosts"]))
+            rank_costs = tuple(map(float, value["rank_costs"]))
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise ArgumentError(f"no measurements: {error!r}", argument="text") from error
+        ranks, sets = range(len(hosts)), (latency_s, bandwidth, *together)
+        if not (
+            {*hosts} == {*range(len({*hosts}))} != set()
+            and latency_s.keys() == {(a, b) for a in ranks for b in ranks if a != b}
+            and len(rank_costs) == 3
+            and all(0 <= cost < inf for cost in rank_costs)
+            and all(latency_s.keys() >= rates.keys() for rates in sets)
+            and all(0 <= d < inf and 0 < c < inf for rates in sets for c, d in rates.values())
+        ):
+            raise ArgumentError("no measurements of all pairs of these hosts", argument="text")
+        return Measurements(hosts, latency_s, bandwidth, tuple(together), rank_costs)
 
 
 def topology_of(measurements: Measurements) -> Topology:
@@ -46,16 +99,11 @@ def topology_of(measurements: Measurements) -> Topology:
     >>> [f"{link.name}: {link.bandwidth:g}" for link in pair.links]
     ['0 -> host0: 2e+09', 'host0 -> 0: 1e+09', '1 -> host0: 1e+09', 'host0 -> 1: 2e+09']
     """
-    links, (alpha_s, overhead_s, gamma) = tuple(links_of(measurements)), measurements.rank_costs
+    alpha_s, overhead_s, gamma_s_per_byte = measurements.rank_costs
     return Topology(
-        world_size=len(measurements.hosts),
-        links=links,
-        name="measured",
-        source="measured",
-        alpha_s=alpha_s,
-        overhead_s=overhead_s,
-        gamma_s_per_byte=gamma,
-    )
+        world_size=len(measurements.hosts), links=tuple(links_of(measurements)), name="measured",
+        source="measured", alpha_s=alpha_s, overhead_s=overhead_s, gamma_s_per_byte=gamma_s_per_byte,
+    )  # fmt: skip
 
 
 def links_of(measurements: Measurements) -> dict[Link, float]:
@@ -68,13 +116,9 @@ def links_of(measurements: Measurements) -> dict[Link, float]:
 
 def _links(measurements: Measurements) -> Iterator[tuple[Node, Node, Sample, float]]:
     hosts, rates, latencies = measurements.hosts, measurements.bandwidth, measurements.latency_s
-    near_s = [
-        min(
-            (s for (a, b), (s, _) in latencies.items() if hosts[a] == hosts[b] == host), default=0.0
-        )
-        / 2
-        for host in range(max(hosts) + 1)
-    ]
+    inside = [(hosts[a], s) for (a, b), (s, _) in latencies.items() if hosts[a] == hosts[b]]
+    near_s = [min([s for at, s in inside if at == host], default=0.0) / 2
+              for host in range(max(hosts) + 1)]  # fmt: skip
     ports = [
         [capacity(s for pair, s in rates.items() if pair[end] == rank) for rank in range(len(hosts))]
         for end in (0, 1)
@@ -96,17 +140,15 @@ def _links(measurements: Measurements) -> Iterator[tuple[Node, Node, Sample, flo
         (a, b): max(0.0, latency_s - near_s[a] - near_s[b])
         for (a, b), (latency_s, _) in between(latencies, hosts, min).items()
     }
-    card_s = _parts(far_s, len(near_s))
+    card_s = _of_hosts(far_s, len(near_s))
     cards = [[carried(flows, {host}, end) for host in range(len(near_s))] for end in (0, 1)]
+    leaves = [(leaf, [carried(flows, leaf, end) for end in (0, 1)]) for leaf in _sharing(flows)]
     leaves = [
-        (leaf, up)
-        for leaf in _sharing(flows)
-        if (up := [carried(flows, leaf, end) for end in (0, 1)])
-        and any(
-            0 < rate.value < CLEARLY * sum(card[host].value for host in leaf)
-            for rate, card in zip(up, cards, strict=True)
-        )
-    ]
+        (leaf, rates)
+        for leaf, rates in leaves
+        if any(0 < rate.value < CLEARLY * sum(card[host].value for host in leaf)
+               for rate, card in zip(rates, cards, strict=True))
+    ]  # fmt: skip
     above = {host: f"leaf{number}" for number, (leaf, _) in enumerate(leaves) for host in leaf}
     for host, latency_s in enumerate(card_s):
         out, into = cards[0][host], cards[1][host]
@@ -126,8 +168,8 @@ def _links(measurements: Measurements) -> Iterator[tuple[Node, Node, Sample, flo
             yield source, target, rate, far_s[a, b] / (len(nodes) - 1)
 
 
-def _parts(far_s: dict[Pair, float], number: int) -> list[float]:
-    """The part of each host in latencies between hosts, by least squares."""
+def _of_hosts(far_s: dict[Pair, float], number: int) -> list[float]:
+    """The share of each host in the latencies between hosts, by least squares."""
     own = [sum(value for ends, value in far_s.items() if ends[0] == host) for host in range(number)]
     rest_s = sum(own) / (2 * number - 2) if number > 2 else 0.0
     return [max(0.0, (own_s - rest_s) / (number - 2 or 2)) for own_s in own]
@@ -147,6 +189,6 @@ def _sharing(flows: Sequence[Rates]) -> list[set[int]]:
                 grown |= {(c, a) for a, gain in gains.items() if gain > least for c, _ in missing}
         for pair in grown:
             if pair[::-1] in grown:
-                group = {*pair}.union(*(one for one in groups if one & {*pair}))
-                groups = [one for one in groups if not one & group] + [group]
+                joined = {*pair}.union(*(group for group in groups if group & {*pair}))
+                groups = [group for group in groups if not group & joined] + [joined]
     return sorted(groups, key=min)

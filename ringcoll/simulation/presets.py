@@ -33,12 +33,15 @@ class Machine:
         Function from the number of ranks, and the ranks in each dimension if they are in the text.
     example
         Ranks in each dimension, for the help; empty if the text has none.
+    world_size
+        Number of ranks, if all such machines have as many.
     """
 
     about: str
     source: str
     build: Callable[[int, tuple[int, ...]], Topology]
     example: str = ""
+    world_size: int | None = None
 
     def topology(self, name: str, world_size: int, shape: tuple[int, ...]) -> Topology:
         """The network for a number of ranks."""
@@ -86,6 +89,7 @@ MACHINES = {
         "Z. Cai et al., arXiv 2008.08708, figure 1, and the topology dgx1 of msccl-tools (the cables); "
         f"NVIDIA DGX-1 with V100 (6 links of NVLink a GPU, 25 GB/s each way); {_NCCL}, NVLink",
         lambda world_size, shape: dgx1(),
+        world_size=8,
     ),
     "pcie4_host": Machine(
         "a host with cards in slots of PCI Express 4.0 with 16 lanes",

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 from ringcoll.errors import ArgumentError
-from ringcoll.simulation.dgx1 import dgx1
 from ringcoll.simulation.dragonfly import dragonfly
 from ringcoll.simulation.levels import fat_tree, hosts
 from ringcoll.simulation.links import Number
@@ -115,11 +114,9 @@ def ranks_named(text: str) -> int | None:
     (32, 8, None)
     """
     kind, *fields = text.replace("-", "_").split(":")
-    if kind == "dgx1":
-        return dgx1().world_size
     if kind in _WITH_SHAPE and len(fields) == 1 and _SIZES.fullmatch(fields[0]):
         return prod(map(int, fields[0].split("x"))) or None
-    return None
+    return MACHINES[kind].world_size if kind in MACHINES else None
 
 
 def _parsed(text: str) -> tuple[str, tuple[int, ...], list[int]]:

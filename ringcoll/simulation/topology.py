@@ -102,8 +102,7 @@ class Topology:
         """The links, and whether each is a cable: then the equal link of the other direction is left out."""
         kept: dict[Link, bool] = {}
         for link in self.links:
-            back = replace(link, source=link.target, target=link.source)
-            kept |= {back: True} if back in kept else {link: False}
+            kept |= {link.back: True} if link.back in kept else {link: False}
         return list(kept.items())
 
     def route(self, source: int, target: int) -> tuple[int, ...]:

@@ -12,21 +12,14 @@ All ranks have the same numbers, so all follow it in step; a test follows it ove
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Sequence
 from itertools import chain, islice, pairwise
-from math import inf
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import Any, NamedTuple
 
-from ringcoll.errors import ArgumentError
+from ringcoll.simulation.measured import Measurements
+from ringcoll.simulation.rates import CLEARLY, Pair, Rates, Sample, between, slower, total, typical
 
-Pair = tuple[int, int]
-"""Two ranks, or two hosts: sender and receiver."""
-
-CLEARLY = 0.8  # of a rate: what is below is another rate
-_ABOUT = 0.9  # of a rate: what is above differs by noise
 _SHARE = 0.4  # of the budget, for pairs alone; as much for many at once, and the rest for latencies
 _TRIPS_S, _LEAST_S, _ALONE_S, _TOGETHER_S, _MOST_S = 0.02, 0.03, 0.12, 0.25, 1.0
 _SHORT, _LONG = 8, 1 << 15  # bytes of a message
@@ -35,17 +28,6 @@ _LEAST_NBYTES = 3 << 19  # several times the burst of a token bucket, of up to 2
 _BURST = 3 << 17  # bytes that are left out at the beginning
 _WINDOWS = 8  # of a stream, whose rates have a median and a spread
 _HALVES = 12  # ways to halve the hosts
-
-
-class Sample(NamedTuple):
-    """A measured number, and its spread: the interquartile range over the median."""
-
-    value: float
-    spread: float = 0.0
-
-
-Rates = Mapping[Pair, Sample]
-"""Bytes per second, or seconds, from rank to rank or from host to host."""
 
 
 class Trial(NamedTuple):
@@ -81,54 +63,6 @@ class Trial(NamedTuple):
         return Sample(min(values) if self.is_short else rate, (high - low) / middle)
 
 
-@dataclass(frozen=True)
-class Measurements:
-    """What `trials` has found: the host of every rank, and numbers of pairs of ranks.
-
-    Seconds of a short message, and bytes per second, of pairs alone; and of sets of pairs that sent at once. The costs
-    of a rank are ``alpha_s``, ``overhead_s`` and ``gamma_s_per_byte`` of `Topology`.
-    """
-
-    hosts: tuple[int, ...]
-    latency_s: Rates
-    bandwidth: Rates
-    together: tuple[Rates, ...] = ()
-    rank_costs: tuple[float, ...] = (0.0, 0.0, 0.0)
-
-    def to_json(self) -> str:
-        """Write the measurements; a pair is a list of sender, receiver, number and spread."""
-        rates = self.latency_s, self.bandwidth, *self.together
-        latency_s, bandwidth, *sets = [[(*pair, *s) for pair, s in one.items()] for one in rates]
-        value = {"hosts": self.hosts, "latency_s": latency_s, "bandwidth": bandwidth}
-        value |= {"together": sets, "rank_costs": self.rank_costs}
-        return json.dumps(value, allow_nan=False)
-
-    @staticmethod
-    def from_json(text: str) -> Measurements:
-        """Read what `to_json` has written; an `ArgumentError` if the text is something else."""
-        try:
-            value = json.loads(text)
-            latency_s, bandwidth, *together = [
-                {(int(a), int(b)): Sample(float(c), float(d)) for a, b, c, d in rows}
-                for rows in (value["latency_s"], value["bandwidth"], *value["together"])
-            ]
-            hosts = tuple(map(int, value["hosts"]))
-            rank_costs = tuple(map(float, value["rank_costs"]))
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise ArgumentError(f"no measurements: {error!r}", argument="text") from error
-        ranks, sets = range(len(hosts)), (latency_s, bandwidth, *together)
-        if not (
-            {*hosts} == {*range(len({*hosts}))} != set()
-            and latency_s.keys() == {(a, b) for a in ranks for b in ranks if a != b}
-            and len(rank_costs) == 3
-            and all(0 <= cost < inf for cost in rank_costs)
-            and all(latency_s.keys() >= rates.keys() for rates in sets)
-            and all(0 <= d < inf and 0 < c < inf for rates in sets for c, d in rates.values())
-        ):
-            raise ArgumentError("no measurements of all pairs of these hosts", argument="text")
-        return Measurements(hosts, latency_s, bandwidth, tuple(together), rank_costs)
-
-
 def tournament(number: int) -> list[list[Pair]]:
     """Rounds of disjoint pairs, in which each meets each other once; of an odd number, one rests.
 
@@ -141,56 +75,6 @@ def tournament(number: int) -> list[list[Pair]]:
         + [((turn + by) % last, (turn - by) % last) for by in range(1, (last + 1) // 2)]
         for turn in range(last)
     ]
-
-
-def between(
-    rates: Rates, hosts: Sequence[int], join: Callable[[list[Sample]], Sample]
-) -> dict[Pair, Sample]:
-    """The numbers from host to host, those of their ranks joined by a function."""
-    found: dict[Pair, list[Sample]] = {}
-    for (source, target), sample in rates.items():
-        if hosts[source] != hosts[target]:
-            found.setdefault((hosts[source], hosts[target]), []).append(sample)
-    return {ends: join(samples) for ends, samples in found.items()}
-
-
-def total(samples: Sequence[Sample]) -> Sample:
-    """The sum, with the mean spread."""
-    value = sum(sample.value for sample in samples)
-    return Sample(value, sum(value * spread for value, spread in samples) / value)
-
-
-def typical(samples: Iterable[Sample]) -> Sample:
-    """The median of numbers, and of their spreads; 0 without any."""
-    both = [*zip(*samples, strict=True)]
-    return Sample(*map(median, both)) if both else Sample(0.0)
-
-
-def capacity(samples: Iterable[Sample]) -> Sample:
-    """What a link carries: the median of the largest samples, which differ by noise only."""
-    known = [*samples]
-    most = max((sample.value for sample in known), default=0.0)
-    return typical(sample for sample in known if sample.value >= _ABOUT * most)
-
-
-def carried(flows: Iterable[Rates], inside: set[int], end: int) -> Sample:
-    """What leaves (``end`` is 0) or enters (1) some of the hosts, where most does."""
-    crossing = (
-        [s for ends, s in rates.items() if ends[end] in inside and ends[1 - end] not in inside]
-        for rates in flows
-    )
-    return capacity(total(samples) for samples in crossing if samples)
-
-
-def slower(alone: Rates) -> list[Pair]:
-    """Pairs of hosts that are clearly slower than others of these hosts, the slowest first."""
-    usual = {
-        (host, end): capacity(s for ends, s in alone.items() if ends[end] == host).value
-        for host in {host for ends in alone for host in ends}
-        for end in (0, 1)
-    }
-    slow = [(a, b) for a, b in alone if alone[a, b].value < CLEARLY * min(usual[a, 0], usual[b, 1])]
-    return sorted(slow, key=lambda ends: alone[ends])
 
 
 def trials(hosts: Sequence[int], budget_s: float) -> Generator[Trial, Any, Measurements]:

@@ -177,7 +177,9 @@ class TestBench:
     def test_contenders_over_another_transport(self):
         words = ("bench", "all_reduce", "-k", "2", "-b", "400K", "-e", "400K", "-n", "2", "--json")
         names = ["ring@gloo", "persistent@ucx", "shared_tensors"]
-        found = json.loads(call(*words, "--algorithms", ",".join(names)).stdout)["results"]
+        result = call(*words, "--algorithms", ",".join(names))
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)["results"]
         assert [one["algorithm"] for one in found] == names
         assert {one["in_place"]["nwrong"] for one in found} == {0}
 

@@ -11,7 +11,7 @@ import pytest
 
 from ringcoll.algorithms import schedule_of
 from ringcoll.cli import measuring
-from ringcoll.machine import is_network_file, network_in
+from ringcoll.cli.networks import is_network_file, network_in
 from ringcoll.search import registered_times
 from ringcoll.simulation import simulate, topology_from_text, topology_named
 from tests.cli.conftest import Run

@@ -66,44 +66,56 @@ def test_under_torchrun_only_rank_0_prints(tmp_path: Path) -> None:
     assert topology_from_text(path.read_text()).world_size == 2
 
 
+def probed_on(hosts: Hosts, path: Path) -> dict[str, float]:
+    """Run the command on two ranks of each of three hosts; the bytes per second of the links that it writes."""
+    command = [f"--chdir={ROOT}", sys.executable, "-m", "ringcoll", "probe", "-o", str(path)]
+    variables = os.environ | {"WORLD_SIZE": "6", "MASTER_PORT": "29500"}
+    variables |= {"MASTER_ADDR": hosts.place(0).address, "GLOO_SOCKET_IFNAME": "eth0"}
+    started = []
+    for rank in range(6):
+        enter = ["nsenter", "-t", f"{hosts.place(rank // 2).pid}", "-n", "-i", "-u", "-m", "-p"]
+        started.append(
+            subprocess.Popen(
+                [*enter, "env", *command],
+                env=variables | {"RANK": f"{rank}"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=150) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * 6, outputs
+    assert ["6 ranks on 3 hosts over" in out for out, _ in outputs] == [True] + [False] * 5
+    return {link.name: float(link.bandwidth) for link in topology_from_text(path.read_text()).links}
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(bool(reason_why_not_slow()), reason=reason_why_not_slow())
 def test_three_hosts_of_which_one_has_a_slow_link(tmp_path: Path) -> None:
-    """Links of 1000, 1000 and 200 Mbit/s, of which some percent are headers; tests run beside this one.
+    """Links of 1000, 1000 and 200 Mbit/s, of which some percent are headers.
 
-    benchmarks/fit.py holds them against 15 %.
+    A single measurement may be low where other tests take the cores. So the command measures up to three times, until
+    all cards are within 15 %; what the last measurement says counts.
     """
-    path, mbit_per_s = tmp_path / "cluster.txt", (1000.0, 1000.0, 200.0)
-    command = [f"--chdir={ROOT}", sys.executable, "-m", "ringcoll", "probe", "-o", str(path)]
+    mbit_per_s = (1000.0, 1000.0, 200.0)
+    limits = {
+        name: mbit * 1e6 / 8
+        for host, mbit in enumerate(mbit_per_s)
+        for name in (f"card{host} -> net", f"net -> card{host}")
+    }
     with Hosts(3, mbit_per_s=dict(enumerate(mbit_per_s))) as hosts:
-        variables = os.environ | {"WORLD_SIZE": "6", "MASTER_PORT": "29500"}
-        variables |= {"MASTER_ADDR": hosts.place(0).address, "GLOO_SOCKET_IFNAME": "eth0"}
-        started = []
-        for rank in range(6):
-            enter = ["nsenter", "-t", f"{hosts.place(rank // 2).pid}", "-n", "-i", "-u", "-m", "-p"]
-            started.append(
-                subprocess.Popen(
-                    [*enter, "env", *command],
-                    env=variables | {"RANK": f"{rank}"},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        try:
-            outputs = [process.communicate(timeout=150) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-    assert [process.returncode for process in started] == [0] * 6, outputs
-    assert ["6 ranks on 3 hosts over" in out for out, _ in outputs] == [True] + [False] * 5
-    found = topology_from_text(path.read_text())
-    rates = {link.name: float(link.bandwidth) for link in found.links}
-    for host, mbit in enumerate(mbit_per_s):
-        assert rates[f"card{host} -> net"] == pytest.approx(mbit * 1e6 / 8, rel=0.35)
-        assert rates[f"net -> card{host}"] == pytest.approx(mbit * 1e6 / 8, rel=0.35)
-        for rank in (2 * host, 2 * host + 1):
-            assert f"{rank} -> host{host}" in rates
+        for _ in range(3):
+            rates = probed_on(hosts, tmp_path / "cluster.txt")
+            cards = {name: rates.get(name, 0.0) for name in limits}
+            if cards == pytest.approx(limits, rel=0.15):
+                break
+    assert cards == pytest.approx(limits, rel=0.15)
+    for rank in range(6):
+        assert f"{rank} -> host{rank // 2}" in rates
     assert not [name for name in rates if "leaf" in name or "way" in name]
     assert not [name for name in rates if name.count("card") == 2]

@@ -2,7 +2,8 @@
 
 A long message is in the queue of each link of its route from the moment at which it is sent. A link sends the
 messages of its queue one after the other. The message arrives when the last of these links has sent it, and the
-latencies of the route are over. A message as short as a packet does not wait: links are fair. Nothing is slower than the topology but this process.
+latencies of the route are over. A message as short as a packet does not wait: links are fair. Only this process may
+make a message slower than the topology does.
 """
 
 from __future__ import annotations

@@ -27,6 +27,22 @@ NETWORKS = {
     "dgx1": dgx1(),
 }
 
+PROBED = topology_from_text(
+    """
+    0 -> host0 1.619 10.74
+    host0 -> 0 1.832 10.74
+    1 -> host1 1.624 9
+    host1 -> 1 1.79 10
+    host0 -> card0 0.1195 0
+    card0 -> host0 0.1201 0
+    card0 -> net 0.1195 72.44
+    net -> card0 0.1201 72.44
+    host1 -- card1 0.02418 0
+    card1 -> net 0.02418 72.44
+    net -> card1 0.02423 80.6
+    """
+)
+
 
 def elements(picture: str, name: str, class_: str) -> list[ET.Element]:
     nodes = ET.fromstring(picture).iter(f"{SVG}{name}")  # ours
@@ -55,7 +71,7 @@ def test_every_node_and_link_is_drawn_with_its_numbers(topology: Topology) -> No
     assert picture.count("marker-end") == sum(not is_cable for _, is_cable in cables)
 
 
-@pytest.mark.parametrize("topology", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize("topology", [*NETWORKS.values(), PROBED], ids=[*NETWORKS, "probed"])
 def test_words_are_large_inside_and_apart(topology: Topology) -> None:
     picture = network_picture(topology)
     wide, high = map(int, re.findall(r'viewBox="0 0 (\d+) (\d+)"', picture)[0])
@@ -71,6 +87,22 @@ def test_words_are_large_inside_and_apart(topology: Topology) -> None:
             assert abs(x - other_x) > half + other_half - 8 or abs(y - other_y) >= FONT - 2
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", picture)]
     assert min(sizes) >= 18
+
+
+def test_directions_that_hardly_differ_are_one_line_with_the_means() -> None:
+    picture = network_picture(PROBED)
+    drawn = elements(picture, "path", "link") + elements(picture, "path", "slow")
+    assert sorted(str(path.findtext(f"{SVG}title")) for path in drawn) == [
+        "0 -> host0: 1.619 GB/s, 10.74 us",
+        "1 -> host1: 1.707 GB/s, 9.5 us",
+        "card0 -> net: 0.1198 GB/s, 72.44 us",
+        "card1 -> net: 0.02418 GB/s, 72.44 us",
+        "host0 -> 0: 1.832 GB/s, 10.74 us",
+        "host0 -> card0: 0.1198 GB/s, 0 us",
+        "host1 -> card1: 0.02418 GB/s, 0 us",
+        "net -> card1: 0.02423 GB/s, 80.6 us",
+    ]
+    assert picture.count("marker-end") == 4
 
 
 def test_slow_links_are_broken_thinner_and_explained() -> None:

@@ -1,4 +1,4 @@
-"""What ranks on several hosts do that fit their algorithms to the network; see benchmarks/fit.py."""
+"""Programs of ranks on several hosts that fit their algorithms to the network; see benchmarks/fit.py."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def time_both(file: str, sizes: Sequence[int], repetitions: int) -> list[Any]:
 
 
 class Slowed(NamedTuple):
-    """When each operation ended, why it ran as the next one would, the network that it was fitted to; and whether sums were right."""
+    """The end of each operation, why the next one would run as it does, and the network of the fit; whether sums were right."""
 
     ends_s: list[float]
     reasons: list[str]

@@ -14,7 +14,8 @@ from ringcoll.errors import ArgumentError
 from ringcoll.simulation import Measurements, Topology, topology_from_text, topology_of
 from ringcoll.simulation.flows import Flows, SimulatedMessage
 from ringcoll.simulation.measured import _sharing, links_of
-from ringcoll.simulation.trials import Pair, Sample, Trial, tournament, trials
+from ringcoll.simulation.rates import Pair, Sample
+from ringcoll.simulation.trials import Trial, tournament, trials
 from tests.cases.effort import effort
 from tests.cases.malformed import documents
 

@@ -24,9 +24,9 @@ training step on all of the data needs the average of the gradients on every ran
 
 Every rank gets the same averages to the last bit, so the models stay the same.
 
-Ranks with batches of different sizes pass ``weight``, the number w of their samples: then the average of the gradients g
-is ``sum(w g) / sum(w)``, to ``(k + 2) u sum(w |g|) / sum(w)`` in a dtype of unit roundoff u on k ranks. It costs an
-all-reduce of one number a step.
+Ranks with batches of different sizes pass ``weight``, the number w of their samples: then the average of the gradients
+g is ``sum(w g) / sum(w)``, to ``(k + 2) u sum(w |g|) / sum(w)`` in a dtype of unit roundoff u on k ranks. The sum of
+the weights costs an all-reduce of one number a step.
 
 A parameter that a rank does not use has no gradient there. The rank takes part with zeros, and
 gets the average as all others do: the ranks' operations must match. (torch leaves ``.grad`` at
@@ -79,7 +79,7 @@ def average_op(wire_dtype: torch.dtype | None, world_size: int) -> object:
 
 
 class Weighing:
-    """The share of this rank in the sum of all weights, which is on its way: a weighted average is a sum of shares."""
+    """The share of this rank in the sum of all weights; a weighted average is the sum of gradients times shares."""
 
     def __init__(self, weight: float | Tensor, group: Any) -> None:
         self._group, self._weight = as_group(group), float(weight)
@@ -88,13 +88,13 @@ class Weighing:
         self._work = api.all_reduce(self._total, group=group, async_op=True)
 
     def weigh(self, grad: Tensor) -> object:
-        """Multiply a gradient in place, and return the operator; that of no samples may be NaN, and becomes 0."""
+        """Multiply a gradient by the share, in place, and return the operator; without samples, it becomes 0."""
         assert self._work is not None
         self._work.wait()
         total = float(self._total)
         require(0 < total < math.inf, "weight", "the ranks cannot be weighed", "finite numbers, at least 0, not all 0",
                 f"{self._weight} here, {total} in sum", self._group.rank())  # fmt: skip
-        grad.mul_(self._weight / total) if self._weight else grad.zero_()
+        grad.mul_(self._weight / total) if self._weight else grad.zero_()  # it may be NaN
         return dist.ReduceOp.SUM
 
 
@@ -119,8 +119,9 @@ def average_gradients(
     algorithm, wire_dtype, reproducible
         As for `ringcoll.all_reduce`.
     weight
-        Number of samples that the gradients of this rank are a mean over, as a number or a tensor of one element; ``None``
-        on all ranks if all count alike. All raise `ArgumentError` if all weights are 0, or one is negative or not finite.
+        Number of samples that the gradients of this rank are a mean over, as a number or a tensor of one element;
+        ``None`` on all ranks if all count alike. All ranks raise `ArgumentError` if all weights are 0, or a weight is
+        negative or not finite.
     """
     named: Iterable[tuple[object, Tensor]] = (
         module_or_params.named_parameters()
