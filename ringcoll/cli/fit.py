@@ -97,7 +97,8 @@ def _document(fitted: Fit) -> dict[str, Any]:
 def _print(fitted: Fit) -> None:
     world_size = fitted.topology.world_size
     click.echo(f"\n{fitted.collective} on {fitted.topology.name}, {world_size} ranks\n")
-    columns = ("bytes", "algorithm", "segments", "time", "bound", "ratio", "best in rank order", "time", "faster")  # fmt: skip
+    columns = ("bytes", "algorithm", "segments", "time", "bound", "ratio",
+               "best in rank order", "time", "faster")  # fmt: skip
     print_table(columns, map(_row, fitted.ranges), left=2)
     if fitted.left_out:
         left_out = ", ".join(fitted.left_out)

@@ -262,7 +262,8 @@ def wavefront_counts(schedule: Schedule, num_segments: int) -> Counts:
         (T - 1) * alpha + B * n * beta + 2 * sqrt((T - 1) * B * n * alpha * beta)
 
     The counts are exact: a wave costs what its busiest rank does in it, and the
-    first and last waves, in which only some of the steps are under way, cost less. For the chain (T = k - 1, B = 1) both are the same.
+    first and last waves, in which only some of the steps are under way, cost less.
+    For the chain (T = k - 1, B = 1) both are the same.
 
     Parameters
     ----------

@@ -337,8 +337,8 @@ def _seconds(
         alone = alone._replace(alpha_s=costs.exchange_s)
         crowded = crowded._replace(alpha_s=costs.exchange_s)
         further, messages = 0.0, rounds
-    # Half of the cost of a byte is to write it, and half to read it. Where data flow one way in slices, both are done at
-    # a time, of slices and of operations that follow each other; and what several ranks read is written once.
+    # Half of the cost of a byte is to write it, and half to read it. Where data flow one way in slices, both are done
+    # at a time, of slices and of operations that follow each other; and what several ranks read is written once.
     two_way = profile.two_way if costs.slice_bytes else 1.0
     path_s = alone.seconds(nbytes, rounds, traffic * two_way + cut, reduced + packed, further)
     spared = profile.repeated_mean / 2 if costs.slice_bytes else 0.0

@@ -26,7 +26,8 @@ fastest is an exchange whose message had come before the rank asked for it.
 
 Where a transport has two ways for a long message (`Transport.direct_from`), these two first send each other messages
 both ways, from 512 KiB down, and long ones whole and in slices (`Transport.slice_bytes`); rank 0 tells which was
-quicker. (With all ranks at once, ranks that share cores wait for each other at random.) The costs are those of that way.
+quicker. (With all ranks at once, ranks that share cores wait for each other at random.) The costs are those of
+that way.
 
 For CUDA tensors all of it is done with CUDA tensors, and every step waits for the stream, as a rank does that
 reduces what has come. No message is read by the host then, which would take longer than the
@@ -342,7 +343,7 @@ def measure(
     several_s = _message_s(exchange, _SHORT, _MOST, _AT_ONCE)
     distances = [1 << power for power in range((exchange.world_size - 1).bit_length())]
     crowded_s = _crowded_s(exchange, distances, _SHORT, _MOST)
-    # Where ranks share cores, it is told better by all at once: two that wait for each other are asleep most of the time.
+    # Where ranks share cores, it is told better by all at once: two that wait for each other are mostly asleep.
     crowded_several_s = _crowded_s(exchange, distances, _SHORT, _MOST, _AT_ONCE)
     further_s = min(several_s - short_s, (crowded_several_s - crowded_s) / crowd)
     crowded_long_s = _crowded_s(exchange, [1], *long)

@@ -71,7 +71,7 @@ class Refits:
 
     @property
     def ratio(self) -> float:
-        """The median of the last runs of the operation that takes the most time, in times of the first ones; 1 if they are few."""
+        """Median time of the last runs of the longest operation, in times of the first ones; 1 if they are few."""
         request = max(self._last, key=lambda each: sum(self._last[each]), default=None)
         if request is None or len(self._last[request]) < _LAST_RUNS:
             return 1.0
