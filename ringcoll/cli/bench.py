@@ -31,6 +31,7 @@ from ringcoll.cli.parameters import (
     file_option,
     json_option,
 )
+from ringcoll.launch import adopt_ranks
 from ringcoll.machine import json_text, replace_file
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
@@ -135,7 +136,7 @@ def bench(
 ) -> None:
     """Measure COLLECTIVE, with the flags, columns and JSON of nccl-tests.
 
-    Ranks are started on this machine; under torchrun, those that are there are used.
+    Ranks are started on this machine; under torchrun, mpiexec and srun, those that are there are used.
 
     Size is that of the vector, or of all blocks of a rank; time the median of the
     iterations; algbw size over time; busbw that times a factor for the data that each
@@ -160,8 +161,8 @@ def bench(
         raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
     others = asked.read(peers)
     mpi_peers = [name for name in others if name in asked.MPI_PEERS]
-    if mpi_peers and measuring.under_torchrun():
-        raise click.UsageError("peers of MPI are started on this machine, not under torchrun")
+    if mpi_peers and adopt_ranks():
+        raise click.UsageError("peers of MPI are started on this machine, not by another launcher")
     for name in mpi_peers:
         asked.find(name, peer_dir)
     own, modules = measuring.contenders(collective, algorithms, world_size)
@@ -199,7 +200,7 @@ def bench(
     )
     for name in mpi_peers:
         results += asked.measure_peer(name, request, world_size, peer_dir)
-    if printer.devices:  # under torchrun rank 0 has them, and prints
+    if printer.devices:  # under a launcher rank 0 has them, and prints
         _finish(printer, results, file, as_json=as_json, as_csv=as_csv)
     if failed(results):
         ctx.exit(1)

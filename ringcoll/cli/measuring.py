@@ -1,6 +1,6 @@
 """The options that the commands that measure share, and the ranks that they start.
 
-Ranks are either started here, on this machine, or were started by ``torchrun``: then
+Ranks are either started here, on this machine, or were started by a launcher: then
 every rank runs the command, and only rank 0 prints. Measured costs are printed in one way.
 """
 
@@ -39,7 +39,7 @@ from ringcoll.cli.output import print_text, progress
 from ringcoll.cli.parameters import named_algorithms, size_option
 from ringcoll.cost import Parameters
 from ringcoll.errors import UnsupportedWorldSizeError
-from ringcoll.launch import Ranks, reports_to
+from ringcoll.launch import Ranks, adopt_ranks, reports_to
 from ringcoll.machine import (
     TRANSPORT_VARIABLES,
     UserModule,
@@ -252,7 +252,7 @@ def chosen(sizes_from: int, sizes_to: int, factor: int, step: int) -> tuple[int,
 
 def check_memory(nbytes: int, world_size: int, device: str = "cpu") -> None:
     """Refuse sizes for which the ranks here have no memory: input, output, and what is expected."""
-    if device != "cpu" or under_torchrun():
+    if device != "cpu" or adopt_ranks():
         return
     free = free_bytes()
     if 3 * nbytes * world_size > free:
@@ -263,26 +263,21 @@ def check_memory(nbytes: int, world_size: int, device: str = "cpu") -> None:
         )
 
 
-def under_torchrun() -> bool:
-    """Whether this process is one of several ranks that somebody else started."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def is_first_rank() -> bool:
-    """Whether this process is the rank that prints; without ``torchrun`` it always is."""
-    return os.environ["RANK"] == "0" if under_torchrun() else True
+    """Whether this process is the rank that prints; without a launcher it always is."""
+    return os.environ["RANK"] == "0" if adopt_ranks() else True
 
 
 def ranks_to_use(asked: int | None, usual: int) -> int:
-    """The number of ranks: as many as asked for, or as ``torchrun`` has started."""
-    if not under_torchrun():
+    """The number of ranks: as many as asked for, or as a launcher has started."""
+    if not adopt_ranks():
         return asked or usual
     try:
         started = int(os.environ["WORLD_SIZE"])
     except ValueError as error:
         raise click.UsageError(f"WORLD_SIZE is no number of ranks: {error}") from error
     if asked not in (None, started):
-        raise click.BadParameter(f"torchrun has started {started}", param_hint="--ranks")
+        raise click.BadParameter(f"{started} have been started", param_hint="--ranks")
     return started
 
 
@@ -295,13 +290,13 @@ def on_ranks(
     on_start: Callable[[list[dict[str, Any]]], object] | None = None,
     kind: str = "cpu",
 ) -> Any:
-    """Call a function on ranks that are started here, or on those of ``torchrun``.
+    """Call a function on ranks that are started here, or on those of a launcher: ``torchrun``, ``mpiexec``, ``srun``.
 
     ``on_report`` is called with what the ranks report, ``on_start`` before that with a description
-    of each rank and its device of a kind, ``"cpu"`` or ``"cuda"``; under ``torchrun`` both on rank
-    0. The value of the function on rank 0 is returned, under ``torchrun`` on this rank.
+    of each rank and its device of a kind, ``"cpu"`` or ``"cuda"``; under a launcher both on rank
+    0. The value of the function on rank 0 is returned, under a launcher on this rank.
     """
-    if under_torchrun():
+    if adopt_ranks():
         dist.init_process_group(backend)
         devices: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(devices, device(kind))

@@ -15,6 +15,7 @@ from ringcoll.algorithms import Algorithm
 from ringcoll.cli.parameters import ranks_in_files, ranks_option
 from ringcoll.cost import in_number
 from ringcoll.errors import ArgumentError
+from ringcoll.formats import topology_in
 from ringcoll.machine import read_file
 from ringcoll.search import registered_times
 from ringcoll.simulation import (
@@ -22,12 +23,17 @@ from ringcoll.simulation import (
     PRESETS,
     Topology,
     ranks_named,
-    topology_from_text,
     topology_named,
 )
 
 NETWORKS = {"Topologies": FORMS, "Topologies of real machines": PRESETS}  # for pages of help
 _NUMBERS = ("bandwidth", "latency_s", "across_bandwidth", "across_latency_s")  # of a link
+_BEGINS = {
+    ".txt": r"\w+\s*(--|->)",
+    ".xml": "<system",
+    ".yaml": ".",
+    ".yml": ".",
+}  # of networks, by the ending
 _COSTS = ("alpha_s", "gamma_s_per_byte")  # of a rank
 
 
@@ -42,8 +48,9 @@ def _number(name: str, unit: float, about: str) -> Callable[..., Any]:
 
 _OPTIONS = (
     click.option("--topology", "text", metavar="NAME", help="The network, as below."),
-    click.option("--graph", type=click.Path(dir_okay=False, path_type=Path), help="A file with the network, "
-                 "a link a line, such as '0 -- 1 50 0.5': two nodes, GB/s and microseconds."),
+    click.option("--graph", type=click.Path(dir_okay=False, path_type=Path), help="A file with the network: "
+                 "a link a line, such as '0 -- 1 50 0.5', which are two nodes, GB/s and microseconds; or what NCCL writes "
+                 "to NCCL_TOPO_DUMP_FILE; or InfraGraph."),
     _number("--bandwidth bandwidth", 1e9, "GB/s of a link; 10."),
     _number("--latency latency_s", 1e-6, "Microseconds of a link; 1."),
     _number("--across-bandwidth across_bandwidth", 1e9, "GB/s of a card between hosts, a tenth of "
@@ -93,19 +100,20 @@ def needed_network(asked: dict[str, Any], *names: str, **usual: Any) -> Topology
 
 
 def is_network_file(path: str) -> bool:
-    """Whether a file begins with a link, as a network does, and no schedule; what cannot be read does not."""
+    """Whether a file begins as a network does, and no schedule; what cannot be read does not."""
+    begins = _BEGINS.get(Path(path).suffix.lower())
     try:
-        text = read_file(Path(path).expanduser()) if path.lower().endswith(".txt") else ""
+        text = read_file(Path(path).expanduser()) if begins else ""
     except (OSError, RuntimeError):
         return False
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return re.match(r"\w+\s*(--|->)", next(filter(None, lines), "")) is not None
+    return bool(begins and re.match(begins, next(filter(None, lines), "")))
 
 
 def network_in(path: Path) -> Topology:
     """Read the network in a file; an `ArgumentError` names the file, and the line."""
     try:
-        return topology_from_text(read_file(path), name=path.stem)
+        return topology_in(read_file(path), name=path.stem)
     except OSError as error:
         raise ArgumentError(f"{path} cannot be read: {error}") from None
     except ArgumentError as error:

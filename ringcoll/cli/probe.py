@@ -19,6 +19,7 @@ from ringcoll.simulation import Measurements, links_of, topology_of, topology_te
 _EXAMPLES = """
   ringcoll probe -k 4
   torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint host0:29500 -m ringcoll probe -o cluster.txt
+  mpiexec -n 8 ringcoll probe
   ringcoll probe -k 2 --transport gloo --seconds 5 --json
 """
 _SHOWN = 60  # links
@@ -36,8 +37,8 @@ def probe(
 ) -> None:
     """Measure all pairs of ranks, and find hosts, their cards, and the links between them.
 
-    Ranks are processes on this machine; under torchrun, and wherever RANK, WORLD_SIZE and MASTER_ADDR are set, every
-    rank runs the command, and rank 0 writes. The table has each link with its spread: the
+    Ranks are processes on this machine; under torchrun, mpiexec and srun every rank runs the command, and rank 0
+    writes. The table has each link with its spread: the
     interquartile range over the median. Nothing else should run on these hosts meanwhile.
     """
     measured: Measurements = measuring.on_ranks(

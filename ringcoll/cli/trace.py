@@ -175,7 +175,7 @@ def trace(
         modules=modules,
     )
     summary = measuring.on_ranks(trace_on_rank, request, world_size=world_size, backend="gloo")
-    if summary:  # under torchrun rank 0 has it, and prints
+    if summary:  # under a launcher rank 0 has it, and prints
         if is_picture:
             _draw(written, file, collective, root, name)
         _print(replace(request, path=str(file.absolute())), summary, world_size, as_json=as_json)

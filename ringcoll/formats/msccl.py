@@ -39,6 +39,7 @@ _KNOWN = (
 _COLLECTIVES = {name.replace("_", ""): name for name in _KNOWN}
 _NAMES = {ours: theirs for theirs, ours in _COLLECTIVES.items()}
 _MOST_COUNT = 71  # MSCCL_MAX_COUNT is 72, and a count is below it
+_INSIDE = {"": "algo", "algo": "gpu", "gpu": "tb", "tb": "step", "step": ""}
 _TYPES = {"send": "s", "recv": "r", "recv_reduce": "rrc", "copy": "cpy", "add": "re"}
 
 
@@ -134,7 +135,7 @@ def from_msccl(text: str) -> Schedule:
         The text is malformed, or no algorithm of MSCCL, or its thread blocks wait for each other
         in a circle; the message names the line.
     """
-    algo = parse_xml(text, ("algo", "gpu", "tb", "step"))
+    algo = parse_xml(text, _INSIDE)
     theirs = algo.word("coll")
     if theirs not in _COLLECTIVES:
         raise algo.error(f'coll="{theirs}" is none of {", ".join(_COLLECTIVES)}')

@@ -1,10 +1,20 @@
-"""A text of any format that can be read, as a schedule."""
+"""A text of any format that can be read, as a schedule or as a network."""
 
 from __future__ import annotations
 
+import re
+
+from ringcoll.formats.infragraph import topology_from_infragraph
 from ringcoll.formats.msccl import from_msccl
 from ringcoll.formats.mscclpp import from_mscclpp
+from ringcoll.formats.nccl_topology import topology_from_nccl
 from ringcoll.schedule import Schedule
+from ringcoll.simulation import Topology, topology_from_text
+
+_NETWORKS = {  # by what they begin with, after comments
+    "<": topology_from_nccl,
+    r"\{|---|\w+\s*:": topology_from_infragraph,
+}
 
 
 def schedule_in(text: str) -> Schedule:
@@ -19,3 +29,20 @@ def schedule_in(text: str) -> Schedule:
     if first == "<":
         return from_msccl(text)
     return from_mscclpp(text) if first == "{" else Schedule.from_text(text)
+
+
+def topology_in(text: str, *, name: str = "graph") -> Topology:
+    """Read a network: XML of NCCL, YAML or JSON of InfraGraph, or a text of `ringcoll.simulation.topology_text`.
+
+    Raises
+    ------
+    ArgumentError
+        The text is malformed; the message names the line.
+    MissingExtraError
+        The text is of InfraGraph, and the package is missing.
+    """
+    begin = re.sub(r"(\s*#.*)*\s*", "", text.lstrip("\ufeff"), count=1)
+    for pattern, reader in _NETWORKS.items():
+        if re.match(pattern, begin):
+            return reader(text, name=name)
+    return topology_from_text(text, name=name)

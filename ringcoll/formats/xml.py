@@ -7,7 +7,7 @@ the line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 from xml.parsers import expat
@@ -15,6 +15,7 @@ from xml.parsers import expat
 from ringcoll.errors import ScheduleError
 
 _DIGITS = 18
+_DEPTH = 64
 
 
 @dataclass
@@ -63,8 +64,8 @@ class Element:
             yield from child.each(name)
 
 
-def parse_xml(text: str, names: Sequence[str]) -> Element:
-    """Read a document."""
+def parse_xml(text: str, inside: Mapping[str, str]) -> Element:
+    """Read a document; ``inside`` has the names that may stand inside each name, and inside ``""`` that of the root."""
     parser = expat.ParserCreate()
     path: list[Element] = []
     roots: list[Element] = []
@@ -73,10 +74,13 @@ def parse_xml(text: str, names: Sequence[str]) -> Element:
         raise ScheduleError(f"line {parser.CurrentLineNumber}: {message}")
 
     def start(name: str, attributes: dict[str, str]) -> None:
-        if len(path) == len(names) or name != names[len(path)]:
-            inside = f" inside <{path[-1].name}>" if path else ""
-            expected = f"<{names[len(path)]}>" if len(path) < len(names) else "nothing"
-            refuse(f"<{name}>{inside}, expected {expected}")
+        known = inside[path[-1].name if path else ""].split()
+        if name not in known:
+            where = f" inside <{path[-1].name}>" if path else ""
+            expected = " or ".join(f"<{each}>" for each in known) or "nothing"
+            refuse(f"<{name}>{where}, expected {expected}")
+        if len(path) == _DEPTH:
+            refuse(f"more than {_DEPTH} elements inside each other")
         element = Element(name, attributes, parser.CurrentLineNumber)
         (path[-1].children if path else roots).append(element)
         path.append(element)

@@ -1,10 +1,11 @@
-"""Ways to start ranks: as threads, as processes of this machine, by ``mpiexec``.
+"""Ways to start ranks: as threads, as processes of this machine, by ``mpiexec``; and ranks that are there.
 
 ===========  ==========================================================
 `threads`    ranks that are threads of this process
 `processes`  a pool of processes that run functions
 `mpi_ranks`  groups of the ranks of an MPI program
 `mpiexec`    MPI programs, started and watched
+`adopted`    ranks that ``mpiexec`` or ``srun`` has started
 ===========  ==========================================================
 """
 

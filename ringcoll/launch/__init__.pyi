@@ -1,4 +1,5 @@
 from . import mpiexec as mpiexec
+from .adopted import adopt_ranks as adopt_ranks
 from .mpi_ranks import MpiGroup as MpiGroup
 from .mpi_ranks import mpi_group as mpi_group
 from .processes import RankError as RankError

@@ -37,7 +37,7 @@ from ringcoll.search.least_time import LeastTime, least_time
 from ringcoll.search.near_ranks import hosts_named, near_ranks
 from ringcoll.search.placing import near_order
 from ringcoll.search.registered import HARDLY, MOST_MESSAGES, SearchTime, best_time
-from ringcoll.simulation import Topology, simulate, topology_text
+from ringcoll.simulation import SimulatedRun, Topology, simulate, topology_text
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))
 _SIZES_OF_MANY = (1 << 12, 1 << 18, 1 << 24)
@@ -327,10 +327,15 @@ def _ranges(sizes: Sequence[int], *, is_open: bool) -> Iterator[Range]:
 def _winners(
     times: Sequence[SearchTime], by_name: dict[str, _Candidate]
 ) -> tuple[SearchTime, SearchTime]:
-    """The time that wins, which has the fewest messages of those nearly as short as the least; and the least in rank order."""
-    close = [time for time in times if time.seconds <= HARDLY * times[0].seconds]
+    """The winner, and the fastest in rank order.
+
+    The winner has the fewest messages of those nearly as fast as the fastest, and no slower than any in rank order.
+    """
+    plain = next(time for time in times if by_name[time.algorithm].is_plain)
+    limit_s = min(HARDLY * times[0].seconds, plain.seconds)
+    close = [time for time in times if time.seconds <= limit_s]
     winner = min(close, key=lambda time: (by_name[time.algorithm].messages * time.segments, time))
-    return winner, next(time for time in times if by_name[time.algorithm].is_plain)
+    return winner, plain
 
 
 def _times(
@@ -339,20 +344,32 @@ def _times(
     nbytes: int,
     advance: Callable[[str], object],
 ) -> Iterator[SearchTime]:
-    """The time of each candidate; those that are slow in one segment, and not meant for more, are not tried in more."""
-    whole_s: dict[str, float] = {}
+    """The time of each candidate, in its best number of segments if that may make it the fastest.
+
+    It may not if it is slow in one segment, and not meant for more; or if its busiest link alone takes as long as the
+    fastest so far: in rank order for one in rank order, else nearly so.
+    """
+    runs: dict[str, SimulatedRun] = {}
     for one in candidates:
         if one.messages <= MOST_MESSAGES:
             advance(one.name)
-            whole_s[one.name] = float(simulate(one.schedule, nbytes, topology).seconds)
-    least_s = min(whole_s.values())
-    for one in candidates:
-        if one.name not in whole_s:
-            continue
-        seconds, segments = whole_s[one.name], 1
-        if one.pipelined or seconds < _NEARLY * least_s:
-            seconds, _, segments = best_time(one.schedule, topology, nbytes, one.messages, seconds)
-        yield SearchTime(seconds, one.name, segments)
+            runs[one.name] = simulate(one.schedule, nbytes, topology)
+    least_s = min(float(run.seconds) for run in runs.values())
+    best_s = {False: inf, True: inf}  # of those in rank order, too
+    by_time = sorted(
+        (one for one in candidates if one.name in runs), key=lambda one: runs[one.name].seconds
+    )
+    for one in by_time:
+        run = runs[one.name]
+        time = SearchTime(float(run.seconds), one.name, 1)
+        is_meant = one.pipelined or time.seconds < _NEARLY * least_s
+        limit_s = best_s[True] if one.is_plain else best_s[False] / HARDLY
+        if is_meant and run.busiest_s < limit_s:
+            time = best_time(one.schedule, topology, nbytes, one.messages, run)
+            time = time._replace(algorithm=one.name)
+        for is_plain in {False, one.is_plain}:
+            best_s[is_plain] = min(best_s[is_plain], time.seconds)
+        yield time
 
 
 def slower_links(before: Topology, now: Topology) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ringcoll.algorithms import Algorithm, algorithms
 from ringcoll.schedule import Schedule, estimated_messages
-from ringcoll.simulation import Topology, simulate
+from ringcoll.simulation import SimulatedRun, Topology, simulate
 
 MOST_MESSAGES = 1 << 18
 """Messages of all segments in a run: 3 s by events, and there are some 25 algorithms."""
@@ -40,22 +40,21 @@ def best_time(
     topology: Topology,
     nbytes: int,
     messages: int,
-    whole_s: float | None = None,
+    whole: SimulatedRun | None = None,
 ) -> SearchTime:
-    """Simulate a schedule of so many messages; ``whole_s`` is its time in one segment, if that is known."""
+    """Simulate a schedule of so many messages; ``whole`` is its run in one segment, if that is known.
 
-    def in_segments(segments: int) -> SearchTime:
-        seconds = float(simulate(schedule, nbytes, topology, segments=segments).seconds)
-        return SearchTime(seconds, schedule.algorithm, segments)
-
-    best = in_segments(1) if whole_s is None else SearchTime(whole_s, schedule.algorithm, 1)
+    Segments do not change what a link carries: no run is shorter than the busiest link needs.
+    """
+    whole = whole or simulate(schedule, nbytes, topology)
+    best = SearchTime(float(whole.seconds), schedule.algorithm, 1)
     for segments in (4, 16, 64, 256):
-        if messages * segments > MOST_MESSAGES:
+        if messages * segments > MOST_MESSAGES or best.seconds <= HARDLY * whole.busiest_s:
             break
-        time = in_segments(segments)
-        if time.seconds >= best.seconds / HARDLY:
+        seconds = float(simulate(schedule, nbytes, topology, segments=segments).seconds)
+        if seconds >= best.seconds / HARDLY:
             break
-        best = time
+        best = SearchTime(seconds, schedule.algorithm, segments)
     return best
 
 

@@ -97,6 +97,12 @@ class SimulatedRun(Shown):
         ]
         return sorted(loads, key=lambda load: (-(load.share or 0), -load.nbytes))
 
+    @property
+    def busiest_s(self) -> Any:
+        """Seconds that the busiest link would take for what it has carried, if it never waited."""
+        loads = zip(self.topology.links, self.link_nbytes, strict=True)
+        return max((nbytes / link.capacity for link, nbytes in loads if link.capacity), default=0)
+
     def _share(self, link: Link, nbytes: Number) -> Any:
         full = link.capacity
         return nbytes / (full * self.seconds) if full is not None and self.seconds else None

@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
 from ringcoll.collectives import close, communicator, measurements
 from ringcoll.simulation import Measurements
 
-__all__ = ["Slowed", "ddp_losses", "probed", "slowed", "time_both"]
+__all__ = ["Slowed", "ddp_losses", "fsdp_losses", "probed", "slowed", "time_both"]
 
 
 def probed(budget_s: float) -> tuple[Measurements, float]:
@@ -113,3 +115,24 @@ def ddp_losses(file: str | None, refits_at: int, steps: int) -> tuple[list[float
         losses.append(loss.item())
     words = str(ringcoll.explain("all_reduce", 96 * 700 * 4, group)).splitlines()[1]
     return losses, words
+
+
+def fsdp_losses(file: str | None, steps: int) -> tuple[list[float], list[str]]:
+    """Losses of a small model under torch's FSDP2, in whole numbers, and what its gathers and scatters ran."""
+    group = dist.new_group(backend="ringcoll", pg_options=ringcoll.Options(fit=file))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(96, 700, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.randint(-3, 4, model.weight.shape).float())
+    fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=1.0), []
+    for _ in range(steps):
+        inputs = torch.randint(-2, 3, (4, 96)).float() * (dist.get_rank() + 1)
+        optimizer.zero_grad()
+        loss = (model(inputs) * dist.get_world_size()).sum()  # FSDP2 divides by that
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    nbytes = 96 * 700 * 4
+    kinds = ("all_gather", "reduce_scatter")
+    return losses, [str(ringcoll.explain(kind, nbytes, group)).splitlines()[1] for kind in kinds]

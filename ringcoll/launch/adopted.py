@@ -1,0 +1,74 @@
+"""Ranks that ``mpiexec`` or ``srun`` has started, told to torch.distributed in the variables of ``torchrun``.
+
+Where rank 0 is and on which port it listens, ``MASTER_ADDR`` and ``MASTER_PORT`` say if they are set. Otherwise the ranks of
+``mpiexec`` ask MPI, and those of Slurm take the step's first node, and a port that follows from the number of the job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+
+from ringcoll.errors import ArgumentError
+from ringcoll.transport import mpi_library
+
+_STARTED = (  # number of ranks, rank, rank on this host
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+)
+_PORTS = 15_000, 10_000  # the first one of jobs, and how many there are
+
+
+def adopt_ranks() -> bool:
+    """Whether this process is one of several ranks that a launcher has started; then ``RANK`` and the like are set.
+
+    Raises
+    ------
+    ArgumentError
+        A variable of the launcher is no number.
+    MissingExtraError, TransportError
+        ``MASTER_ADDR`` is not set, and MPI cannot be asked.
+    """
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return True
+    names = next((row for row in _STARTED if os.environ.get(row[0], "1") != "1"), None)
+    if names is None:
+        return False
+    size, rank, local_rank = (_number(name) for name in names)
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        address, port = _place_in_slurm() if names[0].startswith("SLURM") else _place_by_mpi()
+        os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local_rank)}
+    return True
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "0")
+    if not (text.isascii() and text.isdigit()):
+        raise ArgumentError(
+            "a launcher has set no number", argument=name, expected="0 or more", got=repr(text)
+        )
+    return int(text)
+
+
+def _place_by_mpi() -> tuple[str, int]:
+    library = mpi_library()
+    comm = library.COMM_WORLD
+    here = comm.Split_type(library.COMM_TYPE_SHARED)
+    is_one_host = here.Get_size() == comm.Get_size()
+    here.Free()
+    with socket.socket() as free:
+        free.bind(("", 0))
+        place = "127.0.0.1" if is_one_host else socket.getfqdn(), free.getsockname()[1]
+    address, port = comm.bcast(place, root=0)
+    return address, port
+
+
+def _place_in_slurm() -> tuple[str, int]:
+    """``node[03-04,7]`` begins with ``node03``."""
+    nodes = os.environ.get("SLURM_STEP_NODELIST", "127.0.0.1")
+    first = re.sub(r"\[(\w+)[^]]*\]", r"\1", re.split(r",(?![^[]*\])", nodes)[0])
+    begin, number = _PORTS
+    return first, begin + _number("SLURM_JOB_ID") % number

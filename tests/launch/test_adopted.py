@@ -1,0 +1,135 @@
+"""Ranks that a launcher has started know each other."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringcoll.errors import ArgumentError
+from ringcoll.launch import adopt_ranks, mpiexec
+
+ROOT = Path(__file__).parents[2]
+PROBE = [
+    sys.executable,
+    "-m",
+    "ringcoll",
+    "probe",
+    "--seconds",
+    "1",
+    "--json",
+    "--transport",
+    "gloo",
+]
+TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+SLURM = {
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_JOB_ID": "123456",
+}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """An environment without launchers, which is put back afterwards."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    for name in list(os.environ):
+        if name in TOLD or name.startswith(("OMPI_", "PMI_", "SLURM_")):
+            del os.environ[name]
+    return os.environ
+
+
+def test_without_a_launcher_nothing_is_set(environment):
+    assert not adopt_ranks()
+    environment |= SLURM | {
+        "SLURM_STEP_NUM_TASKS": "1",
+        "OMPI_COMM_WORLD_SIZE": "1",
+        "PMI_SIZE": "1",
+    }
+    assert not adopt_ranks()
+    assert not set(TOLD) & set(environment)
+
+
+def test_torchrun_comes_first(environment):
+    told = {"RANK": "1", "WORLD_SIZE": "2"}
+    environment |= SLURM | told
+    assert adopt_ranks()
+    assert {name: environment[name] for name in told} == told
+
+
+@pytest.mark.parametrize(
+    "nodes,first",
+    [
+        ("node7", "node7"),
+        ("node[03-04,7]", "node03"),
+        ("gpu[1,5],cpu[2-3]", "gpu1"),
+        ("a,b[1-2]", "a"),
+        ("rack2n[08-11]-ib", "rack2n08-ib"),
+    ],
+)
+def test_slurm(environment, nodes, first):
+    environment |= SLURM | {"SLURM_STEP_NODELIST": nodes}
+    assert adopt_ranks()
+    assert [environment[name] for name in TOLD] == ["3", "4", "1", first, "18456"]
+
+
+def test_what_the_user_sets_stays(environment):
+    for own in (
+        SLURM,
+        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
+        {"PMI_SIZE": "2", "PMI_RANK": "1"},
+    ):
+        environment |= own | {"MASTER_ADDR": "host9", "MASTER_PORT": "1234"}
+        assert adopt_ranks()
+        assert [environment[name] for name in TOLD[3:]] == ["host9", "1234"]
+        for name in (*TOLD, *own):
+            environment.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    "name", ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_LOCALID"]
+)
+@pytest.mark.parametrize("value", ["x", "-1", "", "²"])
+def test_no_numbers_are_refused(environment, name, value):
+    environment |= SLURM | {name: value}
+    with pytest.raises(ArgumentError, match=name):
+        adopt_ranks()
+    assert not set(TOLD) & set(environment)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_command_under_mpiexec():
+    command = mpiexec.beside()
+    assert command is not None
+    output = mpiexec.run(command, 3, PROBE, timeout_s=120, variables={"PYTHONPATH": str(ROOT)})
+    assert json.loads(output)["hosts"] == [0, 0, 0]  # once, and nothing else
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_command_under_srun(environment):
+    """As srun sets the variables, on a port that is free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = [
+        subprocess.Popen(
+            PROBE, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment | SLURM | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": f"{rank}",
+                                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], outputs
+    assert json.loads(outputs[0][0])["hosts"] == [0, 0]
+    assert outputs[1][0] == ""
