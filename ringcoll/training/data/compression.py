@@ -44,6 +44,7 @@ from ringcoll.collectives import as_group
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError
 from ringcoll.training.checks import require
+from ringcoll.training.data.parallel import Weighing
 from ringcoll.training.flat import trained
 
 
@@ -151,12 +152,18 @@ class CompressedGradients:
     def __init__(self, module: nn.Module, make: Callable[[], Compressor]) -> None:
         self._pairs = [(param, make()) for param in trained(module).values()]
 
-    def average(self) -> Sent:
-        """Average all gradients, in the order of the parameters; report on all of them together."""
-        reports = []
+    def average(self, weight: float | Tensor | None = None) -> Sent:
+        """Average all gradients, in the order of the parameters; report on all of them together.
+
+        ``weight`` as for `average_gradients`.
+        """
+        reports, weighing = [], None
         for param, compressor in self._pairs:
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
+            if weight is not None:
+                weighing = weighing or Weighing(weight, compressor.group)
+                weighing.weigh(param.grad, compressor.world_size)
             reports.append(compressor.average(param.grad))
         return Sent.total(reports)
 

@@ -117,16 +117,21 @@ class CompressedBuckets:
     make
         Makes a new compressor in each call, for a group of the same ranks as that of
         ``DistributedDataParallel``; otherwise `ArgumentError` is raised.
+    weight
+        As for `HookOptions`.
     """
 
-    def __init__(self, make: Callable[[], Compressor]) -> None:
+    def __init__(
+        self, make: Callable[[], Compressor], weight: float | Tensor | None = None
+    ) -> None:
         first, second = make(), make()
         is_compressor = isinstance(first, Compressor)
         require(is_compressor and first is not second, "make",
                 "does not make a compressor for each bucket",
                 "a function that returns a new Compressor in each call",
                 "the same Compressor twice" if is_compressor else type(first).__name__)  # fmt: skip
-        self._make = make
+        self._make, self.weight = make, weight
+        self._weighing: Weighing | None = None  # of this step
         self._compressors: dict[tuple[Tensor, ...], Compressor] = {}  # by the bucket's parameters
         self._residuals: dict[Tensor, Tensor] = {}  # by parameter: views of the compressors'
         self._reports: list[Sent] = []
@@ -140,6 +145,11 @@ class CompressedBuckets:
         compressor = self._compressors[params]
         if bucket.index() == 0:
             self._reports.clear()
+            self._weighing = (
+                None if self.weight is None else Weighing(self.weight, compressor.group)
+            )
+        if self._weighing is not None:
+            self._weighing.weigh(gradients, compressor.world_size)
         self._reports.append(compressor.average(gradients))
         assert compressor.residual is not None
         pieces = torch.split(compressor.residual, [param.numel() for param in params])

@@ -145,12 +145,12 @@ class FlatBucket(GradientBucket):
         zeros = torch.zeros if self.stage > 1 else lasting_zeros
         return zeros(self.flat.numel(), dtype=self.flat.dtype, device=self.device)
 
-    def launch(self) -> None:
+    def launch(self, op: object = dist.ReduceOp.AVG) -> None:
         """Start the reduce-scatter of the gradients."""
         assert self.grad is not None
         self.grad_shard = self.grad[self.own] if self.stage == 1 else torch.empty_like(self.shard)
         self.reducing = api.reduce_scatter_single(
-            self.grad_shard, self.grad, dist.ReduceOp.AVG, self.group, async_op=True
+            self.grad_shard, self.grad, op, self.group, async_op=True
         )
 
     def settle(self) -> None:

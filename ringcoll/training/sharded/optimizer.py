@@ -66,7 +66,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ringcoll.collectives import functions as api
 from ringcoll.training.data.buckets import BUCKET_BYTES
@@ -112,6 +112,9 @@ class ShardedAdamW(ShardedBuckets):
         Dtype of parameters and gradients, for example ``torch.bfloat16``, beside a master copy of
         the own shard in float32 that AdamW works on. ``None``: AdamW works on the parameters.
         Gradients of 16 bits are sent, and added up, in float32.
+    weight
+        As for `ringcoll.training.average_gradients`. It is read anew when the first bucket of a step is full: set
+        ``.weight``, or write into the tensor, before backward.
 
     Examples
     --------
@@ -141,10 +144,13 @@ class ShardedAdamW(ShardedBuckets):
         bucket_bytes: int = BUCKET_BYTES,
         max_norm: float | None = None,
         mixed: torch.dtype | None = None,
+        weight: float | Tensor | None = None,
     ) -> None:
         self.group = group
         self._require("max_norm", max_norm is None or max_norm > 0, "> 0, or None", max_norm)
-        super().__init__(module, group, stage=stage, bucket_bytes=bucket_bytes, mixed=mixed)
+        super().__init__(
+            module, group, stage=stage, bucket_bytes=bucket_bytes, mixed=mixed, weight=weight
+        )
         self.max_norm = max_norm
         self.last_norm: float | None = None
         self.adamw = torch.optim.AdamW(

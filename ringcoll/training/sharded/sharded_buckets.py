@@ -20,6 +20,7 @@ from ringcoll.collectives import as_group
 from ringcoll.errors import BackwardError
 from ringcoll.training.checks import check_dense, require
 from ringcoll.training.data.buckets import assign_buckets
+from ringcoll.training.data.parallel import Weighing
 from ringcoll.training.flat import begin_alike
 from ringcoll.training.sharded.flat_bucket import FlatBucket
 from ringcoll.training.sharded.gather_ahead import ModuleHooks
@@ -38,8 +39,9 @@ class ShardedBuckets:
         stage: int,
         bucket_bytes: int,
         mixed: torch.dtype | None,
+        weight: float | Tensor | None,
     ) -> None:
-        self.group, self.stage = group, stage
+        self.group, self.stage, self.weight = group, stage, weight
         self._require("stage", stage in (1, 2, 3), "1, 2 or 3", stage)
         self._require("bucket_bytes", bucket_bytes > 0, "> 0", bucket_bytes)
         is_float = mixed is None or mixed.is_floating_point
@@ -70,6 +72,7 @@ class ShardedBuckets:
     def begin(self) -> None:
         """Begin a step: no bucket of it is on its way."""
         self._launched = 0
+        self._weighing: Weighing | None = None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -124,11 +127,17 @@ class ShardedBuckets:
 
     def _launch_full(self) -> None:
         """Reduce full buckets, in their order, up to the first bucket that is not full."""
+        if self._weighing is None and self.weight is not None:
+            self._weighing = Weighing(self.weight, self.group)
         waiting = self._buckets[self._launched :]
         for bucket in takewhile(lambda bucket: not bucket.missing, waiting):
             if self.stage > 1 and self._launched >= _MOST_REDUCING:
                 self._buckets[self._launched - _MOST_REDUCING].settle()
-            bucket.launch()
+            if self._weighing is None:
+                bucket.launch()
+            else:
+                assert bucket.grad is not None
+                bucket.launch(self._weighing.weigh(bucket.grad))
             self._launched += 1
 
     def _require(self, argument: str, holds: bool, expected: object, got: object) -> None:
