@@ -42,7 +42,14 @@ from ringcoll.errors import (
     UnknownAlgorithmError,
     VerificationError,
 )
-from ringcoll.formats import from_msccl, from_mscclpp, schedule_in, to_msccl, to_mscclpp
+from ringcoll.formats import (
+    from_msccl,
+    from_mscclpp,
+    schedule_in,
+    to_msccl,
+    to_mscclpp,
+    topology_in,
+)
 from ringcoll.group import agreement
 from ringcoll.machine import (
     algorithms_named,
@@ -148,6 +155,20 @@ def test_a_schedule_of_another_system(text: str) -> None:
         schedule = outcome(ScheduleError, read, text)
         if isinstance(schedule, Schedule):
             outcome(ScheduleError, verify, schedule)
+
+
+NETWORKS = tuple(
+    path.read_text() for path in sorted((Path(__file__).parent / "formats" / "networks").iterdir())
+)
+
+
+@effort(60)
+@given(words("0 -- 1 50 0.5\n1 -> a 2 1\na -> 1 2 1\nranks 0 1.5 0.05\n", *NETWORKS))
+def test_a_network(text: str) -> None:
+    topology = outcome(ArgumentError, topology_in, text)
+    if not isinstance(topology, ArgumentError):
+        assert topology.world_size > 0
+        assert all(link.bandwidth > 0 for link in topology.links)
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
