@@ -112,8 +112,9 @@ class _Prober:
         arrivals = [(time.perf_counter(), 0)]
         while coming:
             coming.popleft()()
-            arrivals.append((time.perf_counter(), arrivals[-1][1] + sizes.popleft()))
-            if not trial.nbytes:
+            if size:  # what is under way at the end does not count
+                arrivals.append((time.perf_counter(), arrivals[-1][1] + sizes.popleft()))
+            if size and not trial.nbytes:
                 rate = arrivals[-1][1] / max(arrivals[-1][0] - arrivals[0][0], 1e-6)
                 size = min(2 * size, max(_LEAST, int(rate * _MESSAGE_S)), _MOST)
             if trial.is_enough(arrivals):

@@ -44,7 +44,8 @@ _SIZES_OF_MANY = (1 << 12, 1 << 18, 1 << 24)
 _MANY = 64  # ranks from which there are fewer sizes
 _EXACT, _EFFORT = 8, 0.3  # ranks, and work for each question
 _NEAR_NBYTES = 1 << 20
-_LONG = 4  # times the least latency, from which the simulator knows better than "auto"
+# Times the least latency, from which the simulator knows better than "auto": an algorithm waits some times for as long.
+_LONG = 16
 # With six ranks on two cores, 64 KiB took 1.3 times as long by a schedule that was simulated 1.07 times as fast.
 _FAR_FASTER = 1.5
 _SLOWER = 0.5  # of the speed before: within a busy host measured speeds vary by a third

@@ -43,8 +43,13 @@ class Trial(NamedTuple):
         return self.nbytes == _SHORT
 
     def is_enough(self, arrivals: Sequence[tuple[float, int]]) -> bool:
-        """Whether a receiver has measured enough after arrivals: a time, and all bytes so far."""
+        """Whether a receiver has measured enough after arrivals: a time, and all bytes so far.
+
+        Where several send at once, all measure for as long: who went on after the others would get what they had.
+        """
         seconds = arrivals[-1][0] - arrivals[0][0]
+        if self.nbytes and not self.is_short:
+            return seconds >= self.seconds
         enough = len(arrivals) > 3 if self.is_short else arrivals[-1][1] >= _LEAST_NBYTES
         return seconds >= self.seconds and (enough or seconds >= _MOST_S)
 

@@ -339,3 +339,17 @@ def test_every_link_has_the_spread_of_its_rate() -> None:
     hosts = (0, 0, 1, 1)
     found = measured(topology_from_text(hosts_text(hosts, [(125 * MB,) * 2] * 2)), hosts, 0.04)
     assert [*links_of(found).values()] == [pytest.approx(0.04)] * 16
+
+
+def test_a_stream_that_waits_for_another_one_does_not_count_what_comes_afterwards() -> None:
+    """Two streams share 24 MB/s; the second gets a tenth of it until the first one has ended."""
+    trial, first, second = Trial((), 0.25, 1 << 16), [(0.0, 0)], [(0.0, 0)]
+    for arrivals, share in ((first, 0.9), (second, 0.1)):
+        while not trial.is_enough(arrivals):
+            now, nbytes = arrivals[-1]
+            rate = 24e6 * (share if now < 0.25 else 1)
+            arrivals.append((now + trial.nbytes / rate, nbytes + trial.nbytes))
+    rates = [trial.sample(arrivals).value for arrivals in (first, second)]
+    assert 0.95 * 24e6 < sum(rates) < 1.05 * 24e6
+    alone = Trial((), 0.25)  # where nobody else sends, a slow stream goes on until it has enough bytes
+    assert not alone.is_enough([(0.0, 0), (0.3, 1 << 20)])
