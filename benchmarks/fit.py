@@ -14,6 +14,7 @@ in rank order are on different hosts; never slower; simulated within 25 % of mea
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import threading
@@ -122,6 +123,7 @@ def main() -> None:
     options = arguments.parse_args()
     if reason := reason_why_not_slow():
         sys.exit(reason)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     facts = environment(6, "shared, UCX between hosts")
     introduce(facts)
     sizes = [parse_size(size) for size in options.sizes.split(",")]

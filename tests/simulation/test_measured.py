@@ -351,5 +351,7 @@ def test_a_stream_that_waits_for_another_one_does_not_count_what_comes_afterward
             arrivals.append((now + trial.nbytes / rate, nbytes + trial.nbytes))
     rates = [trial.sample(arrivals).value for arrivals in (first, second)]
     assert 0.95 * 24e6 < sum(rates) < 1.05 * 24e6
-    alone = Trial((), 0.25)  # where nobody else sends, a slow stream goes on until it has enough bytes
+    alone = Trial(
+        (), 0.25
+    )  # where nobody else sends, a slow stream goes on until it has enough bytes
     assert not alone.is_enough([(0.0, 0), (0.3, 1 << 20)])
