@@ -36,8 +36,8 @@ from ringcoll.search.hops import hops_of
 from ringcoll.search.least_time import LeastTime, least_time
 from ringcoll.search.near_ranks import hosts_named, near_ranks
 from ringcoll.search.placing import near_order
-from ringcoll.search.registered import HARDLY, MOST_MESSAGES, SearchTime, best_time
-from ringcoll.simulation import SimulatedRun, Topology, simulate, topology_text
+from ringcoll.search.registered import HARDLY, MOST_MESSAGES, RunTime, SearchTime, TimesOn
+from ringcoll.simulation import Topology, topology_text
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))
 _SIZES_OF_MANY = (1 << 12, 1 << 18, 1 << 24)
@@ -280,12 +280,12 @@ def fit(
         )
     bound = least_time(collective, topology)
     is_even = len({limit.speed for limit in hops_of(topology).limits}) == 1
-    by_name = {candidate.name: candidate for candidate in candidates}
+    by_name, times_on = {candidate.name: candidate for candidate in candidates}, TimesOn(topology)
     times: dict[int, tuple[SearchTime, ...]] = {}
     stored: dict[str, Schedule] = {}
     ranges: list[FitRange] = []
     for size, nbytes in zip(asked, _ranges(asked, is_open=not sizes), strict=True):
-        times[size] = tuple(sorted(_times(candidates, topology, size, advance)))
+        times[size] = tuple(sorted(_times(candidates, times_on, size, advance)))
         winner, plain = _winners(times[size], by_name)
         candidate = by_name[winner.algorithm]
         verify(candidate.schedule)
@@ -341,7 +341,7 @@ def _winners(
 
 def _times(
     candidates: Sequence[_Candidate],
-    topology: Topology,
+    times_on: TimesOn,
     nbytes: int,
     advance: Callable[[str], object],
 ) -> Iterator[SearchTime]:
@@ -350,24 +350,23 @@ def _times(
     It may not if it is slow in one segment, and not meant for more; or if its busiest link alone takes as long as the
     fastest so far: in rank order for one in rank order, else nearly so.
     """
-    runs: dict[str, SimulatedRun] = {}
+    runs: dict[str, RunTime] = {}
     for one in candidates:
         if one.messages <= MOST_MESSAGES:
             advance(one.name)
-            runs[one.name] = simulate(one.schedule, nbytes, topology)
-    least_s = min(float(run.seconds) for run in runs.values())
+            runs[one.name] = times_on.run(one.schedule, nbytes)
+    least_s = min(run.seconds for run in runs.values())
     best_s = {False: inf, True: inf}  # of those in rank order, too
     by_time = sorted(
         (one for one in candidates if one.name in runs), key=lambda one: runs[one.name].seconds
     )
     for one in by_time:
         run = runs[one.name]
-        time = SearchTime(float(run.seconds), one.name, 1)
+        time = SearchTime(run.seconds, one.name, 1)
         is_meant = one.pipelined or time.seconds < _NEARLY * least_s
         limit_s = best_s[True] if one.is_plain else best_s[False] / HARDLY
         if is_meant and run.busiest_s < limit_s:
-            time = best_time(one.schedule, topology, nbytes, one.messages, run)
-            time = time._replace(algorithm=one.name)
+            time = times_on.best(one.schedule, nbytes, one.messages)._replace(algorithm=one.name)
         for is_plain in {False, one.is_plain}:
             best_s[is_plain] = min(best_s[is_plain], time.seconds)
         yield time
