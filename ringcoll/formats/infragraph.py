@@ -7,6 +7,7 @@ the file; all else is a switch. An edge is a cable with the bandwidth and the la
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Any
 
 from ringcoll.errors import ArgumentError, MissingExtraError
@@ -14,6 +15,7 @@ from ringcoll.simulation import Link, Topology
 
 _RANKS = ("xpu", "npu")  # the second is the name in old files
 _RATES = {"Gbps": 1e9 / 8, "GBps": 1e9}  # bytes per second
+_MOST_NODES = 1 << 20
 _TIMES = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # seconds
 
 
@@ -58,22 +60,23 @@ def topology_from_infragraph(text: str, *, name: str = "infragraph") -> Topology
     try:
         return Topology(world_size=len(ranks), links=tuple(links), name=name, source="InfraGraph")
     except ArgumentError as error:
-        without = f"; links without a bandwidth in bits or bytes: {', '.join(left_out)}" * bool(
-            left_out
-        )
-        raise ArgumentError(f"{error.message}{without}", argument="text") from None
+        names = ", ".join(left_out) or "none"
+        what = f"{error.message}; links without a bandwidth in bits or bytes: {names}"
+        raise ArgumentError(what, argument="text") from None
 
 
 def _graph(text: str) -> Any:
     """The graph of networkx that the package makes."""
-    try:
-        from infragraph.infragraph_service import (
-            InfraGraphService,
-        )  # what needs no such file needs no such package
+    counts = sorted(int(digits[:18]) for digits in re.findall(r"count\W*(\d+)", text, re.ASCII))
+    if prod(counts[-2:]) > _MOST_NODES:  # components of a device, and such devices
+        raise ArgumentError(
+            "the graph has too many nodes", argument="text", expected=f"at most {_MOST_NODES}"
+        )
+    try:  # what needs no such file needs no such package
+        from infragraph.infragraph_service import InfraGraphService
     except ImportError as error:
-        raise MissingExtraError(
-            f"networks of InfraGraph need the package infragraph: pip install ringcoll[infragraph] ({error})"
-        ) from error
+        extra = "pip install 'ringcoll[infragraph]'"
+        raise MissingExtraError(f"networks of InfraGraph need {extra}: {error}") from error
     service = InfraGraphService()
     try:
         service.set_graph(text)
