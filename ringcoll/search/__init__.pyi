@@ -15,8 +15,8 @@ from .hops import hops_of as hops_of
 from .least_time import LeastTime as LeastTime
 from .least_time import least_time as least_time
 from .placing import near_order as near_order
-from .registered import HARDLY as HARDLY
-from .registered import SearchTime as SearchTime
 from .registered import fastest_times as fastest_times
 from .registered import registered_times as registered_times
 from .sccl import solve as solve
+from .times_on_network import HARDLY as HARDLY
+from .times_on_network import SearchTime as SearchTime

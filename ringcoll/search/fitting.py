@@ -36,7 +36,13 @@ from ringcoll.search.hops import hops_of
 from ringcoll.search.least_time import LeastTime, least_time
 from ringcoll.search.near_ranks import hosts_named, near_ranks
 from ringcoll.search.placing import near_order
-from ringcoll.search.registered import HARDLY, MOST_MESSAGES, RunTime, SearchTime, TimesOn
+from ringcoll.search.times_on_network import (
+    HARDLY,
+    MOST_MESSAGES,
+    RunTime,
+    SearchTime,
+    TimesOnNetwork,
+)
 from ringcoll.simulation import Topology, topology_text
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))
@@ -280,7 +286,10 @@ def fit(
         )
     bound = least_time(collective, topology)
     is_even = len({limit.speed for limit in hops_of(topology).limits}) == 1
-    by_name, times_on = {candidate.name: candidate for candidate in candidates}, TimesOn(topology)
+    by_name, times_on = (
+        {candidate.name: candidate for candidate in candidates},
+        TimesOnNetwork(topology),
+    )
     times: dict[int, tuple[SearchTime, ...]] = {}
     stored: dict[str, Schedule] = {}
     ranges: list[FitRange] = []
@@ -341,7 +350,7 @@ def _winners(
 
 def _times(
     candidates: Sequence[_Candidate],
-    times_on: TimesOn,
+    times_on: TimesOnNetwork,
     nbytes: int,
     advance: Callable[[str], object],
 ) -> Iterator[SearchTime]:

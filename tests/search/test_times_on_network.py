@@ -4,9 +4,9 @@ import pytest
 
 from ringcoll.algorithms import schedule_of
 from ringcoll.schedule import estimated_messages
-from ringcoll.search import registered
+from ringcoll.search import times_on_network
 from ringcoll.search.front import trees_of
-from ringcoll.search.registered import HARDLY, TimesOn
+from ringcoll.search.times_on_network import HARDLY, TimesOnNetwork
 from ringcoll.simulation import dragonfly, simulate, topology_from_text, torus
 
 HOSTS = "".join(f"{rank} -- h{rank % 3} 5 1\n" for rank in range(6))
@@ -22,10 +22,10 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_time_of_a_steady_pipeline_follows_from_short_runs(name, collective, monkeypatch):
     topology, nbytes = NETWORKS[name], 1 << 24
-    monkeypatch.setattr(registered, "_EXACT_MESSAGES", 0)
+    monkeypatch.setattr(times_on_network, "_EXACT_MESSAGES", 0)
     for schedule in trees_of(collective, topology, 4):
         messages = estimated_messages(schedule, 1 << 18)
-        times = TimesOn(topology)
+        times = TimesOnNetwork(topology)
         found = times.best(schedule, nbytes, messages)
         exact = simulate(schedule, nbytes, topology, segments=found.segments)
         assert found.seconds == pytest.approx(float(exact.seconds), rel=0.01)
@@ -33,10 +33,10 @@ def test_the_time_of_a_steady_pipeline_follows_from_short_runs(name, collective,
 
 
 def test_a_pipeline_that_is_longer_than_the_short_runs_is_simulated(monkeypatch):
-    monkeypatch.setattr(registered, "_EXACT_MESSAGES", 0)
+    monkeypatch.setattr(times_on_network, "_EXACT_MESSAGES", 0)
     topology = topology_from_text("".join(f"{rank} -- {rank + 1} 1 9\n" for rank in range(19)))
     chain = schedule_of("broadcast", "chain", 20)  # 19 steps
-    times = TimesOn(topology)
+    times = TimesOnNetwork(topology)
     found = times.best(chain, 1 << 20, 19)
     exact = simulate(chain, 1 << 20, topology, segments=found.segments)
     assert found.segments > 16
@@ -45,7 +45,7 @@ def test_a_pipeline_that_is_longer_than_the_short_runs_is_simulated(monkeypatch)
 
 def test_what_the_busiest_link_needs_is_not_cut_further():
     topology = NETWORKS["hosts"]
-    times = TimesOn(topology)
+    times = TimesOnNetwork(topology)
     ring = schedule_of("all_gather", "ring", 6)
     whole = times.run(ring, 1 << 24)
     assert times.best(ring, 1 << 24, 30).segments == 1
@@ -54,7 +54,7 @@ def test_what_the_busiest_link_needs_is_not_cut_further():
 
 
 def test_runs_are_made_once():
-    times = TimesOn(NETWORKS["torus"])
+    times = TimesOnNetwork(NETWORKS["torus"])
     ring = schedule_of("all_gather", "ring", 9)
     assert times.run(ring, 1 << 20, 4) is times.run(ring, 1 << 20, 4)
     assert len(times._runs) == 1
