@@ -22,6 +22,7 @@ from ringcoll.bench import (
 )
 from ringcoll.cli import measuring
 from ringcoll.cli.command import command
+from ringcoll.cli.fit import fit_command
 from ringcoll.cli.output import grouped, print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import (
     FiniteRange,
@@ -45,6 +46,7 @@ _EXAMPLES = """
   ringcoll tune -k 4 --collectives all_reduce,all_gather -b 1K -e 16M
   ringcoll tune -k 8 --output tuning.json
   ringcoll tune -k 4 --device cuda --cuda-transport ucx
+  ringcoll tune --graph cluster.txt --output cluster.fit
 """
 
 
@@ -61,6 +63,9 @@ _EXAMPLES = """
               "star.py:star, which every rank of a group then has to import. Without it, "
               "all that come with ringcoll.")  # fmt: skip
 @measuring.sizes_options("4", "64M", factor=16)
+@click.option("--graph", type=click.Path(dir_okay=False, path_type=Path),
+              help="A file with a network: algorithms are not measured here, but fitted to it, as by `ringcoll fit`, "
+              "which names more options; -o names the file.")  # fmt: skip
 @file_option("-o", "--output",
              help="File to write; that of RINGCOLL_TUNING, or in the user's cache.")  # fmt: skip
 @json_option
@@ -77,6 +82,7 @@ def tune(
     minbytes: int,
     maxbytes: int,
     stepfactor: int,
+    graph: Path | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -91,6 +97,17 @@ def tune(
     would choose by the costs of messages alone, and how many times as long that took. If
     it took longer, a rule is written to the file.
     """
+    sizes = measuring.chosen(minbytes, maxbytes, stepfactor, 0)
+    collectives = _collectives(names)
+    if graph is not None:
+        if output is None or algorithms is not None:
+            raise click.UsageError("with --graph, give --output and no --algorithms")
+        fitted = [name for name in collectives if not contract(name).at_least_once]
+        ctx.invoke(
+            fit_command, collectives=fitted, graph=graph, ranks=ranks, file=output, as_json=as_json,
+            sizes=",".join(map(str, sizes)),
+        )  # fmt: skip
+        return
     measuring.refuse_unused_transport(ctx, device)
     if device == "cuda":
         transport = catalogue.resolved("cuda", cuda_transport)
@@ -101,13 +118,12 @@ def tune(
         tuning.read(path)  # raises if the file is something else
     world_size = ranks or 4
     measuring.check_memory(maxbytes, world_size, device)
-    collectives = _collectives(names)
     chosen, modules = (
         (None, ()) if algorithms is None else _chosen(algorithms, collectives, world_size)
     )
     plan = tuner.TuningPlan(
         collectives,
-        measuring.chosen(minbytes, maxbytes, stepfactor, 0),
+        sizes,
         seconds,
         algorithms=chosen,
         modules=modules,

@@ -90,3 +90,19 @@ def test_without_a_network() -> None:
     code, text = run("all_reduce")
     assert code == 2
     assert "--topology or --graph" in text
+
+
+def test_tuning_on_a_network_fits_all_that_it_is_asked_for(graph: Path, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.fit"
+    words = ["tune", "--graph", str(graph), "-b", "16M", "-e", "64M", "-f", "4"]
+    collectives = "all_gather,barrier,reduce-scatter"
+    result = CliRunner().invoke(cli, [*words, "--collectives", collectives, "-o", str(file)])
+    assert result.exit_code == 0, result.output
+    rules = read_fit(file).rules
+    assert {rule.collective for rule in rules} == {"all_gather", "reduce_scatter"}
+    for size in (16 << 20, 64 << 20):
+        assert sum(size in rule.nbytes for rule in rules) == 2  # one of each collective
+    for lacking in ([], ["--algorithms", "ring", "-o", str(file)]):
+        refused = CliRunner().invoke(cli, [*words, *lacking])
+        assert refused.exit_code == 2
+        assert "give --output and no --algorithms" in refused.output
