@@ -14,6 +14,7 @@ from ringcoll.cli.command import command
 from ringcoll.cli.networks import NETWORKS, needed_network, network_options, network_ranks_option
 from ringcoll.cli.output import print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import collective_name, file_option, json_option, nbytes_of
+from ringcoll.errors import TooLargeError
 from ringcoll.machine import read_fit, write_fit
 from ringcoll.search import SIZES, Fit, FitRange, fit
 
@@ -55,7 +56,12 @@ def fit_command(
     for collective in dict.fromkeys(collectives):
         total = len(asked or SIZES) * 2 * len(list(algorithms(collective, topology.world_size)))
         with progress(total, f"fit {collective}") as advance:
-            fits.append(fit(collective, topology, sizes=asked, seed=seed, advance=advance))
+            try:
+                fits.append(fit(collective, topology, sizes=asked, seed=seed, advance=advance))
+            except TooLargeError as error:
+                if len(collectives) == 1:
+                    raise
+                click.echo(f"{collective} is not fitted: {error}", err=True)
     better = [fitted for fitted in fits if not fitted.is_left]
     if file is not None and better:
         date = datetime.now(UTC).isoformat(timespec="seconds")

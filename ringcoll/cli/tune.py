@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import torch
+from click.core import ParameterSource
 
 from ringcoll.bench import (
     FEW_SAMPLES,
@@ -37,6 +38,8 @@ from ringcoll.machine import Tuned, UserModule, is_schedule_file, tuning, tuning
 from ringcoll.schedule import CONTRACTS, contract
 from ringcoll.transport import catalogue
 
+_OF_RANKS = {"device", "transport", "cuda_transport", "seconds", "algorithms"}
+_SIZES = {"minbytes", "maxbytes", "stepfactor"}
 _START_S = 60.0  # for the ranks to connect and to measure the costs
 _RUN_S = 7 * 86400.0  # as long as the user is willing to wait
 
@@ -100,12 +103,17 @@ def tune(
     sizes = measuring.chosen(minbytes, maxbytes, stepfactor, 0)
     collectives = _collectives(names)
     if graph is not None:
-        if output is None or algorithms is not None:
-            raise click.UsageError("with --graph, give --output and no --algorithms")
+        given = {
+            name
+            for name in ctx.params
+            if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        }
+        if output is None or given & _OF_RANKS:
+            raise click.UsageError("with --graph, give --output, and no option for ranks that run")
         fitted = [name for name in collectives if not contract(name).at_least_once]
         ctx.invoke(
             fit_command, collectives=fitted, graph=graph, ranks=ranks, file=output, as_json=as_json,
-            sizes=",".join(map(str, sizes)),
+            sizes=",".join(map(str, sizes)) if given & _SIZES else None,
         )  # fmt: skip
         return
     measuring.refuse_unused_transport(ctx, device)

@@ -27,7 +27,11 @@ _INTEL = {207: 40.0, 143: 22.0, 85: 10.0, 0: 6.0}  # from a model on
 _OTHERS = {"AuthenticAMD": 16.0, "ppc64": 32.0}
 _SLOW = 6.0
 _NVLINK_S, _PCI_S, _NETWORK_S = 3.4e-6, 5.7e-6, 14e-6  # of a whole way
-_TO_PROCESSOR, _TO_SWITCH = ("0x0604", "0x068001"), "0x0680"  # classes of what a cable ends at
+_TO_GPU, _TO_PROCESSOR = (
+    "0x03",
+    "0x068001",
+)  # classes of what a cable ends at; all others are switches
+_USUAL_MBIT = 10_000  # of a network card whose speed is not known
 
 
 class _Card(NamedTuple):
@@ -55,7 +59,10 @@ class _Network:
             gpu = next((each for each in element.children if each.name == "gpu"), None)
             if element.name == "nic" and self.has_network:
                 for card in element.children:
-                    self.join(node, "net", card.number("speed", 1) / 8e3, (_NETWORK_S - _PCI_S) / 2)
+                    if "dev" in card.attributes and card.attributes.get("net") != "0":
+                        speed = card.number("speed", -1) if "speed" in card.attributes else 0
+                        rate = (speed if speed > 0 else _USUAL_MBIT) / 8e3
+                        self.join(node, "net", rate, (_NETWORK_S - _PCI_S) / 2)
             elif gpu is not None and "rank" in gpu.attributes:
                 rank = gpu.number("rank")
                 if any(rank == card.rank for card in self.cards.values()):
@@ -76,13 +83,16 @@ class _Network:
                 rate, kind = cable.number("count", 1) * each, cable.attributes.get("tclass", "")
                 if cable.name == "c2c":
                     rate = cable.number("bw", 1) * cable.number("count", 1) / 1e3
-                    self.join(rank, processor, rate, _NVLINK_S / 2)
+                    known = self.links.pop((rank, processor), (0.0, 0.0))[0]  # by PCI
+                    self.links.pop((processor, rank), None)
+                    self.join(rank, processor, max(rate, known), _NVLINK_S / 2)
                 elif kind.startswith(_TO_PROCESSOR):
                     self.join(rank, processor, rate, _NVLINK_S / 2)
-                elif kind.startswith(_TO_SWITCH):
+                elif not kind.startswith(_TO_GPU):
                     self.join(rank, "nvswitch", rate, _NVLINK_S / 2)
                 elif peer := self.cards.get((host, cable.word("target"))):
-                    self.links[rank, peer.rank] = rate, _NVLINK_S  # the other one says the way back
+                    ends = rank, peer.rank  # the other one says the way back
+                    self.links[ends] = self.links.get(ends, (0.0, 0.0))[0] + rate, _NVLINK_S
 
     def without_dead_ends(self) -> tuple[Link, ...]:
         """The links without those to switches that lead nowhere; the fastest first, as routes prefer the first ones."""

@@ -13,7 +13,7 @@ from ringcoll.simulation import Topology, topology_from_text
 
 _NETWORKS = {  # by what they begin with, after comments
     "<": topology_from_nccl,
-    r"\{|---|\w+\s*:": topology_from_infragraph,
+    r"[{%]|---|[\"']?\w+[\"']?\s*:": topology_from_infragraph,
 }
 
 
@@ -41,7 +41,8 @@ def topology_in(text: str, *, name: str = "graph") -> Topology:
     MissingExtraError
         The text is of InfraGraph, and the package is missing.
     """
-    begin = re.sub(r"(\s*#.*)*\s*", "", text.lstrip("\ufeff"), count=1)
+    text = text.removeprefix("\ufeff")
+    begin = re.sub(r"(\s*#.*)*\s*", "", text, count=1)
     for pattern, reader in _NETWORKS.items():
         if re.match(pattern, begin):
             return reader(text, name=name)

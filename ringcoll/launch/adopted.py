@@ -13,12 +13,14 @@ import socket
 from ringcoll.errors import ArgumentError
 from ringcoll.transport import mpi_library
 
-_STARTED = (  # number of ranks, rank, rank on this host
+_STARTED = (  # number of ranks, rank, rank on this host; srun may set the first two of PMI, too, but not the third
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
 )
+_NODES = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
 _PORTS = 15_000, 10_000  # the first one of jobs, and how many there are
+_STEP = 101  # ports from one step of a job to the next
 
 
 def adopt_ranks() -> bool:
@@ -27,25 +29,31 @@ def adopt_ranks() -> bool:
     Raises
     ------
     ArgumentError
-        A variable of the launcher is no number.
+        A variable of the launcher is missing, or is no number of a rank.
     MissingExtraError, TransportError
         ``MASTER_ADDR`` is not set, and MPI cannot be asked.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return True
-    names = next((row for row in _STARTED if os.environ.get(row[0], "1") != "1"), None)
+    started = (
+        row for row in _STARTED if os.environ.get(row[0], "1") != "1" and row[2] in os.environ
+    )
+    names = next(started, None)
     if names is None:
         return False
-    size, rank, local_rank = (_number(name) for name in names)
+    size, rank, local_rank = map(_number, names)
+    if rank >= size:
+        raise ArgumentError("no rank", argument=names[1], expected=f"below {size}", got=rank)
     if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         address, port = _place_in_slurm() if names[0].startswith("SLURM") else _place_by_mpi()
-        os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        os.environ.setdefault("MASTER_ADDR", address)
+        os.environ.setdefault("MASTER_PORT", str(port))
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local_rank)}
     return True
 
 
 def _number(name: str) -> int:
-    text = os.environ.get(name, "0")
+    text = os.environ.get(name, "")
     if not (text.isascii() and text.isdigit()):
         raise ArgumentError(
             "a launcher has set no number", argument=name, expected="0 or more", got=repr(text)
@@ -67,8 +75,11 @@ def _place_by_mpi() -> tuple[str, int]:
 
 
 def _place_in_slurm() -> tuple[str, int]:
-    """``node[03-04,7]`` begins with ``node03``."""
-    nodes = os.environ.get("SLURM_STEP_NODELIST", "127.0.0.1")
+    """``node[03-04,7]`` begins with ``node03``; steps of a job have ports of their own."""
+    nodes = next((os.environ[name] for name in _NODES if name in os.environ), "")
     first = re.sub(r"\[(\w+)[^]]*\]", r"\1", re.split(r",(?![^[]*\])", nodes)[0])
+    if not (first or "MASTER_ADDR" in os.environ):
+        raise ArgumentError("Slurm names no node: set MASTER_ADDR", argument=_NODES[0])
     begin, number = _PORTS
-    return first, begin + _number("SLURM_JOB_ID") % number
+    step = int(os.environ.get("SLURM_STEP_ID", "").isdigit() and os.environ["SLURM_STEP_ID"])
+    return first, begin + (_number("SLURM_JOB_ID") + _STEP * step) % number

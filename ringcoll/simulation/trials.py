@@ -109,7 +109,10 @@ def trials(hosts: Sequence[int], budget_s: float) -> Generator[Trial, Any, Measu
         """Pairs with messages of one length: an answer waits behind messages of others, and each as long."""
         sent = tuple(pairs)
         rates = [alone.get((hosts[a], hosts[b]), Sample(0.0)).value for a, b in sent]
-        return Trial(sent, seconds, max(_LONG, int(max(rates) * _MESSAGE_S)))
+        slowest_s = _LEAST_NBYTES / max(min(rates), 1.0)  # all go on until the slowest has enough
+        return Trial(
+            sent, max(seconds, min(_MOST_S, slowest_s)), max(_LONG, int(max(rates) * _MESSAGE_S))
+        )
 
     firsts = sorted(range(len(hosts)), key=lambda rank: members[hosts[rank]].index(rank))
     for host, own in enumerate(members):

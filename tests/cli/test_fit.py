@@ -102,7 +102,19 @@ def test_tuning_on_a_network_fits_all_that_it_is_asked_for(graph: Path, tmp_path
     assert {rule.collective for rule in rules} == {"all_gather", "reduce_scatter"}
     for size in (16 << 20, 64 << 20):
         assert sum(size in rule.nbytes for rule in rules) == 2  # one of each collective
-    for lacking in ([], ["--algorithms", "ring", "-o", str(file)]):
+    for lacking in (
+        [],
+        ["--algorithms", "ring", "-o", str(file)],
+        ["--seconds", "3", "-o", str(file)],
+    ):
         refused = CliRunner().invoke(cli, [*words, *lacking])
         assert refused.exit_code == 2
-        assert "give --output and no --algorithms" in refused.output
+        assert "give --output, and no option for ranks that run" in refused.output
+
+
+def test_tuning_on_a_network_without_sizes_leaves_no_gap(graph: Path, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.fit"
+    words = ["tune", "--graph", str(graph), "--collectives", "reduce_scatter", "-o", str(file)]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    assert any(rule.nbytes.end is None for rule in read_fit(file).rules)

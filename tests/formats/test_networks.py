@@ -64,6 +64,26 @@ class TestNCCL:
             )
             assert link.bandwidth == pytest.approx(6 * rate * 1e9)
 
+    def test_a_card_of_an_unknown_kind_is_a_switch_and_cables_add_up(self):
+        cables = '<nvlink target="0000:07:00.0" count="{}" tclass="0x030200"/>'
+        of_third = (
+            "".join(map(cables.format, (2, 3))) + '<nvlink target="x" count="4" tclass="0x060400"/>'
+        )
+        text = SOCKETS.replace('rank="2" gdr="1"/>', f'rank="2" gdr="1">{of_third}</gpu>')
+        found = {link.name: link.bandwidth / 1e9 for link in topology_from_nccl(text).links}
+        assert found["2 -> 0"] == pytest.approx(100)  # the other card says no way back
+        assert found["2 -> nvswitch"] == pytest.approx(80)
+
+    def test_network_cards_as_nccl_counts_them(self):
+        for speed, rate in (("-1", 1.25), ("0", 1.25), ("25000", 3.125)):
+            text = HOSTS.replace('speed="100000"', f'speed="{speed}"')
+            assert ("host0_cpu0", "net", rate, 4.15) in lines(topology_from_nccl(text))
+        net = '<net name="eth0" dev="0"'
+        two = HOSTS.replace(
+            net, f'<net name="a" dev="1" net="0" speed="9"/><net name="b" speed="9"/>{net}'
+        )
+        assert lines(topology_from_nccl(two)) == lines(topology_from_nccl(HOSTS))
+
     @pytest.mark.parametrize("model,rate", [(79, 6), (85, 10), (143, 22), (207, 40)])
     def test_cables_between_processors_of_intel(self, model, rate):
         text = SOCKETS.replace("AuthenticAMD", "GenuineIntel").replace(
@@ -74,7 +94,7 @@ class TestNCCL:
     def test_chip_to_chip(self):
         cable = '<c2c bw="44712" count="5"/>'
         text = SOCKETS.replace('rank="2" gdr="1"/>', f'rank="2" gdr="1">{cable}</gpu>')
-        assert ("2", "cpu1", 6 + 223.56, 1.7) in lines(topology_from_nccl(text))
+        assert ("2", "cpu1", 223.56, 1.7) in lines(topology_from_nccl(text))
 
     @pytest.mark.parametrize(
         "text,said",
@@ -130,9 +150,18 @@ class TestInfraGraph:
                 "without a bandwidth in bits or bytes: .*ethernet",
             ),
             (RACK.replace("device: switch", "device: other"), "no graph of InfraGraph"),
-            (RACK.replace("count: 2}", "count: 2000000}"), "too many nodes"),
-            (RACK.replace("count: 1}", "count: 99999}"), "too many nodes"),
-            (RACK.replace("count: 2", f"count: {'9' * 5000}"), "too many nodes"),
+            (RACK.replace("count: 2}", "count: 2000000}"), "too large"),
+            (RACK.replace("count: 2}", "count: 0x7d000}"), "too large"),
+            (RACK.replace("count: 1}", "count: 99999}"), "too large"),
+            (RACK.replace("count: 2", f"count: {'9' * 5000}"), "too large|no graph"),
+            (
+                RACK.replace("name: xpu, choice: xpu", "name: server, choice: device"),
+                "too large|no graph",
+            ),
+            (
+                RACK.replace("name: scale_up,", "name: pcie-switch,"),
+                "differ only in signs|no graph",
+            ),
             ("devices: [", "no graph of InfraGraph"),
             ("devices: 3", "no graph of InfraGraph"),
             ("", "no graph of InfraGraph|no rank"),
@@ -152,6 +181,8 @@ def test_the_format_is_found_out():
     assert topology_in(SOCKETS).world_size == 3
     assert topology_in('<?xml version="1.0"?>\n' + HOSTS).world_size == 2
     assert topology_in(RACK, name="rack").name == "rack"
+    assert topology_in("\ufeff0 -- 1 50 1").world_size == 2
+    assert topology_in(RACK.replace("name: rack", '"name": rack', 1)).world_size == 4
     assert topology_in("# a comment\n\n0 -- 1 50 1  # fast\n").world_size == 2
     with pytest.raises(ArgumentError, match="line 1"):
         topology_in("nonsense")

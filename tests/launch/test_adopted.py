@@ -77,17 +77,53 @@ def test_slurm(environment, nodes, first):
     assert [environment[name] for name in TOLD] == ["3", "4", "1", first, "18456"]
 
 
-def test_what_the_user_sets_stays(environment):
-    for own in (
-        SLURM,
-        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
-        {"PMI_SIZE": "2", "PMI_RANK": "1"},
-    ):
-        environment |= own | {"MASTER_ADDR": "host9", "MASTER_PORT": "1234"}
-        assert adopt_ranks()
-        assert [environment[name] for name in TOLD[3:]] == ["host9", "1234"]
-        for name in (*TOLD, *own):
-            environment.pop(name, None)
+OTHERS = (
+    {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+    {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALRANKID": "0"},
+)
+
+
+@pytest.mark.parametrize("own", [SLURM, *OTHERS])
+def test_what_the_user_sets_stays(environment, own):
+    environment |= own | {"MASTER_ADDR": "host9", "MASTER_PORT": "1234"}
+    assert adopt_ranks()
+    assert [environment[name] for name in TOLD[3:]] == ["host9", "1234"]
+
+
+def test_an_address_or_a_port_alone_stays(environment):
+    environment |= SLURM | {"SLURM_STEP_NODELIST": "a[1-2]", "SLURM_STEP_ID": "2"}
+    environment["MASTER_PORT"] = "4000"
+    assert adopt_ranks()
+    assert [environment[name] for name in TOLD[3:]] == ["a1", "4000"]
+    for name in TOLD:
+        del environment[name]
+    environment["MASTER_ADDR"] = "host9"
+    assert adopt_ranks()
+    assert [environment[name] for name in TOLD[3:]] == [
+        "host9",
+        str(18456 + 2 * 101),
+    ]  # of the step
+
+
+def test_srun_that_speaks_pmi_is_no_mpiexec(environment):
+    environment |= SLURM | {"SLURM_STEP_NODELIST": "a", "PMI_SIZE": "4", "PMI_RANK": "3"}
+    assert adopt_ranks()
+    assert [environment[name] for name in TOLD[:4]] == ["3", "4", "1", "a"]
+
+
+@pytest.mark.parametrize(
+    "lacking", [{"SLURM_PROCID": "4"}, {"SLURM_STEP_NUM_TASKS": "0"}, {"SLURM_STEP_NODELIST": None}]
+)
+def test_ranks_that_cannot_be_are_refused(environment, lacking):
+    environment |= SLURM | {"SLURM_STEP_NODELIST": "a"}
+    for name, value in lacking.items():
+        if value is None:
+            del environment[name]
+        else:
+            environment[name] = value
+    with pytest.raises(ArgumentError, match="SLURM_"):
+        adopt_ranks()
+    assert not set(TOLD) & set(environment)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +131,7 @@ def test_what_the_user_sets_stays(environment):
 )
 @pytest.mark.parametrize("value", ["x", "-1", "", "²"])
 def test_no_numbers_are_refused(environment, name, value):
-    environment |= SLURM | {name: value}
+    environment |= SLURM | {"SLURM_STEP_NODELIST": "a", name: value}
     with pytest.raises(ArgumentError, match=name):
         adopt_ranks()
     assert not set(TOLD) & set(environment)

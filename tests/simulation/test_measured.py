@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -355,3 +356,16 @@ def test_a_stream_that_waits_for_another_one_does_not_count_what_comes_afterward
         (), 0.25
     )  # where nobody else sends, a slow stream goes on until it has enough bytes
     assert not alone.is_enough([(0.0, 0), (0.3, 1 << 20)])
+
+
+def test_streams_at_once_go_on_until_the_slowest_has_more_than_a_burst() -> None:
+    plan, hosts = trials((0, 0, 1, 1), 0.3), (0, 0, 1, 1)
+    trial, together = next(plan), list[Trial]()
+    with suppress(StopIteration):
+        while trial:
+            if trial.nbytes and not trial.is_short:
+                together.append(trial)
+            rates = {(a, b): Sample(1e7 if hosts[a] == hosts[b] else 2e6) for a, b in trial.pairs}
+            trial = plan.send(rates)
+    assert together
+    assert all(trial.seconds >= (3 << 19) / 2e6 for trial in together)

@@ -224,6 +224,36 @@ class TestAgainstOneProcess:
             for grad, mean in zip(grads, expected, strict=True):
                 torch.testing.assert_close(grad, mean, rtol=4 * 2.0**-23, atol=0)
 
+    def test_compressed_gradients_of_float16_do_not_overflow(self) -> None:
+        def rank_main(group: Any) -> list[float]:
+            model = nn.Linear(1, 1, bias=False, dtype=torch.float16)
+            gradients, found = CompressedGradients(model, lambda: TopK(1.0, group)), []
+            for grad in (40000.0, 8.0):
+                model.weight.grad = torch.full(
+                    (1, 1), grad * (1 - group.rank()), dtype=torch.float16
+                )
+                gradients.average(weight=(9, 1)[group.rank()])
+                found.append(model.weight.grad.item())
+            return found
+
+        unit = 2.0**-11
+        for first, second in run_threads(rank_main, 2):
+            assert abs(first - 36000) <= 36000 * unit
+            assert abs(second - 7.2) <= 8 * unit
+
+    def test_a_refused_weight_can_be_mended(self) -> None:
+        def rank_main(group: Any) -> float:
+            model = nn.Linear(1, 1, bias=False)
+            optimizer = ShardedAdamW(model, group, stage=1, weight=0)
+            loss = model(torch.ones(1, 1)).sum()
+            with pytest.raises(ArgumentError, match="the ranks cannot be weighed"):
+                torch.autograd.backward(loss)
+            optimizer.weight = 1 + group.rank()
+            optimizer.step()
+            return float(optimizer.state_dict()["step"])
+
+        assert run_threads(rank_main, 2) == [1.0, 1.0]
+
     @pytest.mark.processes
     def test_inside_distributed_data_parallel(self, pool: Any) -> None:
         counts = [(1, 5), (4, 0), (3, 3)]

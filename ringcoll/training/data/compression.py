@@ -85,9 +85,10 @@ class Compressor(ABC):
         self.rank_in_group, self.world_size = as_group(group).rank(), as_group(group).size()
         self.residual: Tensor | None = None
 
-    def average(self, tensor: Tensor) -> Sent:
+    def average(self, tensor: Tensor, weighing: Weighing | None = None) -> Sent:
         """Replace a tensor by the average over ranks of what the ranks send; report what was lost.
 
+        ``weighing`` has the shares of the ranks in the average; by default they are equal.
         All calls on all ranks have tensors of one shape and floating dtype. A tensor that is empty,
         is not floating or has changed its shape raises `ArgumentError`.
         """
@@ -97,6 +98,9 @@ class Compressor(ABC):
                 f"floating numbers, at least 1, of shape {tuple(shape)}",
                 f"{tensor.dtype} of shape {tuple(tensor.shape)}", self.rank_in_group)  # fmt: skip
         wanted = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+        if weighing is not None:
+            weighing.weigh(wanted)
+            wanted *= self.world_size
         if self.residual is not None and self.error_feedback:
             wanted += self.residual
         own, average, nbytes = self.exchange(wanted)
@@ -163,8 +167,7 @@ class CompressedGradients:
                 param.grad = torch.zeros_like(param)
             if weight is not None:
                 weighing = weighing or Weighing(weight, compressor.group)
-                weighing.weigh(param.grad, compressor.world_size)
-            reports.append(compressor.average(param.grad))
+            reports.append(compressor.average(param.grad, weighing))
         return Sent.total(reports)
 
 

@@ -148,9 +148,7 @@ class CompressedBuckets:
             self._weighing = (
                 None if self.weight is None else Weighing(self.weight, compressor.group)
             )
-        if self._weighing is not None:
-            self._weighing.weigh(gradients, compressor.world_size)
-        self._reports.append(compressor.average(gradients))
+        self._reports.append(compressor.average(gradients, self._weighing))
         assert compressor.residual is not None
         pieces = torch.split(compressor.residual, [param.numel() for param in params])
         self._residuals.update(zip(params, pieces, strict=True))

@@ -87,14 +87,20 @@ class Weighing:
         self._total = torch.tensor([sent], dtype=torch.float64, device="cpu")
         self._work = api.all_reduce(self._total, group=group, async_op=True)
 
-    def weigh(self, grad: Tensor, times: int = 1) -> object:
-        """Multiply a gradient by so many times the share, in place, and return the operator; without samples, it becomes 0."""
+    @property
+    def share(self) -> float:
+        """The weight of this rank over the sum of all."""
         assert self._work is not None
         self._work.wait()
         total = float(self._total)
         require(0 < total < math.inf, "weight", "the ranks cannot be weighed", "finite numbers, at least 0, not all 0",
                 f"{self._weight} here, {total} in sum", self._group.rank())  # fmt: skip
-        grad.mul_(times * self._weight / total) if self._weight else grad.zero_()  # it may be NaN
+        return self._weight / total
+
+    def weigh(self, grad: Tensor) -> object:
+        """Multiply a gradient by the share, in place, and return the operator; without samples, it becomes 0."""
+        share = self.share
+        grad.mul_(share) if self._weight else grad.zero_()  # it may be NaN
         return dist.ReduceOp.SUM
 
 

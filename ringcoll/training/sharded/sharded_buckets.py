@@ -137,7 +137,13 @@ class ShardedBuckets:
                 bucket.launch()
             else:
                 assert bucket.grad is not None
-                bucket.launch(self._weighing.weigh(bucket.grad))
+                weighing, self._weighing = (
+                    self._weighing,
+                    None,
+                )  # weights that are refused may be mended
+                op = weighing.weigh(bucket.grad)
+                self._weighing = weighing
+                bucket.launch(op)
             self._launched += 1
 
     def _require(self, argument: str, holds: bool, expected: object, got: object) -> None:
