@@ -149,13 +149,7 @@ class RulesError(RingcollError, ValueError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        text: str = "",
-        start: int = 0,
-        length: int = 0,
-        source: str = "",
+        self, message: str, *, text: str = "", start: int = 0, length: int = 0, source: str = ""
     ) -> None:
         self.message, self.text = message, text
         self.start, self.length, self.source = start, length, source

@@ -111,12 +111,7 @@ def reduce_phase(
 
 
 def gather_phase(
-    rank: int,
-    world_size: int,
-    root: int,
-    own: Ref,
-    kept: Callable[[int, int], Ref],
-    radix: int = 2,
+    rank: int, world_size: int, root: int, own: Ref, kept: Callable[[int, int], Ref], radix: int = 2
 ) -> Program:
     """Gather block r of each rank r, kept in ``own``, to the root's output.
 
@@ -280,8 +275,7 @@ def binomial_tree_scatter(rank: int, world_size: int, root: int) -> Program:
     "scatter_all_gather",
     chunks=lambda k: k,
     cost=Cost(
-        rounds=lambda k: rounds_to_reach_all(k) + k - 1,
-        traffic=lambda k: Fraction(2 * (k - 1), k),
+        rounds=lambda k: rounds_to_reach_all(k) + k - 1, traffic=lambda k: Fraction(2 * (k - 1), k)
     ),
 )
 def scatter_all_gather_broadcast(rank: int, world_size: int, root: int) -> Program:

@@ -139,9 +139,7 @@ def circulant_all_gather(rank: int, world_size: int) -> Program:
     "circulant",
     chunks=lambda k: k,
     cost=Cost(
-        rounds=lambda k: 2 * rounds_to_reach_all(k),
-        traffic=lambda k: 2 * _share(k),
-        reduced=_share,
+        rounds=lambda k: 2 * rounds_to_reach_all(k), traffic=lambda k: 2 * _share(k), reduced=_share
     ),
     second_choice=True,
 )

@@ -10,12 +10,14 @@ Source: the basic linear algorithms of Open MPI.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from ringcoll.algorithms.entry import Cost
 from ringcoll.algorithms.registry import register
 from ringcoll.schedule import (
     OperandOrder,
+    Operation,
     Program,
     Ref,
     Step,
@@ -38,9 +40,13 @@ def _fold(rank: int, world_size: int, chunk: int) -> Step:
     return Step(reduce(out(chunk), *map(share, range(world_size)), final=True))
 
 
-def _others(rank: int, world_size: int) -> list[int]:
-    """The other ranks, the next one first, so that not all send to rank 0 first."""
-    return [(rank + step) % world_size for step in range(1, world_size)]
+def _exchange(
+    rank: int, world_size: int, sent: Callable[[int], Ref], received: Callable[[int], Ref]
+) -> list[Operation]:
+    """Messages to all others, the next one first, so that not all send to rank 0 first."""
+    others = [(rank + step) % world_size for step in range(1, world_size)]
+    sends = [send(peer, sent(peer)) for peer in others]
+    return [*sends, *(recv(peer, received(peer)) for peer in reversed(others))]
 
 
 def _share(k: int) -> Fraction:
@@ -53,11 +59,7 @@ _WHOLE_VECTORS = Cost(
 
 
 @register(
-    "all_reduce",
-    "direct",
-    order=OperandOrder.AT_ONCE,
-    slots=lambda k: k,
-    cost=_WHOLE_VECTORS,
+    "all_reduce", "direct", order=OperandOrder.AT_ONCE, slots=lambda k: k, cost=_WHOLE_VECTORS
 )
 def direct_all_reduce(rank: int, world_size: int) -> Program:
     """Direct all-reduce: everyone sends everything to everyone, then all add in rank order.
@@ -70,11 +72,7 @@ def direct_all_reduce(rank: int, world_size: int) -> Program:
        0  >1:0 >2:0 <2:0 <1:0  >2:0 >0:0 <0:0 <2:0  >0:0 >1:0 <1:0 <0:0
        1  S0!                  S0!                  S0!
     """
-    others = _others(rank, world_size)
-    yield Step(
-        *(send(peer, inp(0)) for peer in others),
-        *(recv(peer, tmp(peer, 0)) for peer in reversed(others)),
-    )
+    yield Step(*_exchange(rank, world_size, lambda peer: inp(0), lambda peer: tmp(peer, 0)))
     yield _fold(rank, world_size, 0)
 
 
@@ -97,11 +95,7 @@ def direct_reduce_scatter(rank: int, world_size: int) -> Program:
        0  >1:1 >2:2 <2:0 <1:0  >2:2 >0:0 <0:1 <2:1  >0:0 >1:1 <1:2 <0:2
        1  S0!                  S1!                  S2!
     """
-    others = _others(rank, world_size)
-    yield Step(
-        *(send(peer, inp(peer)) for peer in others),
-        *(recv(peer, tmp(peer, rank)) for peer in reversed(others)),
-    )
+    yield Step(*_exchange(rank, world_size, inp, lambda peer: tmp(peer, rank)))
     yield _fold(rank, world_size, rank)
 
 
@@ -130,15 +124,12 @@ def linear_all_reduce(rank: int, world_size: int) -> Program:
        1  S0!        .       .
        2  >1:0 >2:0  <0:0    <0:0
     """
-    others = _others(rank, world_size)
+    yield from direct_reduce(rank, world_size, 0)
     if rank:
-        yield Step(send(0, inp(0)))
         yield Step()
         yield Step(recv(0, out(0)))
-        return
-    yield Step(*(recv(peer, tmp(peer, 0)) for peer in others))
-    yield _fold(0, world_size, 0)
-    yield Step(*(send(peer, out(0)) for peer in others))
+    else:
+        yield Step(*(send(peer, out(0)) for peer in range(1, world_size)))
 
 
 @register(
@@ -165,12 +156,8 @@ def two_shot_all_reduce(rank: int, world_size: int) -> Program:
        1  S0!                  S1!                  S2!
        2  >1:0 >2:0 <2:2 <1:1  >2:1 >0:1 <0:0 <2:2  >0:2 >1:2 <1:1 <0:0
     """
-    others = _others(rank, world_size)
     yield from direct_reduce_scatter(rank, world_size)
-    yield Step(
-        *(send(peer, out(rank)) for peer in others),
-        *(recv(peer, out(peer)) for peer in reversed(others)),
-    )
+    yield Step(*_exchange(rank, world_size, lambda peer: out(rank), out))
 
 
 @register("all_gather", "direct", chunks=lambda k: k, cost=Cost(rounds=lambda k: 1, traffic=_share))
@@ -184,12 +171,8 @@ def direct_all_gather(rank: int, world_size: int) -> Program:
     step  rank 0                  rank 1                  rank 2
        0  =0 >1:0 >2:0 <2:2 <1:1  =1 >2:1 >0:1 <0:0 <2:2  =2 >0:2 >1:2 <1:1 <0:0
     """
-    others = _others(rank, world_size)
-    yield Step(
-        copy(out(rank), inp(rank)),
-        *(send(peer, inp(rank)) for peer in others),
-        *(recv(peer, out(peer)) for peer in reversed(others)),
-    )
+    exchange = _exchange(rank, world_size, lambda peer: inp(rank), out)
+    yield Step(copy(out(rank), inp(rank)), *exchange)
 
 
 @register("broadcast", "linear", cost=Cost(rounds=lambda k: 1, traffic=lambda k: Fraction(k - 1)))
@@ -206,16 +189,11 @@ def linear_broadcast(rank: int, world_size: int, root: int) -> Program:
     if rank != root:
         yield Step(recv(root, out(0)))
         return
-    yield Step(copy(out(0), inp(0)), *(send(peer, inp(0)) for peer in _others(rank, world_size)))
+    peers = ((rank + step) % world_size for step in range(1, world_size))
+    yield Step(copy(out(0), inp(0)), *(send(peer, inp(0)) for peer in peers))
 
 
-@register(
-    "reduce",
-    "direct",
-    order=OperandOrder.AT_ONCE,
-    slots=lambda k: k,
-    cost=_WHOLE_VECTORS,
-)
+@register("reduce", "direct", order=OperandOrder.AT_ONCE, slots=lambda k: k, cost=_WHOLE_VECTORS)
 def direct_reduce(rank: int, world_size: int, root: int) -> Program:
     """Direct reduce: everyone sends everything to the root, which adds in rank order.
 

@@ -42,11 +42,7 @@ _BLOCKS = Cost(rounds=_rounds, traffic=lambda k, radix: Fraction(k - 1, k))
 _register = partial(register, second_choice=True, parameter=_RADIX)
 
 
-@_register(
-    "broadcast",
-    "knomial_tree",
-    cost=Cost(rounds=_rounds, traffic=_messages),
-)
+@_register("broadcast", "knomial_tree", cost=Cost(rounds=_rounds, traffic=_messages))
 def knomial_tree_broadcast(rank: int, world_size: int, root: int, radix: int) -> Program:
     """K-nomial tree broadcast: every rank that has the vector sends it to up to r - 1 others.
 
@@ -86,13 +82,7 @@ def knomial_tree_reduce(rank: int, world_size: int, root: int, radix: int) -> Pr
     return binomial.reduce_phase(rank, world_size, root, partial_sum, radix)
 
 
-@_register(
-    "gather",
-    "knomial_tree",
-    chunks=lambda k, radix: k,
-    slots=_passed_on,
-    cost=_BLOCKS,
-)
+@_register("gather", "knomial_tree", chunks=lambda k, radix: k, slots=_passed_on, cost=_BLOCKS)
 def knomial_tree_gather(rank: int, world_size: int, root: int, radix: int) -> Program:
     """K-nomial tree gather: each rank collects from up to r - 1 others, then passes it all on.
 
@@ -109,13 +99,7 @@ def knomial_tree_gather(rank: int, world_size: int, root: int, radix: int) -> Pr
     return binomial.with_copy(steps, rank == root, root)
 
 
-@_register(
-    "scatter",
-    "knomial_tree",
-    chunks=lambda k, radix: k,
-    slots=_passed_on,
-    cost=_BLOCKS,
-)
+@_register("scatter", "knomial_tree", chunks=lambda k, radix: k, slots=_passed_on, cost=_BLOCKS)
 def knomial_tree_scatter(rank: int, world_size: int, root: int, radix: int) -> Program:
     """K-nomial tree scatter: the root hands out parts to up to r - 1 others, and so do they.
 

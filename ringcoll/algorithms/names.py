@@ -146,11 +146,7 @@ def where_possible(collective: str, name: str | Schedule, world_size: int) -> st
 
 
 def schedule_of(
-    collective: str,
-    name: str,
-    world_size: int,
-    root: int = 0,
-    hosts: tuple[int, ...] | None = None,
+    collective: str, name: str, world_size: int, root: int = 0, hosts: tuple[int, ...] | None = None
 ) -> Schedule:
     """Build, or take from a cache, the schedule of an algorithm; see `Algorithm.schedule`."""
     return _schedule(collective, name, world_size, root, hosts, registry.revision)

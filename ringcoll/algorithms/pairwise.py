@@ -45,8 +45,7 @@ def pairwise_reduce_scatter(rank: int, world_size: int) -> Program:
     for step in range(1, world_size):
         dst, src = (rank + step) % world_size, (rank - step) % world_size
         yield Step(
-            send(dst, inp(dst)),
-            recv_reduce(src, out(rank), local, final=step == world_size - 1),
+            send(dst, inp(dst)), recv_reduce(src, out(rank), local, final=step == world_size - 1)
         )
         local = out(rank)
 

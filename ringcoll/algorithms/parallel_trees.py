@@ -107,10 +107,7 @@ def reduce_scatter_phase(rank: int, world_size: int, trees: int) -> Program:
         yield Step(
             send((rank + distance) % world_size, *sent),
             recv_reduce(
-                (rank - distance) % world_size,
-                tuple(map(held, parents)),
-                local,
-                final=number == 0,
+                (rank - distance) % world_size, tuple(map(held, parents)), local, final=number == 0
             ),
         )
 

@@ -132,10 +132,7 @@ def passes_on_blocks(schedule: Schedule) -> bool:
     rules, world_size, root = contract(schedule.collective), schedule.world_size, schedule.root
     per_block = rules.chunks_per_block(schedule.num_chunks, world_size)
     for rank in range(world_size):
-        own = {
-            *rules.inputs(rank, world_size, root),
-            *rules.outputs(rank, world_size, root),
-        }
+        own = {*rules.inputs(rank, world_size, root), *rules.outputs(rank, world_size, root)}
         for step in schedule.program(rank):
             for operation in step:
                 arrives = isinstance(operation, Recv | RecvReduce)

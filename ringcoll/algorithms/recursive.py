@@ -139,10 +139,7 @@ def recursive_doubling_all_reduce(rank: int, world_size: int) -> Program:
     for mask in fold.masks():
         peer = fold.rank(fold.index(rank) ^ mask)
         last = 2 * mask == fold.size
-        yield Step(
-            send(peer, held),
-            recv_reduce(peer, out(0), held, final=last),
-        )
+        yield Step(send(peer, held), recv_reduce(peer, out(0), held, final=last))
         held = out(0)
     if fold.acts_for(rank):
         yield Step(send(rank - 1, out(0)))
@@ -214,12 +211,7 @@ def rabenseifner_all_reduce(rank: int, world_size: int) -> Program:
         exchanges.append((peer, kept, sent))
         yield Step(
             send(peer, *map(place, sent)),
-            recv_reduce(
-                peer,
-                tuple(map(out, kept)),
-                tuple(map(place, kept)),
-                final=len(kept) == 1,
-            ),
+            recv_reduce(peer, tuple(map(out, kept)), tuple(map(place, kept)), final=len(kept) == 1),
         )
         place = out
     for peer, had, missing in reversed(exchanges):
@@ -247,9 +239,7 @@ def _halving_reduced(k: int) -> Fraction:
     chunks=lambda k: k,
     slots=lambda k: k,
     cost=Cost(
-        rounds=lambda k: _folded_rounds(k, 1),
-        traffic=_halving_traffic,
-        reduced=_halving_reduced,
+        rounds=lambda k: _folded_rounds(k, 1), traffic=_halving_traffic, reduced=_halving_reduced
     ),
 )
 def recursive_halving_reduce_scatter(rank: int, world_size: int) -> Program:

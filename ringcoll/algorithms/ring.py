@@ -39,10 +39,7 @@ from ringcoll.schedule import (
 
 
 def reduce_scatter_phase(
-    rank: int,
-    world_size: int,
-    partial: Callable[[int, int], Ref],
-    result: Ref,
+    rank: int, world_size: int, partial: Callable[[int, int], Ref], result: Ref
 ) -> Program:
     """Reduce chunk r onto rank r, in world_size - 1 steps.
 
@@ -172,16 +169,7 @@ def bidirectional_ring_all_reduce(rank: int, world_size: int) -> Program:
        4  >1:3 <3:2 >3:7 <1:6    >2:0 <0:3 >0:6 <2:5    >3:1 <1:0 >1:5 <3:4    >0:2 <2:1 >2:4 <0:7
        5  >1:2 <3:1 >3:6 <1:5    >2:3 <0:2 >0:5 <2:4    >3:0 <1:3 >1:4 <3:7    >0:1 <2:0 >2:7 <0:6
     """
-
-    def mirror(number: int) -> int:
-        return -number % world_size
-
-    backward = renumber(
-        ring_all_reduce(mirror(rank), world_size),
-        peer=mirror,
-        chunk=lambda chunk: world_size + chunk,
-    )
-    return parallel(ring_all_reduce(rank, world_size), backward)
+    return parallel(ring_all_reduce(rank, world_size), _strided(rank, world_size, -1, 1))
 
 
 def strides(k: int) -> list[int]:
@@ -196,11 +184,7 @@ def strides(k: int) -> list[int]:
 
 
 @register(
-    "all_reduce",
-    "multi_ring",
-    chunks=lambda k: k * len(strides(k)),
-    cost=_BOTH,
-    second_choice=True,
+    "all_reduce", "multi_ring", chunks=lambda k: k * len(strides(k)), cost=_BOTH, second_choice=True
 )
 def multi_ring_all_reduce(rank: int, world_size: int) -> Program:
     """Up to four ring all-reduces at once, with other strides, on a part of the vector each.

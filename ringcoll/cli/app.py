@@ -39,20 +39,17 @@ class CommandEntry(NamedTuple):
 SECTIONS = {
     "Look": {
         "list": CommandEntry(
-            "ringcoll.cli.listing:list_algorithms",
-            "The algorithms of each collective.",
+            "ringcoll.cli.listing:list_algorithms", "The algorithms of each collective."
         ),
         "show": CommandEntry(
             "ringcoll.cli.show:show",
             "An algorithm, step by step and rank by rank, and what it costs.",
         ),
         "explain": CommandEntry(
-            "ringcoll.cli.explain:explain",
-            'Which algorithm "auto" chooses, and why.',
+            "ringcoll.cli.explain:explain", 'Which algorithm "auto" chooses, and why.'
         ),
         "pareto": CommandEntry(
-            "ringcoll.cli.pareto:pareto",
-            "Which algorithms no other algorithm beats in every way.",
+            "ringcoll.cli.pareto:pareto", "Which algorithms no other algorithm beats in every way."
         ),
         "simulate": CommandEntry(
             "ringcoll.cli.simulate:simulate_command",
@@ -65,12 +62,10 @@ SECTIONS = {
     },
     "Measure": {
         "compare": CommandEntry(
-            "ringcoll.cli.compare:compare",
-            "Ring, tree and native side by side, on real processes.",
+            "ringcoll.cli.compare:compare", "Ring, tree and native side by side, on real processes."
         ),
         "bench": CommandEntry(
-            "ringcoll.cli.bench:bench",
-            "One collective, in the table of nccl-tests.",
+            "ringcoll.cli.bench:bench", "One collective, in the table of nccl-tests."
         ),
         "tune": CommandEntry(
             "ringcoll.cli.tune:tune",
@@ -87,12 +82,10 @@ SECTIONS = {
     },
     "Train": {
         "train": CommandEntry(
-            "ringcoll.cli.train:train",
-            "A small training run: ring, tree and native side by side.",
+            "ringcoll.cli.train:train", "A small training run: ring, tree and native side by side."
         ),
         "run": CommandEntry(
-            "ringcoll.cli.run:run",
-            "Start the ranks of a script; they may go on when some die.",
+            "ringcoll.cli.run:run", "Start the ranks of a script; they may go on when some die."
         ),
     },
     "Find trouble": {
@@ -104,10 +97,7 @@ SECTIONS = {
             "ringcoll.cli.dump:dump",
             "What hangs, and where: what each rank of a running program does.",
         ),
-        "info": CommandEntry(
-            "ringcoll.cli.info:info",
-            "Versions and machine, for a bug report.",
-        ),
+        "info": CommandEntry("ringcoll.cli.info:info", "Versions and machine, for a bug report."),
     },
     "Invent": {
         "new": CommandEntry(
@@ -115,16 +105,11 @@ SECTIONS = {
             "Begin an algorithm of your own: a file that works, and its test.",
         ),
         "verify": CommandEntry(
-            "ringcoll.cli.prove:verify",
-            "Prove that algorithms are right, and what they cost.",
+            "ringcoll.cli.prove:verify", "Prove that algorithms are right, and what they cost."
         ),
-        "order": CommandEntry(
-            "ringcoll.cli.order:order",
-            "In which order each element is summed.",
-        ),
+        "order": CommandEntry("ringcoll.cli.order:order", "In which order each element is summed."),
         "search": CommandEntry(
-            "ringcoll.cli.search:search",
-            "Schedules that suit a network, and how long they take.",
+            "ringcoll.cli.search:search", "Schedules that suit a network, and how long they take."
         ),
         "fit": CommandEntry(
             "ringcoll.cli.fit:fit_command",

@@ -18,13 +18,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.formats import topology_in
 from ringcoll.machine import read_file
 from ringcoll.search import registered_times
-from ringcoll.simulation import (
-    FORMS,
-    PRESETS,
-    Topology,
-    ranks_named,
-    topology_named,
-)
+from ringcoll.simulation import FORMS, PRESETS, Topology, ranks_named, topology_named
 
 NETWORKS = {"Topologies": FORMS, "Topologies of real machines": PRESETS}  # for pages of help
 _NUMBERS = ("bandwidth", "latency_s", "across_bandwidth", "across_latency_s")  # of a link

@@ -167,12 +167,7 @@ def trace(
         (root or 0) if rules.rooted else -1,
     )
     request = TraceRequest(
-        workload,
-        name,
-        *target,
-        segment_bytes=segment_bytes,
-        transport=transport,
-        modules=modules,
+        workload, name, *target, segment_bytes=segment_bytes, transport=transport, modules=modules
     )
     summary = measuring.on_ranks(trace_on_rank, request, world_size=world_size, backend="gloo")
     if summary:  # under a launcher rank 0 has it, and prints

@@ -130,23 +130,14 @@ def tune(
         (None, ()) if algorithms is None else _chosen(algorithms, collectives, world_size)
     )
     plan = tuner.TuningPlan(
-        collectives,
-        sizes,
-        seconds,
-        algorithms=chosen,
-        modules=modules,
-        device=device,
+        collectives, sizes, seconds, algorithms=chosen, modules=modules, device=device
     )
     facts = environment(world_size) | {"transport": transport}
     if not as_json:
         print_text(f"{ran_on(facts)}; about {seconds:.0f} s", "")
     costs, results = _measure(plan, world_size, transport)
     table = Table(
-        transport=transport,
-        world_size=world_size,
-        parameters=costs,
-        source=MEASURED,
-        device=device,
+        transport=transport, world_size=world_size, parameters=costs, source=MEASURED, device=device
     )
     findings = tuner.findings(results, table)
     table = replace(table, tuned=tuner.rules_from(findings, world_size, device=device))
@@ -183,8 +174,7 @@ def _chosen(
                 algorithms.setdefault(entry.collective, []).append(entry.name)
     if not algorithms:
         raise click.BadParameter(
-            f"none is for {', '.join(collectives)} on {world_size} ranks",
-            param_hint="--algorithms",
+            f"none is for {', '.join(collectives)} on {world_size} ranks", param_hint="--algorithms"
         )
     unique = {name: tuple(dict.fromkeys(own)) for name, own in algorithms.items()}
     return unique, tuple(dict.fromkeys(modules))

@@ -219,10 +219,7 @@ class Arguments:
                 )
             if tensor.device != first.device:
                 raise self._refuse(
-                    "all tensors of a call must be on one device",
-                    name,
-                    first.device,
-                    tensor.device,
+                    "all tensors of a call must be on one device", name, first.device, tensor.device
                 )
 
     def like(self, tensor: Tensor, other: Tensor, argument: str) -> None:

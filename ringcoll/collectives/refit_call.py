@@ -14,11 +14,7 @@ from ringcoll.machine import seconds_of
 from ringcoll.schedule import contract
 
 
-def refit(
-    group: Any = None,
-    uses: Iterable[tuple[str, int]] = (),
-    budget_s: float = 3.0,
-) -> str:
+def refit(group: Any = None, uses: Iterable[tuple[str, int]] = (), budget_s: float = 3.0) -> str:
     """Measure the network of a group now, fit algorithms to it, and use them from the next operation on.
 
     All ranks of the group call this. Rank 0 fits and proves (`ringcoll.search.fit`), and publishes. With

@@ -12,14 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ringcoll.algorithms import algorithms, find, named, registry
-from ringcoll.cost.predict import (
-    MODEL_ERROR,
-    Prediction,
-    fastest,
-    predict,
-    predictions,
-    preferred,
-)
+from ringcoll.cost.predict import MODEL_ERROR, Prediction, fastest, predict, predictions, preferred
 from ringcoll.cost.rules import AUTO, Rule
 from ringcoll.cost.table import BUILT_IN, Table
 from ringcoll.errors import ArgumentError

@@ -343,10 +343,7 @@ def _seconds(
     path_s = alone.seconds(nbytes, rounds, traffic * two_way + cut, reduced + packed, further)
     spared = profile.repeated_mean / 2 if costs.slice_bytes else 0.0
     crowded_s = crowded.seconds(
-        nbytes,
-        messages,
-        profile.sent_mean + cut - spared,
-        profile.reduced_mean + packed,
+        nbytes, messages, profile.sent_mean + cut - spared, profile.reduced_mean + packed
     )
     return path_s, crowded_s
 

@@ -35,15 +35,7 @@ from ringcoll.group.work import Work
 from ringcoll.group.workspace import Workspace
 from ringcoll.machine import answered, at_end, check_goes_on, cores, gone
 from ringcoll.operation import Binding, BoundInstruction, Operation, Turn, drive
-from ringcoll.transport import (
-    Handle,
-    Lane,
-    NotYetError,
-    Streams,
-    Transport,
-    capturing,
-    with_memory,
-)
+from ringcoll.transport import Handle, Lane, NotYetError, Streams, Transport, capturing, with_memory
 from ringcoll.watch import (
     STORE_S,
     CallComparison,

@@ -567,12 +567,7 @@ _known: WeakValueDictionary[tuple[object, ...], Plan] = WeakValueDictionary()
 
 
 def compile_plan(
-    schedule: Schedule,
-    rank: int,
-    layout: Layout,
-    segments: int = 1,
-    *,
-    posts_early: bool = True,
+    schedule: Schedule, rank: int, layout: Layout, segments: int = 1, *, posts_early: bool = True
 ) -> Plan:
     """Compile a rank's part of a schedule.
 

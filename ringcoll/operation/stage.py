@@ -265,11 +265,7 @@ def check_apart(outputs: Sequence[Tensor], rank: int) -> None:
 
 
 def _intervals(
-    tensors: Sequence[Tensor],
-    blocks: Sequence[int],
-    lengths: dict[int, int],
-    *,
-    is_output: bool,
+    tensors: Sequence[Tensor], blocks: Sequence[int], lengths: dict[int, int], *, is_output: bool
 ) -> list[_Interval]:
     """The memory of each block of plain tensors."""
     intervals: list[_Interval] = []

@@ -24,7 +24,7 @@ from ringcoll.errors import MissingExtraError
 from ringcoll.reduction import kernels
 from ringcoll.reduction.engine import Engine, run_all
 from ringcoll.reduction.kernels import Kernel
-from ringcoll.reduction.operators import SIGNED_TWIN, Reduction
+from ringcoll.reduction.operators import OPERATORS, SIGNED_TWIN, Reduction
 
 bound: Counter[str] = Counter()
 """How often this process has bound reductions to kernels, and to torch's operators instead."""
@@ -133,16 +133,9 @@ def _warn(reason: str) -> None:
 
 
 # Names of operators in the kernels: for numbers, and for bool.
-_OPS = {
-    "sum": "Sum",
+_OPS = {name: name.capitalize() for name in OPERATORS.values()} | {
     "avg": "Sum",
     "premul_sum": "Sum",
-    "product": "Product",
-    "min": "Min",
-    "max": "Max",
-    "band": "Band",
-    "bor": "Bor",
-    "bxor": "Bxor",
 }
 _BOOL_OPS = {**_OPS, "sum": "Bor", "max": "Bor", "product": "Band", "min": "Band"}
 

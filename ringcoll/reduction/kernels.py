@@ -38,25 +38,12 @@ _MOST_HELD = 64  # of all sources, so that three blocks find room; tried with NV
 _ACCESS_NBYTES = 16  # the widest access
 _MOST_BLOCKS = (1 << 31) - 1
 
-_C_TYPES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float8_e4m3fn: "float8_e4m3fn",
-    torch.float8_e5m2: "float8_e5m2",
-    torch.complex64: "complex64",
-    torch.complex128: "complex128",
-    torch.int8: "int8",
-    torch.int16: "int16",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.uint8: "uint8",
-    torch.uint16: "uint16",
-    torch.uint32: "uint32",
-    torch.uint64: "uint64",
-    torch.bool: "uint8",
-}
+_NAMED = (
+    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128 "
+    "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+)
+_C_TYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in _NAMED.split()}
+_C_TYPES[torch.bool] = "uint8"
 _NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _NBYTES = {name: dtype.itemsize for dtype, name in _C_TYPES.items()}
 
@@ -210,10 +197,7 @@ class Launch(NamedTuple):
 
 
 def launch_of(
-    kernel: Kernel,
-    into: Sequence[Tensor],
-    sources: Sequence[Tensor],
-    factor: complex = 0.0,
+    kernel: Kernel, into: Sequence[Tensor], sources: Sequence[Tensor], factor: complex = 0.0
 ) -> Launch | None:
     """Fit a kernel to vectors.
 

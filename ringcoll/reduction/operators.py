@@ -330,18 +330,9 @@ _BOOL: dict[str, Combiner] = {
     "min": torch.bitwise_and,
     **_BITWISE,
 }
-SIGNED_TWIN = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-}
+SIGNED_TWIN = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Unsigned dtypes, and the signed dtypes of as many bits that stand for them."""
-FLOAT8 = (
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 """Floats of 8 bits, which torch can convert only."""
 _NARROW = (torch.float16, torch.bfloat16, *FLOAT8)
 _COMPUTED = (torch.float64, torch.float32, *_NARROW, torch.complex64, torch.complex128)
@@ -551,11 +542,7 @@ def _resolve(
 
 
 def _cast(
-    operator: Operator,
-    dtype: torch.dtype,
-    work: torch.dtype,
-    wire: torch.dtype,
-    combine: Combiner,
+    operator: Operator, dtype: torch.dtype, work: torch.dtype, wire: torch.dtype, combine: Combiner
 ) -> Reduction:
     """A reduction that converts to ``work`` before, and back afterwards."""
     rounded = _same if wire is work else lambda tensor: tensor.to(wire).to(work)

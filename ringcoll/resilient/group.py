@@ -23,12 +23,7 @@ from torch import Tensor, nn
 
 from ringcoll.collectives import OwnGroup, StoreGroup, refit
 from ringcoll.collectives import functions as api
-from ringcoll.errors import (
-    GroupBrokenError,
-    GroupChangedError,
-    PeerLostError,
-    TransportError,
-)
+from ringcoll.errors import GroupBrokenError, GroupChangedError, PeerLostError, TransportError
 from ringcoll.group import Call, Communicator, Queue, Work
 from ringcoll.machine import at_end, begun
 from ringcoll.resilient.membership import Membership

@@ -27,11 +27,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ringcoll.errors import (
-    CollectiveTimeoutError,
-    PeerLostError,
-    TransportError,
-)
+from ringcoll.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.machine import (
     Answer,
     Inbox,

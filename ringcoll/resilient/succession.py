@@ -215,11 +215,7 @@ def step(
 
 
 def listeners(
-    me: Member,
-    old: Record,
-    new: Record,
-    heard: Heard,
-    fresh: Collection[Member],
+    me: Member, old: Record, new: Record, heard: Heard, fresh: Collection[Member]
 ) -> tuple[Member, ...]:
     """Whom a member tells its new record, the first ones first."""
     members = old.view.members

@@ -17,17 +17,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, zip_longest
 
-from ringcoll.schedule.ir import (
-    Copy,
-    Program,
-    Recv,
-    RecvReduce,
-    Reduce,
-    Ref,
-    Send,
-    Step,
-    Written,
-)
+from ringcoll.schedule.ir import Copy, Program, Recv, RecvReduce, Reduce, Ref, Send, Step, Written
 
 _WIDE = 16  # ranks and steps on either side of a mark; a wider grid is unreadable
 

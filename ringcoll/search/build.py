@@ -110,10 +110,7 @@ def _place(slots: dict[tuple[int, int], int], rank: int, chunk: int) -> Ref:
 
 
 def _copies(
-    demand: Demand,
-    moves: Moves,
-    slots: dict[tuple[int, int], int],
-    own: Callable[[int], Ref],
+    demand: Demand, moves: Moves, slots: dict[tuple[int, int], int], own: Callable[[int], Ref]
 ) -> Iterator[list[Step]]:
     """The steps of each rank; an owner has its chunks in ``own``, and copies them at the beginning."""
     operations = _empty(demand, moves)

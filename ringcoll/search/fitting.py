@@ -23,13 +23,7 @@ from ringcoll._version import __version__
 from ringcoll.algorithms import algorithms, named, order_in_text
 from ringcoll.cost import Fitted, Range, Rule, digest_of
 from ringcoll.errors import ArgumentError, MissingExtraError, TooLargeError
-from ringcoll.schedule import (
-    Schedule,
-    chunks_of_data,
-    contract,
-    estimated_messages,
-    verify,
-)
+from ringcoll.schedule import Schedule, chunks_of_data, contract, estimated_messages, verify
 from ringcoll.search.demand import demand_of, phases_of
 from ringcoll.search.front import synthesize, trees_of
 from ringcoll.search.hops import hops_of

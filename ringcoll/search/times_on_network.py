@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ringcoll.schedule import Schedule
+from ringcoll.schedule import Schedule, step_count
 from ringcoll.simulation import Topology, simulate
 
 MOST_MESSAGES = 1 << 18
@@ -65,7 +65,7 @@ class TimesOnNetwork:
             if messages * segments > MOST_MESSAGES or best.seconds <= HARDLY * whole.busiest_s:
                 break
             is_long = whole.engine == "events" and messages * segments > _EXACT_MESSAGES
-            if is_long and segments > _MANY and (steps := _steps(schedule)) <= _MOST_STEPS:
+            if is_long and segments > _MANY and (steps := step_count(schedule)) <= _MOST_STEPS:
                 few = max(_FEW, steps)
                 few_s, many_s = (
                     self.run(schedule, max(1, nbytes * number // segments), number).seconds
@@ -78,8 +78,3 @@ class TimesOnNetwork:
                 break
             best = SearchTime(seconds, schedule.algorithm, segments)
         return best
-
-
-def _steps(schedule: Schedule) -> int:
-    """The most steps of a rank."""
-    return max(sum(1 for _ in schedule.steps(rank)) for rank in range(schedule.world_size))

@@ -59,11 +59,7 @@ def crossbar(
 
 
 def torus(
-    shape: Sequence[int],
-    *,
-    bandwidth: Number,
-    latency_s: Number = 0,
-    **costs: Unpack[RankCosts],
+    shape: Sequence[int], *, bandwidth: Number, latency_s: Number = 0, **costs: Unpack[RankCosts]
 ) -> Topology:
     """A torus of any number of dimensions; ranks are numbered with the last dimension first.
 

@@ -49,9 +49,7 @@ class Folding:
 
 
 def folded(
-    topology: Topology,
-    programs: Sequence[Sequence[RankWave]],
-    *of_ranks: Mapping[int, Number],
+    topology: Topology, programs: Sequence[Sequence[RankWave]], *of_ranks: Mapping[int, Number]
 ) -> Folding | None:
     """Find the fewest ranks that stand for all."""
     world_size = topology.world_size

@@ -100,11 +100,7 @@ class OnRanks:
 
 
 def ranks(
-    world_size: int,
-    *,
-    backend: str = "ringcoll",
-    threads: bool = False,
-    timeout_s: float = 60.0,
+    world_size: int, *, backend: str = "ringcoll", threads: bool = False, timeout_s: float = 60.0
 ) -> OnRanks:
     """Run a test on several ranks, each with its default group of ``torch.distributed``.
 

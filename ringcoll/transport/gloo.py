@@ -44,12 +44,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from ringcoll.errors import (
-    CollectiveTimeoutError,
-    GroupBrokenError,
-    PeerLostError,
-    TransportError,
-)
+from ringcoll.errors import CollectiveTimeoutError, GroupBrokenError, PeerLostError, TransportError
 from ringcoll.machine import (
     hears_signals,
     is_loopback,

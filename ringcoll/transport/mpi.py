@@ -39,12 +39,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import (
-    CollectiveTimeoutError,
-    MissingExtraError,
-    PeerLostError,
-    TransportError,
-)
+from ringcoll.errors import CollectiveTimeoutError, MissingExtraError, PeerLostError, TransportError
 from ringcoll.machine import at_end, cores, read_fields
 from ringcoll.transport.base import Handle, Message, Transport, meet
 from ringcoll.transport.staged import staged_if_needed

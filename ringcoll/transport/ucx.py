@@ -63,12 +63,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import (
-    ArgumentError,
-    CollectiveTimeoutError,
-    PeerLostError,
-    TransportError,
-)
+from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.machine import cores, expandable_segments, not_of_a_rank
 from ringcoll.transport import ucx_library
 from ringcoll.transport.base import Handle, Message, Transport, devices_of, meet, settle, told_by

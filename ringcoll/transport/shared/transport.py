@@ -29,12 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.errors import (
-    ArgumentError,
-    CollectiveTimeoutError,
-    PeerLostError,
-    TransportError,
-)
+from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.machine import appears, as_fields, cores, free_bytes, read_all, read_text
 from ringcoll.transport.base import Handle, Message, NotYetError, Transport, late, meet_telling
 from ringcoll.transport.pairs import OutOfReachError, PairsTransport
