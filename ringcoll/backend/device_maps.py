@@ -7,7 +7,7 @@ So a group of this library, in a map with other backends, is made in three steps
 1. `made` keeps the group, and gives torch a backend written in C++ in the place of it.
 2. torch makes the other backends, and a process group of its own with all of them.
 3. This library's group takes the place of that process group, and gets its other backends. A call on
-   tensors of their devices goes to them: see `ProcessGroup.hand_over`.
+   tensors of their devices goes to them: see `ProcessGroup.take_over`.
 """
 
 from __future__ import annotations

