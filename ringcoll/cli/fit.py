@@ -52,16 +52,18 @@ def fit_command(
     """
     topology = needed_network(network)
     asked = None if sizes is None else [nbytes_of(size) for size in sizes.split(",")]
-    fits = []
+    fits, too_large = [], None
     for collective in dict.fromkeys(collectives):
         total = len(asked or SIZES) * 2 * len(list(algorithms(collective, topology.world_size)))
         with progress(total, f"fit {collective}") as advance:
             try:
                 fits.append(fit(collective, topology, sizes=asked, seed=seed, advance=advance))
             except TooLargeError as error:
-                if len(collectives) == 1:
-                    raise
-                click.echo(f"{collective} is not fitted: {error}", err=True)
+                too_large = error
+                if len(collectives) > 1:
+                    click.echo(f"{collective} is not fitted: {error}", err=True)
+    if too_large and not fits:
+        raise too_large
     better = [fitted for fitted in fits if not fitted.is_left]
     if file is not None and better:
         date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -122,7 +124,7 @@ def _row(fit_range: FitRange) -> tuple[str, ...]:
         str(winner.segments),
         time_in_words(winner.seconds),
         time_in_words(least_s),
-        f"{winner.seconds / least_s:.2f}" if least_s else "-",
+        f"{fit_range.ratio:.2f}" if least_s else "-",
         plain.algorithm,
         time_in_words(plain.seconds),
         f"{fit_range.gain:.2f}x",

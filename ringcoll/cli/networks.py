@@ -22,12 +22,8 @@ from ringcoll.simulation import FORMS, PRESETS, Topology, ranks_named, topology_
 
 NETWORKS = {"Topologies": FORMS, "Topologies of real machines": PRESETS}  # for pages of help
 _NUMBERS = ("bandwidth", "latency_s", "across_bandwidth", "across_latency_s")  # of a link
-_BEGINS = {
-    ".txt": r"\w+\s*(--|->)",
-    ".xml": "<system",
-    ".yaml": ".",
-    ".yml": ".",
-}  # of networks, by the ending
+# Of networks, by the ending.
+_BEGINS = {".txt": r"\w+\s*(--|->)", ".xml": "<system", ".yaml": ".", ".yml": "."}
 _COSTS = ("alpha_s", "gamma_s_per_byte")  # of a rank
 
 

@@ -1,7 +1,8 @@
 """Ranks that ``mpiexec`` or ``srun`` has started, told to torch.distributed in the variables of ``torchrun``.
 
 Where rank 0 is and on which port it listens, ``MASTER_ADDR`` and ``MASTER_PORT`` say if they are set. Otherwise the ranks of
-``mpiexec`` ask MPI, and those of Slurm take the step's first node, and a port that follows from the number of the job.
+``mpiexec`` ask MPI, and those of Slurm take the step's first node, and a port that follows from the numbers of
+the job and the step.
 """
 
 from __future__ import annotations
@@ -81,5 +82,5 @@ def _place_in_slurm() -> tuple[str, int]:
     if not (first or "MASTER_ADDR" in os.environ):
         raise ArgumentError("Slurm names no node: set MASTER_ADDR", argument=_NODES[0])
     begin, number = _PORTS
-    step = int(os.environ.get("SLURM_STEP_ID", "").isdigit() and os.environ["SLURM_STEP_ID"])
+    step = _number("SLURM_STEP_ID") if "SLURM_STEP_ID" in os.environ else 0
     return first, begin + (_number("SLURM_JOB_ID") + _STEP * step) % number

@@ -130,7 +130,7 @@ class Fit:
     ranges
         The winner of each range of sizes: of 0 bytes to any number, or of those around the sizes that were asked for.
     times
-        All simulated times at each size, the fastest first.
+        All simulated times at each size, the fastest first; of what cannot win, in one segment.
     schedules
         The winners that were found by a search, by their names.
     left_out

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from ringcoll.cli.app import cli
+from ringcoll.errors import TooLargeError
 from ringcoll.machine import read_fit
+from ringcoll.search import Fit, fit
 
 SLOW = "\n".join(f"{rank} -- {(rank + 1) % 6}  {0.1 if rank == 5 else 1}  1" for rank in range(6))
 
@@ -118,3 +121,24 @@ def test_tuning_on_a_network_without_sizes_leaves_no_gap(graph: Path, tmp_path: 
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 0, result.output
     assert any(rule.nbytes.end is None for rule in read_fit(file).rules)
+
+
+@pytest.mark.parametrize("small", [[], ["all_gather"]])
+def test_what_is_too_large_is_named_and_the_others_are_fitted(
+    small: list[str], graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cluster.fit"
+
+    def fit_small(collective: str, *arguments: Any, **options: Any) -> Fit:
+        if collective not in small:
+            raise TooLargeError(f"{collective} has too many messages", most=0)
+        return fit(collective, *arguments, **options)
+
+    monkeypatch.setattr("ringcoll.cli.fit.fit", fit_small)
+    words = ("--graph", str(graph), "--sizes", "64M", "-o", str(file))
+    code, text = run("all_to_all", "reduce_scatter", *small, *words)
+    assert "all_to_all has too many messages" in text
+    assert "reduce_scatter has too many messages" in text
+    assert (code == 0) == bool(small) == file.exists()
+    if small:
+        assert {rule.collective for rule in read_fit(file).rules} == set(small)

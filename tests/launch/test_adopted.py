@@ -127,7 +127,8 @@ def test_ranks_that_cannot_be_are_refused(environment, lacking):
 
 
 @pytest.mark.parametrize(
-    "name", ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_LOCALID"]
+    "name",
+    ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_LOCALID"],
 )
 @pytest.mark.parametrize("value", ["x", "-1", "", "²"])
 def test_no_numbers_are_refused(environment, name, value):
