@@ -8,12 +8,14 @@ above it, the first rank's first.
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from ringcoll.launch import RankError
@@ -36,6 +38,31 @@ class RanksTraceback(Exception):  # noqa: N818  # the cause of an error, which s
     """Tracebacks of ranks."""
 
 
+class _Pickler(pickle.Pickler):
+    """Pickles tensors of all dtypes; what torch 2.13 writes of newer ones (uint16, float8) cannot be read."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.UntypedStorage):
+            return NotImplemented
+        data = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value)
+        return _storage, (data.cpu().numpy().tobytes(), value.device)
+
+
+def _storage(data: bytes, device: torch.device) -> Any:
+    memory = torch.empty(len(data), dtype=torch.uint8, device=device).untyped_storage()
+    if data:
+        memory.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage())
+    typed: Any = torch.TypedStorage
+    return typed(wrap_storage=memory, dtype=torch.uint8, _internal=True)  # for torch's functions
+
+
+def pickled(value: object) -> bytes:
+    """Write a value that may hold tensors, for ``pickle.loads``."""
+    written = io.BytesIO()
+    _Pickler(written).dump(value)
+    return written.getvalue()
+
+
 def leave() -> None:
     """End the groups of this rank, whatever state they are in."""
     with contextlib.suppress(Exception):
@@ -46,7 +73,7 @@ def leave() -> None:
 def attempt(rank: int, function: Callable[[], Any]) -> bytes | Failure:
     """Call a function on a rank; its value is pickled, so that memory is not shared."""
     try:
-        return pickle.dumps(function())
+        return pickled(function())
     except BaseException as error:  # noqa: BLE001  # the parent raises the error
         now_s = time.monotonic()
         trace = error.__traceback__
@@ -58,11 +85,11 @@ def attempt(rank: int, function: Callable[[], Any]) -> bytes | Failure:
         # Frames refer to groups, which end when nothing refers to them.
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = error.__context__ = error.__cause__ = None
-        pickled = b""
+        written = b""
         with contextlib.suppress(Exception):
-            pickle.loads(pickle.dumps(error))
-            pickled = pickle.dumps(error)
-        return Failure(now_s, rank, type(error).__name__, str(error), "".join(lines), pickled)
+            pickle.loads(pickled(error))
+            written = pickled(error)
+        return Failure(now_s, rank, type(error).__name__, str(error), "".join(lines), written)
 
 
 def raise_first(failures: Sequence[Failure], world_size: int) -> None:

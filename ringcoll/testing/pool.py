@@ -34,7 +34,14 @@ import torch.distributed as dist
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import RankError, Ranks, by_value, rendezvous, report
 from ringcoll.machine import stacks
-from ringcoll.testing.outcome import Failure, RanksTraceback, attempt, leave, raise_first
+from ringcoll.testing.outcome import (
+    Failure,
+    RanksTraceback,
+    attempt,
+    leave,
+    pickled,
+    raise_first,
+)
 
 _START_S = 120.0  # for ranks to start, and to load a test's module
 _MORE_S = 2.0  # for the group's own error to come before the pool's, which knows less
@@ -117,9 +124,10 @@ def sending() -> Iterator[None]:
 def _raise_cause(error: RankError, failures: Sequence[Failure], world_size: int) -> NoReturn:
     """Raise the death of a rank; if no rank died, the exception of the rank that failed first."""
     __tracebackhide__ = True
+    own = {failure.rank: (failure.kind, failure.text) for failure in failures}
     for rank, (kind, _) in error.failures.items():
         if kind == "ProcessDied":
-            raise RankError(rank, error.failures, "") from None
+            raise RankError(rank, error.failures | own, "") from None
     raise_first(failures, world_size)
     raise error from None
 
@@ -166,11 +174,11 @@ class _Pool:
         __tracebackhide__ = True
         packed = _packed(function)
         with sending():
-            pickled = pickle.dumps(arguments)
+            sent = pickled(arguments)
         ranks = self.ready(group.world_size, packed)
         if group != self._group:
             self._group, self._number = group, self._number + 1
-        call = _Call(group, self._number, packed, pickled, sys.path)
+        call = _Call(group, self._number, packed, sent, sys.path)
         reports: list[Failure | tuple[int, str]] = []
         try:
             answers: list[_Answer] = ranks.run(

@@ -27,7 +27,11 @@ OPERATORS: dict[str, Any] = {
     "bxor": np.bitwise_xor,
 }
 _SIGNED_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_PART = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_PART = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
 
 
 class Expected(NamedTuple):
@@ -45,8 +49,11 @@ def bits(tensor: Tensor) -> bytes:
 
 def _flat(tensor: Tensor) -> Tensor:
     """A copy of the elements in logical order, on the CPU; of a single one, with stride 1, too."""
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.reshape(-1).clone(memory_format=torch.contiguous_format).cpu()
+    dense = tensor.dequantize() if tensor.is_quantized else tensor.detach().to_dense()
+    plain = dense.resolve_conj().resolve_neg()
+    # As integers: torch copies nothing of some dtypes.
+    bits = plain.view(_SIGNED_OF_SIZE.get(plain.itemsize, plain.dtype)).reshape(-1)
+    return bits.clone(memory_format=torch.contiguous_format).cpu().view(plain.dtype)
 
 
 def mismatch(got: Tensor, answer: Expected, what: str = "result") -> str:
@@ -81,7 +88,7 @@ def _different_bits(got: Tensor, want: Tensor) -> Tensor:
         return _different_bits(got.view(part), want.view(part)).view(-1, 2).any(1)
     view = _SIGNED_OF_SIZE[got.dtype.itemsize]
     wrong = got.view(view) != want.view(view)
-    if got.dtype.is_floating_point:
+    if got.dtype.is_floating_point and wrong.any():
         # Zeros of both signs, and all NaN, are the same number.
         mine, theirs = got.to(torch.float64), want.to(torch.float64)
         wrong &= ~((mine == theirs) | (mine.isnan() & theirs.isnan()))

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ringcoll import Options
+from ringcoll import Options, testing
 from ringcoll.backend import ProcessGroup
 from ringcoll.errors import ArgumentError, TransportError
 from ringcoll.transport import nccl
@@ -44,10 +44,10 @@ def begin(backend: str, **options: Any) -> Any:
         ("CPU:Ringcoll,cuda:ringcoll", True),
     ],
 )
-def test_each_device_has_the_backend_of_the_map(pool, backend: str, is_ours: bool):
+def test_each_device_has_the_backend_of_the_map(backend: str, is_ours: bool):
     total = [10.0, 12.0]
     for rank, (results, names, issued, num_bytes) in enumerate(
-        pool(2, "ringcoll").run(device_maps.mapped, backend)
+        testing.ranks(2).run(device_maps.mapped, backend)
     ):
         assert names == [backend.lower() if ":" in backend else backend] * 2
         assert (issued > 0, num_bytes > 0) == (is_ours, is_ours)
@@ -167,8 +167,8 @@ def test_a_class_of_nccl_that_is_not_known_is_refused(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.processes
-def test_meshes_take_options(pool):
-    for found in pool(2, "ringcoll").run(device_maps.meshes):
+def test_meshes_take_options():
+    for found in testing.ranks(2).run(device_maps.meshes):
         assert found == [
             ("tuple", "ringcoll", 1800.0, "ring"),
             ("limit", "ringcoll", 7.0, "tree"),
@@ -182,8 +182,8 @@ def test_meshes_take_options(pool):
 
 
 @pytest.mark.processes
-def test_subgroups_take_options(pool):
-    for found in pool(2, "ringcoll").run(device_maps.subgroups):
+def test_subgroups_take_options():
+    for found in testing.ranks(2).run(device_maps.subgroups):
         assert found == ["ring"] * 3 + [("ArgumentError", True)] * 3
 
 

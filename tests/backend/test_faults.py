@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ringcoll import testing
 from ringcoll.launch import RankError, Ranks
 from tests.programs import backend_faults
 from tests.programs.faults import Caught
@@ -62,40 +63,40 @@ def test_a_rank_dies_while_it_is_received_from():
         assert caught.seconds < 5
 
 
-def test_a_hook_that_raises_fails_the_step(pool):
-    for caught in pool(2, "ringcoll").run(backend_faults.hooked_step, "raises"):
+def test_a_hook_that_raises_fails_the_step():
+    for caught in testing.ranks(2).run(backend_faults.hooked_step, "raises"):
         assert isinstance(caught, Caught)
         assert "no gradients today" in caught.text
 
 
-def test_a_hook_may_block_in_other_collectives(pool):
+def test_a_hook_may_block_in_other_collectives():
     for world_size in (2, 3):
         # The sum of rank + 1 over the ranks, summed up once more.
         wanted = {float(world_size * sum(range(1, world_size + 1)))}
         assert (
-            pool(world_size, "ringcoll").run(backend_faults.hooked_step, "blocks")
+            testing.ranks(world_size).run(backend_faults.hooked_step, "blocks")
             == [wanted] * world_size
         )
 
 
-def test_power_sgd_keeps_ranks_equal(pool):
-    assert pool(3, "ringcoll").run(backend_faults.power_sgd) == [[0.0] * 3] * 3
+def test_power_sgd_keeps_ranks_equal():
+    assert testing.ranks(3).run(backend_faults.power_sgd) == [[0.0] * 3] * 3
 
 
-def test_time_limits_are_kept_however_they_are_given(pool):
-    for rank, found in enumerate(pool(3, "ringcoll").run(backend_faults.time_limits)):
+def test_time_limits_are_kept_however_they_are_given():
+    for rank, found in enumerate(testing.ranks(3).run(backend_faults.time_limits)):
         for how, caught in found.items():
             if rank == 2:
                 assert caught is None
                 continue
             assert caught.kind in ("CollectiveTimeoutError", "PeerLostError"), (how, caught)
-            assert 0.5 < caught.seconds < 2.9, (how, caught)
+            assert 0.5 < caught.seconds < 4.9, (how, caught)
         if rank == 0:
             assert {caught.kind for caught in found.values()} >= {"CollectiveTimeoutError"}
 
 
-def test_ten_thousand_operations_at_once_end_in_order(pool):
-    for in_order, wrong, threads in pool(2, "ringcoll").run(backend_faults.many_at_once, 10_000):
+def test_ten_thousand_operations_at_once_end_in_order():
+    for in_order, wrong, threads in testing.ranks(2).run(backend_faults.many_at_once, 10_000):
         assert in_order
         assert wrong == 0
         assert threads < 15

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll import Options
+from ringcoll import Options, testing
 from ringcoll.algorithms import algorithms
 from ringcoll.backend.process_group import ProcessGroup, _CoalescedWork
 from ringcoll.errors import ArgumentError, UnknownAlgorithmError, UnsupportedWorldSizeError
@@ -23,20 +23,20 @@ from tests.programs.threads import together
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", backend_calls.SHORT_FORMS)
-def test_calls_without_options(pool, name: str):
+def test_calls_without_options(name: str):
     for world_size in (2, 3):
-        for got, wanted in pool(world_size, "ringcoll").run(backend_calls.short_form, name):
+        for got, wanted in testing.ranks(world_size).run(backend_calls.short_form, name):
             assert got == wanted
 
 
 @pytest.mark.processes
-def test_a_world_of_one(pool):
-    assert pool(1, "ringcoll").run(backend_calls.alone) == [[[0.0, 1.0, 2.0]] * 3]
+def test_a_world_of_one():
+    assert testing.ranks(1).run(backend_calls.alone) == [[[0.0, 1.0, 2.0]] * 3]
 
 
 @pytest.mark.processes
-def test_collectives_are_counted(pool):
-    assert pool(3, "ringcoll").run(backend_calls.sequence_numbers) == [(0, 2)] * 3
+def test_collectives_are_counted():
+    assert testing.ranks(3).run(backend_calls.sequence_numbers) == [(0, 2)] * 3
 
 
 # --- options --------------------------------------------------------------------------
@@ -54,9 +54,9 @@ def test_collectives_are_counted(pool):
         (None, None),  # what is measured decides
     ],
 )
-def test_options_choose_algorithms(pool, options: Options | None, wanted: list[str] | None):
+def test_options_choose_algorithms(options: Options | None, wanted: list[str] | None):
     collectives = ["all_reduce", "all_reduce", "all_gather", "barrier"]
-    ranks = pool(3, "ringcoll").run(backend_calls.with_options, options)
+    ranks = testing.ranks(3).run(backend_calls.with_options, options)
     for found in ranks:
         assert [name for name, _, _ in found] == collectives
         chosen = [algorithm for _, algorithm, _ in found]
@@ -66,9 +66,9 @@ def test_options_choose_algorithms(pool, options: Options | None, wanted: list[s
 
 
 @pytest.mark.processes
-def test_options_choose_what_travels(pool):
+def test_options_choose_what_travels():
     options = Options(wire_dtype=torch.bfloat16)
-    for found in pool(2, "ringcoll").run(backend_calls.with_options, options):
+    for found in testing.ranks(2).run(backend_calls.with_options, options):
         dtypes = [dtype for _, _, dtype in found]
         assert dtypes == [torch.bfloat16, torch.int64, torch.float32, torch.uint8]
 
@@ -76,9 +76,9 @@ def test_options_choose_what_travels(pool):
 @pytest.mark.processes
 @pytest.mark.parametrize("level", [True, "any_world_size"])
 @pytest.mark.parametrize("by_hook", [False, True], ids=["group", "hook"])
-def test_training_has_the_same_bits_over_every_transport(pool, level: Any, by_hook: bool) -> None:
+def test_training_has_the_same_bits_over_every_transport(level: Any, by_hook: bool) -> None:
     runs = {
-        transport: pool(3, "ringcoll").run(backend_calls.trained, transport, level, by_hook)
+        transport: testing.ranks(3).run(backend_calls.trained, transport, level, by_hook)
         for transport in ("gloo", "shared")
     }
     for losses, parameters in runs["gloo"]:
@@ -89,8 +89,8 @@ def test_training_has_the_same_bits_over_every_transport(pool, level: Any, by_ho
 
 
 @pytest.mark.processes
-def test_options_for_reproducible_results(pool) -> None:
-    for text, integer in pool(3, "ringcoll").run(backend_calls.not_in_order):
+def test_options_for_reproducible_results() -> None:
+    for text, integer in testing.ranks(3).run(backend_calls.not_in_order):
         assert "reproducible sum is not associative" in text
         assert integer == 6
 
@@ -104,8 +104,8 @@ def test_options_for_reproducible_results(pool) -> None:
         ({"algorithm": "ring"}, "ArgumentError", "pg_options"),
     ],
 )
-def test_bad_options_are_refused(pool, options: object, kind: str, part: str):
-    for got, text in pool(3, "ringcoll").run(backend_calls.refused, options):
+def test_bad_options_are_refused(options: object, kind: str, part: str):
+    for got, text in testing.ranks(3).run(backend_calls.refused, options):
         assert got == kind
         assert part in text
 

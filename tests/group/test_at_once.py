@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ringcoll
+from ringcoll import testing
 from ringcoll.errors import GroupBrokenError
 from ringcoll.launch import RankError, Ranks
 from ringcoll.transport import Handle, LocalTransport, NotYetError
@@ -156,8 +157,8 @@ def test_an_interrupt_between_the_moment_and_the_rest_breaks_the_group(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("numel", [1, 1000, 1_000_000])
-def test_what_takes_a_moment_ends_where_it_is_called(pool, numel: int):
-    found = pool(2, "ringcoll").run(program.ends_there, numel)
+def test_what_takes_a_moment_ends_where_it_is_called(numel: int):
+    found = testing.ranks(2).run(program.ends_there, numel)
     assert [[call[:2] for call in calls] for calls in found] == [[(True, True)] * 5] * 2
 
 
@@ -170,15 +171,15 @@ def test_what_ends_where_it_is_called_needs_no_thread():
 @pytest.mark.processes
 @pytest.mark.parametrize("with_callback", [False, True])
 @pytest.mark.parametrize("numel", [1, 1000, 1_000_000])
-def test_where_a_rank_is_late_the_queue_goes_on(pool, numel: int, with_callback: bool):
-    first, second = pool(2, "ringcoll").run(program.handed_over, numel, with_callback)
+def test_where_a_rank_is_late_the_queue_goes_on(numel: int, with_callback: bool):
+    first, second = testing.ranks(2).run(program.handed_over, numel, with_callback)
     assert first == (False, [], True, True)
     assert second[2:] == (True, True)
 
 
 @pytest.mark.processes
-def test_groups_may_be_called_in_another_order(pool):
-    found = pool(2, "ringcoll").run(program.in_another_order)
+def test_groups_may_be_called_in_another_order():
+    found = testing.ranks(2).run(program.in_another_order)
     assert found == [[[3.0] * 3, [21.0] * 3]] * 2
 
 
@@ -203,7 +204,7 @@ def test_an_interrupt_is_raised_where_the_call_is_made():
 
 
 @pytest.mark.processes
-def test_a_process_that_is_forked_off_does_not_take_the_rest(pool):
-    first, second = pool(2, "ringcoll").run(program.forked_off)
+def test_a_process_that_is_forked_off_does_not_take_the_rest():
+    first, second = testing.ranks(2).run(program.forked_off)
     assert first == ("GroupBrokenError", [0, 3, 6, 9])
     assert second == ("", [0, 3, 6, 9])

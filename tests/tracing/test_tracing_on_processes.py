@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ringcoll import testing
 from ringcoll.algorithms import schedule_of
 from ringcoll.launch import RankError, Ranks
 from ringcoll.schedule import verify
@@ -61,9 +62,9 @@ def test_wrong_clocks_are_found_out(pool, tmp_path, world_size: int):
         assert (clock["rate"], clock["slack_us"]) == (0, 0)
 
 
-def test_on_the_backend_under_ddp(pool, tmp_path):
+def test_on_the_backend_under_ddp(tmp_path):
     path = tmp_path / "trace.json"
-    assert pool(2, "ringcoll").run(tracing.trains, str(path)) == [True, True]
+    assert testing.ranks(2).run(tracing.trains, str(path)) == [True, True]
     assert len(numbers(checked(path))) == 2
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ringcoll
-from ringcoll import training
+from ringcoll import testing, training
 from tests.programs import default_device
 
 PACKAGE = Path(ringcoll.__file__).parent
@@ -54,8 +54,8 @@ def test_a_factory_without_a_device_is_found():
 
 
 @pytest.mark.processes
-def test_calls_make_nothing_on_the_default_device(pool):
-    for rank, found in enumerate(pool(2, "ringcoll").run(default_device.called, "meta")):
+def test_calls_make_nothing_on_the_default_device():
+    for rank, found in enumerate(testing.ranks(2).run(default_device.called, "meta")):
         assert found["sparse"].tolist() == [1, 1, 2, 0]
         assert found["half"].tolist() == [1.5] * 5
         assert found["odd"].tolist() == [3] * 5
@@ -65,7 +65,7 @@ def test_calls_make_nothing_on_the_default_device(pool):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", TRAINERS)
-def test_training_is_the_same_under_any_default_device(pool, name: str):
-    usual = pool(2, "ringcoll").run(default_device.trained, None, [name])
-    assert pool(2, "ringcoll").run(default_device.trained, "meta", [name]) == usual
+def test_training_is_the_same_under_any_default_device(name: str):
+    usual = testing.ranks(2).run(default_device.trained, None, [name])
+    assert testing.ranks(2).run(default_device.trained, "meta", [name]) == usual
     assert all(torch.tensor(found[name], device="cpu").isfinite().all() for found in usual)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringcoll import all_reduce, run_threads
+from ringcoll import all_reduce, run_threads, testing
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
 from ringcoll.launch import RankError
 from ringcoll.training import Messages
@@ -102,9 +102,9 @@ def test_a_rank_that_fails_wakes_up_those_that_wait():
 
 
 @pytest.mark.processes
-def test_a_process_that_ends(pool):
+def test_a_process_that_ends():
     with pytest.raises(RankError) as caught:
-        pool(2, "ringcoll").run(leave_alone)
+        testing.ranks(2).run(leave_alone)
     kinds = {rank: kind for rank, (kind, _) in caught.value.failures.items()}
     assert kinds == {0: PeerLostError.__name__, 1: "ProcessDied"}
     assert caught.value.rank == 1, "the cause is reported, not what follows from it"
@@ -182,16 +182,16 @@ def test_groups_without_messages():
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", out_of_step.TRAINERS)
-def test_training_on_processes_is_the_simulated_training(pool, name: str):
+def test_training_on_processes_is_the_simulated_training(name: str):
     for ours, expected in zip(
-        pool(3, "ringcoll").run(out_of_step.by_name, name, 7), REFERENCES[name](3, 7), strict=True
+        testing.ranks(3).run(out_of_step.by_name, name, 7), REFERENCES[name](3, 7), strict=True
     ):
         assert close(ours, expected)
 
 
 @pytest.mark.processes
-def test_asynchronous_training_on_processes_reaches_its_target(pool):
-    params = pool(3, "ringcoll").run(out_of_step.with_server, None, 300, 2)[0]
+def test_asynchronous_training_on_processes_reaches_its_target():
+    params = testing.ranks(3).run(out_of_step.with_server, None, 300, 2)[0]
     before = loss_on_all(out_of_step.flat(initial(0)), 3)
     assert before > 0.45
     assert loss_on_all(params, 3) < 0.1

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ringcoll import LocalGroup, all_reduce, run_threads
+from ringcoll import LocalGroup, all_reduce, run_threads, testing
 from ringcoll.errors import ArgumentError, RingcollError, VerificationError
 from ringcoll.training import (
     SCHEDULES,
@@ -112,9 +112,9 @@ class TestAgainstOneProcess:
         assert passed >= 2
 
     @pytest.mark.processes
-    def test_on_processes_of_the_own_backend(self, pool):
+    def test_on_processes_of_the_own_backend(self):
         cases = [(name, make(2, 4)) for name in MODELS for make in SCHEDULES.values()]
-        by_rank = pool(2, "ringcoll").run(pipelines.on_processes, cases, 2)
+        by_rank = testing.ranks(2).run(pipelines.on_processes, cases, 2)
         for (name, schedule), ranks in zip(cases, zip(*by_rank, strict=True), strict=True):
             assert_same(ranks, schedule, name)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from ringcoll import run_threads
+from ringcoll import run_threads, testing
 from ringcoll.collectives import functions as api
 from ringcoll.errors import ArgumentError, BackwardError, MismatchError
 from ringcoll.training import (
@@ -753,8 +753,8 @@ def check_refused(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("stage", STAGES)
-def test_on_processes_and_the_own_backend(pool, stage):
+def test_on_processes_and_the_own_backend(stage):
     expected, _ = alone(transformer(), transformer_loss, STEPS, 0.05)
-    ranks = pool(2, "ringcoll").run(on_process, stage, 0.05)
+    ranks = testing.ranks(2).run(on_process, stage, 0.05)
     assert same(ranks)
     assert distance(ranks[0], expected) <= CLOSE

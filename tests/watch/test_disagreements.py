@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ringcoll
-from ringcoll import LocalGroup
+from ringcoll import LocalGroup, testing
 from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.group import communicator
 from tests.programs.disagreements import (
@@ -105,22 +105,22 @@ def test_every_kind_among_threads(transport: str):
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("start", range(0, len(KINDS), AT_ONCE))
-def test_every_kind_over_shared_memory(pool, start: int):
+def test_every_kind_over_shared_memory(start: int):
     names = [*KINDS][start : start + AT_ONCE]
-    met = pool(WORLD_SIZE, "ringcoll").run(run_kinds, names, "shared")
+    met = testing.ranks(WORLD_SIZE).run(run_kinds, names, "shared")
     assert verdicts(names, [*zip(*met, strict=True)]) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["gloo", "ucx"])
-def test_some_kinds_over(pool, transport: str):
+def test_some_kinds_over(transport: str):
     if transport == "ucx":
         pytest.importorskip("ucxx")
     names = [*KINDS][transport == "ucx" :: SAMPLED]
     for start in range(0, len(names), AT_ONCE // 2):
         batch = names[start : start + AT_ONCE // 2]
-        met = pool(WORLD_SIZE, "ringcoll").run(run_kinds, batch, transport)
+        met = testing.ranks(WORLD_SIZE).run(run_kinds, batch, transport)
         assert verdicts(batch, [*zip(*met, strict=True)]) == {}
 
 

@@ -303,12 +303,17 @@ def test_an_operator_that_raises_is_told_to_the_others(pool, algorithm: str):
 def test_a_signal_is_heard_at_once_in_every_wait(pool, backend: str, transport: str):
     if transport == "ucx":
         pytest.importorskip("ucxx")
-    delays = pool(2, backend).run(alarms.waits, transport)[0]
-    assert len(delays) == (10 if backend == "ringcoll" else 6)
-    # To make UCX's worker is no wait, and takes as long as it takes.
-    late = {name: delay for name, delay in delays.items() if delay > 0.2 and name != "meeting"}
-    assert not late
-    assert delays["meeting"] < 0.2 or transport == "ucx"
+    late: set[str] | None = None
+    for _ in range(3):  # a busy machine is late at times, a wait that hears nothing each time
+        delays = pool(2, backend).run(alarms.waits, transport)[0]
+        assert len(delays) == (10 if backend == "ringcoll" else 6)
+        if transport == "ucx":
+            del delays["meeting"]  # to make UCX's worker is no wait, and takes as long as it takes
+        now = {way for way, delay in delays.items() if delay > 0.2}
+        late = now if late is None else late & now
+        if not late:
+            return
+    pytest.fail(f"heard late, three times: {late}")
 
 
 # --- the end of a program -------------------------------------------------------------
