@@ -58,8 +58,8 @@ ELEMENT = 12345678
 # be judged, and the page to be written again. ``*`` stands for any letters.
 ONLY = {
     # pickle and its kin; `multiprocessing` pickles what passes through its connections
-    "pickle": {"launch/processes", "testing/pool", "testing/outcome", "testing/on_ranks"},
-    "cloudpickle": {"launch/processes"},
+    "pickle": {"launch/pickles", "testing/pool", "testing/outcome", "testing/on_ranks"},
+    "cloudpickle": {"launch/pickles"},
     "multiprocessing": {"launch/processes"},
     "dist.*_object": {"bench/measure", "cli/measuring"},
     "torch.load": {"resilient/state"},

@@ -3,6 +3,7 @@
 ===========  ==========================================================
 `threads`    ranks that are threads of this process
 `processes`  a pool of processes that run functions
+`pickles`    what travels to them and back
 `mpi_ranks`  groups of the ranks of an MPI program
 `mpiexec`    MPI programs, started and watched
 `adopted`    ranks that ``mpiexec`` or ``srun`` has started

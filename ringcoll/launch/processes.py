@@ -14,7 +14,6 @@ import errno
 import functools
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -25,7 +24,6 @@ from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
+from ringcoll.launch.pickles import by_value
 from ringcoll.machine import cores, free_bytes, seconds_of, served, whole
 
 _REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
@@ -376,36 +375,6 @@ class Ranks:
             self.kill()
 
 
-def by_value(function: Callable[..., Any], call: object) -> bytes | None:
-    """Write ``call`` as bytes if the ranks cannot import its function; otherwise ``None``.
-
-    Ranks import the file of ``__main__``. A notebook has no such file: the definitions of its cells
-    have to travel with the call.
-    """
-    cause = None
-    try:
-        pickle.dumps(function)
-        if Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
-            return None
-    except (AttributeError, TypeError, pickle.PicklingError) as error:  # a lambda, for example
-        cause = error
-    try:
-        import cloudpickle
-    except ImportError:
-        named: Any = function if hasattr(function, "__qualname__") else type(function)
-        if cause is None and named.__module__ != "__main__":
-            return None
-        raise ArgumentError(
-            "the ranks cannot import the function; put it into a module, or install "
-            "cloudpickle: pip install 'ringcoll[notebooks]'",
-            argument="function",
-            expected="a function of a module",
-            got=f"{named.__module__}.{named.__qualname__}",
-        ) from cause
-    written: bytes = cloudpickle.dumps(call)
-    return written
-
-
 @functools.cache
 def _context() -> Any:
     """The way to start processes: forked from a process that has only imported torch.
@@ -463,13 +432,13 @@ def _join_and_obey(
     _receivers.append(lambda item: connection.send(("report", item)))
     while True:
         try:
-            item = connection.recv()
+            data = connection.recv_bytes()
         except EOFError:
             break
-        if item is None:
-            break
-        function, args = item
         try:
+            if (call := ForkingPickler.loads(data)) is None:
+                break
+            function, args = call
             # Pickled here, so that a result that cannot be pickled is an error like any other.
             answer = ForkingPickler.dumps(("result", function(*args)))
         except BaseException as error:  # noqa: BLE001  # the parent raises it

@@ -8,17 +8,15 @@ above it, the first rank's first.
 from __future__ import annotations
 
 import contextlib
-import io
 import pickle
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 
-from ringcoll.launch import RankError
+from ringcoll.launch import RankError, pickled
 
 _OF_PYTEST = {"Failed": "fail", "Skipped": "skip", "XFailed": "xfail"}  # they cannot be pickled
 
@@ -36,31 +34,6 @@ class Failure(NamedTuple):
 
 class RanksTraceback(Exception):  # noqa: N818  # the cause of an error, which shows where it was raised
     """Tracebacks of ranks."""
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles tensors of all dtypes; what torch 2.13 writes of newer ones (uint16, float8) cannot be read."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.UntypedStorage):
-            return NotImplemented
-        data = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value)
-        return _storage, (data.cpu().numpy().tobytes(), value.device)
-
-
-def _storage(data: bytes, device: torch.device) -> Any:
-    memory = torch.empty(len(data), dtype=torch.uint8, device=device).untyped_storage()
-    if data:
-        memory.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage())
-    typed: Any = torch.TypedStorage
-    return typed(wrap_storage=memory, dtype=torch.uint8, _internal=True)  # for torch's functions
-
-
-def pickled(value: object) -> bytes:
-    """Write a value that may hold tensors, for ``pickle.loads``."""
-    written = io.BytesIO()
-    _Pickler(written).dump(value)
-    return written.getvalue()
 
 
 def leave() -> None:

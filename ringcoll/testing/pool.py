@@ -32,16 +32,9 @@ from typing import Any, NamedTuple, NoReturn
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
-from ringcoll.launch import RankError, Ranks, by_value, rendezvous, report
+from ringcoll.launch import RankError, Ranks, by_value, pickled, rendezvous, report
 from ringcoll.machine import stacks
-from ringcoll.testing.outcome import (
-    Failure,
-    RanksTraceback,
-    attempt,
-    leave,
-    pickled,
-    raise_first,
-)
+from ringcoll.testing.outcome import Failure, RanksTraceback, attempt, leave, raise_first
 
 _START_S = 120.0  # for ranks to start, and to load a test's module
 _MORE_S = 2.0  # for the group's own error to come before the pool's, which knows less

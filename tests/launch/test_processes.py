@@ -326,3 +326,23 @@ def test_functions_of_a_notebook_cell_run_on_ranks():
 
 def test_a_function_of_a_function_runs_on_ranks(pool):
     assert pool(2).run(lambda: dist.get_rank() + 1) == [1, 2]
+
+
+class Unreadable:
+    """A value that fails when a rank reads it."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("no number",)
+
+
+def test_what_a_rank_cannot_read_is_an_error_of_the_call():
+    with Ranks(2, outlives_errors=True) as ranks:
+        with pytest.raises(RankError, match=r"raised ValueError: invalid literal.*no number"):
+            ranks.run(print, Unreadable())
+        assert ranks.run(len, "four") == [4, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16], ids=str)
+def test_a_function_of_a_function_may_hold_tensors(pool, dtype: torch.dtype):
+    tensor = torch.tensor([1, 2]).to(dtype)
+    assert pool(2).run(lambda other: (tensor.int() + other.int()).tolist(), tensor) == [[2, 4]] * 2

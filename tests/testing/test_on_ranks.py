@@ -23,10 +23,9 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
-from ringcoll.launch import RankError
+from ringcoll.launch import RankError, pickled
 from ringcoll.testing import ranks
 from ringcoll.testing.on_ranks import _difference
-from ringcoll.testing.outcome import pickled
 
 
 @dataclass
