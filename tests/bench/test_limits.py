@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringcoll import testing
 from ringcoll.bench import (
     LIMITS,
     BenchRequest,
@@ -61,11 +62,11 @@ def test_efficiency_is_the_limit_over_the_time():
 
 @pytest.mark.processes
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "barrier"])
-def test_limits_are_timed_beside_the_contenders(pool, collective: str):
+def test_limits_are_timed_beside_the_contenders(collective: str):
     request = BenchRequest(
         collective, ("auto", *LIMITS), (4096,), dtypes=("int32", "f8e4m3"), most=4
     )
-    results = pool(2).run(on_rank, request)[0]
+    results = testing.ranks(2, backend="gloo").run(on_rank, request)[0]
     for one in results:
         if one.contender in LIMITS:
             assert one.wrong is None

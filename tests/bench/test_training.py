@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ringcoll import testing
 from ringcoll.bench import Meeting
 from ringcoll.bench.training import NATIVE_TRAINER, Contender, _compare
 
@@ -40,8 +41,8 @@ def compared() -> list[tuple[float, float, float, float]]:
 
 
 @pytest.mark.processes
-def test_ranks_that_end_with_different_parameters(pool):
-    for found in pool(2).run(compared):
+def test_ranks_that_end_with_different_parameters():
+    for found in testing.ranks(2, backend="gloo").run(compared):
         ring, tree, native = found
         assert ring == (0.25, 1.0, 3.0, 3.0)
         assert math.isnan(tree[0])

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
+from ringcoll import testing
 from ringcoll.collectives import StoreGroup
 from ringcoll.errors import FORKED, CollectiveTimeoutError, TransportError
 from tests.programs import own_groups as program
@@ -35,10 +36,10 @@ def skip_without(transport: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_messages_of_a_tag_are_told_apart_by_their_senders(pool, transport: str):
+def test_messages_of_a_tag_are_told_apart_by_their_senders(transport: str):
     """Over UCX ranks 0 and 1 were not; over gloo the tag was refused."""
     skip_without(transport)
-    *others, last = pool(4).run(program.messages, transport)
+    *others, last = testing.ranks(4, backend="gloo").run(program.messages, transport)
     assert others == [[[6.0] * 3, None]] * 3
     assert last == [[6.0] * 3, [[10.0] * 2, [11.0] * 2, [12.0] * 2]]
 
@@ -46,18 +47,23 @@ def test_messages_of_a_tag_are_told_apart_by_their_senders(pool, transport: str)
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("sent,wanted", [(2, 4), (4, 2)])
-def test_lengths_that_differ_are_errors(pool, transport: str, sent: int, wanted: int):
+def test_lengths_that_differ_are_errors(transport: str, sent: int, wanted: int):
     skip_without(transport)
-    _, (text, tensor) = pool(2).run(program.lengths_that_differ, transport, sent, wanted)
+    _, (text, tensor) = testing.ranks(2, backend="gloo").run(
+        program.lengths_that_differ, transport, sent, wanted
+    )
     assert text != "nothing"
     assert tensor == [-1.0] * wanted
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shared", "ucx", "backend"])
-def test_a_process_that_is_forked_off_sends_nothing(pool, transport: str):
+def test_a_process_that_is_forked_off_sends_nothing(transport: str):
     skip_without(transport)
-    assert pool(2).run(program.forked, transport) == [[FORKED, "4.0"], ["", "4.0"]]
+    assert testing.ranks(2, backend="gloo").run(program.forked, transport) == [
+        [FORKED, "4.0"],
+        ["", "4.0"],
+    ]
 
 
 @pytest.mark.processes

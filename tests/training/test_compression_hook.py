@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ringcoll import run_threads
+from ringcoll import run_threads, testing
 from ringcoll.errors import ArgumentError
 from ringcoll.training import CompressedBuckets, CompressedGradients, Int8
 from tests.programs import compressed
@@ -39,8 +39,8 @@ def largest_difference(ranks: list[list[Averaged]]) -> float:
 @pytest.mark.parametrize(
     "name, backend", [("top-k", "gloo"), ("int8", "gloo"), ("PowerSGD", "ringcoll")]
 )
-def test_what_is_not_sent_is_kept_when_the_buckets_change(pool, name: str, backend: str):
-    ranks = pool(2, backend).run(compressed.average, name, SHAPES, STEPS)
+def test_what_is_not_sent_is_kept_when_the_buckets_change(name: str, backend: str):
+    ranks = testing.ranks(2, backend=backend).run(compressed.average, name, SHAPES, STEPS)
     for steps in ranks:
         layouts = [step.buckets for step in steps]
         assert layouts[0] != layouts[1] == layouts[-1]
@@ -61,7 +61,7 @@ def test_what_is_not_sent_is_kept_when_the_buckets_change(pool, name: str, backe
 
 @pytest.mark.processes
 @by_compressor
-def test_the_hook_averages_as_the_compressor_does(pool, name: str):
+def test_the_hook_averages_as_the_compressor_does(name: str):
     """A bucket of a single vector is what `CompressedGradients` averages: equal to the last bit."""
 
     def rank_main(group):
@@ -77,7 +77,9 @@ def test_the_hook_averages_as_the_compressor_does(pool, name: str):
 
     simulated = run_threads(rank_main, 2)
     for steps, (averages, reports) in zip(
-        pool(2).run(compressed.average, name, VECTOR, STEPS), simulated, strict=True
+        testing.ranks(2, backend="gloo").run(compressed.average, name, VECTOR, STEPS),
+        simulated,
+        strict=True,
     ):
         assert [step.report for step in steps] == reports
         for step, average in zip(steps, averages, strict=True):
@@ -86,16 +88,16 @@ def test_the_hook_averages_as_the_compressor_does(pool, name: str):
 
 @pytest.mark.processes
 @by_compressor
-def test_a_model_learns(pool, name: str):
+def test_a_model_learns(name: str):
     assert loss_on_all(flat(initial(0)), 2) > 0.45
-    first, second = pool(2).run(compressed.learn, name, 150)
+    first, second = testing.ranks(2, backend="gloo").run(compressed.learn, name, 150)
     assert torch.equal(first, second)
     assert loss_on_all(first, 2) < 0.15
 
 
 @pytest.mark.processes
-def test_an_error_of_a_compressor_is_an_error_of_backward(pool):
-    for first, second in pool(2).run(compressed.fail):
+def test_an_error_of_a_compressor_is_an_error_of_backward():
+    for first, second in testing.ranks(2, backend="gloo").run(compressed.fail):
         assert first.kind == ""
         assert second.kind == "ArgumentError"
         assert "expected the first step, got the second step" in second.text

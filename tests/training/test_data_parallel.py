@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ringcoll import run_threads
+from ringcoll import run_threads, testing
 from ringcoll.errors import ArgumentError
 from ringcoll.training import BucketedDataParallel, StepReport, assign_buckets, average_gradients
 from tests.cases.effort import effort
@@ -46,42 +46,50 @@ def alike(ranks: list[Trained]) -> bool:
 class TestAgainstNative:
     @pytest.mark.parametrize("world_size", [2, 3, 4])
     @pytest.mark.parametrize("trainer", TRAINERS)
-    def test_same_parameters_after_some_steps(self, pool, trainer, world_size):
-        native = pool(world_size).run(training.train, NATIVE)
-        ours = pool(world_size).run(training.train, Setting(trainer))
+    def test_same_parameters_after_some_steps(self, trainer, world_size):
+        native = testing.ranks(world_size, backend="gloo").run(training.train, NATIVE)
+        ours = testing.ranks(world_size, backend="gloo").run(training.train, Setting(trainer))
         assert alike(ours)
         # Two numbers have one sum; of more, the order matters in the last bits.
         assert far(ours[0], native[0]) <= (0 if world_size == 2 else FLOAT32)
 
     @pytest.mark.parametrize("set_to_none", [True, False])
     @pytest.mark.parametrize("trainer", TRAINERS)
-    def test_accumulation(self, pool, trainer, set_to_none):
+    def test_accumulation(self, trainer, set_to_none):
         setting = Setting(trainer, accumulate=3, set_to_none=set_to_none)
-        native = pool(2).run(training.train, replace(setting, trainer="native"))
-        ours = pool(2).run(training.train, setting)
+        native = testing.ranks(2, backend="gloo").run(
+            training.train, replace(setting, trainer="native")
+        )
+        ours = testing.ranks(2, backend="gloo").run(training.train, setting)
         assert alike(ours)
         assert far(ours[0], native[0]) <= FLOAT32  # the sum over parts is rounded, too
 
     @pytest.mark.parametrize("trainer", TRAINERS)
-    def test_parts_that_some_ranks_leave_out(self, pool, trainer):
+    def test_parts_that_some_ranks_leave_out(self, trainer):
         setting = Setting(trainer, branches=("left+right", "left", "right"))
-        native = pool(3).run(training.train, replace(setting, trainer="native"))
-        ours = pool(3).run(training.train, setting)
+        native = testing.ranks(3, backend="gloo").run(
+            training.train, replace(setting, trainer="native")
+        )
+        ours = testing.ranks(3, backend="gloo").run(training.train, setting)
         assert alike(ours)
         assert far(ours[0], native[0]) <= FLOAT32
 
     @pytest.mark.parametrize("trainer", ["per-parameter", "bucketed"])
-    def test_a_part_that_no_rank_uses_gets_zeros(self, pool, trainer):
-        for rank in pool(2).run(training.train, Setting(trainer, branches=("left",))):
+    def test_a_part_that_no_rank_uses_gets_zeros(self, trainer):
+        for rank in testing.ranks(2, backend="gloo").run(
+            training.train, Setting(trainer, branches=("left",))
+        ):
             zero = [i for i, grad in enumerate(rank.grads) if grad is not None and not grad.any()]
             assert [rank.params[i].shape for i in zero] == [(5, 7), (2, 2), (2,)]
             assert sum(grad is None for grad in rank.grads) == 2, "what is frozen has none"
 
     @pytest.mark.parametrize("wire", [None, torch.float16, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("algorithm", ["ring", "tree", "recursive_doubling", "direct"])
-    def test_hook_with_algorithms_and_wire_dtypes(self, pool, algorithm, wire):
-        native = pool(4).run(training.train, NATIVE)
-        ours = pool(4).run(training.train, Setting("hook", algorithm, wire))
+    def test_hook_with_algorithms_and_wire_dtypes(self, algorithm, wire):
+        native = testing.ranks(4, backend="gloo").run(training.train, NATIVE)
+        ours = testing.ranks(4, backend="gloo").run(
+            training.train, Setting("hook", algorithm, wire)
+        )
         assert alike(ours)
         difference = far(ours[0], native[0])
         assert difference <= ROUNDED.get(wire, FLOAT32)
@@ -89,9 +97,9 @@ class TestAgainstNative:
 
     @pytest.mark.parametrize("trainer", ["per-parameter", "bucketed"])
     @pytest.mark.parametrize("wire", [torch.float16, torch.bfloat16], ids=str)
-    def test_wire_dtypes(self, pool, trainer, wire):
-        native = pool(3).run(training.train, NATIVE)
-        ours = pool(3).run(training.train, Setting(trainer, "tree", wire))
+    def test_wire_dtypes(self, trainer, wire):
+        native = testing.ranks(3, backend="gloo").run(training.train, NATIVE)
+        ours = testing.ranks(3, backend="gloo").run(training.train, Setting(trainer, "tree", wire))
         assert alike(ours)
         assert FLOAT32 < far(ours[0], native[0]) <= ROUNDED[wire]
 
@@ -110,24 +118,26 @@ class TestAgainstNative:
         assert torch.allclose(torch.tensor(averages[0]), largest - 48, rtol=0, atol=32 * 3)
 
     @pytest.mark.parametrize("trainer", ["native", *TRAINERS])
-    def test_on_groups_of_the_own_backend(self, pool, trainer):
-        native = pool(2).run(training.train, NATIVE)
-        ours = pool(2).run(training.train, Setting(trainer, "tree", backend="ringcoll"))
+    def test_on_groups_of_the_own_backend(self, trainer):
+        native = testing.ranks(2, backend="gloo").run(training.train, NATIVE)
+        ours = testing.ranks(2, backend="gloo").run(
+            training.train, Setting(trainer, "tree", backend="ringcoll")
+        )
         assert alike(ours)
         assert far(ours[0], native[0]) == 0
 
 
 class TestBuckets:
-    def test_all_ranks_send_in_one_order_whatever_they_use(self, pool):
+    def test_all_ranks_send_in_one_order_whatever_they_use(self):
         branches = ("left+right", "right", "left")
-        found = pool(3).run(training.order_of_buckets, branches)
+        found = testing.ranks(3, backend="gloo").run(training.order_of_buckets, branches)
         assert len({tuple(early + late) for early, late, _ in found}) == 1
         assert all(len(early + late) == buckets for early, late, buckets in found)
         # The last layer is before, the unused one after it: nothing passes that.
         assert [early for early, _, _ in found] == [[3, 15]] * 3
 
-    def test_what_can_leave_early_does(self, pool):
-        report = pool(2).run(training.train, Setting("bucketed"))[0].report
+    def test_what_can_leave_early_does(self):
+        report = testing.ranks(2, backend="gloo").run(training.train, Setting("bucketed"))[0].report
         assert report is not None
         assert report.nbytes == 4 * (6 * 7 + 7 + 7 * 5 + 5 + 7 * 5 + 5 + 5 + 6 + 5 * 3 + 3)
         assert report.communication_s > 0
@@ -162,8 +172,8 @@ class TestBuckets:
 
 
 @pytest.fixture(scope="module")
-def caught(pool):
-    return pool(2).run(training.bad_calls)
+def caught():
+    return testing.ranks(2, backend="gloo").run(training.bad_calls)
 
 
 class TestErrors:
@@ -194,8 +204,10 @@ class TestErrors:
             ("buffer", 2, "expected nothing", "extra: buffer (2,)"),
         ],
     )
-    def test_models_that_differ(self, pool, what, odd_rank, expected, got):
-        for caught, works in pool(3).run(training.differing_models, what, odd_rank):
+    def test_models_that_differ(self, what, odd_rank, expected, got):
+        for caught, works in testing.ranks(3, backend="gloo").run(
+            training.differing_models, what, odd_rank
+        ):
             assert caught.kind == "ArgumentError"
             assert f"rank {odd_rank} has another module than rank 0" in caught.text
             before, _, after = caught.text.partition(", got ")
@@ -204,8 +216,8 @@ class TestErrors:
             assert works
 
     @pytest.mark.parametrize("trainer", TRAINERS)
-    def test_a_failing_operation_is_an_error_of_the_step(self, pool, trainer):
-        for caught in pool(2).run(training.disagreeing, trainer):
+    def test_a_failing_operation_is_an_error_of_the_step(self, trainer):
+        for caught in testing.ranks(2, backend="gloo").run(training.disagreeing, trainer):
             assert caught.kind == ("RuntimeError" if trainer == "hook" else "MismatchError")
             assert "MismatchError" in caught.text or trainer != "hook"
             assert "algorithm ring" in caught.text

@@ -41,8 +41,8 @@ def test_messages_of_threads(world_size: int):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("backend", ["ringcoll", "gloo"])
-def test_messages_of_processes(pool, backend: str):
-    check_around(pool(3, backend).run(around, None))
+def test_messages_of_processes(backend: str):
+    check_around(testing.ranks(3, backend=backend).run(around, None))
 
 
 def test_the_sender_may_go_on_with_its_tensor():
@@ -78,8 +78,8 @@ def test_a_message_that_does_not_come():
 
 @pytest.mark.processes
 @pytest.mark.parametrize("backend", ["ringcoll", "gloo"])
-def test_a_message_of_a_process_that_does_not_come(pool, backend: str):
-    caught = pool(2, backend).run(late_on_rank_0)[0]
+def test_a_message_of_a_process_that_does_not_come(backend: str):
+    caught = testing.ranks(2, backend=backend).run(late_on_rank_0)[0]
     assert caught.kind == CollectiveTimeoutError.__name__
     assert "rank 0 waited to receive from rank 1, at most 0.05 s: " in caught.text
     assert caught.peer == 1

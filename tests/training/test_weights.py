@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ringcoll import run_threads
+from ringcoll import run_threads, testing
 from ringcoll.errors import ArgumentError, MismatchError
 from ringcoll.training import (
     BucketedDataParallel,
@@ -255,9 +255,9 @@ class TestAgainstOneProcess:
         assert run_threads(rank_main, 2) == [1.0, 1.0]
 
     @pytest.mark.processes
-    def test_inside_distributed_data_parallel(self, pool: Any) -> None:
+    def test_inside_distributed_data_parallel(self) -> None:
         counts = [(1, 5), (4, 0), (3, 3)]
-        first, second = pool(2).run(training.weighted, counts)
+        first, second = testing.ranks(2, backend="gloo").run(training.weighted, counts)
         assert all(map(torch.equal, first[:-1], second[:-1]))
         # 40 products are added in a gradient of the first layer, over 6 samples; none is above 10.
         assert (first[0] - first[-1]).abs().max() <= 1000 * 2.0**-53 * 10
