@@ -1,6 +1,6 @@
 """The group of commands: how commands are found, described, and end.
 
-A new command is a module with a click command, and an entry in `SECTIONS`.
+A new command is a module with a click command of the same name, and a line in `SECTIONS`.
 
 Exit status: 0 if all is well, 1 if something that was checked is wrong, 2 if the command
 could not do what it was asked to do, 130 if Ctrl-C ended it.
@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from traceback import walk_tb
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -25,103 +25,43 @@ INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended; shells use the same number."""
 _COMPLETE = "_RINGCOLL_COMPLETE"  # as click reads it; scripts of `--completion` set it
 
-
-class CommandEntry(NamedTuple):
-    """A command as the group knows it, which does not import it.
-
-    ``target`` is ``module:attribute``, ``summary`` is one line.
-    """
-
-    target: str
-    summary: str
-
-
 SECTIONS = {
     "Look": {
-        "list": CommandEntry(
-            "ringcoll.cli.listing:list_algorithms", "The algorithms of each collective."
-        ),
-        "show": CommandEntry(
-            "ringcoll.cli.show:show",
-            "An algorithm, step by step and rank by rank, and what it costs.",
-        ),
-        "explain": CommandEntry(
-            "ringcoll.cli.explain:explain", 'Which algorithm "auto" chooses, and why.'
-        ),
-        "pareto": CommandEntry(
-            "ringcoll.cli.pareto:pareto", "Which algorithms no other algorithm beats in every way."
-        ),
-        "simulate": CommandEntry(
-            "ringcoll.cli.simulate:simulate_command",
-            "How long an algorithm takes on a network that is not here.",
-        ),
-        "plot": CommandEntry(
-            "ringcoll.cli.plot:plot",
-            "Figures: from which size on one algorithm is faster than another.",
-        ),
+        "list": "The algorithms of each collective.",
+        "show": "An algorithm, step by step and rank by rank, and what it costs.",
+        "explain": 'Which algorithm "auto" chooses, and why.',
+        "pareto": "Which algorithms no other algorithm beats in every way.",
+        "simulate": "How long an algorithm takes on a network that is not here.",
+        "plot": "Figures: from which size on one algorithm is faster than another.",
     },
     "Measure": {
-        "compare": CommandEntry(
-            "ringcoll.cli.compare:compare", "Ring, tree and native side by side, on real processes."
-        ),
-        "bench": CommandEntry(
-            "ringcoll.cli.bench:bench", "One collective, in the table of nccl-tests."
-        ),
-        "tune": CommandEntry(
-            "ringcoll.cli.tune:tune",
-            'Measure this machine, so that "auto" chooses by what was measured.',
-        ),
-        "probe": CommandEntry(
-            "ringcoll.cli.probe:probe",
-            "The network of these ranks: hosts, cards and links, as a file.",
-        ),
-        "trace": CommandEntry(
-            "ringcoll.cli.trace:trace",
-            "Where the time goes: a picture of all ranks, and its summary.",
-        ),
+        "compare": "Ring, tree and native side by side, on real processes.",
+        "bench": "One collective, in the table of nccl-tests.",
+        "tune": 'Measure this machine, so that "auto" chooses by what was measured.',
+        "probe": "The network of these ranks: hosts, cards and links, as a file.",
+        "trace": "Where the time goes: a picture of all ranks, and its summary.",
     },
     "Train": {
-        "train": CommandEntry(
-            "ringcoll.cli.train:train", "A small training run: ring, tree and native side by side."
-        ),
-        "run": CommandEntry(
-            "ringcoll.cli.run:run", "Start the ranks of a script; they may go on when some die."
-        ),
+        "train": "A small training run: ring, tree and native side by side.",
+        "run": "Start the ranks of a script; they may go on when some die.",
     },
     "Find trouble": {
-        "doctor": CommandEntry(
-            "ringcoll.cli.doctor:doctor",
-            "What will be used on this machine, why, and what to expect.",
-        ),
-        "dump": CommandEntry(
-            "ringcoll.cli.dump:dump",
-            "What hangs, and where: what each rank of a running program does.",
-        ),
-        "info": CommandEntry("ringcoll.cli.info:info", "Versions and machine, for a bug report."),
+        "doctor": "What will be used on this machine, why, and what to expect.",
+        "dump": "What hangs, and where: what each rank of a running program does.",
+        "info": "Versions and machine, for a bug report.",
     },
     "Invent": {
-        "new": CommandEntry(
-            "ringcoll.cli.new:new",
-            "Begin an algorithm of your own: a file that works, and its test.",
-        ),
-        "verify": CommandEntry(
-            "ringcoll.cli.prove:verify", "Prove that algorithms are right, and what they cost."
-        ),
-        "order": CommandEntry("ringcoll.cli.order:order", "In which order each element is summed."),
-        "search": CommandEntry(
-            "ringcoll.cli.search:search", "Schedules that suit a network, and how long they take."
-        ),
-        "fit": CommandEntry(
-            "ringcoll.cli.fit:fit_command",
-            "The fastest schedules on a network, by size, for groups to use.",
-        ),
-        "export": CommandEntry(
-            "ringcoll.cli.export:export",
-            "An algorithm in the format of MSCCL, MSCCL++, GOAL or Chakra.",
-        ),
+        "new": "Begin an algorithm of your own: a file that works, and its test.",
+        "verify": "Prove that algorithms are right, and what they cost.",
+        "order": "In which order each element is summed.",
+        "search": "Schedules that suit a network, and how long they take.",
+        "fit": "The fastest schedules on a network, by size, for groups to use.",
+        "export": "An algorithm in the format of MSCCL, MSCCL++, GOAL or Chakra.",
     },
 }
-COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+"""The commands by heading, with a line on each."""
+COMMANDS = {name: summary for section in SECTIONS.values() for name, summary in section.items()}
+_MODULES = {"list": "listing", "verify": "prove"}  # the others have the names of their commands
 
 _EXAMPLES = """
 ringcoll list all_reduce
@@ -149,25 +89,22 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, attribute = COMMANDS[cmd_name].target.split(":")
-        command = getattr(import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+        module = import_module(f"ringcoll.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        commands = (value for value in vars(module).values() if isinstance(value, click.Command))
+        return next(command for command in commands if command.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
         for heading, entries in SECTIONS.items():
             with formatter.section(heading):
-                formatter.write_dl(
-                    [(f"{name:{width}}", entry.summary) for name, entry in entries.items()]
-                )
+                formatter.write_dl([(f"{name:{width}}", entries[name]) for name in entries])
         write_examples(formatter, _EXAMPLES)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the name of a command, or an option, without importing a command."""
         return [
-            CompletionItem(name, help=entry.summary)
-            for name, entry in COMMANDS.items()
+            CompletionItem(name, help=summary)
+            for name, summary in COMMANDS.items()
             if name.startswith(incomplete)
         ] + click.Command.shell_complete(self, ctx, incomplete)
 

@@ -50,7 +50,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.cost import FORCED, MEASURED, Parameters, Table, across_hosts, built_in
+from ringcoll.cost import FORCED, MEASURED, Parameters, Table, built_in
 from ringcoll.errors import (
     CollectiveTimeoutError,
     RingcollError,
@@ -490,16 +490,17 @@ def agree(
             {"error": str(error), "rules": isinstance(error, RulesError | ScheduleError)},
         )
         raise
+    link = costs_of(transport.name)
+    usual = built_in(transport.name, link, world_size, hosts=hosts, cores=cores(), device=kind)
     if table is None and not (measurable and world_size > 1):
-        link = costs_of(transport.name)
-        table = built_in(transport.name, link, world_size, hosts=hosts, cores=cores(), device=kind)
+        table = usual
     text = (
         None if table is None else replace(table, forced=rules, fit=fitted, refits=refits).dumps()
     )
     notes.tell("decision", {"hosts": hosts, "forced": forced, "table": text})
     if text is None:
         costs = measure(transport, notes.left_s, hosts=hosts, cores=cores(), device=device)
-        table = _measured[where] = _table_of(*where, costs)
+        table = _measured[where] = replace(usual, parameters=costs, source=MEASURED)
         tuning.remember(settings.measured_file(), table)
         text = replace(table, forced=rules, fit=fitted, refits=refits).dumps()
         notes.tell("table", text)
@@ -510,18 +511,6 @@ def agree(
 def _table(text: str, *, announces: bool) -> Table:
     """The table in a text."""
     return replace(Table.from_json(as_json("table", text)), announces=announces)
-
-
-def _table_of(transport: str, world_size: int, hosts: int, kind: str, costs: Parameters) -> Table:
-    return Table(
-        transport=transport,
-        world_size=world_size,
-        hosts=hosts,
-        parameters=costs,
-        tuned=across_hosts(world_size, hosts),
-        source=MEASURED,
-        device=kind,
-    )
 
 
 def _follow(transport: Transport, notes: Notes, device: torch.device) -> Table:
