@@ -20,7 +20,7 @@ from torch import Tensor
 from ringcoll.errors import ArgumentError
 from ringcoll.machine import seconds_of, whole
 from ringcoll.testing.outcome import Failure, attempt, leave, raise_first
-from ringcoll.testing.pool import POOL, Arguments, Group, join, sending
+from ringcoll.testing.pool import POOL, Arguments, Group, copied, join
 from ringcoll.testing.right_answers import Expected, mismatch
 
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -190,8 +190,7 @@ def _on_threads(
     from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
     __tracebackhide__ = True
-    with sending():
-        copies = [copy.deepcopy(each) for each in arguments]
+    copies = [copied([each], copy.deepcopy)[0] for each in arguments]
     outcomes: dict[int, bytes | Failure] = {}
     # A late thread must not end the group of the program: the parent takes the locks, and keeps them.
     leaving = [threading.Lock() for _ in copies]

@@ -46,7 +46,11 @@ def leave() -> None:
 def attempt(rank: int, function: Callable[[], Any]) -> bytes | Failure:
     """Call a function on a rank; its value is pickled, so that memory is not shared."""
     try:
-        return pickled(function())
+        value = function()
+        try:
+            return pickled(value)
+        except Exception as error:  # noqa: BLE001  # of any class that pickles itself
+            raise TypeError(f"the value that the test returns cannot be sent: {error}") from None
     except BaseException as error:  # noqa: BLE001  # the parent raises the error
         now_s = time.monotonic()
         trace = error.__traceback__

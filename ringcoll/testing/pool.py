@@ -19,7 +19,7 @@ import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import reduce
 from importlib import import_module
@@ -27,7 +27,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import takewhile
 from types import CodeType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch.distributed as dist
 
@@ -41,6 +41,7 @@ _MORE_S = 2.0  # for the group's own error to come before the pool's, which know
 
 Named = tuple[str, str, str]  # module, file, qualified name
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Copy = TypeVar("Copy")
 
 
 class Group(NamedTuple):
@@ -103,15 +104,23 @@ def _packed(function: Callable[..., Any]) -> Named | bytes:
     return named or by_value(function, function) or pickle.dumps(function)
 
 
-@contextlib.contextmanager
-def sending() -> Iterator[None]:
-    """Name the fault of arguments that a block cannot copy."""
+def copied(arguments: Sequence[Arguments], copy: Callable[[Any], Copy]) -> Copy:
+    """Copy a test's arguments for the ranks, or name one that cannot be copied."""
+    __tracebackhide__ = True
     try:
-        yield
-    except Exception as error:
-        raise ArgumentError(
-            f"a fixture or argument cannot be sent to the ranks: {error}; make it in the test"
-        ) from error
+        return copy(arguments)
+    except Exception as error:  # noqa: BLE001  # of any class that pickles itself
+        fault, name = error, "arguments"
+    for args, options in arguments:
+        for key, value in (*enumerate(args), *options.items()):
+            try:
+                copy(value)
+            except Exception as error:  # noqa: BLE001  # of any class that pickles itself
+                fault, name = error, str(key)
+    raise ArgumentError(
+        f"a fixture or argument cannot be sent to the ranks: {fault}; make it in the test",
+        argument=name,
+    ) from None
 
 
 def _raise_cause(error: RankError, failures: Sequence[Failure], world_size: int) -> NoReturn:
@@ -166,8 +175,7 @@ class _Pool:
         """Call a function on the ranks, with each rank's arguments; returns what each returned."""
         __tracebackhide__ = True
         packed = _packed(function)
-        with sending():
-            sent = pickled(arguments)
+        sent = copied(arguments, pickled)
         ranks = self.ready(group.world_size, packed)
         if group != self._group:
             self._group, self._number = group, self._number + 1

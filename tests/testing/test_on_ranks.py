@@ -134,10 +134,26 @@ def test_no_numbers(wrong: Any) -> None:
         ranks(wrong)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("threads", [False, True])
-def test_an_argument_that_cannot_be_copied(threads: bool) -> None:
-    with pytest.raises(ArgumentError, match="cannot be sent to the ranks: cannot pickle"):
-        ranks(2, threads=threads).run(print, threading.Lock())
+def test_an_argument_that_cannot_be_copied_is_named(threads: bool) -> None:
+    lock = threading.Lock()
+    text = "cannot be sent to the ranks: cannot pickle '_thread.lock' object"
+    with pytest.raises(ArgumentError, match=f"'1': a fixture or argument {text}"):
+        ranks(2, threads=threads).run(print, "no lock", lock)
+    with pytest.raises(ArgumentError, match=f"'file': a fixture or argument {text}"):
+        ranks(2, threads=threads).run(print, lambda: 0, file=lock, end="")
+
+
+def make_lock() -> object:
+    return threading.Lock()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_value_that_cannot_be_copied(threads: bool) -> None:
+    with pytest.raises(TypeError, match=r"value that the test returns cannot be sent: .*lock"):
+        ranks(2, threads=threads).run(make_lock)
 
 
 def ends_late() -> None:
