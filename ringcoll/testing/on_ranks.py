@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from types import FunctionType
 from typing import Any, TypeVar
+from unittest import TestCase
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ class OnRanks:
         @wraps(inner)
         def on_ranks(*args: Any, **options: Any) -> None:
             __tracebackhide__ = True
-            first, *others = self.values(inner, args, options)
+            first, *others = self.values(inner, tuple(map(_case, args)), options)
             for rank, value in enumerate(others, 1):
                 wrong = _difference(value, first)
                 assert not wrong, f"rank {rank} does not return what rank 0 returns: {wrong}"
@@ -149,6 +150,16 @@ def ranks(
             got=repr(world_size),
         )
     return OnRanks(Group(backend, number, seconds_of(timeout_s, "timeout_s")), threads)
+
+
+def _case(argument: Any) -> Any:
+    """Of a ``unittest.TestCase``, a copy that knows nothing of its run in this process."""
+    if not isinstance(argument, TestCase):
+        return argument
+    case = copy.copy(argument)
+    vars(case).update(_outcome=None, _cleanups=[])
+    vars(case).pop(argument.id().rpartition(".")[2], None)  # where pytest puts the method
+    return case
 
 
 def _difference(value: Any, first: Any) -> str:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 PLUGIN = ("-p", "ringcoll.testing.plugin", "-p", "no:cacheprovider")
 
 HEAD = """
-import os, signal, time
+import os, signal, time, unittest
 from pathlib import Path
 import pytest, torch
 import torch.distributed as dist
@@ -60,11 +60,11 @@ def test_thread_fails():
 def test_threads():
     assert (os.getpid(), summed()) == (PARENT, 6)
 
-@ranks(2, threads=True, timeout_s=0.5)
+@ranks(2, threads=True, timeout_s=3)
 def test_thread_hangs():
     time.sleep(1000 * dist.get_rank())
 
-@ranks(2, timeout_s=1)
+@ranks(2, timeout_s=4)
 def test_hang():
     note()
     if dist.get_rank() == 1:
@@ -139,6 +139,15 @@ class TestMethods:
     def test_method(self, base):
         assert isinstance(self, TestMethods)
 
+class OfUnittest(unittest.TestCase):
+    def setUp(self):
+        self.number = 2
+        self.addCleanup(lambda: None)
+
+    @ranks(2)
+    def test_case(self):
+        self.assertEqual(summed(self.number), 6)
+
 @ranks(2)
 @settings(deadline=None)
 @given(number=st.integers(0, 1000))
@@ -174,7 +183,7 @@ def sections(output: str) -> dict[str, str]:
 def test_every_way(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_ways=HEAD + PROGRAM.replace('"program"', '"test_ways"'))
     result = pytester.runpytest_subprocess(*PLUGIN, "-rA")
-    result.assert_outcomes(passed=9, failed=13, skipped=1, xfailed=1)
+    result.assert_outcomes(passed=10, failed=13, skipped=1, xfailed=1)
     shown = sections(result.stdout.str())
     for name in ("test_one_fails[gloo]", "test_one_fails[ringcoll]", "test_thread_fails"):
         text = shown[name]
@@ -188,8 +197,8 @@ def test_every_way(pytester: pytest.Pytester) -> None:
         assert "E   assert 1 != 1" in others
         assert "launch/processes.py" not in text
     for name, expected in {
-        "test_hang": r"rank 1 is here:\n.*\n *time\.sleep\(1000\)(?s:.*)ranks \[1\] were not done after 3 s",
-        "test_thread_hangs": r"TimeoutError: ranks \[1\] were not done after 0.5 s",
+        "test_hang": r"rank 1 is here:\n.*\n *time\.sleep\(1000\)(?s:.*)ranks \[1\] were not done after 6 s",
+        "test_thread_hangs": r"TimeoutError: ranks \[1\] were not done after 3 s",
         "test_crash": r"rank 1 raised ProcessDied: the process ended with exit code -9",
         "test_values_differ": r"rank 1 does not return .*: tensor is wrong in 1 of 2 elements, first at 1",
         "test_error_that_cannot_be_sent": r"RankError: rank . raised Unsendable: ab",
