@@ -36,7 +36,7 @@ from ringcoll.training.messages import Arrivals
 from ringcoll.transport import Hub
 from tests.cases.pictures import PictureError, check, messages
 
-LONG_S = 0.1
+LONG_S = 0.2
 
 
 def traced(
