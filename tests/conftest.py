@@ -209,6 +209,14 @@ class _Pools:
             ranks.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_ranks_are_left() -> Iterator[None]:
+    """End the ranks of `ringcoll.testing` after a module: others look at all processes of pytest."""
+    yield
+    if (module := sys.modules.get("ringcoll.testing.pool")) is not None:
+        module.POOL.close()
+
+
 # Of a module: groups that tests leave behind keep threads that wake up 100 times a second.
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Callable[..., Ranks]]:

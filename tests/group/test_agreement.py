@@ -434,6 +434,21 @@ def test_rank_0s_variable_counts_for_all(
     assert "rank 1: RINGCOLL_ALGORITHM is 'tree' here and 'ring' on rank 0" in warnings[0]
 
 
+def test_a_rank_reads_no_files_that_only_rank_0_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read rules runs the files that they name (docs/security.md)."""
+    forced_on(monkeypatch, {0: "ring", 1: "ring", 2: "tree"})
+    readers = list[tuple[str, str]]()
+
+    def noted(text: str) -> Any:
+        readers.append((threading.current_thread().name, text))
+        return forced_rules(text)
+
+    forced_rules = settings.forced_rules
+    monkeypatch.setattr(settings, "forced_rules", noted)
+    on_named_ranks(3)
+    assert sorted(readers) == [("0", "ring"), ("1", "ring")]
+
+
 def test_bad_rules_on_rank_0_are_an_error_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     forced_on(monkeypatch, {0: "rong"})
     for error in on_named_ranks(3):
