@@ -83,8 +83,8 @@ def write(rows: dict[tuple[str, str], str]) -> None:
     }
     lines = [line for _, line in sorted((known | rows).items())]
     PAGE.write_text(
-        "# Versions\n\n`make test-versions` has run the tests below, each in an environment of its own, and has "
-        "written this table.\nClaimed are the versions in `pyproject.toml`.\n\n"
+        "# Versions\n\nThe tests below were run on each version, in an environment of its own; `make test-versions` "
+        "runs them and writes the rows anew.\nClaimed are the versions in `pyproject.toml`.\n\n"
         "| Python | torch | tests | outcome | date |\n| --- | --- | --- | --- | --- |\n"
         + "\n".join(lines)
         + "\n",

@@ -1,4 +1,7 @@
-"""What travels to ranks and back: calls and values, pickled with tensors of every dtype."""
+"""What travels to ranks and back: calls and values, pickled with the tensors that they hold.
+
+Tensors of all dtypes do so but torch's integers of 1 to 7 bits, which it does not pickle.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class _Pickler(pickle.Pickler):
 def pickled(value: object, pickler: Any = _Pickler) -> bytes:
     """Write a value for ``pickle.loads``, which shares no memory with the value.
 
-    What torch 2.13 itself pickles of tensors of newer dtypes (uint16, float8) cannot be read.
+    What torch 2.13 itself pickles of tensors of newer dtypes (uint16, float8) cannot be read back.
 
     Parameters
     ----------

@@ -101,7 +101,7 @@ def _packed(function: Callable[..., Any]) -> Named | bytes:
         named = _named(function)
     except AttributeError:  # no function, but an object that can be called
         named = None
-    return named or by_value(function, function) or pickle.dumps(function)
+    return named or by_value(function, function) or pickled(function)
 
 
 def copied(arguments: Sequence[Arguments], copy: Callable[[Any], Copy]) -> Copy:

@@ -52,8 +52,8 @@ def _flat(tensor: Tensor) -> Tensor:
     dense = tensor.dequantize() if tensor.is_quantized else tensor.detach().to_dense()
     plain = dense.resolve_conj().resolve_neg()
     # As integers: torch copies nothing of some dtypes.
-    bits = plain.view(_SIGNED_OF_SIZE.get(plain.itemsize, plain.dtype)).reshape(-1)
-    return bits.clone(memory_format=torch.contiguous_format).cpu().view(plain.dtype)
+    integers = plain.view(_SIGNED_OF_SIZE.get(plain.itemsize, plain.dtype)).reshape(-1)
+    return integers.clone(memory_format=torch.contiguous_format).cpu().view(plain.dtype)
 
 
 def mismatch(got: Tensor, answer: Expected, what: str = "result") -> str:

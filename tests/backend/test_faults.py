@@ -90,7 +90,7 @@ def test_time_limits_are_kept_however_they_are_given():
                 assert caught is None
                 continue
             assert caught.kind in ("CollectiveTimeoutError", "PeerLostError"), (how, caught)
-            assert 0.5 < caught.seconds < 4.9, (how, caught)
+            assert 0.5 < caught.seconds < 2.9, (how, caught)
         if rank == 0:
             assert {caught.kind for caught in found.values()} >= {"CollectiveTimeoutError"}
 

@@ -222,7 +222,7 @@ def time_limits() -> dict[str, Any]:
     ways["set_timeout"][1].set_timeout(short)
     dist.distributed_c10d._set_pg_timeout(short, ways["_set_pg_timeout"][1])
     if dist.get_rank() == dist.get_world_size() - 1:
-        time.sleep(5.0)
+        time.sleep(3.0)
         return dict.fromkeys(ways)
     with ThreadPoolExecutor(len(ways)) as executor:
         begun = {

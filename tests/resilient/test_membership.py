@@ -85,7 +85,7 @@ def test_who_is_left_out_is_told_though_the_others_have_ended() -> None:
     late._gone |= {other.own for other in others}
     begin_s = time.monotonic()
     assert "went on without this rank" in changed([late], 1.0)[0]
-    assert time.monotonic() - begin_s < 1.0, "it has waited for its limit"
+    assert time.monotonic() - begin_s < 0.5
 
 
 def test_a_leader_that_comes_late_is_left_out_and_told() -> None:
@@ -99,7 +99,7 @@ def test_a_minority_ends_within_its_limit_and_the_others_go_on_without_it() -> N
     alone, *others = members_of_a_group(4)
     begin_s = time.monotonic()
     assert "only 1 of the 4 ranks" in changed([alone], 1.0)[0]
-    assert time.monotonic() - begin_s < 5
+    assert time.monotonic() - begin_s < 1.5
     views = changed(others, 1.0)
     assert [view.members for view in views] == [tuple(other.own for other in others)] * 3
 

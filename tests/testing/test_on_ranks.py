@@ -145,6 +145,14 @@ def test_an_argument_that_cannot_be_copied_is_named(threads: bool) -> None:
         ranks(2, threads=threads).run(print, lambda: 0, file=lock, end="")
 
 
+@pytest.mark.processes
+def test_an_object_that_is_called_may_hold_tensors() -> None:
+    tensor = torch.tensor([1, 2]).to(torch.float8_e4m3fn)
+    values = ranks(2).run(partial(torch.add, torch.tensor([1.0, 1.0]), alpha=2), tensor.float())
+    assert [value.tolist() for value in values] == [[3.0, 5.0]] * 2
+    assert ranks(2).run(partial(torch.numel, tensor)) == [2, 2]
+
+
 def make_lock() -> object:
     return threading.Lock()
 
