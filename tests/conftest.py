@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from ringcoll.launch import Ranks
+from ringcoll.launch import PRELOADED, Ranks
 from tests.cases.algorithms import registered_meanwhile
 from tests.programs.ranks import join
 
@@ -34,6 +34,8 @@ collect_ignore = [
 os.environ["RINGCOLL_TUNING"] = "off"
 # torch's stores look up the names of those who connect, which may take as long (resolv.conf(5)).
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+PRELOADED.append("torch._dynamo")  # 0.8 s of a processor for each rank that has an optimizer
 
 # `pytest --hypothesis-profile thorough` tries ten times as much; see `tests.cases.effort`.
 _CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)

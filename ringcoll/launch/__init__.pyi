@@ -4,6 +4,7 @@ from .mpi_ranks import MpiGroup as MpiGroup
 from .mpi_ranks import mpi_group as mpi_group
 from .pickles import by_value as by_value
 from .pickles import pickled as pickled
+from .processes import PRELOADED as PRELOADED
 from .processes import RankError as RankError
 from .processes import Ranks as Ranks
 from .processes import rendezvous as rendezvous

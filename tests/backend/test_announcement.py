@@ -23,6 +23,7 @@ from ringcoll.machine import served
 from ringcoll.watch import announce
 from tests.programs.started import run_program, started
 from tests.programs.threads import together
+from tests.programs.warm import WarmProgram
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ("-m", "tests.programs.dying")
@@ -55,6 +56,7 @@ def test_a_line_where_the_error_is_not_raised_in_the_caller(how: str) -> None:
                     cwd=ROOT,
                     env={**os.environ, **variables, "RANK": str(rank)},
                     stderr=subprocess.PIPE,
+                    by=WarmProgram,
                 )
             )
             for rank in range(3)

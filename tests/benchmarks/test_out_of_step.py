@@ -12,8 +12,10 @@ import pytest
 
 from benchmarks import results
 from tests.fakes.hosts import reason_why_not_slow
+from tests.programs.started import run_program
+from tests.programs.warm import ProgramWithWarmRanks
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "out_of_step.py"
+SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "out_of_step.py")
 
 
 WAYS = "lock-step,gossip ring,DiLoCo,server sync,server async,lock-step top-k"
@@ -21,13 +23,13 @@ SMALL = ("--slower", "2", "--steps", "8", "--step-ms", "1", "--runs", "1", "--ta
 
 
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, SCRIPT, *words],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+    return run_program(
+        sys.executable,
+        SCRIPT,
+        *words,
+        by=ProgramWithWarmRanks,
         env=os.environ | variables,
+        timeout_s=200.0,
     )
 
 

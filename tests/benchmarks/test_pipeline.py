@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import results
+from tests.programs.started import run_program
+from tests.programs.warm import ProgramWithWarmRanks
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pipeline.py"
 
@@ -19,7 +20,7 @@ def test_a_short_run(tmp_path: Path) -> None:
     path = tmp_path / "pipeline.json"
     words = ("--seconds", "0", "-m", "3", "--layers", "4", "--width", "8", "--batch", "6")
     command = [sys.executable, str(SCRIPT), *words, "--json", str(path)]
-    subprocess.run(command, check=True, timeout=100, capture_output=True)
+    run_program(*command, by=ProgramWithWarmRanks).check_returncode()
     (table,) = results.read(path).tables
     rows = {row[0]: row for row in table.rows}
     assert [*rows] == ["gpipe", "1f1b", "interleaved", "zero_bubble", "torch 1F1B"]

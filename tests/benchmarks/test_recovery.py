@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks import results
+from tests.programs.started import run_program
+from tests.programs.warm import ProgramWithWarmRanks
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 def run(script: str, path: Path, *words: str) -> list[Any]:
     """The tables of a run."""
     command = [sys.executable, str(FOLDER / script), *words, "--json", str(path)]
-    subprocess.run(command, check=True, timeout=110, capture_output=True)
+    run_program(*command, by=ProgramWithWarmRanks).check_returncode()
     return [*results.read(path).tables]
 
 

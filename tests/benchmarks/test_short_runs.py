@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results
+from tests.programs.started import run_program
+from tests.programs.warm import ProgramWithWarmRanks
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 RUNS = {
@@ -33,7 +35,7 @@ RUNS = {
 def test_a_short_run(script: str, tmp_path: Path):
     path = tmp_path / "record.json"
     command = [sys.executable, str(FOLDER / f"{script}.py"), *RUNS[script].split()]
-    subprocess.run([*command, "--json", str(path)], check=True, timeout=110, capture_output=True)
+    run_program(*command, "--json", str(path), by=ProgramWithWarmRanks).check_returncode()
     record = results.read(path)
     assert record.tables
     for table in record.tables:

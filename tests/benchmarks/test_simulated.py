@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks import results, simgrid
 from ringcoll.algorithms import schedule_of
+from tests.programs.started import run_program
+from tests.programs.warm import ProgramWithWarmRanks
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -20,7 +22,7 @@ def test_against_measured_times(tmp_path: Path) -> None:
     path = tmp_path / "simulated.json"
     words = ("--seconds", "0", "--sizes", "64K,256K")
     command = [sys.executable, str(FOLDER / "simulated.py"), *words, "--json", str(path)]
-    subprocess.run(command, check=True, timeout=100, capture_output=True)
+    run_program(*command, by=ProgramWithWarmRanks).check_returncode()
     times, errors = results.read(path).tables
     algorithm_names = [row[0] for row in errors.rows]
     assert {"ring", "recursive_doubling", "binomial_tree"} <= {*algorithm_names}
@@ -61,7 +63,7 @@ def test_a_python_without_simgrid_is_told() -> None:
 def test_scale(tmp_path: Path) -> None:
     path = tmp_path / "scale.json"
     command = [sys.executable, str(FOLDER / "simulation_scale.py"), "--most", "128"]
-    subprocess.run([*command, "--json", str(path)], check=True, timeout=60, capture_output=True)
+    run_program(*command, "--json", str(path), by=ProgramWithWarmRanks).check_returncode()
     (table,) = results.read(path).tables
     assert [row[:4] for row in table.rows] == [
         ["ring", ranks, "events", ranks * 2 * (ranks - 1)] for ranks in (64, 128)

@@ -21,6 +21,7 @@ from ringcoll.cli import cli, measuring, nccl_table
 from ringcoll.cli.app import INTERRUPTED
 from tests.fakes import wrong_algorithm
 from tests.programs.started import of_session, run_program, started
+from tests.programs.warm import ProgramWithWarmRanks
 
 pytestmark = pytest.mark.processes
 
@@ -255,6 +256,7 @@ def test_an_imported_algorithm_that_is_wrong(words, said):
     done = ringcoll(
         *words.split(), "-k", "2", "-b", "4K", "-e", "4K",
         "--algorithms", f"tests.fakes.registers_wrong_algorithm:{wrong_algorithm.NAME}",
+        by=ProgramWithWarmRanks,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert said in done.stdout

@@ -19,6 +19,7 @@ from ringcoll.machine import served
 from ringcoll.watch import FOREIGN, answering
 from tests.cli.conftest import Run
 from tests.programs.started import started
+from tests.programs.warm import WarmProgram
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has such sockets")
 
@@ -40,7 +41,9 @@ def hanging(case: str) -> Iterator[list[subprocess.Popen[str]]]:
     with contextlib.ExitStack() as stack:
         ranks = [
             stack.enter_context(
-                started(*program, str(rank), "3", str(store.port), cwd=ROOT, **pipes)
+                started(
+                    *program, str(rank), "3", str(store.port), by=WarmProgram, cwd=ROOT, **pipes
+                )
             )
             for rank in range(3)
         ]

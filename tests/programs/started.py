@@ -30,17 +30,21 @@ def of_session(session: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+def started(
+    *command: str, by: type[subprocess.Popen[Any]] = subprocess.Popen, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
     """Start a program, which is killed at the end of the block with all that it has started.
 
     Parameters
     ----------
     *command
         The program and its arguments.
+    by
+        What starts it; `warm.WarmProgram` takes less time.
     **options
         For `subprocess.Popen`.
     """
-    with subprocess.Popen(command, text=True, start_new_session=True, **options) as process:
+    with by(command, text=True, start_new_session=True, **options) as process:
         try:
             yield process
         finally:
@@ -52,7 +56,7 @@ def run_program(
     *command: str, timeout_s: float = 100.0, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, as `subprocess.run`; its output is captured."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(*command, **pipes, **options) as process:
         output, errors = process.communicate(timeout=timeout_s)
     return subprocess.CompletedProcess(command, process.returncode, output, errors)

@@ -20,6 +20,7 @@ from ringcoll.machine import served
 from tests.programs import alarms, faults
 from tests.programs.faults import Caught
 from tests.programs.started import started
+from tests.programs.warm import WarmProgram
 
 pytestmark = pytest.mark.processes
 
@@ -337,7 +338,9 @@ COMPLAINTS = dict.fromkeys(("a peer never comes", "a thread waits"), _LOST)
 
 
 @contextlib.contextmanager
-def both_ranks(store: str, *command: str) -> Iterator[list[subprocess.Popen[str]]]:
+def both_ranks(
+    store: str, *command: str, by: type[subprocess.Popen[Any]] = WarmProgram
+) -> Iterator[list[subprocess.Popen[str]]]:
     """The two ranks of a program, which meet at a store."""
     settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT}
     settings["env"] = os.environ | {
@@ -346,7 +349,7 @@ def both_ranks(store: str, *command: str) -> Iterator[list[subprocess.Popen[str]
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(
-                started(sys.executable, *command, str(rank), "2", store, **settings)
+                started(sys.executable, *command, str(rank), "2", store, by=by, **settings)
             )
             for rank in range(2)
         ]
@@ -355,7 +358,10 @@ def both_ranks(store: str, *command: str) -> Iterator[list[subprocess.Popen[str]
 def run_programs(backend: str, case: str, store: str) -> None:
     """Run a program on two ranks that end in a given way."""
     command = ["-W", "error", "-m", "tests.programs.exits", backend, case]
-    with both_ranks(store, *command) as processes:
+    by: type[subprocess.Popen[Any]] = (
+        subprocess.Popen if case == "all done" else WarmProgram
+    )  # once as users start it
+    with both_ranks(store, *command, by=by) as processes:
         outputs = [process.communicate(timeout=90) for process in processes]
     for process, (out, error) in zip(processes, outputs, strict=True):
         assert process.returncode == ENDS[case], error
@@ -427,7 +433,9 @@ def test_a_group_is_open_while_the_program_has_functions_to_call(
         command = [sys.executable, "-W", "error", "-m", "tests.programs.late", backend]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         ranks = [
-            stack.enter_context(started(*command, str(rank), str(store.port), cwd=ROOT, **pipes))
+            stack.enter_context(
+                started(*command, str(rank), str(store.port), by=WarmProgram, cwd=ROOT, **pipes)
+            )
             for rank in range(2)
         ]
         for process in ranks:
