@@ -44,6 +44,7 @@ def test_the_page_is_up_to_date(script: ModuleType, monkeypatch: pytest.MonkeyPa
     assert run(script, monkeypatch, "--check") == 0
 
 
+@pytest.mark.slow
 def test_a_page_that_is_out_of_date(
     script: ModuleType,
     monkeypatch: pytest.MonkeyPatch,

@@ -118,6 +118,7 @@ def test_commands_exist_and_take_their_options(
             command.make_context(name, arguments)
 
 
+@pytest.mark.slow
 @every_current_page
 def test_printed_output_is_what_the_command_prints(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

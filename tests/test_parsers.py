@@ -110,6 +110,7 @@ SCHEDULES = tuple(
 )
 
 
+@pytest.mark.slow
 @effort(150)
 @given(words(*SCHEDULES))
 def test_a_schedule(text: str) -> None:
@@ -376,6 +377,7 @@ VARIABLES = words("auto", "gloo", "ucx", "off", "cupy", "detail", "~/tuning.json
 )
 
 
+@pytest.mark.slow
 @effort(150)
 @given(st.one_of(VARIABLES, words("seed=1", "flip=0.5", ",", "delay=nan", "drop=1e999", "0", "1")))
 def test_faults_and_checksums(text: str) -> None:
@@ -392,6 +394,7 @@ def test_faults_and_checksums(text: str) -> None:
             assert max(*faults.odds, faults.longest_s) < math.inf
 
 
+@pytest.mark.slow
 @effort(150)
 @given(VARIABLES)
 def test_variables(text: str) -> None:

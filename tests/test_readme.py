@@ -73,6 +73,7 @@ def test_it_is_short() -> None:
     assert len(text.splitlines()) <= 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file, command",
     [

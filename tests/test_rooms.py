@@ -324,6 +324,7 @@ def graph(sources: dict[str, str]) -> dict[str, set[str]]:
     return edges
 
 
+@pytest.mark.slow
 def test_no_files_import_each_other_in_a_circle() -> None:
     stubs = {file: (PACKAGE / file).with_suffix(".pyi") for file in FILES}
     sources = {

@@ -89,6 +89,7 @@ WITH_PROCESSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "room",
     [

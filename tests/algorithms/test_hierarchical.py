@@ -71,6 +71,7 @@ def test_any_layout(hosts: Hosts) -> None:
     check(hosts)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, 5), min_size=6, max_size=24).map(tuple))
 def test_layouts_by_chance(hosts: Hosts) -> None:

@@ -30,6 +30,7 @@ def test_published_distances_by_hand() -> None:
     assert published(64) == [{1}, {1}, {3}, {5}, {11}, {21}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", POWERS)
 def test_messages_go_as_far_as_published(k: int) -> None:
     near_first, far_first = published(k), published(k)[::-1]

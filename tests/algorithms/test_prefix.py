@@ -97,6 +97,7 @@ def test_rounds_of_the_exclusive_doubling(inclusive: int) -> None:
             assert proof.rounds == max(1, rounds)
 
 
+@pytest.mark.slow
 def test_the_default_has_the_fewest_rounds_and_then_the_fewest_reductions() -> None:
     for k in range(2, 65):
         proof = verify(schedule_of("exscan", "recursive_doubling", k))

@@ -37,6 +37,7 @@ def chunks_sent(schedule: Written, rank: int) -> list[int]:
 # --- right ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("k", range(1, 34))
 def test_proved_with_the_stated_cost(name: str, k: int) -> None:
@@ -47,6 +48,7 @@ def test_proved_with_the_stated_cost(name: str, k: int) -> None:
         assert proof_of(name, k).same_everywhere
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.sampled_from(NAMES), st.integers(1, 17), st.integers(0, 16))
 def test_any_rank_may_be_the_odd_one(name: str, k: int, odd: int) -> None:
@@ -73,6 +75,7 @@ def test_an_odd_rank_that_is_not_there(name: str) -> None:
         find("all_reduce", f"{name}=last")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [2, 4, 5, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_exact_sums_by_any_odd_rank(name: str, k: int) -> None:
@@ -131,6 +134,7 @@ def test_the_bound_is_tight_for_a_ring_of_equals_only(k: int) -> None:
     assert (seconds("ring", k, 0) > least_time(k, HALF)) == (k > 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [2, 3, 4, 5, 7, 8, 13, 33])
 def test_optcc_beside_a_slow_rank(k: int) -> None:
     """2 is the bound, and filling the pipeline takes a quarter of it."""

@@ -461,6 +461,7 @@ CHECKED = [
 ]
 
 
+@pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("op, dtype, wire", CHECKED, ids=str)
 def test_right_kernels_are_found_right(tmp_path: Path, op: str, dtype, wire):
@@ -512,6 +513,7 @@ def test_kernels_on_narrow_numbers_alone(tmp_path: Path, dtype):
         assert correctness.check(reduction, shorter, engine, CPU) == 0
 
 
+@pytest.mark.slow
 @compiles
 def test_a_row_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     entry = ("sum", "half", torch.float16, torch.float16)

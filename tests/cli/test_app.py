@@ -80,6 +80,7 @@ def test_each_command_explains_itself_with_examples_and_takes_json(name):
     assert all(f"ringcoll {name}" in line for line in examples(page) if "torchrun" not in line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "example", [line for name in CHEAP for line in examples(help_of(command(name)))]
 )

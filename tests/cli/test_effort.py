@@ -20,6 +20,7 @@ from ringcoll.simulation import crossbar, ring, simulate, topology_from_text
 from tests.cli.conftest import Run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -53,6 +53,7 @@ def test_a_wrong_algorithm_is_not_written(run: Run, short_ring: None) -> None:
     assert "ends wrong" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, said",
     [

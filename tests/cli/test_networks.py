@@ -56,6 +56,7 @@ def error_of(run: Run, words: str) -> str:
 
 
 class TestNetworks:
+    @pytest.mark.slow
     @pytest.mark.parametrize("words", ON_NETWORKS)
     @pytest.mark.parametrize("network", ["--graph cluster.txt", "--topology torus:2x3"])
     def test_every_command_takes_its_ranks_from_the_network(
@@ -169,6 +170,7 @@ class TestNetworks:
         assert len(plain.keys() & expected.keys()) > 5
         assert all(plain[name] == expected[name] for name in plain.keys() & expected.keys())
 
+    @pytest.mark.slow
     def test_explain_and_pareto_print_simulated_times(self, run: Run, cluster: Path) -> None:
         times = registered_times("all_reduce", topology_from_text(CLUSTER), 1 << 20)
         for words in ("explain", "pareto"):
@@ -220,6 +222,7 @@ class TestAlgorithms:
         error = error_of(run, words.format(best) + " --graph two.txt")
         assert "two.txt has 2 ranks (expected 2, got 6)" in error
 
+    @pytest.mark.slow
     def test_a_file_is_explained_on_a_network(self, run: Run, best: str) -> None:
         told = found(
             run, "explain", "all_reduce", "--algorithm", best, "--graph", "cluster.txt", "-b", "8M"
@@ -229,6 +232,7 @@ class TestAlgorithms:
         name = next(row["algorithm"] for row in rows if row["algorithm"].startswith("greedy"))
         assert name in {row["algorithm"] for row in told["predictions"]}  # type: ignore[attr-defined]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "words",
         [

@@ -138,6 +138,7 @@ def test_what_the_picture_shows():
     assert axes.get_ylabel() == "traffic / n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "collective, world_size",
     [

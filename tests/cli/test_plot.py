@@ -12,6 +12,7 @@ from ringcoll.simulation import crossbar, simulate
 from tests.cli.conftest import Run
 
 
+@pytest.mark.slow
 def test_where_the_ring_overtakes_the_tree(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "crossover.svg"
     result = run("plot", "crossover", "-k", "16", "-o", str(path))

@@ -19,6 +19,7 @@ def rows(page: str) -> dict[tuple[str, str], list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_algorithm_is_proved(run):
     result = run("verify")
     assert result.exit_code == 0

@@ -43,6 +43,7 @@ def test_a_graph_of_a_file(run: Run, tmp_path: Path) -> None:
     assert run("verify", "--schedule", str(text)).exit_code == 0
 
 
+@pytest.mark.slow
 def test_what_is_faster_than_what_is_written_is_said(run: Run, tmp_path: Path) -> None:
     words = ("search", "all_reduce", "--topology", "crossbar", "-k", "4", "--size", "64M")
     result = run(*words, "--method", "greedy", "--chunks", "1", "-o", str(tmp_path / "found.txt"))

@@ -36,6 +36,7 @@ def finish(work: ringcoll.Work | None, async_op: bool) -> None:
         assert work.get_future().wait() == work.result()
 
 
+@pytest.mark.slow
 @given(shapes, dtypes, worlds, st.booleans(), st.sampled_from(["ring", "tree", "auto"]))
 def test_all_reduce_of_several(sizes, dtype, world_size, async_op, algorithm):
     def main(group: LocalGroup) -> None:
@@ -48,6 +49,7 @@ def test_all_reduce_of_several(sizes, dtype, world_size, async_op, algorithm):
     run_threads(main, world_size)
 
 
+@pytest.mark.slow
 @given(shapes, dtypes, worlds, st.booleans())
 def test_all_gather_of_several(sizes, dtype, world_size, async_op):
     def main(group: LocalGroup) -> None:
@@ -65,6 +67,7 @@ def test_all_gather_of_several(sizes, dtype, world_size, async_op):
     run_threads(main, world_size)
 
 
+@pytest.mark.slow
 @given(shapes, dtypes, worlds, st.booleans())
 def test_reduce_scatter_of_several(sizes, dtype, world_size, async_op):
     def main(group: LocalGroup) -> None:

@@ -201,6 +201,7 @@ def test_callbacks_of_futures_may_block_in_other_collectives():
     run_threads(main, 2)
 
 
+@pytest.mark.slow
 def test_many_operations_at_once_complete_in_order():
     count = 10_000
 
@@ -547,6 +548,7 @@ def test_inputs_may_overlap():
     run_threads(main, 2)
 
 
+@pytest.mark.slow
 def test_memory_of_the_users_tensors_is_not_kept():
     """A cached plan holds offsets, never views."""
     import gc

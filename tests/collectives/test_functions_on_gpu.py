@@ -53,6 +53,7 @@ def test_every_function_as_a_persistent_operation(device: str):
     tried()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter"])
 def test_every_operator_and_dtype(device: str, collective: str):
     """No luck of the draw; long enough for vectors, and for a head and a tail."""
@@ -63,6 +64,7 @@ def test_every_operator_and_dtype(device: str, collective: str):
             run_case(replace(case, device=device), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_algorithm(device: str, world_size: int):
     for entry in algorithms(world_size=world_size):
@@ -137,6 +139,7 @@ def test_the_checks_find_that_nothing_was_done(monkeypatch: pytest.MonkeyPatch, 
 ORDERED = [name for name in CHECKS if name not in ("bad_calls", "futures")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORDERED)
 @pytest.mark.parametrize("on_host", [False, True], ids=["nccl", "host"])
 def test_the_checks_order_their_streams(on_host: bool, name: str):

@@ -51,6 +51,7 @@ def test_a_monitored_barrier_names_who_is_missing(wait_all_ranks: bool):
     assert named in texts[2]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_after_a_barrier_has_failed_makes_no_other_call():
     """It still computes, when others wait for it in the next call."""
 

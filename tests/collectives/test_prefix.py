@@ -99,6 +99,7 @@ def test_products_of_matrices(collective: str) -> None:
         assert torch.equal(found, wanted), rank
 
 
+@pytest.mark.slow
 @effort(150)
 @given(
     st.sampled_from([1, 2, 3, 5]).flatmap(

@@ -24,6 +24,7 @@ from tests.cases.strategies import cases
 from tests.programs.threads import Planned, run_case
 
 
+@pytest.mark.slow
 @effort(300)
 @given(st.sampled_from([1, 2, 3, 5]).flatmap(lambda k: st.tuples(cases(k), st.just(k))))
 def test_a_persistent_operation_does_what_the_function_does(drawn: tuple[Case, int]):
@@ -95,6 +96,7 @@ def test_the_functions_are_functions():
 # --- tensors like others --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(
@@ -125,6 +127,7 @@ def test_repeated_calls_do_not_meet_each_other(calls: list[tuple[int, str, bool]
     run_threads(main, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numel", [3, 30_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_call_keeps_nothing_of_the_users(numel: int, dtype: torch.dtype):

@@ -84,6 +84,7 @@ def results_of(
 # --- the first level ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5])
 def test_sums_are_from_left_to_right_for_every_algorithm_and_segment(world_size: int) -> None:
     names = in_order("all_reduce", world_size, OperandOrder.LEFT_TO_RIGHT)

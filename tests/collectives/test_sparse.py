@@ -45,6 +45,7 @@ def sparse(shape: list[int], sparse_dim: int, indices: list[list[int]], rank: in
     )
 
 
+@pytest.mark.slow
 @given(sparse_case(), st.sampled_from(["sum", "avg"]), st.booleans())
 def test_sparse_tensors_are_added_up(case, op, async_op):
     shape, sparse_dim, ranks = case
@@ -68,6 +69,7 @@ def test_sparse_tensors_are_added_up(case, op, async_op):
         assert torch.equal(tensor.indices(), results[0].indices())
 
 
+@pytest.mark.slow
 @given(st.lists(st.booleans(), min_size=1, max_size=5), worlds, st.booleans())
 def test_a_coalesced_call_takes_sparse_and_dense_tensors(kinds, world_size, async_op):
     def own(rank: int) -> list[Tensor]:

@@ -66,6 +66,7 @@ def calls(
     return written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 def test_no_collective_moves_a_version(place: str, is_async: bool) -> None:

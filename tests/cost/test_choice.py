@@ -68,6 +68,7 @@ def test_without_rules_the_least_predicted_time_is_chosen_or_half_of_its_waits(
     assert choice.reason.startswith("few waits" if chosen != first else "the least predicted time")
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(CONTRACTS)), st.sampled_from(SIZES), st.integers(1, 64))
 def test_what_is_chosen_is_defined_for_so_many_ranks(
     collective: str, nbytes: int, world_size: int
@@ -91,6 +92,7 @@ def test_a_rule_counts_where_its_algorithm_is_defined(
     assert chosen == ["ring", name]
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(CONTRACTS)), st.sampled_from(SIZES), st.integers(2, 32))
 def test_a_second_choice_is_chosen_only_if_it_is_faster(
     collective: str, nbytes: int, world_size: int

@@ -212,6 +212,7 @@ def test_seconds_on_one_host_are_those_of_the_counts() -> None:
         assert seconds(name, (0,) * 8, 840) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [8, 1 << 20, 1 << 30])
 @pytest.mark.parametrize("num_hosts, per_host", [(2, 2), (2, 8), (4, 4), (16, 8)])
 def test_the_hierarchy_pays_where_links_are_slow(

@@ -209,6 +209,7 @@ def num_runs(schedule: Schedule) -> int:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_64_ranks() -> None:
     text = to_msccl(schedule_of("all_reduce", "ring", 64), max_steps=256)

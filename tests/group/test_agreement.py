@@ -483,6 +483,7 @@ def test_a_broken_file_is_an_error_on_all(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert str(path) in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_a_rank_that_does_not_come_is_named(missing: int) -> None:
     def main(rank: int, transport: Any, store: dist.Store) -> Any:

@@ -38,6 +38,7 @@ def probed(hub: Hub, budget_s: float, limit_s: float = 20.0) -> list[Any]:
     return together(hub.world_size, main, 120.0)
 
 
+@pytest.mark.slow
 def test_hosts_with_cards_of_different_speed() -> None:
     hosts = (0, 0, 1, 1, 2, 2)
     text = cluster(hosts, (125, 125, 25))

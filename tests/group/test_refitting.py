@@ -122,6 +122,7 @@ def test_all_ranks_look_alike(world_size: int, slow: bool) -> None:
 # --- Refits that were asked for --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_refit_between_operations() -> None:
     """Values stay right, prepared operations and those under way too; all ranks tell the same."""
 
@@ -153,6 +154,7 @@ def test_a_refit_between_operations() -> None:
     assert reason.startswith("why: fitted on ")
 
 
+@pytest.mark.slow
 def test_the_bits_of_a_reproducible_group_do_not_change() -> None:
     def main(group: Any) -> bool:
         generator = torch.Generator().manual_seed(group.rank())
@@ -213,6 +215,7 @@ def test_a_rank_that_leaves_in_a_refit_is_lost() -> None:
 # --- Refits of a group by itself -------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_link_that_becomes_slow_is_noticed_by_all_at_once() -> None:
     hub = NetworkHub(network(40, 40, 40), HOSTS)
 
@@ -256,6 +259,7 @@ def test_a_link_that_becomes_slow_is_noticed_by_all_at_once() -> None:
     assert card(after) == pytest.approx(3e6, rel=0.3)
 
 
+@pytest.mark.slow
 def test_where_no_link_is_slower_nothing_is_swapped(caplog: pytest.LogCaptureFixture) -> None:
     """A rank that comes late makes operations as long, and is no link."""
     import time

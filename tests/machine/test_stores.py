@@ -110,6 +110,7 @@ def test_a_store_at_which_nobody_listens_is_tried_by_nobody() -> None:
     assert len(asked) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_left", [0, 1])
 def test_a_lack_of_descriptors_is_told_at_once(num_left: int) -> None:
     """A connection takes two for a moment; without the second torch would try for seconds."""

@@ -31,7 +31,7 @@ _OPTIONS = [
     "--no-header",
     "--tb=no",
     "--hypothesis-profile=mutants",
-    "-mnot processes and not slow",
+    "-mnot processes",
     "-pno:cacheprovider",
     "-pno:xdist",
     "--assert=plain",  # pytest would read a file that it rewrites by itself

@@ -232,6 +232,7 @@ def test_every_algorithm_is_right_under_a_hostile_scheduler(run: Run):
     check(run)
 
 
+@pytest.mark.slow
 @effort(150)
 @given(runs(tuple(entry for entry in EVERY if entry.collective == "all_reduce")))
 def test_every_all_reduce_is_right_under_a_hostile_scheduler(run: Run):

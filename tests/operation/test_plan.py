@@ -335,6 +335,7 @@ def test_without_staged_receives_some_schedule_fails(monkeypatch: pytest.MonkeyP
     assert fails_somewhere(100)
 
 
+@pytest.mark.slow
 def test_totals_that_are_rounded_too_early_fail(monkeypatch: pytest.MonkeyPatch):
     assert not fails_somewhere(100, torch.int32)
 
@@ -477,6 +478,7 @@ def test_what_arrives_at_its_place_needs_no_other():
     assert plan.arriving_numel == plan.workspace_numel == 0
 
 
+@pytest.mark.slow
 def test_lending_without_its_rule_ends_in_a_deadlock(monkeypatch: pytest.MonkeyPatch):
     """As if nobody ever waited for anything between a message's arrival and its reduction."""
     rule = loans

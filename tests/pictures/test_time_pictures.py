@@ -178,6 +178,7 @@ def test_the_axis_has_round_numbers() -> None:
     assert len({round(b - a, 6) for a, b in pairwise(numbers)}) == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn() -> None:
     plain = simulate(schedule_of("all_reduce", "ring", 4), 64, topology_named("crossbar", 4))
     with pytest.raises(ArgumentError, match="the run has no trace"):

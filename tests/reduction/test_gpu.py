@@ -122,6 +122,7 @@ def test_which_kernels_run(
     assert {one.run for one in host.kernels} == {4}, "all are aligned alike"
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_operator_is_that_of_torch(host: HostEngine, dtype: torch.dtype) -> None:

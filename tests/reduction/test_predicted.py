@@ -72,6 +72,7 @@ def schedule_for(entry: Algorithm, world_size: int) -> Schedule:
     return entry.schedule(world_size, hosts=on_hosts(world_size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [3, 5, 8])
 @pytest.mark.parametrize("entry", ALL_REDUCES, ids=lambda entry: entry.name)
 def test_the_bits_of_every_all_reduce_are_predicted(entry: Algorithm, world_size: int) -> None:

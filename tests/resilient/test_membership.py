@@ -95,6 +95,7 @@ def test_a_leader_that_comes_late_is_left_out_and_told() -> None:
     assert "went on without this rank" in changed([late], 1.0)[0]
 
 
+@pytest.mark.slow
 def test_a_minority_ends_within_its_limit_and_the_others_go_on_without_it() -> None:
     alone, *others = members_of_a_group(4)
     begin_s = time.monotonic()
@@ -162,6 +163,7 @@ def slow_to_connect(monkeypatch: pytest.MonkeyPatch) -> list[Membership]:
     return made
 
 
+@pytest.mark.slow
 def test_the_meeting_place_may_be_slow_to_reach(slow_to_connect: list[Membership]) -> None:
     leader, *followers = slow_to_connect
     for number, member in enumerate(followers):
@@ -178,6 +180,7 @@ def test_no_member_is_left_out_because_it_is_slow_to_reach(
     assert [*views] == [View(2, 7, members)] * 3
 
 
+@pytest.mark.slow
 def test_who_joins_reaches_a_leader_that_is_slow_to_reach(
     slow_to_connect: list[Membership],
 ) -> None:

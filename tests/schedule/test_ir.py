@@ -82,6 +82,7 @@ def test_text_round_trip_of_algorithms(schedule: Schedule) -> None:
     assert again.to_text() == schedule.to_text()
 
 
+@pytest.mark.slow
 @unhurried
 @given(programs)
 def test_text_round_trip_of_any_program(found: list[list[Step]]) -> None:

@@ -370,6 +370,7 @@ def test_what_is_proved_is_right_where_run(algorithm: Algorithm, world_size: int
     assert right_where_run(schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 5, 8))
 def test_a_fatal_mutation_fails(algorithm: Algorithm, world_size: int) -> None:
     schedule = algorithm.schedule(world_size, root_of(algorithm, world_size))
@@ -383,6 +384,7 @@ def test_a_fatal_mutation_fails(algorithm: Algorithm, world_size: int) -> None:
             assert error.grid.count("**") == 2, what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm, world_size", each_on(2, 3, 5, 8))
 def test_a_mutation_that_passes_is_equivalent(algorithm: Algorithm, world_size: int) -> None:
     schedule = algorithm.schedule(world_size, root_of(algorithm, world_size))
@@ -1395,6 +1397,7 @@ def _exchanges_for_ever(rank: int) -> Iterator[Step]:
         yield Step(send(1 - rank, inp(0)), recv(1 - rank, out(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "programs, error, text",
     [

@@ -164,6 +164,7 @@ def test_the_winner_beats_all_and_is_near_the_bound(collective: str, name: str) 
         verify(schedule)
 
 
+@pytest.mark.slow
 def test_ranges_meet_and_rules_say_what_won() -> None:
     found = fit("all_reduce", SHUFFLED, sizes=[1 << 10, 1 << 14, 1 << 20, 1 << 26])
     ends = [one.nbytes.end for one in found.ranges]
@@ -263,6 +264,7 @@ def _sums(group: Any) -> list[str]:
     return words
 
 
+@pytest.mark.slow
 def test_a_group_takes_what_was_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, fitted = _stored(tmp_path, SLOW_CABLE, [40, 1 << 19, 1 << 22])
     monkeypatch.setenv("RINGCOLL_TUNING", str(path))

@@ -134,6 +134,7 @@ def test_rounds_are_what_the_links_need(collective: str, topology: Topology) -> 
 # --- against the registered algorithms --------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_reduce"])
 @pytest.mark.parametrize("topology", [GRID, UNEVEN], ids=lambda topology: topology.name)
 def test_it_beats_every_registered_algorithm(collective: str, topology: Topology) -> None:
@@ -246,6 +247,7 @@ def test_the_phases_of_an_all_reduce_overlap_where_no_rank_waits() -> None:
     assert 3 * 200 <= seconds < 4 * 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", [GRID, UNEVEN, dgx1()], ids=lambda topology: topology.name)
 def test_trees_beat_every_registered_broadcast_of_large_data(topology: Topology) -> None:
     nbytes = 1 << 26

@@ -18,6 +18,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_time_of_a_steady_pipeline_follows_from_short_runs(name, collective, monkeypatch):

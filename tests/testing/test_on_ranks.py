@@ -169,6 +169,7 @@ def ends_late() -> None:
         time.sleep(2)
 
 
+@pytest.mark.slow
 def test_a_late_thread_leaves_the_group_of_the_program_alone() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -97,6 +97,7 @@ def test_every_message_of_a_schedule_is_there_once(tmp_path, entry, world_size):
     assert {one["args"]["algorithm"] for one in ones} == {algorithm}
 
 
+@pytest.mark.slow
 @effort(60)
 @given(drawn=st.sampled_from([1, 2, 3, 4, 7]).flatmap(lambda k: st.tuples(cases(k), st.just(k))))
 def test_every_function_gives_the_same_in_a_trace(tmp_path_factory, drawn: tuple[Case, int]):
@@ -359,6 +360,7 @@ def test_an_operation_that_fails(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_leave_the_block_is_named(tmp_path):
     def main(group: LocalGroup) -> None:
         if group.rank() == 1:

@@ -103,6 +103,7 @@ def test_an_error_of_a_compressor_is_an_error_of_backward():
         assert "expected the first step, got the second step" in second.text
 
 
+@pytest.mark.slow
 def test_bad_arguments():
     def rank_main(group):
         shared = Int8(group=group)

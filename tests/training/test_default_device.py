@@ -39,6 +39,7 @@ def without_device(source: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_every_factory_names_its_device():
     found = {
         str(path.relative_to(PACKAGE)): calls

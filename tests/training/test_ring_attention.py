@@ -67,6 +67,7 @@ def test_the_work_is_shared_evenly(world_size: int):
     assert {steps[0] for steps in counts} == {tokens_each * (tokens_each + 1) // 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_a_transformer_on_split_sequences_is_that_of_one_process(world_size: int):
     whole = transformer()

@@ -129,6 +129,7 @@ def test_without_a_bound_a_worker_runs_ahead():
     assert max(progress.leads) == STEPS - 1
 
 
+@pytest.mark.slow
 def test_asynchronous_training_reaches_its_target():
     def rank_main(group):
         return with_server(group, 300, staleness=2)

@@ -119,6 +119,7 @@ def same(ranks: Sequence[dict[str, Tensor]]) -> bool:
 
 
 class TestAgainstOneProcess:
+    @pytest.mark.slow
     @pytest.mark.parametrize("stage", STAGES)
     @pytest.mark.parametrize("kind, world_size, max_norm", CASES)
     def test_same_parameters_after_20_steps(self, kind, world_size, stage, max_norm):
@@ -491,6 +492,7 @@ class TestOverlap:
 
 
 class TestStates:
+    @pytest.mark.slow
     @pytest.mark.parametrize("stage", STAGES)
     @pytest.mark.parametrize("max_norm", [None, 0.05])
     def test_saved_by_4_ranks_and_continued_by_2(self, stage, max_norm):

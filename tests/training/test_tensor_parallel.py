@@ -138,6 +138,7 @@ def test_a_split_perceptron_is_that_of_one_process(layers: int, world_size: int)
         assert distance < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("sequence", [False, True])
 def test_a_split_transformer_is_that_of_one_process(sequence: bool, world_size: int):

@@ -37,6 +37,7 @@ def test_other_names_are_refused_with_a_list(name: str):
     assert caught.value.got == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names, options, expected",
     [

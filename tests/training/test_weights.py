@@ -265,6 +265,7 @@ class TestAgainstOneProcess:
 
 
 class TestBound:
+    @pytest.mark.slow
     @pytest.mark.parametrize("way", WAYS)
     @effort(30)
     @given(data=st.data())

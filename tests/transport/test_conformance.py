@@ -74,6 +74,7 @@ def test_a_transport_is_chosen_before_the_first_operation(pool):
         assert "the group is in use" in late
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFORMANCE)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_local(name: str, world_size: int):

@@ -66,6 +66,7 @@ def injected(caplog: pytest.LogCaptureFixture, kind: str) -> list[str]:
 # --- the transports -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFORMANCE)
 @pytest.mark.parametrize(
     "faults, verify_messages", [(None, True), (DISORDER, True), (DISORDER, False)]
@@ -234,6 +235,7 @@ FAULTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @effort(80)
 @given(SEVERAL, FAULTS)
 def test_with_checksums_all_is_right_or_an_error_is_raised(
@@ -247,6 +249,7 @@ def test_with_checksums_all_is_right_or_an_error_is_raised(
     assert time.monotonic() - begin < LIMIT_S
 
 
+@pytest.mark.slow
 @effort(60)
 @given(SEVERAL, st.integers(0, 1 << 16), st.booleans())
 def test_delays_and_another_order_change_nothing(
@@ -272,6 +275,7 @@ def test_without_checksums_flips_are_wrong_values():
     assert not any(isinstance(met[-1], RingcollError) for met in wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_one_flip_is_one_error_on_all_ranks(caplog: pytest.LogCaptureFixture, world_size: int):
     """For every algorithm: a run with a flip fails on each rank that still has something to do."""

@@ -153,6 +153,7 @@ def test_random_waves_neither_hang_nor_mix(drawn: tuple[Wave, int]):
     assert not hang(every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, 64, 65, 128, 129, 200, 257, 300])
 def test_everyone_to_everyone(world_size: int):
     """The largest wave there is, and every rank has another order of peers."""
@@ -210,6 +211,7 @@ def test_the_simulation_sees_what_hangs():
     assert "meet others" in hang(crossed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry, world_size", each_on(2, 5, 8, 70))
 def test_the_waves_of_every_algorithm(entry, world_size: int):
     """Step by step, as they are posted without segments."""
@@ -298,6 +300,7 @@ class Forgetful(FakeGroup):
         return work
 
 
+@pytest.mark.slow
 def test_messages_live_until_they_are_waited_for():
     memory = Memory(100)
     alive = weakref.ref(memory)
@@ -533,6 +536,7 @@ def run_over_nccl(world_size: int, main, make=FakeGroup) -> tuple[list[object], 
     return results, world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 def test_every_algorithm_without_tags(world_size: int):
     """All algorithms, with segments too, one after the other and some asynchronous."""

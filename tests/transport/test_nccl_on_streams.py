@@ -70,6 +70,7 @@ def broken(group: LocalGroup) -> BaseException:
     return member.broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire_dtype", [None, torch.bfloat16], ids=["plain", "narrow"])
 def test_a_rank_that_does_not_come_is_named_by_all_others(cuda: FakeCuda, wire_dtype: Any):
     absent = threading.Barrier(3)
@@ -95,6 +96,7 @@ def test_a_rank_that_does_not_come_is_named_by_all_others(cuda: FakeCuda, wire_d
         assert "all_reduce(sum, float32, 8 elements" in str(error)
 
 
+@pytest.mark.slow
 def test_the_work_has_the_error(cuda: FakeCuda):
     done = threading.Event()
 
@@ -134,6 +136,7 @@ def test_an_asynchronous_call_is_enqueued_by_its_caller(cuda: FakeCuda):
     assert run(cuda, 2, main) == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_op", [False, True])
 def test_a_barrier_raises_the_error_itself(cuda: FakeCuda, async_op: bool):
     done = threading.Event()
@@ -180,6 +183,7 @@ def test_calls_that_have_both_run_before_are_compared_when_their_stream_does_not
         assert f"{9 - rank} elements" in error.theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "last,kind,why",
     [
@@ -239,6 +243,7 @@ def test_a_rank_that_fails_is_told_to_those_whose_streams_wait(cuda: FakeCuda):
     assert "rank 1 failed with ValueError: no more" in str(error)
 
 
+@pytest.mark.slow
 def test_the_time_of_an_operation_counts_from_its_turn(cuda: FakeCuda):
     """Many may be enqueued, and each takes its time."""
 
@@ -380,6 +385,7 @@ def loads(cuda: FakeCuda, dtype: torch.dtype) -> list[str]:
     return cuda.late_loads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
 def test_the_kernels_of_a_plan_are_loaded_before_its_first_message(
     cuda: FakeCuda, dtype: torch.dtype

@@ -520,6 +520,7 @@ def circle(make: Make, ways: tuple[str, str], num_messages: int, order: int = 1)
 WAYS = [("receive", "send"), ("receive", "receive"), ("send", "send"), ("send", "receive")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", WAYS)
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("num_messages", [1, 30])
@@ -545,6 +546,7 @@ class HoldsPinnedMemory(StagedTransport):
             self.below.wait(download.flight.pieces[-1].handle, 1.0)
 
 
+@pytest.mark.slow
 def test_pieces_that_are_held_until_the_peer_has_them_close_the_circle():
     with fake_cuda():
         found = circle(
@@ -610,6 +612,7 @@ def test_cpu_tensors_are_sent_behind_what_is_still_to_be_sent():
             transport.wait(handle, LIMIT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("end", ["abort", "close"])
 def test_who_waits_is_woken_when_the_transport_ends(which: int, end: str):
@@ -703,6 +706,7 @@ def programs(draw: st.DrawFn) -> tuple[int, list[Planned]]:
     return world_size, messages
 
 
+@pytest.mark.slow
 @effort(600)
 @given(programs(), st.randoms(use_true_random=False), st.sampled_from(sorted(WHEN)))
 def test_random_messages_arrive_as_in_the_model(
@@ -843,6 +847,7 @@ def cases(draw: st.DrawFn) -> tuple[Case, int]:
     )
 
 
+@pytest.mark.slow
 @effort(80)
 @given(cases(), st.sampled_from([1, 3, 7, 64]), st.sampled_from(sorted(WHEN)))
 def test_collectives_over_pieces(drawn: tuple[Case, int], segment_bytes: int, when: str):
@@ -869,6 +874,7 @@ def test_collectives_over_pieces(drawn: tuple[Case, int], segment_bytes: int, wh
         assert all_ranks(ends, main) == [[]] * world_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFORMANCE)
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("how", ["staged", "local"])

@@ -155,6 +155,7 @@ def test_the_error_of_a_message_is_told():
         transport.wait((Failed(), 1, torch.zeros(1)), 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_send", [False, True])
 def test_memory_lives_as_long_as_its_message(is_send: bool):
     transport = ucx.UcxTransport(dist.HashStore(), 0, 2)

@@ -252,6 +252,7 @@ def test_installed_packages_are_the_users_code() -> None:
     assert names["train"]()["threads"]["MainThread"] == f"{place}:2 in train"
 
 
+@pytest.mark.slow
 def test_nobody_answers_without_a_group_of_several_ranks() -> None:
     gc.collect()
     assert eventually(is_silent)

@@ -16,6 +16,7 @@ FAR = Process(1, "1", "another kernel", ("192.0.2.1", 1))
 LIMIT_S = 2.5  # longer than the last messages of a process that has ended are waited for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "last,is_far,kind,why",
     [

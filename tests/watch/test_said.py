@@ -59,6 +59,7 @@ def notices(
 # --- a hang ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("num_before", [0, 2])
 def test_a_rank_that_waits_says_once_for_whom_and_where(
@@ -86,6 +87,7 @@ def test_a_rank_that_waits_says_once_for_whom_and_where(
     ]
 
 
+@pytest.mark.slow
 def test_ranks_that_meet_name_all_that_have_not_come(notices: Any) -> None:
     def main(group: LocalGroup) -> None:
         time.sleep(1.2 if group.rank() in (1, 3) else 0)
@@ -207,6 +209,7 @@ def test_a_monitored_barrier_against_another_call(
         assert f"rank {1 - in_barrier} called {collective}" in text
 
 
+@pytest.mark.slow
 def test_a_monitored_barrier_beside_asynchronous_calls_is_no_mismatch() -> None:
     """Each rank is slow once, in the barrier and in the call after it."""
 
@@ -229,6 +232,7 @@ def test_a_monitored_barrier_beside_asynchronous_calls_is_no_mismatch() -> None:
     assert run_threads(main, 2) == [[1.0] * 12] * 2
 
 
+@pytest.mark.slow
 def test_a_hang_in_a_monitored_barrier_is_said(notices: Any) -> None:
     def main(group: LocalGroup) -> None:
         time.sleep(1.2 * (group.rank() == 1))
