@@ -10,24 +10,29 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import on_hosts
-from ringcoll.cli.command import command
+from ringcoll.cli.app import command
 from ringcoll.cli.networks import is_network_file, network_in
-from ringcoll.cli.output import on_terminal, print_json, print_table, print_text, progress
+from ringcoll.cli.output import (
+    PICTURES,
+    on_terminal,
+    print_json,
+    print_table,
+    print_text,
+    progress,
+    write_gif,
+    write_picture,
+)
 from ringcoll.cli.parameters import (
-    algorithm_argument,
     asked_schedule,
-    collective_name,
     file_option,
-    hosts_option,
     json_option,
     new_file,
     rank_numbers,
-    root_option,
     saying_what_would_do,
-    world_size_option,
+    schedule_options,
+    usual_collective,
 )
-from ringcoll.cli.picture_files import PICTURES, write_gif, write_picture
-from ringcoll.cli.report import findings, header, in_words
+from ringcoll.cli.prove import findings, header, in_words
 from ringcoll.errors import VerificationError
 from ringcoll.machine import read_json_file, replace_file
 from ringcoll.pictures import (
@@ -61,59 +66,49 @@ _LEGEND = {
     Reduce: "Sc    reduce several shares of chunk c",
 }
 
-_EXAMPLES = """
-  ringcoll show ring all_reduce -k 4
-  ringcoll show tree broadcast -k 8 --root 3
-  ringcoll show hierarchical all_reduce -k 8 --hosts 2
-  ringcoll show ring all_reduce -k 4 --primitives --rank 1
-  ringcoll show bruck all_gather -k 5 --text > bruck.txt
-  ringcoll show ring all_reduce -k 64 --ranks 0-3,63
-  ringcoll show star.py:star all_reduce
-  ringcoll show ring all_reduce -k 4 -o ring.svg
-  ringcoll show ring all_reduce -k 4 --moving -o ring.gif
-  ringcoll show ring all_reduce -k 4 --grid -o grid.svg
-  ringcoll show ring all_reduce -k 8 --beside tree -o ring-and-tree.html
-  ringcoll show cluster.txt -o cluster.svg
-"""
 
-
-@command(examples=_EXAMPLES)
-@algorithm_argument
-@click.argument("collective", type=collective_name, default="all_reduce")
-@world_size_option
-@hosts_option
-@root_option
+@command(
+    examples="""
+        ringcoll show ring all_reduce -k 4
+        ringcoll show tree broadcast -k 8 --root 3
+        ringcoll show hierarchical all_reduce -k 8 --hosts 2
+        ringcoll show ring all_reduce -k 4 --primitives --rank 1
+        ringcoll show bruck all_gather -k 5 --text > bruck.txt
+        ringcoll show ring all_reduce -k 64 --ranks 0-3,63
+        ringcoll show star.py:star all_reduce
+        ringcoll show ring all_reduce -k 4 -o ring.svg
+        ringcoll show ring all_reduce -k 4 --moving -o ring.gif
+        ringcoll show ring all_reduce -k 4 --grid -o grid.svg
+        ringcoll show ring all_reduce -k 8 --beside tree -o ring-and-tree.html
+        ringcoll show cluster.txt -o cluster.svg
+    """
+)
+@schedule_options(usual_collective)
 @click.option("--primitives", "as_primitives", is_flag=True,
               help="Print the program of one rank in NCCL's vocabulary.")  # fmt: skip
 @click.option("--rank", type=click.IntRange(min=0), help="The rank for --primitives; 0.")
 @click.option("--ranks", type=rank_numbers, metavar="RANKS",
-              help="Draw the columns of these ranks only: numbers and ranges, such as 0-3,7.")  # fmt: skip
+              help="Draw the columns of these ranks only: numbers and ranges, such as "
+              "0-3,7.")  # fmt: skip
 @click.option("--text", "as_text", is_flag=True,
-              help="Print the schedule as text, which `ringcoll verify --schedule` reads.")  # fmt: skip
+              help="Print the schedule as text, which `ringcoll verify --schedule` "
+              "reads.")  # fmt: skip
 @file_option("-o", "--output", "output", callback=new_file(*PICTURES, ".gif"),
-             help="Draw the steps into this file: .svg, .png or .pdf; .gif moves; .html is a page that "
-             "plays them.")  # fmt: skip
-@click.option(
-    "--step", type=click.IntRange(min=0), help="Only this step, for --output; a page begins there."
-)
-@click.option(
-    "--moving", is_flag=True, help="One step after the other, for --output; a page begins to play."
-)
-@click.option(
-    "--grid", "as_grid", is_flag=True, help="The grid instead of the network, for --output."
-)
-@click.option(
-    "--beside", metavar="ALGORITHM", help="A second algorithm on the same clock, for a page."
-)
+             help="Draw the steps into this file: .svg, .png or .pdf; .gif moves; .html is a page "
+             "that plays them.")  # fmt: skip
+@click.option("--step", type=click.IntRange(min=0),
+              help="Only this step, for --output; a page begins there.")  # fmt: skip
+@click.option("--moving", is_flag=True,
+              help="One step after the other, for --output; a page begins to play.")  # fmt: skip
+@click.option("--grid", "as_grid", is_flag=True,
+              help="The grid instead of the network, for --output.")  # fmt: skip
+@click.option("--beside", metavar="ALGORITHM",
+              help="A second algorithm on the same clock, for a page.")  # fmt: skip
 @click.option("--trace", "trace_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Measured times for a page: a file of `ringcoll trace`, of the same algorithm.")  # fmt: skip
+              help="Measured times for a page: a file of `ringcoll trace`, of the same "
+              "algorithm.")  # fmt: skip
 @json_option
 def show(
-    algorithm: str,
-    collective: str,
-    world_size: int | None,
-    num_hosts: int | None,
-    root: int | None,
     as_primitives: bool,
     rank: int | None,
     ranks: tuple[int, ...] | None,
@@ -125,6 +120,7 @@ def show(
     beside: str | None,
     trace_file: Path | None,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Draw ALGORITHM for COLLECTIVE (all_reduce), step by step and rank by rank.
 
@@ -135,8 +131,8 @@ def show(
     The header says what it costs, with the lower bounds behind it, and in which
     order it reduces: that was proved on the schedule, not taken from a formula.
     """
-    if is_network_file(algorithm):
-        _show_network(Path(algorithm).expanduser(), output, as_json=as_json)
+    if is_network_file(asked["algorithm"]):
+        _show_network(Path(asked["algorithm"]).expanduser(), output, as_json=as_json)
         return
     if as_primitives + as_text + as_json > 1 and not (as_primitives and as_json):
         raise click.UsageError("--text goes with neither --json nor --primitives")
@@ -148,18 +144,20 @@ def show(
         raise click.UsageError("--output goes with --step, --moving or --grid only")
     ending = "" if output is None else output.suffix.lower()
     _check_drawing(ending, step, moving=moving, as_grid=as_grid, of_page=bool(beside or trace_file))
-    entry, schedule, title = asked_schedule(algorithm, collective, world_size, root, num_hosts)
+    entry, schedule, title = asked_schedule(**asked)
     if ranks is not None and max(ranks) >= schedule.world_size:
         raise click.UsageError(f"--ranks: rank {max(ranks)} is not in {title}")
     if not as_primitives:
-        with saying_what_would_do(entry, schedule, num_hosts):
+        with saying_what_would_do(entry, schedule, asked["num_hosts"]):
             check_work(schedule)
     if output is not None:
-        hosts = on_hosts(schedule.world_size, num_hosts or 2) if entry.needs_hosts else None
+        num_hosts = asked["num_hosts"] or 2
+        hosts = on_hosts(schedule.world_size, num_hosts) if entry.needs_hosts else None
         trace = None if trace_file is None else _trace(trace_file)
         films = [film(schedule)]
         if beside is not None:
-            films.append(film(asked_schedule(beside, collective, world_size, root, None)[1]))
+            second = asked | {"algorithm": beside, "num_hosts": None}
+            films.append(film(asked_schedule(**second)[1]))
         if step is not None and step > (count := len(films[0].messages)):
             raise click.BadParameter(
                 f"there are steps 0 to {count - 1}, and {count}, the end", param_hint="--step"
@@ -211,7 +209,7 @@ def _show_network(path: Path, output: Path | None, *, as_json: bool) -> None:
 def _check_drawing(
     ending: str, step: int | None, *, moving: bool, as_grid: bool, of_page: bool
 ) -> None:
-    """Refuse options that do not go together; ``ending`` is that of the file, empty if there is none."""
+    """Refuse options that do not go together; without a file its ending is empty."""
     if not ending and (moving or as_grid or step is not None):
         raise click.UsageError("--step, --moving and --grid go with --output")
     if moving and step is not None:
@@ -274,17 +272,12 @@ def _show_grid(
             click.echo(f"{title} is wrong\n\n{error}")
         raise click.exceptions.Exit(1) from None
     if as_json:
-        print_json(
-            header(schedule)
-            | {"summary": summary, "ok": True}
-            | findings(proof)
-            | {
-                "steps": [
-                    [[*map(str, step)] for step in schedule.steps(rank)]
-                    for rank in range(schedule.world_size)
-                ]
-            }
-        )
+        steps = [
+            [[*map(str, step)] for step in schedule.steps(rank)]
+            for rank in range(schedule.world_size)
+        ]
+        facts = header(schedule) | {"summary": summary, "ok": True} | findings(proof)
+        print_json(facts | {"steps": steps})
         return
     drawing = grid(schedule, ranks=ranks)
     print_text(title, summary, "", *in_words(proof))

@@ -27,8 +27,8 @@ from ringcoll.bench import (
     trace_training_on_rank,
 )
 from ringcoll.cli import measuring
-from ringcoll.cli.command import command
-from ringcoll.cli.output import print_json, print_table, print_text
+from ringcoll.cli.app import command
+from ringcoll.cli.output import PICTURES, print_json, print_table, print_text, write_picture
 from ringcoll.cli.parameters import (
     asked_schedule,
     bytes_option,
@@ -36,9 +36,7 @@ from ringcoll.cli.parameters import (
     complete_algorithms,
     file_option,
     json_option,
-    new_file,
 )
-from ringcoll.cli.picture_files import PICTURES, write_picture
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.machine import UserModule, is_schedule_file, read_json_file, replace_file
 from ringcoll.pictures import last_run, overlap_picture, player_page, time_picture
@@ -48,17 +46,6 @@ from ringcoll.training import TRAINERS, Gradients, find_trainer, trainer_names, 
 
 _SHARES = ("waiting", "moving", "reducing", "python")
 _PARTS = ("computing", "communicating", "waiting")
-
-_EXAMPLES = """
-  ringcoll trace all_reduce -k 4 -b 1M --algorithm ring
-  ringcoll trace all_reduce -k 2 -b 4 --transport ucx -o short.json
-  ringcoll trace broadcast --algorithm chain --segment-bytes 64K
-  ringcoll trace pipeline:1f1b
-  ringcoll trace bucketed -o overlap.svg
-  ringcoll trace 3d:2x2x2 -k 8 -n 3
-  ringcoll trace all_reduce --algorithm ring -o measured.html
-  torchrun --nproc-per-node 4 -m ringcoll trace all_gather
-"""
 
 # Options of a collective, which a trainer cannot use.
 _OF_COLLECTIVES = {
@@ -87,7 +74,18 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
             raise ScheduleError(f"{error}; or a trainer: {', '.join(trainer_names())}") from None
 
 
-@command(examples=_EXAMPLES)
+@command(
+    examples="""
+        ringcoll trace all_reduce -k 4 -b 1M --algorithm ring
+        ringcoll trace all_reduce -k 2 -b 4 --transport ucx -o short.json
+        ringcoll trace broadcast --algorithm chain --segment-bytes 64K
+        ringcoll trace pipeline:1f1b
+        ringcoll trace bucketed -o overlap.svg
+        ringcoll trace 3d:2x2x2 -k 8 -n 3
+        ringcoll trace all_reduce --algorithm ring -o measured.html
+        torchrun --nproc-per-node 4 -m ringcoll trace all_gather
+    """
+)
 @click.argument("what", type=_TracedName(), shell_complete=collective_name.shell_complete)
 @measuring.ranks_option(4)
 @bytes_option()
@@ -97,8 +95,9 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
               "star.py:star, or a file such as best.txt.")  # fmt: skip
 @measuring.transport
 @file_option("-o", "--output", "file", default="trace.json", show_default=True,
-             callback=new_file(), help="The file to write: a trace; or, by its ending, .svg, .png or .pdf with the last "
-             "operation, or step of a trainer, over time, or .html, a page that plays it beside the model.")  # fmt: skip
+             help="The file to write: a trace; or, by its ending, .svg, .png or .pdf with the last "
+             "operation, or step of a trainer, over time, or .html, a page that plays it beside "
+             "the model.")  # fmt: skip
 @click.option("-n", "--iters", type=click.IntRange(1, 10**6), default=5, show_default=True,
               help="Times that the operation runs, or steps, in the trace.")  # fmt: skip
 @click.option("-w", "--warmup_iters", type=click.IntRange(0, 10**6), default=2, show_default=True,

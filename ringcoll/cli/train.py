@@ -31,7 +31,7 @@ from ringcoll.bench import (
     train_on_rank,
 )
 from ringcoll.cli import measuring
-from ringcoll.cli.command import command
+from ringcoll.cli.app import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
 from ringcoll.cli.parameters import (
     FiniteRange,
@@ -52,18 +52,6 @@ from ringcoll.training import (
     usual_task,
 )
 
-_EXAMPLES = """
-  ringcoll train
-  ringcoll train -k 4 --epochs 20 --wire bfloat16
-  ringcoll train --trainer per-parameter,bucketed,torch-ddp-hook
-  ringcoll train --trainer bucketed --backend gloo
-  ringcoll train --algorithms ring,star.py:star
-  ringcoll train --trainer bucketed,tensor,pipeline:1f1b,one-process
-  ringcoll train -k 4 --trainer gossip:exponential,diloco,server:async --picture loss.png
-  ringcoll train -k 8 --trainer 3d:2x2x2,sharded:2
-  torchrun --nproc-per-node 2 -m ringcoll train
-"""
-
 
 def _trainers(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
@@ -78,12 +66,7 @@ def _trainers(
         raise click.BadParameter(f"{error.got!r} is none of {error.expected}") from error
 
 
-_TERMS = {
-    "Trainers": {
-        name + (f":{entry.placeholder}" if entry.placeholder else ""): entry.about
-        for name, entry in TRAINERS.items()
-    }
-}
+_RATES = ", ".join(f"{lr} for {name}" for name, lr in LEARNING_RATES.items())
 
 
 def _taking(what: str) -> str:
@@ -91,10 +74,29 @@ def _taking(what: str) -> str:
     return ", ".join(name for name, entry in TRAINERS.items() if getattr(entry, f"takes_{what}"))
 
 
-@command(examples=_EXAMPLES, terms=_TERMS)
-@click.option("--trainer", "trainers", multiple=True, default=["bucketed,torch-ddp"], show_default=True,
-              callback=_trainers, metavar="NAMES",
-              help=f"Any of {', '.join(trainer_names())}; separated by commas, or repeated.")  # fmt: skip
+@command(
+    examples="""
+        ringcoll train
+        ringcoll train -k 4 --epochs 20 --wire bfloat16
+        ringcoll train --trainer per-parameter,bucketed,torch-ddp-hook
+        ringcoll train --trainer bucketed --backend gloo
+        ringcoll train --algorithms ring,star.py:star
+        ringcoll train --trainer bucketed,tensor,pipeline:1f1b,one-process
+        ringcoll train -k 4 --trainer gossip:exponential,diloco,server:async --picture loss.png
+        ringcoll train -k 8 --trainer 3d:2x2x2,sharded:2
+        torchrun --nproc-per-node 2 -m ringcoll train
+    """,
+    terms={
+        "Trainers": {
+            name + (f":{entry.placeholder}" if entry.placeholder else ""): entry.about
+            for name, entry in TRAINERS.items()
+        }
+    },
+)
+@click.option("--trainer", "trainers", multiple=True, default=["bucketed,torch-ddp"],
+              show_default=True, callback=_trainers, metavar="NAMES",
+              help=f"Any of {', '.join(trainer_names())}; separated by commas, "
+              "or repeated.")  # fmt: skip
 @click.option("--algorithm", "--algorithms", "names", metavar="NAMES", default="ring,tree",
               show_default=True, shell_complete=complete_algorithms,
               help="Names from `ringcoll list`, auto, algorithms of your own, such as "
@@ -107,24 +109,27 @@ def _taking(what: str) -> str:
               help="A perceptron reads digits, a transformer continues text; without it the model "
               "that the trainers need, or the perceptron.")  # fmt: skip
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)),
-              help="All contenders use it; without the option, the optimizer that the trainers need, or "
+              help="All contenders use it; without the option, the optimizer that the trainers "
+              "need, or "
               "sgd, with momentum 0.9.")  # fmt: skip
-@click.option("--epochs", type=click.IntRange(1, 10**6), default=TrainingRequest.epochs, show_default=True,
-              help="Times that each sample is seen.")  # fmt: skip
+@click.option("--epochs", type=click.IntRange(1, 10**6), default=TrainingRequest.epochs,
+              show_default=True, help="Times that each sample is seen.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1, 1 << 16),
-              help="Samples in a step, for each rank; 32 pictures, or 8 pieces of text.")  # fmt: skip
+              help="Samples in a step, for each rank; 32 pictures, or 8 pieces of "
+              "text.")  # fmt: skip
 @click.option("--layers", type=click.IntRange(1, 1 << 10), default=Task.layers, show_default=True,
               help="Linear layers of the perceptron, blocks of the transformer.")  # fmt: skip
 @click.option("--width", type=click.IntRange(1, 1 << 14),
               help="Neurons between two layers, 256, or numbers for a token, 64.")  # fmt: skip
 @click.option("--bucket-bytes", type=nbytes_of, default=as_size(TrainingRequest.bucket_bytes),
-              show_default=True, help="Size of the buckets, for trainers that have buckets.")  # fmt: skip
+              show_default=True,
+              help="Size of the buckets, for trainers that have buckets.")  # fmt: skip
 @click.option("--wire", type=click.Choice(list(WIRE_DTYPES)),
               help=f"Send gradients in 16 bits; for {_taking('wire')}.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=Task.seed, show_default=True,
               help="Seed of the weights and of the order of the samples.")  # fmt: skip
 @click.option("--lr", type=FiniteRange(min=0, min_open=True),
-              help=f"Learning rate; {', '.join(f'{lr} for {name}' for name, lr in LEARNING_RATES.items())}.")  # fmt: skip
+              help=f"Learning rate; {_RATES}.")  # fmt: skip
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), callback=new_picture,
               metavar="FILE", help="Draw the loss over steps and over time.")  # fmt: skip
 @json_option

@@ -13,8 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from ringcoll import __version__
-from ringcoll.cli.app import COMMANDS, INTERRUPTED, SECTIONS, cli
-from ringcoll.cli.command import SETTINGS, DescribedCommand
+from ringcoll.cli.app import COMMANDS, INTERRUPTED, SECTIONS, SETTINGS, DescribedCommand, cli
 
 CHEAP = (
     "list",
