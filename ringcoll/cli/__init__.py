@@ -3,7 +3,7 @@
 ================  =====================================================
 `app`             the group of commands, how they describe themselves, and how they end
 `output`          what commands write: tables, JSON, CSV, progress, pictures
-`parameters`      arguments and options that several commands take
+`options`         arguments and options that several commands take
 `measuring`       what the commands that measure share
 `listing`         ``ringcoll list``, ``ringcoll new`` and ``ringcoll export``
 `show`            ``ringcoll show``

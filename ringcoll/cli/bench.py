@@ -34,18 +34,9 @@ from ringcoll.bench import (
     wrong_in,
 )
 from ringcoll.bench import peers as asked
-from ringcoll.cli import measuring
+from ringcoll.cli import measuring, options
 from ringcoll.cli.app import command
 from ringcoll.cli.output import print_csv, print_json
-from ringcoll.cli.parameters import (
-    collective_argument,
-    complete_algorithms,
-    csv_option,
-    file_option,
-    json_option,
-    sizes_between,
-    sizes_options,
-)
 from ringcoll.launch import adopt_ranks
 from ringcoll.machine import json_text, replace_file
 from ringcoll.reduction import OPERATORS
@@ -69,19 +60,19 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
         torchrun --nproc-per-node 4 -m ringcoll bench all_reduce
     """
 )
-@collective_argument
+@options.collective_argument
 @measuring.ranks_option(4)
 @click.option("--algorithms", default="auto", show_default=True, metavar="NAMES",
-              shell_complete=complete_algorithms,
+              shell_complete=options.complete_algorithms,
               help="Names from `ringcoll list`, auto, persistent (auto, prepared once), "
               "shared_tensors (the same, in shared memory), native for torch's own, algorithms of "
               "yours such as star.py:star, files such as ring.xml; or all. ring@gloo: over gloo. "
               "One block is printed for each.")  # fmt: skip
-@sizes_options("32M", "32M", factor=1, step="1M")
-@click.option("-n", "--iters", type=click.IntRange(1, 10**6), default=20, show_default=True,
+@options.sizes_options("32M", "32M", factor=1, step="1M")
+@click.option("-n", "--iters", "most", type=click.IntRange(1, 10**6), default=20, show_default=True,
               help="Times that each operation is timed.")  # fmt: skip
-@click.option("-w", "--warmup_iters", type=click.IntRange(0, 10**6), default=1, show_default=True,
-              help="Times that it runs before.")  # fmt: skip
+@click.option("-w", "--warmup_iters", "warmup", type=click.IntRange(0, 10**6), default=1,
+              show_default=True, help="Times that it runs before.")  # fmt: skip
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True,
               help="Whether every element of every result is checked, untimed.")  # fmt: skip
 @click.option("-o", "--op", "ops", default="sum", show_default=True, metavar="OP",
@@ -113,12 +104,13 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option("--limits", is_flag=True,
               help="Also time an exchange of what has to be sent, an addition of what has to be "
               "added, and a copy; and print how near each algorithm comes.")  # fmt: skip
-@file_option("-J", "--output_file", "file", help="Write everything to this file, as JSON.")
-@json_option
-@csv_option
+@options.file_option("-J", "--output_file", "file", help="Write everything to this file, as JSON.")
+@options.json_option
+@options.csv_option
 @click.pass_context
 def bench(
     ctx: click.Context,
+    /,
     collective: str,
     ranks: int | None,
     algorithms: str,
@@ -126,15 +118,9 @@ def bench(
     maxbytes: int,
     stepbytes: int,
     stepfactor: int,
-    iters: int,
-    warmup_iters: int,
     check: int,
-    ops: tuple[str, ...],
-    dtypes: tuple[str, ...],
     root: str,
-    blocking: int,
     average: int,
-    segment_bytes: int | None,
     device: str,
     transport: str,
     cuda_transport: str,
@@ -144,6 +130,7 @@ def bench(
     file: Path | None,
     as_json: bool,
     as_csv: bool,
+    **settings: Any,
 ) -> None:
     """Measure COLLECTIVE, with the flags, columns and JSON of nccl-tests.
 
@@ -183,23 +170,17 @@ def bench(
     request = BenchRequest(
         collective,
         tuple(dict.fromkeys(named)),
-        sizes_between(minbytes, maxbytes, stepfactor, stepbytes),
-        dtypes=dtypes,
-        ops=ops,
+        options.sizes_between(minbytes, maxbytes, stepfactor, stepbytes),
         roots=tuple(roots),
-        warmup=warmup_iters,
-        most=iters,
         over_ranks=OVER_RANKS[average],
         check=bool(check),
-        blocking=blocking,
-        segment_bytes=segment_bytes,
         modules=modules,
         device=device,
+        **settings,
     )
     if not request.workloads:
-        raise click.UsageError(f"operator {ops[0]} is not defined for {dtypes[0]}")
-    facts = environment(world_size)
-    facts["transport"] = catalogue.resolved(device)
+        raise click.UsageError(f"operator {request.ops[0]} is not defined for {request.dtypes[0]}")
+    facts = environment(world_size) | {"transport": catalogue.resolved(device)}
     printer = _Printer(request, facts, streams=not (as_json or as_csv or mpi_peers))
     results = measuring.measured(
         request,
@@ -213,7 +194,17 @@ def bench(
     for name in mpi_peers:
         results += asked.measure_peer(name, request, world_size, peer_dir)
     if printer.devices:  # under a launcher rank 0 has them, and prints
-        _finish(printer, results, file, as_json=as_json, as_csv=as_csv)
+        everything = document(request, facts, printer.devices, results)
+        if as_json:
+            print_json(everything)
+        elif as_csv:
+            print_csv(list(csv_records(results)))
+        else:
+            printer.end(results)
+        if file is not None:
+            replace_file(file, json_text(everything, indent=2) + "\n")
+            if not (as_json or as_csv):
+                click.echo(f"# Writing JSON output to {file}")
     if failed(results):
         ctx.exit(1)
 
@@ -251,23 +242,6 @@ class _Printer:
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
         click.echo(line)
-
-
-def _finish(
-    printer: _Printer, results: list[Result], file: Path | None, *, as_json: bool, as_csv: bool
-) -> None:
-    """Print what is not printed yet, and write the file."""
-    everything = document(printer.request, printer.facts, printer.devices, results)
-    if as_json:
-        print_json(everything)
-    elif as_csv:
-        print_csv(list(csv_records(results)))
-    else:
-        printer.end(results)
-    if file is not None:
-        replace_file(file, json_text(everything, indent=2) + "\n")
-        if not (as_json or as_csv):
-            click.echo(f"# Writing JSON output to {file}")
 
 
 # --- the table --------------------------------------------------------------------------

@@ -23,23 +23,9 @@ import click
 from ringcoll._version import __version__
 from ringcoll.algorithms import Algorithm, find
 from ringcoll.bench import as_size, time_in_words
+from ringcoll.cli import networks, options
 from ringcoll.cli.app import command
-from ringcoll.cli.networks import (
-    NETWORKS,
-    asked_network,
-    network_options,
-    network_ranks_option,
-    simulated,
-)
 from ringcoll.cli.output import print_json, print_table, print_text
-from ringcoll.cli.parameters import (
-    bytes_option,
-    collective_argument,
-    complete_algorithms,
-    json_option,
-    named_algorithms,
-    ranks_option,
-)
 from ringcoll.cost import BUILT_IN, Choice, Parameters, Table, in_text, predict
 from ringcoll.errors import RingcollError, UnsupportedWorldSizeError
 from ringcoll.machine import TRANSPORT_VARIABLES, cores, forced_transport
@@ -54,8 +40,8 @@ _SIZES = (4, 64 << 10, 16 << 20)  # bytes: a message's cost counts, then both, t
         ringcoll doctor -k 8 --json
     """
 )
-@ranks_option("Number of ranks that are meant to run here.", 2)
-@json_option
+@options.ranks_option("Number of ranks that are meant to run here.", 2)
+@options.json_option
 @click.pass_context
 def doctor(ctx: click.Context, ranks: int, as_json: bool) -> None:
     """Say which transports will be used on this machine, why, and what to expect.
@@ -189,12 +175,12 @@ def print_costs(costs: Parameters) -> None:
         ringcoll explain all_reduce --algorithm star.py:star
         ringcoll explain all_reduce -b 1M --graph cluster.txt
     """,
-    terms=NETWORKS,
+    terms=networks.NETWORKS,
 )
-@collective_argument
-@network_ranks_option
-@network_options
-@bytes_option()
+@options.collective_argument
+@networks.network_ranks_option
+@networks.network_options
+@options.bytes_option()
 @click.option("--hosts", type=click.IntRange(1, 1 << 16), default=1, show_default=True,
               help="Number of hosts.")  # fmt: skip
 @click.option("--transport", "name",
@@ -203,9 +189,9 @@ def print_costs(costs: Parameters) -> None:
 @click.option("--device", type=click.Choice(["cpu", "cuda"]),
               help="Where the tensors are; cpu, unless the transport carries CUDA tensors "
               "only.")  # fmt: skip
-@click.option("--algorithm", metavar="NAME", shell_complete=complete_algorithms,
+@click.option("--algorithm", metavar="NAME", shell_complete=options.complete_algorithms,
               help="Also predict this algorithm, such as star.py:star or best.txt.")  # fmt: skip
-@json_option
+@options.json_option
 def explain(
     collective: str,
     nbytes: int,
@@ -231,15 +217,15 @@ def explain(
         raise click.BadParameter(
             f"{transport} carries no {device.upper()} tensors", param_hint="--device"
         )
-    world_size, topology = asked_network(network, algorithm)
+    world_size, topology = networks.asked_network(network, algorithm)
     explanation = explain_without_ranks(collective, nbytes, world_size, transport, hosts, device)
     names = [prediction.algorithm for prediction in explanation.choice.predictions]
     entries = {name: find(collective, name) for name in names}
     if algorithm is not None:
-        (own, *_), _ = named_algorithms(algorithm, collective)
+        (own, *_), _ = options.named_algorithms(algorithm, collective)
         explanation = replace(explanation, choice=_with(explanation.choice, own))
         entries[own.name] = own
-    data, lines = simulated(topology, nbytes, [*entries.values()])
+    data, lines = networks.simulated(topology, nbytes, [*entries.values()])
     if as_json:
         print_json(_as_data(explanation.choice) | data)
     else:
@@ -278,7 +264,7 @@ def _as_data(choice: Choice) -> dict[str, Any]:
 
 
 @command(examples="ringcoll info")
-@json_option
+@options.json_option
 def info(as_json: bool) -> None:
     """Print versions and machine, for a bug report."""
     facts = _environment()

@@ -17,21 +17,9 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms
+from ringcoll.cli import options
 from ringcoll.cli.app import command
 from ringcoll.cli.output import grouped, print_json, print_table, print_text
-from ringcoll.cli.parameters import (
-    FiniteRange,
-    asked_schedule,
-    collective_argument,
-    collective_name,
-    collective_option,
-    file_option,
-    json_option,
-    named_algorithms,
-    proved,
-    schedule_options,
-    size_option,
-)
 from ringcoll.cli.prove import cost_cells, findings_at, header
 from ringcoll.errors import ScheduleError
 from ringcoll.machine import is_reference, replace_files
@@ -47,10 +35,10 @@ from ringcoll.schedule import CONTRACTS, Schedule, contract, verify
         ringcoll list star.py:star
     """,
 )
-@click.argument("collective", required=False, shell_complete=collective_name.shell_complete)
+@click.argument("collective", required=False, shell_complete=options.collective_name.shell_complete)
 @click.option("--all", "every", is_flag=True,
               help="List every algorithm, with costs and source, in a wide table.")  # fmt: skip
-@json_option
+@options.json_option
 def list_algorithms(collective: str | None, every: bool, as_json: bool) -> None:
     """List the algorithms of COLLECTIVE, or of all collectives.
 
@@ -71,9 +59,9 @@ def list_algorithms(collective: str | None, every: bool, as_json: bool) -> None:
     if collective is None:
         entries = [entry for name in CONTRACTS for entry in algorithms(name)]
     elif is_reference(collective):
-        entries = named_algorithms(collective)[0]
+        entries = options.named_algorithms(collective)[0]
     else:
-        entries = list(algorithms(collective_name.convert(collective, None, None)))
+        entries = list(algorithms(options.collective_name.convert(collective, None, None)))
     if as_json:
         print_json(
             [
@@ -167,9 +155,9 @@ _SKELETONS = Path(__file__).with_name("skeletons")
         ringcoll new broadcast my_broadcast
     """
 )
-@collective_argument
+@options.collective_argument
 @click.argument("name")
-@json_option
+@options.json_option
 def new(collective: str, name: str, as_json: bool) -> None:
     """Write NAME.py, an algorithm for COLLECTIVE, and test_NAME.py into the current folder.
 
@@ -252,19 +240,20 @@ _FORMATS = {
     """,
     terms={"Formats": _FORMATS},
 )
-@schedule_options(collective_option("The collective."))
+@options.schedule_options(options.collective_option("The collective."))
 @click.option("--format", "kind", type=click.Choice(list(_FORMATS)), default="msccl",
               show_default=True, help="The format, as below.")  # fmt: skip
-@file_option("-o", "--output", "file", help="Write to this file, and not to the terminal; for "
-             "chakra the first part of the files' names.")  # fmt: skip
-@size_option("-b", "--bytes", "--size", "size",
-             help="Size of the vector, or of all blocks of a rank, for goal and chakra; "
-             "1M.")  # fmt: skip
-@click.option("--gamma", type=FiniteRange(min=0), metavar="NUMBER",
+@options.file_option("-o", "--output", "file",
+                     help="Write to this file, and not to the terminal; for chakra the first part "
+                     "of the files' names.")  # fmt: skip
+@options.size_option("-b", "--bytes", "--size", "size",
+                     help="Size of the vector, or of all blocks of a rank, for goal and chakra; "
+                     "1M.")  # fmt: skip
+@click.option("--gamma", type=options.FiniteRange(min=0), metavar="NUMBER",
               help="Nanoseconds to reduce a byte, for goal and chakra; 0.")  # fmt: skip
 @click.option("--max-steps", type=click.IntRange(min=1),
               help="Steps of a thread block of msccl; 64. MSCCL and RCCL run 256.")  # fmt: skip
-@json_option
+@options.json_option
 def export(
     kind: str,
     file: Path | None,
@@ -286,8 +275,8 @@ def export(
         raise click.UsageError(f"--max-steps is for msccl, not for {kind}")
     if kind == "chakra" and file is None:
         raise click.UsageError("chakra has a file for each rank: name them with --output")
-    entry, schedule, title = asked_schedule(**asked)
-    proved(entry, schedule, asked["num_hosts"])
+    entry, schedule, title = options.asked_schedule(**asked)
+    options.proved(entry, schedule, asked["num_hosts"])
     contents = _contents(schedule, kind, size, gamma or 0.0, max_steps or 64)
     names = [] if file is None else [file]
     if kind == "chakra":

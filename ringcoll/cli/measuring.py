@@ -15,7 +15,6 @@ from typing import Any
 import click
 import torch
 import torch.distributed as dist
-from click.core import ParameterSource
 
 from ringcoll.algorithms import algorithms
 from ringcoll.bench import (
@@ -32,9 +31,8 @@ from ringcoll.bench import (
     device,
     on_rank,
 )
-from ringcoll.cli import parameters
+from ringcoll.cli import options
 from ringcoll.cli.output import progress
-from ringcoll.cli.parameters import named_algorithms, size_option
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch import Ranks, adopt_ranks, reports_to
 from ringcoll.machine import (
@@ -81,9 +79,9 @@ def dtypes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, 
     return tuple(DTYPES)[:NCCL_DTYPES] if text == "all" else (dtype(ctx, param, text),)
 
 
-def ranks_option(usual: int) -> Callable[..., Any]:
+def ranks_option(usual: int) -> options.Decorator:
     """Make the option for the number of ranks, with the number that is used without it."""
-    return parameters.ranks_option(f"Number of ranks to start; {usual}.")
+    return options.ranks_option(f"Number of ranks to start; {usual}.")
 
 
 @contextmanager
@@ -112,7 +110,7 @@ def _use(ctx: click.Context, param: click.Parameter, asked: str | None) -> str:
     return catalogue.resolved(kind) if kind == "cpu" else catalogue.named(kind, None)
 
 
-def _transport_option(kind: str, option: str) -> Callable[..., Any]:
+def _transport_option(kind: str, option: str) -> options.Decorator:
     return click.option(
         option,
         type=click.Choice(("auto", *catalogue.names(kind))),
@@ -137,7 +135,7 @@ device_option = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
     callback=_there, help="Where the tensors are. Ranks share GPUs where there are fewer of these.",
 )  # fmt: skip
-segments_option = size_option(
+segments_option = options.size_option(
     "--segment-bytes", help="Size of the pieces in which chunks are pipelined."
 )
 
@@ -145,7 +143,7 @@ segments_option = size_option(
 def refuse_unused_transport(ctx: click.Context, device: str) -> None:
     """Refuse the transport of tensors that are on the other type of device."""
     unused = "transport" if device == "cuda" else "cuda_transport"
-    if ctx.get_parameter_source(unused) is ParameterSource.COMMANDLINE:
+    if unused in options.typed(ctx):
         option = f"--{unused.replace('_', '-')}"
         raise click.UsageError(f"{option} says nothing about tensors with --device {device}")
 
@@ -179,7 +177,7 @@ def contenders(
         elif word in (AUTO, NATIVE, PERSISTENT, SHARED):
             names.append(word)
         else:
-            entries, own = named_algorithms(word, collective)
+            entries, own = options.named_algorithms(word, collective)
             modules += own
             for entry in entries:
                 if reason := entry.restriction(world_size):

@@ -14,29 +14,9 @@ import click
 
 from ringcoll.algorithms import Algorithm, on_hosts
 from ringcoll.bench import as_size, time_in_words
+from ringcoll.cli import options
 from ringcoll.cli.app import command
 from ringcoll.cli.output import PICTURES, print_json, print_table, progress, write_picture
-from ringcoll.cli.parameters import (
-    Decorator,
-    algorithm_argument,
-    bytes_option,
-    check_root,
-    complete_algorithms,
-    file_option,
-    hosts_option,
-    json_option,
-    named_algorithms,
-    new_file,
-    options,
-    ranks_in_files,
-    ranks_option,
-    root_option,
-    saying_what_would_do,
-    sizes_between,
-    sizes_options,
-    usual_collective,
-    world_sizes,
-)
 from ringcoll.cost import in_number
 from ringcoll.errors import ArgumentError
 from ringcoll.formats import topology_in
@@ -53,7 +33,7 @@ _SHOWN = 5  # links
 _PER_RANK = re.compile(r"(\d{1,9})=(\d+(?:\.\d+)?(?:e-?\d+)?)", re.ASCII)
 
 
-def _number(name: str, unit: float, about: str) -> Decorator:
+def _number(name: str, unit: float, about: str) -> options.Decorator:
     """An option for a number in a unit, which is read in units of SI."""
 
     def in_si(ctx: click.Context, param: click.Parameter, number: float | None) -> float | None:
@@ -62,7 +42,7 @@ def _number(name: str, unit: float, about: str) -> Decorator:
     return click.option(*name.split(), type=float, metavar="NUMBER", callback=in_si, help=about)
 
 
-network_options = options(
+network_options = options.joined(
     click.option("--topology", "text", metavar="NAME", help="The network, as below."),
     click.option("--graph", type=click.Path(dir_okay=False, path_type=Path),
                  help="A file with the network: a link a line, such as '0 -- 1 50 0.5', which are "
@@ -79,7 +59,9 @@ network_options = options(
     _number("--gamma gamma_s_per_byte", 1e-9, "Nanoseconds to reduce a byte; 0."),
 )  # fmt: skip
 """The options for a network, which `asked_network` reads."""
-network_ranks_option = ranks_option("Number of ranks; that of a file or of the network, or 4.")
+network_ranks_option = options.ranks_option(
+    "Number of ranks; that of a file or of the network, or 4."
+)
 
 
 def asked_network(
@@ -94,7 +76,7 @@ def asked_network(
     costs = {name: asked[name] for name in _COSTS if asked[name] is not None}
     if (graph and (asked["text"] or numbers)) or ((numbers or costs) and not (text or graph)):
         raise click.UsageError("give either --topology or --graph; numbers go with --topology")
-    ranks = asked["ranks"] or ranks_in_files(*names)
+    ranks = asked["ranks"] or options.ranks_in_files(*names)
     if graph is None:
         ranks = ranks or ranks_named(text) or usual_ranks
         return ranks, replace(topology_named(text, ranks, **numbers), **costs) if text else None
@@ -194,27 +176,26 @@ def _node(text: str) -> int | str:
     """,
     terms=NETWORKS,
 )
-@algorithm_argument
-@usual_collective
+@options.algorithm_argument
+@options.usual_collective
 @network_ranks_option
 @network_options
-@bytes_option("--size")
+@options.bytes_option("--size")
 @click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True,
               help="Pieces of a chunk that are pipelined.")  # fmt: skip
-@root_option
-@hosts_option
+@options.root_option
+@options.hosts_option
 @click.option("--slow", multiple=True, metavar="RANK=FACTOR", callback=_of_ranks,
               help="A rank that is slower by a factor.")  # fmt: skip
 @click.option("--late", multiple=True, metavar="RANK=TIME", callback=_of_ranks,
               help="A rank that begins late, by so many microseconds.")  # fmt: skip
 @click.option("--fail", multiple=True, metavar="A-B", callback=_ends,
               help="A link that has failed, such as 0-1 or 'leaf 0-core'.")  # fmt: skip
-@file_option("-o", "--output", "file",
-             help="Draw ranks over time into this .svg, .png or .pdf; .html is a page that plays "
-             "the "
-             "run; any other file gets a trace for Perfetto, as `ringcoll trace` writes "
-             "it.")  # fmt: skip
-@json_option
+@options.file_option("-o", "--output", "file",
+                     help="Draw ranks over time into this .svg, .png or .pdf; .html is a page that "
+                     "plays the run; any other file gets a trace for Perfetto, as `ringcoll trace` "
+                     "writes it.")  # fmt: skip
+@options.json_option
 def simulate_command(
     algorithm: str,
     collective: str,
@@ -235,14 +216,17 @@ def simulate_command(
     share, of a crossbar if no network is named. The table has the fullest links, with the share
     of their capacity that was used. The critical path says who waits for whom.
     """
-    check_root(collective, root)
-    (entry, *_), _ = named_algorithms(algorithm, collective)
+    options.check_root(collective, root)
+    (entry, *_), _ = options.named_algorithms(algorithm, collective)
     topology = needed_network(network, algorithm, usual="crossbar")
     hosts = on_hosts(topology.world_size, num_hosts or 2)
     for first, second in fail:
         topology = topology.without(first, second)
     schedule = entry.schedule(topology.world_size, root or 0, hosts)
-    with saying_what_would_do(entry, schedule, num_hosts), progress(1, f"simulating {entry.name}"):
+    with (
+        options.saying_what_would_do(entry, schedule, num_hosts),
+        progress(1, f"simulating {entry.name}"),
+    ):
         run = simulate(
             schedule,
             nbytes,
@@ -294,19 +278,20 @@ def simulate_command(
     terms=NETWORKS,
 )
 @click.argument("figure", type=click.Choice(["crossover"]))
-@usual_collective
+@options.usual_collective
 @click.option("--algorithms", "names", default="ring,tree", show_default=True, metavar="NAMES",
-              shell_complete=complete_algorithms,
+              shell_complete=options.complete_algorithms,
               help="Names from `ringcoll list`, algorithms of yours such as star.py:star, or files "
               "such as best.txt.")  # fmt: skip
-@click.option("-k", "--ranks", "--world-size", "sizes_of_world", type=world_sizes,
+@click.option("-k", "--ranks", "--world-size", "sizes_of_world", type=options.world_sizes,
               metavar="NUMBERS", help="Numbers of ranks, such as 16,1024; a curve for each. "
               "Without it that of a file or of the network, or 16.")  # fmt: skip
 @network_options
-@sizes_options("1K", "256M", factor=2)
-@file_option("-o", "--output", "output", default="crossover.svg", show_default=True,
-             callback=new_file(*PICTURES), help="The file: .svg, .html, .png or .pdf.")  # fmt: skip
-@json_option
+@options.sizes_options("1K", "256M", factor=2)
+@options.file_option("-o", "--output", "output", default="crossover.svg", show_default=True,
+                     callback=options.new_file(*PICTURES),
+                     help="The file: .svg, .html, .png or .pdf.")  # fmt: skip
+@options.json_option
 def plot(
     figure: str,
     collective: str,
@@ -325,12 +310,12 @@ def plot(
     the sizes marked at which another algorithm becomes the fastest.
     """
     words = [name.strip() for name in names.split(",")]
-    entries = {word: named_algorithms(word, collective)[0][0] for word in words}
+    entries = {word: options.named_algorithms(word, collective)[0][0] for word in words}
     worlds = [
         needed_network(network | {"ranks": size}, *words, usual="crossbar", usual_ranks=16)
         for size in sizes_of_world or [None]
     ]
-    sizes = sizes_between(max(1, minbytes), maxbytes, stepfactor)
+    sizes = options.sizes_between(max(1, minbytes), maxbytes, stepfactor)
     families: list[dict[str, list[tuple[float, float]]]] = []
     with progress(len(worlds) * len(entries) * len(sizes), "simulating") as advance:
         for topology in worlds:

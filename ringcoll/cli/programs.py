@@ -14,8 +14,8 @@ from typing import IO, Any, TextIO
 import click
 
 from ringcoll.cli.app import command
+from ringcoll.cli.options import json_option, world_size_option
 from ringcoll.cli.output import print_json, print_table, print_text
-from ringcoll.cli.parameters import json_option, world_size_option
 from ringcoll.errors import ArgumentError
 from ringcoll.machine import process_state
 from ringcoll.watch import FOREIGN, answering, ask, doing, in_words, read_record, related, report

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import Algorithm, algorithms, on_hosts
+from ringcoll.cli import options
 from ringcoll.cli.app import command
 from ringcoll.cli.output import (
     amount,
@@ -21,18 +22,6 @@ from ringcoll.cli.output import (
     print_text,
     progress,
     times,
-)
-from ringcoll.cli.parameters import (
-    asked_schedule,
-    collective_name,
-    collective_option,
-    complete_algorithms,
-    json_option,
-    named_algorithms,
-    proved,
-    saying_what_would_do,
-    schedule_options,
-    world_sizes,
 )
 from ringcoll.cost import bound_of, cost_in_sentences
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
@@ -174,15 +163,17 @@ class _Outcome:
         ringcoll verify star.py:star
     """
 )
-@click.argument("algorithm", required=False, shell_complete=complete_algorithms)
-@click.option("--collective", type=collective_name, metavar="NAME", help="Only this collective.")
-@click.option("--world-sizes", "sizes", type=world_sizes, default="1-16", show_default=True,
+@click.argument("algorithm", required=False, shell_complete=options.complete_algorithms)
+@click.option(
+    "--collective", type=options.collective_name, metavar="NAME", help="Only this collective."
+)
+@click.option("--world-sizes", "sizes", type=options.world_sizes, default="1-16", show_default=True,
               metavar="SIZES",
               help="Numbers of ranks: numbers and ranges, such as 1-8,13,64.")  # fmt: skip
 @click.option("--schedule", "file",
               type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
               help="Prove the schedule in this file instead; - is standard input.")  # fmt: skip
-@json_option
+@options.json_option
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -215,18 +206,18 @@ def verify(
     between asterisks.
     """
     if file is not None:
-        if any(_was_typed(ctx, name) for name in ("algorithm", "collective", "sizes")):
+        if options.typed(ctx) & {"algorithm", "collective", "sizes"}:
             raise click.UsageError("--schedule goes with no other choice of what to prove")
         outcomes = [_prove_schedule(_read(file))]
     elif algorithm is not None and is_schedule_file(algorithm):
-        if any(_was_typed(ctx, name) for name in ("collective", "sizes")):
+        if options.typed(ctx) & {"collective", "sizes"}:
             raise click.UsageError("a file says for which collective and how many ranks it is")
         outcomes = [_prove_schedule(read_schedule(algorithm))]
     else:
         if algorithm is None:
             entries = list(algorithms(collective))
         else:
-            entries, _ = named_algorithms(algorithm, collective)
+            entries, _ = options.named_algorithms(algorithm, collective)
         outcomes = _prove_all(entries, sizes)
         if algorithm is not None and not any(outcome.proved for outcome in outcomes):
             for reason in (text for each in outcomes for text in each.unsupported.values()):
@@ -238,11 +229,6 @@ def verify(
         _print(outcomes)
     if not ok:
         ctx.exit(1)
-
-
-def _was_typed(ctx: click.Context, name: str) -> bool:
-    default = (click.core.ParameterSource.DEFAULT, click.core.ParameterSource.DEFAULT_MAP)
-    return ctx.params[name] is not None and ctx.get_parameter_source(name) not in default
 
 
 def _roots(entry: Algorithm, world_size: int) -> Sequence[int]:
@@ -257,7 +243,7 @@ def _prove_all(entries: Sequence[Algorithm], sizes: Sequence[int]) -> list[_Outc
     for entry in entries:
         if supported := [size for size in sizes if not entry.restriction(size)]:
             schedule = entry.schedule(supported[-1])
-            with saying_what_would_do(entry, schedule, None):
+            with options.saying_what_would_do(entry, schedule, None):
                 check_work(schedule)
     with progress(len(entries) * len(sizes)) as advance:
         for entry in entries:
@@ -397,13 +383,13 @@ def _remarks(outcomes: Sequence[_Outcome]) -> Iterator[str]:
         ringcoll order star.py:star --json
     """,
 )
-@schedule_options(collective_option("A collective that reduces."))
+@options.schedule_options(options.collective_option("A collective that reduces."))
 @click.option("--chunk", type=click.IntRange(min=0), help="Only this chunk.")
 @click.option(
     "--size", "numel", type=click.IntRange(0, 10**18), metavar="ELEMENTS",
     help="Elements of the input of a rank, to see which of them each sum is for.",
 )  # fmt: skip
-@json_option
+@options.json_option
 def order(chunk: int | None, numel: int | None, as_json: bool, **asked: Any) -> None:
     """Print in which order ALGORITHM sums each element; xr is the element of rank r.
 
@@ -415,12 +401,12 @@ def order(chunk: int | None, numel: int | None, as_json: bool, **asked: Any) -> 
     which messages arrive. Chunks with the same order share a line.
     """
     check_reduces(asked["collective"])
-    entry, schedule, title = asked_schedule(**asked)
+    entry, schedule, title = options.asked_schedule(**asked)
     if chunk is not None and chunk >= schedule.num_chunks:
         raise click.UsageError(
             f"--chunk: {title} has chunks 0 to {schedule.num_chunks - 1}, got {chunk}"
         )
-    proof = proved(entry, schedule, asked["num_hosts"])
+    proof = options.proved(entry, schedule, asked["num_hosts"])
     elements = None if numel is None else chunk_elements(schedule, numel)
     sums = chunks_by_order(proof) if chunk is None else {proof.order(chunk): [chunk]}
     runs = {

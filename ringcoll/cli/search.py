@@ -13,30 +13,9 @@ import click
 
 from ringcoll.algorithms import algorithms, on_hosts
 from ringcoll.bench import time_in_words
+from ringcoll.cli import networks, options
 from ringcoll.cli.app import command
-from ringcoll.cli.networks import (
-    NETWORKS,
-    asked_network,
-    needed_network,
-    network_options,
-    network_ranks_option,
-    simulated,
-)
 from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import (
-    FiniteRange,
-    bytes_option,
-    collective_argument,
-    collective_name,
-    file_option,
-    hosts_option,
-    json_option,
-    nbytes_of,
-    new_picture,
-    options,
-    root_option,
-    seed_option,
-)
 from ringcoll.cost import dominators, in_number, lower_bound
 from ringcoll.errors import TooLargeError, UnsupportedWorldSizeError
 from ringcoll.machine import replace_file
@@ -54,7 +33,7 @@ from ringcoll.search import (
 )
 
 _REGISTERED = 3  # algorithms shown beside the schedules
-_on_network = options(network_ranks_option, network_options)
+_on_network = options.joined(networks.network_ranks_option, networks.network_options)
 
 
 @command(
@@ -64,9 +43,9 @@ _on_network = options(network_ranks_option, network_options)
         ringcoll search all_reduce --topology torus:4x4 --chunks 1 -o best.txt
         ringcoll search broadcast --topology torus:4x4 --method trees --chunks 4
     """,
-    terms={"Methods": METHODS, **NETWORKS},
+    terms={"Methods": METHODS, **networks.NETWORKS},
 )
-@collective_argument
+@options.collective_argument
 @_on_network
 @click.option("--method", type=click.Choice(list(METHODS)), default="exact", show_default=True,
               help="How to search, as below.")  # fmt: skip
@@ -74,13 +53,14 @@ _on_network = options(network_ranks_option, network_options)
               show_default=True, help="Most chunks of a block.")  # fmt: skip
 @click.option("--more-steps", type=click.IntRange(0, 1 << 10), default=2, show_default=True,
               help="Steps beyond the fewest, for the exact search.")  # fmt: skip
-@click.option("--effort", type=FiniteRange(min=0, min_open=True), default=2.0, show_default=True,
+@click.option("--effort", type=options.FiniteRange(min=0, min_open=True), default=2.0,
+              show_default=True,
               help="Work of the solver on one question; 1 is some seconds.")  # fmt: skip
-@seed_option("Seed of what is drawn.")
-@root_option
-@bytes_option("--size")
-@file_option("-o", "--output", "file", help="Write the fastest schedule as text.")
-@json_option
+@options.seed_option("Seed of what is drawn.")
+@options.root_option
+@options.bytes_option("--size")
+@options.file_option("-o", "--output", "file", help="Write the fastest schedule as text.")
+@options.json_option
 def search(
     collective: str,
     method: str,
@@ -101,7 +81,7 @@ def search(
     algorithms are. Schedules with fewer steps suit small data, those with fewer rounds per chunk
     large data. The exact search needs ringcoll[search].
     """
-    topology = needed_network(network)
+    topology = networks.needed_network(network)
     entries = list(algorithms(collective, topology.world_size))
     with progress(1 + len(entries), f"search {method}") as advance:
         front = synthesize(
@@ -193,18 +173,18 @@ def _us(row: dict[str, Any]) -> str:
         ringcoll fit all_reduce all_gather reduce_scatter --topology dgx1
         RINGCOLL_TUNING=cluster.fit torchrun ... train.py
     """,
-    terms=NETWORKS,
+    terms=networks.NETWORKS,
 )
-@click.argument("collectives", type=collective_name, nargs=-1, required=True)
+@click.argument("collectives", type=options.collective_name, nargs=-1, required=True)
 @_on_network
 @click.option("--sizes", metavar="SIZES",
               help="Bytes of the data at which schedules are simulated, such as 4K,1M; 1K to "
               "64M.")  # fmt: skip
-@seed_option("Seed of the searches.")
-@file_option("-o", "--output", "file",
-             help="Write what was fitted, for RINGCOLL_TUNING or Options(fit=...); fits of other "
-             "collectives to the same network stay in the file.")  # fmt: skip
-@json_option
+@options.seed_option("Seed of the searches.")
+@options.file_option("-o", "--output", "file",
+                     help="Write what was fitted, for RINGCOLL_TUNING or Options(fit=...); fits of "
+                     "other collectives to the same network stay in the file.")  # fmt: skip
+@options.json_option
 def fit_command(
     collectives: tuple[str, ...],
     sizes: str | None,
@@ -220,8 +200,8 @@ def fit_command(
     bound that no schedule is below. With -o the winners are written; a group of as many ranks on
     such hosts then uses them.
     """
-    topology = needed_network(network)
-    asked = None if sizes is None else [nbytes_of(size) for size in sizes.split(",")]
+    topology = networks.needed_network(network)
+    asked = None if sizes is None else [options.nbytes_of(size) for size in sizes.split(",")]
     fits, too_large = [], None
     for collective in dict.fromkeys(collectives):
         total = len(asked or SIZES) * 2 * len(list(algorithms(collective, topology.world_size)))
@@ -317,19 +297,19 @@ def _range_row(fit_range: FitRange) -> tuple[str, ...]:
         ringcoll pareto all_reduce -k 24 --plot front.png
         ringcoll pareto all_reduce --graph cluster.txt -b 64M
     """,
-    terms=NETWORKS,
+    terms=networks.NETWORKS,
 )
-@collective_argument
+@options.collective_argument
 @_on_network
-@bytes_option("--size")
-@hosts_option
+@options.bytes_option("--size")
+@options.hosts_option
 @click.option(
     "--ports", "most_ports", type=click.IntRange(min=1), metavar="MESSAGES",
     help="Only algorithms in which a rank sends, and receives, at most so many messages at once.",
 )  # fmt: skip
-@file_option("--plot", "picture", metavar="FILE", callback=new_picture,
-             help="Draw the front, too; needs ringcoll[plot].")  # fmt: skip
-@json_option
+@options.file_option("--plot", "picture", metavar="FILE", callback=options.new_picture,
+                     help="Draw the front, too; needs ringcoll[plot].")  # fmt: skip
+@options.json_option
 def pareto(
     collective: str,
     nbytes: int,
@@ -351,7 +331,7 @@ def pareto(
     one, which the front does not see; --ports 1 compares algorithms of one message a round.
     With a network, the same algorithms are simulated on it, with --bytes of data.
     """
-    world_size, topology = asked_network(network)
+    world_size, topology = networks.asked_network(network)
     costs: dict[str, Counts] = {}
     ports: dict[str, int] = {}
     left_out: dict[str, str] = {}
@@ -382,7 +362,9 @@ def pareto(
         save(draw_front(costs, dominated_by, bound, title), picture)
     least = Counts(bound.rounds, bound.traffic, bound.reduced)
     ranked = sorted(costs, key=lambda name: costs[name])
-    data, lines = simulated(topology, nbytes, [entry for entry in entries if entry.name in costs])
+    data, lines = networks.simulated(
+        topology, nbytes, [entry for entry in entries if entry.name in costs]
+    )
     if as_json:
         rows = [
             {"algorithm": name, **costs[name]._asdict(), "ports": ports[name]}

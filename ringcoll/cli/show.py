@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import on_hosts
+from ringcoll.cli import options
 from ringcoll.cli.app import command
 from ringcoll.cli.networks import is_network_file, network_in
 from ringcoll.cli.output import (
@@ -21,16 +22,6 @@ from ringcoll.cli.output import (
     progress,
     write_gif,
     write_picture,
-)
-from ringcoll.cli.parameters import (
-    asked_schedule,
-    file_option,
-    json_option,
-    new_file,
-    rank_numbers,
-    saying_what_would_do,
-    schedule_options,
-    usual_collective,
 )
 from ringcoll.cli.prove import findings, header, in_words
 from ringcoll.errors import VerificationError
@@ -83,19 +74,19 @@ _LEGEND = {
         ringcoll show cluster.txt -o cluster.svg
     """
 )
-@schedule_options(usual_collective)
+@options.schedule_options(options.usual_collective)
 @click.option("--primitives", "as_primitives", is_flag=True,
               help="Print the program of one rank in NCCL's vocabulary.")  # fmt: skip
 @click.option("--rank", type=click.IntRange(min=0), help="The rank for --primitives; 0.")
-@click.option("--ranks", type=rank_numbers, metavar="RANKS",
+@click.option("--ranks", type=options.rank_numbers, metavar="RANKS",
               help="Draw the columns of these ranks only: numbers and ranges, such as "
               "0-3,7.")  # fmt: skip
 @click.option("--text", "as_text", is_flag=True,
               help="Print the schedule as text, which `ringcoll verify --schedule` "
               "reads.")  # fmt: skip
-@file_option("-o", "--output", "output", callback=new_file(*PICTURES, ".gif"),
-             help="Draw the steps into this file: .svg, .png or .pdf; .gif moves; .html is a page "
-             "that plays them.")  # fmt: skip
+@options.file_option("-o", "--output", "output", callback=options.new_file(*PICTURES, ".gif"),
+                     help="Draw the steps into this file: .svg, .png or .pdf; .gif moves; .html is "
+                     "a page that plays them.")  # fmt: skip
 @click.option("--step", type=click.IntRange(min=0),
               help="Only this step, for --output; a page begins there.")  # fmt: skip
 @click.option("--moving", is_flag=True,
@@ -107,7 +98,7 @@ _LEGEND = {
 @click.option("--trace", "trace_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Measured times for a page: a file of `ringcoll trace`, of the same "
               "algorithm.")  # fmt: skip
-@json_option
+@options.json_option
 def show(
     as_primitives: bool,
     rank: int | None,
@@ -144,11 +135,11 @@ def show(
         raise click.UsageError("--output goes with --step, --moving or --grid only")
     ending = "" if output is None else output.suffix.lower()
     _check_drawing(ending, step, moving=moving, as_grid=as_grid, of_page=bool(beside or trace_file))
-    entry, schedule, title = asked_schedule(**asked)
+    entry, schedule, title = options.asked_schedule(**asked)
     if ranks is not None and max(ranks) >= schedule.world_size:
         raise click.UsageError(f"--ranks: rank {max(ranks)} is not in {title}")
     if not as_primitives:
-        with saying_what_would_do(entry, schedule, asked["num_hosts"]):
+        with options.saying_what_would_do(entry, schedule, asked["num_hosts"]):
             check_work(schedule)
     if output is not None:
         num_hosts = asked["num_hosts"] or 2
@@ -157,7 +148,7 @@ def show(
         films = [film(schedule)]
         if beside is not None:
             second = asked | {"algorithm": beside, "num_hosts": None}
-            films.append(film(asked_schedule(**second)[1]))
+            films.append(film(options.asked_schedule(**second)[1]))
         if step is not None and step > (count := len(films[0].messages)):
             raise click.BadParameter(
                 f"there are steps 0 to {count - 1}, and {count}, the end", param_hint="--step"
@@ -183,10 +174,8 @@ def show(
 
 
 def _show_network(path: Path, output: Path | None, *, as_json: bool) -> None:
-    ctx = click.get_current_context()
-    for name in ctx.params.keys() - {"algorithm", "output", "as_json"}:
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{path} is a network, which goes with --output and --json only")
+    if options.typed(click.get_current_context()) - {"algorithm", "output", "as_json"}:
+        raise click.UsageError(f"{path} is a network, which goes with --output and --json only")
     if output is not None and output.suffix.lower() == ".gif":
         raise click.UsageError("a network does not move")
     topology = network_in(path)

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 import torch
-from click.core import ParameterSource
 
 from ringcoll.algorithms import ALIASES
 from ringcoll.bench import (
@@ -39,22 +38,10 @@ from ringcoll.bench import (
     tuner,
     wrong_in,
 )
-from ringcoll.cli import measuring
+from ringcoll.cli import measuring, options
 from ringcoll.cli.app import command
 from ringcoll.cli.doctor import print_costs
 from ringcoll.cli.output import grouped, print_csv, print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import (
-    FiniteRange,
-    complete_algorithms,
-    csv_option,
-    file_option,
-    json_option,
-    named_algorithms,
-    new_picture,
-    sizes_between,
-    sizes_options,
-    usual_collective,
-)
 from ringcoll.cli.search import fit_command
 from ringcoll.collectives import measurements
 from ringcoll.cost import MEASURED, Parameters, Table, in_number, in_text
@@ -75,9 +62,6 @@ from ringcoll.transport import catalogue
 _FEATURED = ("ring", "tree", "double_tree")
 _BESIDE = "gloo"  # the transport of torch's isend and irecv, for the first two
 _REST = "best of the rest"
-_WARMUP = 2
-_LEAST, _MOST = 5, 200  # rounds; with more the quartiles hardly move
-
 _OF_RANKS = {"device", "transport", "cuda_transport", "seconds", "algorithms"}  # without --graph
 _SIZES = {"minbytes", "maxbytes", "stepfactor"}
 _START_S = 60.0  # for the ranks to connect and to measure the costs
@@ -88,7 +72,7 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
     """Make sure that the picture can be drawn; ``None`` if nothing is to be drawn."""
     if path is None or ctx.params["no_picture"]:
         return None
-    return new_picture(ctx, param, path)
+    return options.new_picture(ctx, param, path)
 
 
 @command(
@@ -99,22 +83,22 @@ def _picture(ctx: click.Context, param: click.Parameter, path: Path | None) -> P
         ringcoll compare --algorithms ring,star.py:star,native --no-picture
     """
 )
-@usual_collective
+@options.usual_collective
 @measuring.ranks_option(4)
-@sizes_options("4", "16M", factor=4)
-@click.option("--seconds", type=FiniteRange(min=0), default=50, show_default=True,
+@options.sizes_options("4", "16M", factor=4)
+@click.option("--seconds", type=options.FiniteRange(min=0), default=50, show_default=True,
               help="Time to spend on measuring; more of it means more repetitions.")  # fmt: skip
-@click.option("--algorithms", "names", metavar="NAMES", shell_complete=complete_algorithms,
+@click.option("--algorithms", "names", metavar="NAMES", shell_complete=options.complete_algorithms,
               help="Which to compare: names from `ringcoll list`, auto, native for torch's "
               "own, an algorithm of yours such as star.py:star, a file such as best.txt; or all. "
               "ring@gloo: over gloo.")  # fmt: skip
 @measuring.transport
 @click.option("--no-picture", is_flag=True, is_eager=True,
               help="Draw nothing; matplotlib is not needed then.")  # fmt: skip
-@file_option("--picture", default="ringcoll-compare.png", show_default=True, callback=_picture,
-             help="Where to draw the curves.")  # fmt: skip
-@json_option
-@csv_option
+@options.file_option("--picture", default="ringcoll-compare.png", show_default=True,
+                     callback=_picture, help="Where to draw the curves.")  # fmt: skip
+@options.json_option
+@options.csv_option
 @click.pass_context
 def compare(
     ctx: click.Context,
@@ -148,7 +132,7 @@ def compare(
     """
     world_size = ranks or 4
     measuring.check_memory(maxbytes, world_size)
-    sizes = sizes_between(minbytes, maxbytes, stepfactor)
+    sizes = options.sizes_between(minbytes, maxbytes, stepfactor)
     request = _request(collective, names, world_size, transport, sizes, seconds)
     facts = environment(world_size) | {"transport": transport}
     if not (as_json or as_csv):
@@ -158,7 +142,17 @@ def compare(
     if picture is not None:
         _draw(results, picture, facts)
     if as_json:
-        print_json(_comparison_as_data(request, facts, results, picture))
+        print_json(
+            {
+                "environment": facts,
+                "collective": collective,
+                "world_size": world_size,
+                "results": list(comparison_records(results)),
+                "wrong": wrong_in(results),
+                "findings": list(sentences(results)),
+                "picture": None if picture is None else str(picture.resolve()),
+            }
+        )
     elif as_csv:
         print_csv(list(comparison_records(results)))
     else:
@@ -199,9 +193,9 @@ def _request(
         sizes,
         timed_modes=(contract(collective).in_place,),
         scouts=tuple(scouts),
-        warmup=_WARMUP,
-        least=_LEAST,
-        most=_MOST,
+        warmup=2,
+        least=5,
+        most=200,  # with more the quartiles hardly move
         seconds=seconds,
         modules=modules,
     )
@@ -282,20 +276,6 @@ def _draw(results: list[Result], path: Path, facts: dict[str, Any]) -> None:
     plot.save(plot.draw(curves, title), path)
 
 
-def _comparison_as_data(
-    request: BenchRequest, facts: dict[str, Any], results: list[Result], path: Path | None
-) -> dict[str, Any]:
-    return {
-        "environment": facts,
-        "collective": request.collective,
-        "world_size": facts["world_size"],
-        "results": list(comparison_records(results)),
-        "wrong": wrong_in(results),
-        "findings": list(sentences(results)),
-        "picture": None if path is None else str(path.resolve()),
-    }
-
-
 # --- tune -------------------------------------------------------------------------------
 
 
@@ -313,22 +293,22 @@ def _comparison_as_data(
 @measuring.device_option
 @measuring.transport
 @measuring.cuda_transport
-@click.option("--seconds", type=FiniteRange(min=0), default=60, show_default=True,
+@click.option("--seconds", type=options.FiniteRange(min=0), default=60, show_default=True,
               help="Time to spend on the algorithms; each runs a few times in any "
               "case.")  # fmt: skip
 @click.option("--collectives", "names", metavar="NAMES", help="Which; all of them.")
-@click.option("--algorithms", metavar="NAMES", shell_complete=complete_algorithms,
+@click.option("--algorithms", metavar="NAMES", shell_complete=options.complete_algorithms,
               help="Which; names of `ringcoll list`, or algorithms of your own, such as "
               "star.py:star, which every rank of a group then has to import. Without it, "
               "all that come with ringcoll.")  # fmt: skip
-@sizes_options("4", "64M", factor=16)
+@options.sizes_options("4", "64M", factor=16)
 @click.option("--graph", type=click.Path(dir_okay=False, path_type=Path),
               help="A file with a network: algorithms are not measured here, but fitted to it, as "
-              "by "
-              "`ringcoll fit`, which names more options; -o names the file.")  # fmt: skip
-@file_option("-o", "--output",
-             help="File to write; that of RINGCOLL_TUNING, or in the user's cache.")  # fmt: skip
-@json_option
+              "by `ringcoll fit`, which names more options; -o names the file.")  # fmt: skip
+@options.file_option("-o", "--output",
+                     help="File to write; that of RINGCOLL_TUNING, or in the user's "
+                     "cache.")  # fmt: skip
+@options.json_option
 @click.pass_context
 def tune(
     ctx: click.Context,
@@ -357,14 +337,10 @@ def tune(
     would choose by the costs of messages alone, and how many times as long that took. If
     it took longer, a rule is written to the file.
     """
-    sizes = sizes_between(minbytes, maxbytes, stepfactor)
+    sizes = options.sizes_between(minbytes, maxbytes, stepfactor)
     collectives = _collectives(names)
     if graph is not None:
-        typed = {
-            name
-            for name in ctx.params
-            if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE
-        }
+        typed = options.typed(ctx)
         if output is None or typed & _OF_RANKS:
             raise click.UsageError("with --graph, give --output, and no option for ranks that run")
         with_data = [name for name in collectives if not contract(name).at_least_once]
@@ -435,7 +411,7 @@ def _chosen(
                 f"RINGCOLL_ALGORITHM='all_reduce:1M-inf:{name}' may",
                 param_hint="--algorithms",
             )
-        entries, own = named_algorithms(name)
+        entries, own = options.named_algorithms(name)
         modules += own
         for entry in entries:
             if entry.collective in collectives and not entry.restriction(world_size):
@@ -506,11 +482,12 @@ def _finding_row(finding: tuner.Finding) -> tuple[str, ...]:
 )
 @measuring.ranks_option(4)
 @measuring.transport
-@click.option("--seconds", type=FiniteRange(min=0, min_open=True), default=20, show_default=True,
+@click.option("--seconds", type=options.FiniteRange(min=0, min_open=True), default=20,
+              show_default=True,
               help="Time to spend.")  # fmt: skip
-@file_option("-o", "--output", "file",
-             help="Write the network, as --graph of other commands reads it.")  # fmt: skip
-@json_option
+@options.file_option("-o", "--output", "file",
+                     help="Write the network, as --graph of other commands reads it.")  # fmt: skip
+@options.json_option
 def probe(
     ranks: int | None, transport: str, seconds: float, file: Path | None, as_json: bool
 ) -> None:

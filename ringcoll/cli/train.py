@@ -30,16 +30,9 @@ from ringcoll.bench import (
     tolerances,
     train_on_rank,
 )
-from ringcoll.cli import measuring
+from ringcoll.cli import measuring, options
 from ringcoll.cli.app import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import (
-    FiniteRange,
-    complete_algorithms,
-    json_option,
-    nbytes_of,
-    new_picture,
-)
 from ringcoll.errors import ArgumentError
 from ringcoll.training import (
     LEARNING_RATES,
@@ -66,6 +59,8 @@ def _trainers(
         raise click.BadParameter(f"{error.got!r} is none of {error.expected}") from error
 
 
+_SETTINGS = ("backend", "epochs", "wire", "bucket_bytes")
+_TASK_SETTINGS = ("model", "layers", "width", "batch", "optimizer", "lr", "seed")
 _RATES = ", ".join(f"{lr} for {name}" for name, lr in LEARNING_RATES.items())
 
 
@@ -98,7 +93,7 @@ def _taking(what: str) -> str:
               help=f"Any of {', '.join(trainer_names())}; separated by commas, "
               "or repeated.")  # fmt: skip
 @click.option("--algorithm", "--algorithms", "names", metavar="NAMES", default="ring,tree",
-              show_default=True, shell_complete=complete_algorithms,
+              show_default=True, shell_complete=options.complete_algorithms,
               help="Names from `ringcoll list`, auto, algorithms of your own, such as "
               f"star.py:star, or files such as best.txt; for {_taking('algorithm')}.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["gloo", "ringcoll"]), default="ringcoll",
@@ -110,8 +105,7 @@ def _taking(what: str) -> str:
               "that the trainers need, or the perceptron.")  # fmt: skip
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)),
               help="All contenders use it; without the option, the optimizer that the trainers "
-              "need, or "
-              "sgd, with momentum 0.9.")  # fmt: skip
+              "need, or sgd, with momentum 0.9.")  # fmt: skip
 @click.option("--epochs", type=click.IntRange(1, 10**6), default=TrainingRequest.epochs,
               show_default=True, help="Times that each sample is seen.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1, 1 << 16),
@@ -121,18 +115,19 @@ def _taking(what: str) -> str:
               help="Linear layers of the perceptron, blocks of the transformer.")  # fmt: skip
 @click.option("--width", type=click.IntRange(1, 1 << 14),
               help="Neurons between two layers, 256, or numbers for a token, 64.")  # fmt: skip
-@click.option("--bucket-bytes", type=nbytes_of, default=as_size(TrainingRequest.bucket_bytes),
-              show_default=True,
+@click.option("--bucket-bytes", type=options.nbytes_of,
+              default=as_size(TrainingRequest.bucket_bytes), show_default=True,
               help="Size of the buckets, for trainers that have buckets.")  # fmt: skip
 @click.option("--wire", type=click.Choice(list(WIRE_DTYPES)),
               help=f"Send gradients in 16 bits; for {_taking('wire')}.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=Task.seed, show_default=True,
               help="Seed of the weights and of the order of the samples.")  # fmt: skip
-@click.option("--lr", type=FiniteRange(min=0, min_open=True),
+@click.option("--lr", type=options.FiniteRange(min=0, min_open=True),
               help=f"Learning rate; {_RATES}.")  # fmt: skip
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), callback=new_picture,
-              metavar="FILE", help="Draw the loss over steps and over time.")  # fmt: skip
-@json_option
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path),
+              callback=options.new_picture, metavar="FILE",
+              help="Draw the loss over steps and over time.")  # fmt: skip
+@options.json_option
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -142,13 +137,6 @@ def train(
     backend: str,
     ranks: int | None,
     transport: str,
-    model: str | None,
-    optimizer: str | None,
-    batch: int | None,
-    layers: int,
-    width: int | None,
-    seed: int,
-    lr: float | None,
     picture: Path | None,
     as_json: bool,
     **settings: Any,
@@ -175,8 +163,7 @@ def train(
     algorithms, modules = measuring.contenders("all_reduce", names, world_size)
     if NATIVE in algorithms and names.strip() != "all":
         raise click.BadParameter("native takes part in any case", param_hint="--algorithm")
-    task = usual_task(trainers, model=model, optimizer=optimizer, layers=layers, width=width,
-                      batch=batch, lr=lr, seed=seed)  # fmt: skip
+    task = usual_task(trainers, **{name: settings.pop(name) for name in _TASK_SETTINGS})
     contenders = tuple(_contenders(trainers, algorithms, backend))
     request = TrainingRequest(contenders, task, backend, modules=modules, **settings)
     check_fit(request, world_size)  # before ranks are started
@@ -185,7 +172,11 @@ def train(
     if printing and not as_json:
         _announce(request, facts)
     results = _run(request, world_size)
-    wrong = list(_complaints(request, results))
+    wrong = [
+        f"WRONG: {_name(result.contender)}: {complaint}"
+        for result in results
+        for complaint in result.complaints(request)
+    ]
     if printing and as_json:
         print_json(_document(request, facts, results, wrong))
     elif printing:
@@ -221,9 +212,8 @@ def _announce(request: TrainingRequest, facts: dict[str, Any]) -> None:
         sizes = [64, *[task.width] * (task.layers - 1), 10]
         model, data = f"{'-'.join(map(str, sizes))} perceptron", "pictures of digits"
     else:
-        shape = task.shape
         model = f"transformer of {task.layers} blocks, {task.width} wide"
-        data = f"pieces of text of {shape.context} characters"
+        data = f"pieces of text of {task.shape.context} characters"
     count = len(task.examples.train_targets)
     print_text(
         f"{model} on {count} {data}, {count // (world_size * task.batch)} steps an epoch of "
@@ -326,17 +316,6 @@ def _findings(request: TrainingRequest, results: list[TrainingResult]) -> Iterat
         fastest = min(results, key=lambda result: result.summary.p50_s)
         took = time_in_words(fastest.summary.p50_s)
         yield f"Lowest median of a step: {_name(fastest.contender)}, {took}."
-
-
-def _complaints(request: TrainingRequest, results: list[TrainingResult]) -> Iterator[str]:
-    """Sentences on what is wrong."""
-    for result in results:
-        for complaint in result.complaints(request):
-            yield f"WRONG: {_name(result.contender)}: {complaint}"
-
-
-_SETTINGS = ("backend", "epochs", "wire", "bucket_bytes")
-_TASK_SETTINGS = ("model", "layers", "width", "batch", "optimizer", "lr", "seed")
 
 
 def _document(

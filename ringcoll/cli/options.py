@@ -31,15 +31,20 @@ from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, Proof, Schedule, contrac
 from ringcoll.schedule import verify as prove
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-
 _MOST_SIZES = 10_000
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def options(*decorators: Decorator) -> Decorator:
+def joined(*decorators: Decorator) -> Decorator:
     """Join options and arguments, in the order in which pages of help show them."""
     return lambda function: reduce(lambda command, add: add(command), decorators[::-1], function)
+
+
+def typed(ctx: click.Context) -> set[str]:
+    """The names of the parameters that the user has typed."""
+    typed_here = click.core.ParameterSource.COMMANDLINE
+    return {name for name in ctx.params if ctx.get_parameter_source(name) is typed_here}
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -104,7 +109,7 @@ def sizes_options(least: str, most: str, factor: int, step: str | None = None) -
     if step is not None:
         steps = [size_option("-i", "--stepbytes", default=step, help=about)]
         about, least_factor = f"{about[:-1]}; above 1 it replaces -i.", 1
-    return options(
+    return joined(
         size_option("-b", "--minbytes", default=least, help="Smallest size."),
         size_option("-e", "--maxbytes", default=most, help="Largest size."),
         *steps,
@@ -228,9 +233,8 @@ def complete_algorithms(
 ) -> list[CompletionItem]:
     """Complete the last algorithm of ``ring,tree`` or ``ring+tree``; a file if none fits."""
     before, word = re.fullmatch(r"(.*[,+])?(.*)", incomplete, re.DOTALL).groups("")  # type: ignore[union-attr]
-    source = ctx.get_parameter_source("collective")
-    typed = source is click.core.ParameterSource.COMMANDLINE
-    known = {entry.name for entry in algorithms(ctx.params["collective"] if typed else None)}
+    collective = ctx.params["collective"] if "collective" in typed(ctx) else None
+    known = {entry.name for entry in algorithms(collective)}
     known |= {short for short, full in ALIASES.items() if full in known}
     fitting = [CompletionItem(before + name) for name in sorted(known) if name.startswith(word)]
     return fitting or [CompletionItem(incomplete, type="file")]
@@ -251,7 +255,7 @@ def collective_option(about: str) -> Decorator:
 
 def schedule_options(collective: Decorator) -> Decorator:
     """Make the arguments and options of `asked_schedule`."""
-    return options(algorithm_argument, collective, world_size_option, hosts_option, root_option)
+    return joined(algorithm_argument, collective, world_size_option, hosts_option, root_option)
 
 
 def named_algorithms(
