@@ -226,7 +226,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return run()
 
     def defaults(self, collective: str, dtype: torch.dtype | None) -> dict[str, Any]:
-        """The group's options, as keyword arguments of a public function, for tensors of a dtype."""
+        """The group's options, as keyword arguments of a public function, for a tensor's dtype."""
         keywords = self._keywords[collective]
         rules, wire_dtype = contract(collective), self.options.wire_dtype
         if wire_dtype is None or not rules.reduces or rules.at_least_once:

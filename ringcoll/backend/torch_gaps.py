@@ -73,7 +73,8 @@ def _mend_bypasses() -> Any:
         options.reduceOp = getattr(dist.ReduceOp, reduce_op.upper())
         return _registered(out, group._reduce_scatter_base(out, input, options))
 
-    library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+    torch_library: Any = torch.library  # it has no types
+    library = torch_library.Library("_c10d_functional", "IMPL")
     for key in ("CPU", "CUDA"):
         library.impl("all_gather_into_tensor_out", all_gather_out, key)
         library.impl("reduce_scatter_tensor_out", reduce_scatter_out, key)

@@ -62,12 +62,17 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 )
 @options.collective_argument
 @measuring.ranks_option(4)
-@click.option("--algorithms", default="auto", show_default=True, metavar="NAMES",
-              shell_complete=options.complete_algorithms,
-              help="Names from `ringcoll list`, auto, persistent (auto, prepared once), "
-              "shared_tensors (the same, in shared memory), native for torch's own, algorithms of "
-              "yours such as star.py:star, files such as ring.xml; or all. ring@gloo: over gloo. "
-              "One block is printed for each.")  # fmt: skip
+@click.option(
+    "--algorithms",
+    default="auto",
+    show_default=True,
+    metavar="NAMES",
+    shell_complete=options.complete_algorithms,
+    help="Names from `ringcoll list`, auto, persistent (auto, prepared once), "
+    "shared_tensors (the same, in shared memory), native for torch's own, algorithms of "
+    "yours such as star.py:star, files such as ring.xml; or all. ring@gloo: over gloo. "
+    "One block is printed for each.",
+)
 @options.sizes_options("32M", "32M", factor=1, step="1M")
 @click.option("-n", "--iters", "most", type=click.IntRange(1, 10**6), default=20, show_default=True,
               help="Times that each operation is timed.")  # fmt: skip

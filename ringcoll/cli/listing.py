@@ -90,8 +90,8 @@ def list_algorithms(collective: str | None, every: bool, as_json: bool) -> None:
         + (entry.summary, entry.source)
         for entry in entries
     )
-    columns = ("collective", "algorithm", "restriction", "k", "rounds", "/bound",
-               "traffic", "/bound", "how", "source")  # fmt: skip
+    costs = ("k", "rounds", "/bound", "traffic", "/bound")
+    columns = ("collective", "algorithm", "restriction", *costs, "how", "source")
     print_table(columns, grouped(rows, apart=False), left=3, prose=2)
 
 

@@ -232,7 +232,8 @@ def complete_algorithms(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete the last algorithm of ``ring,tree`` or ``ring+tree``; a file if none fits."""
-    before, word = re.fullmatch(r"(.*[,+])?(.*)", incomplete, re.DOTALL).groups("")  # type: ignore[union-attr]
+    word = re.split(r"[,+]", incomplete)[-1]
+    before = incomplete.removesuffix(word)
     collective = ctx.params["collective"] if "collective" in typed(ctx) else None
     known = {entry.name for entry in algorithms(collective)}
     known |= {short for short, full in ALIASES.items() if full in known}

@@ -87,14 +87,18 @@ _LEGEND = {
 @options.file_option("-o", "--output", "output", callback=options.new_file(*PICTURES, ".gif"),
                      help="Draw the steps into this file: .svg, .png or .pdf; .gif moves; .html is "
                      "a page that plays them.")  # fmt: skip
-@click.option("--step", type=click.IntRange(min=0),
-              help="Only this step, for --output; a page begins there.")  # fmt: skip
-@click.option("--moving", is_flag=True,
-              help="One step after the other, for --output; a page begins to play.")  # fmt: skip
-@click.option("--grid", "as_grid", is_flag=True,
-              help="The grid instead of the network, for --output.")  # fmt: skip
-@click.option("--beside", metavar="ALGORITHM",
-              help="A second algorithm on the same clock, for a page.")  # fmt: skip
+@click.option(
+    "--step", type=click.IntRange(min=0), help="Only this step, for --output; a page begins there."
+)
+@click.option(
+    "--moving", is_flag=True, help="One step after the other, for --output; a page begins to play."
+)
+@click.option(
+    "--grid", "as_grid", is_flag=True, help="The grid instead of the network, for --output."
+)
+@click.option(
+    "--beside", metavar="ALGORITHM", help="A second algorithm on the same clock, for a page."
+)
 @click.option("--trace", "trace_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Measured times for a page: a file of `ringcoll trace`, of the same "
               "algorithm.")  # fmt: skip
@@ -125,16 +129,35 @@ def show(
     if is_network_file(asked["algorithm"]):
         _show_network(Path(asked["algorithm"]).expanduser(), output, as_json=as_json)
         return
-    if as_primitives + as_text + as_json > 1 and not (as_primitives and as_json):
-        raise click.UsageError("--text goes with neither --json nor --primitives")
-    if ranks is not None and (as_primitives or as_text or as_json):
-        raise click.UsageError("--ranks goes with the grid")
-    if rank is not None and not as_primitives:
-        raise click.UsageError("--rank goes with --primitives")
-    if output is not None and (as_primitives or as_text or as_json or ranks is not None):
-        raise click.UsageError("--output goes with --step, --moving or --grid only")
     ending = "" if output is None else output.suffix.lower()
-    _check_drawing(ending, step, moving=moving, as_grid=as_grid, of_page=bool(beside or trace_file))
+    printed = as_primitives or as_text or as_json  # and not the grid
+    one_step, of_page = step is not None, bool(beside or trace_file)
+    for is_refused, reason in (
+        (
+            as_text and (as_primitives or as_json),
+            "--text goes with neither --json nor --primitives",
+        ),
+        (ranks is not None and printed, "--ranks goes with the grid"),
+        (rank is not None and not as_primitives, "--rank goes with --primitives"),
+        (
+            output is not None and (printed or ranks is not None),
+            "--output goes with --step, --moving or --grid only",
+        ),
+        (
+            output is None and (moving or as_grid or one_step),
+            "--step, --moving and --grid go with --output",
+        ),
+        (moving and one_step, "one step does not move"),
+        (of_page and ending != ".html", "--beside and --trace go with --output and a file .html"),
+        (ending == ".pdf" and moving, "a .pdf does not move"),
+        (ending == ".gif" and one_step, "a .gif shows all steps"),
+        (
+            as_grid and (moving or one_step or ending in (".gif", ".html")),
+            "--grid draws all steps into a file .svg, .png or .pdf",
+        ),
+    ):
+        if is_refused:
+            raise click.UsageError(reason)
     entry, schedule, title = options.asked_schedule(**asked)
     if ranks is not None and max(ranks) >= schedule.world_size:
         raise click.UsageError(f"--ranks: rank {max(ranks)} is not in {title}")
@@ -193,24 +216,6 @@ def _show_network(path: Path, output: Path | None, *, as_json: bool) -> None:
     else:
         rows = [(name, f"{speed:g}", f"{latency:g}") for name, (speed, latency) in links.items()]
         print_table(("link", "GB/s", "us"), rows, left=1)
-
-
-def _check_drawing(
-    ending: str, step: int | None, *, moving: bool, as_grid: bool, of_page: bool
-) -> None:
-    """Refuse options that do not go together; without a file its ending is empty."""
-    if not ending and (moving or as_grid or step is not None):
-        raise click.UsageError("--step, --moving and --grid go with --output")
-    if moving and step is not None:
-        raise click.UsageError("one step does not move")
-    if of_page and ending != ".html":
-        raise click.UsageError("--beside and --trace go with --output and a file .html")
-    if ending == ".pdf" and moving:
-        raise click.UsageError("a .pdf does not move")
-    if ending == ".gif" and step is not None:
-        raise click.UsageError("a .gif shows all steps")
-    if as_grid and (moving or step is not None or ending in (".gif", ".html")):
-        raise click.UsageError("--grid draws all steps into a file .svg, .png or .pdf")
 
 
 def _draw(

@@ -222,14 +222,13 @@ def _medians(results: list[Result]) -> str:
     return f"{as_size(results[0].nbytes)}: {medians}"
 
 
-_COLUMNS = (
-    "size\n", "algorithm\n", "median\n(us)", "spread\n", "busbw\n(GB/s)", "speed\n/native",
-    "#wrong\n", "rounds\n",
-)  # fmt: skip
+_COLUMNS = ("size", "algorithm", "median", "spread", "busbw", "speed", "#wrong", "rounds")
+_UNITS = ("", "", "(us)", "", "(GB/s)", "/native", "", "")
 
 
 def _print_comparison(results: list[Result], facts: dict[str, Any], path: Path | None) -> None:
-    print_table(_COLUMNS, grouped(_comparison_rows(results)), left=2)
+    headings = [f"{name}\n{unit}" for name, unit in zip(_COLUMNS, _UNITS, strict=True)]
+    print_table(headings, grouped(_comparison_rows(results)), left=2)
     print_text("", "* lowest median of its size")
     if any(result.scouted for result in results):
         print_text("+ the best of the rest at its size")

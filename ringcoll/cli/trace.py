@@ -83,7 +83,8 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
                      "the last operation, or step of a trainer, over time, or .html, a page that "
                      "plays it beside the model.")  # fmt: skip
 @click.option("-n", "--iters", "times", type=click.IntRange(1, 10**6), default=5,
-              show_default=True, help="Times that the operation runs, or steps, in the trace.")  # fmt: skip
+              show_default=True,
+              help="Times that the operation runs, or steps, in the trace.")  # fmt: skip
 @click.option("-w", "--warmup_iters", "warmup", type=click.IntRange(0, 10**6), default=2,
               show_default=True, help="Times that it runs, or steps, before.")  # fmt: skip
 @click.option("--op", default="sum", show_default=True, metavar="OP", callback=measuring.operator,
@@ -160,9 +161,13 @@ def trace(
         op = op if contract(what).reduces else "none"
         workload = Workload(what, nbytes, dtype, op, (root or 0) if has_root else -1)
         request = TraceRequest(
-            workload, name, **target, segment_bytes=segment_bytes, transport=transport,
+            workload,
+            name,
+            **target,
+            segment_bytes=segment_bytes,
+            transport=transport,
             modules=modules,
-        )  # fmt: skip
+        )
         summary = measuring.on_ranks(trace_on_rank, request, world_size=world_size, backend="gloo")
         if not summary:
             return
