@@ -200,6 +200,8 @@ def call(*lines: str) -> subprocess.CompletedProcess[str]:
         ["order", "ring"],
         ["pareto", "all_reduce"],
         ["verify", "ring", "--json"],
+        ["dump", "--help"],  # in a module whose other command needs torch
+        ["info", "--help"],
     ],
     ids=" ".join,
 )
