@@ -2,7 +2,7 @@ import ringcoll.pictures
 import ringcoll.testing
 import ringcoll.training.data
 
-from .backend.options import Options as Options
+from .backend.c10d import Options as Options
 from .collectives.explanation import Explanation as Explanation
 from .collectives.explanation import explain as explain
 from .collectives.functions import all_gather as all_gather

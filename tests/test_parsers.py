@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from ringcoll.algorithms import schedule_of
 from ringcoll.cli import cli, measuring
-from ringcoll.cli.parameters import nbytes_of, rank_numbers, world_sizes
+from ringcoll.cli.options import nbytes_of, rank_numbers, world_sizes
 from ringcoll.cost import FORCED, Table, built_in, choose, in_text, parse_rules
 from ringcoll.errors import (
     ArgumentError,

@@ -74,7 +74,7 @@ ONLY = {
         *("__init__", "training/pipeline/__init__", "training/split/__init__"),
         *(f"{room}/__init__" for room in ROOMS if room not in {"errors", "_version", "algorithms"}),
     },
-    "subprocess": {"cli/run", "launch/mpiexec", "cli/versions"},
+    "subprocess": {"cli/doctor", "cli/programs", "launch/mpiexec"},
     "socket": {
         *("machine/stores", "launch/mpi_ranks", "transport/gloo", "resilient/membership"),
         *("bench/environment", "launch/adopted"),  # the host's name; a free port
@@ -89,7 +89,7 @@ ONLY = {
     "*.touch": {"machine/files"},
     "*.mkdir": {"machine/tuning"},
     "*.savefig": {"bench/plot"},
-    "open(write)": {"cli/new"},
+    "open(write)": {"cli/listing"},
     "tempfile": {"watch/announcement"},
     "os.O_WRONLY": {"machine/peaks"},  # of /proc/self
     "os.O_RDWR": {"transport/shared/memory"},

@@ -2,13 +2,11 @@
 
 ================  ==========================================================
 `registration`    makes the name known to torch, without importing torch
-`options`         options of a group
 `process_group`   the process group that torch makes
-`c10d`            the table of c10d's collectives and their public functions
+`c10d`            options of a group, and the table of c10d's collectives
 `device_maps`     other backends beside this one in a group
-`observers`       what dispatch modes and the profiler see of a call
 `point_to_point`  the user's own sends and receives
-`torch_gaps`      replacements for what torch lacks
+`torch_gaps`      replacements for what torch lacks, and what its profiler sees of a call
 ================  ==========================================================
 """
 
@@ -18,7 +16,7 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "options": ["Options"],
+        "c10d": ["Options"],
         "point_to_point": ["PointToPoint"],
         "process_group": ["ProcessGroup"],
         "registration": ["when_torch_is_imported"],

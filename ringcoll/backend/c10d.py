@@ -1,4 +1,4 @@
-"""The collectives as c10d spells them, and the public function for each of them.
+"""What torch.distributed says, in the library's words: options of a group, arguments of a call.
 
 A method of c10d takes its tensors first, the outputs before the inputs. Options follow; in the
 short forms the operator or the root is in their place. A list of tensors may be the only element
@@ -8,17 +8,128 @@ of another list, a left-over of process groups with several GPUs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringcoll.algorithms import required, where_possible
 from ringcoll.errors import ArgumentError
+from ringcoll.machine import as_algorithm, is_rules, rules_in
+from ringcoll.reduction import Reproducible, check_level
+from ringcoll.schedule import Schedule, contract
+from ringcoll.transport import catalogue
 
+NAME = "ringcoll"
+# pybind11's class has no types.
+_BackendOptions: Any = torch._C._distributed_c10d.Backend.Options
 _SUM = dist.ReduceOp.SUM
+
+
+@dataclass
+class Options(_BackendOptions):  # type: ignore[misc]
+    """Options of a group: ``pg_options=`` of ``init_process_group`` and ``new_group``.
+
+    As of all options of torch's backends, device meshes read ``_timeout``, the time limit of the
+    groups that they make; it may be set.
+
+    Parameters
+    ----------
+    algorithm
+        Name of an algorithm, for the collectives that have an algorithm of that name; a
+        `Schedule`, or the path of a file that holds one, for its collective; ``FILE.py:NAME``;
+        rules by collective and size (``"all_reduce:0-64K:tree;ring"``, docs/choice.md); or a
+        mapping from collective (``"all_reduce"``) to one of these. See
+        `ringcoll.machine.schedule_files`.
+    segment_bytes, wire_dtype
+        As for the functions of `ringcoll.collectives.functions`; the wire dtype is used for sums
+        of floating-point tensors only.
+    reproducible
+        As for the functions of `ringcoll.collectives.functions`, for all collectives that reduce.
+    transport, cuda_transport, verify_messages, fit, refit
+        As for `ringcoll.use`.
+    share
+        Whether long CPU tensors move to shared memory when they are first all-reduced: see
+        `ringcoll.share`. For programs whose tensors live long, as the buckets of
+        ``DistributedDataParallel`` do, with the ranks on one host. Memory that cannot move, such
+        as numpy's, and a part of a storage, is sent as it is. Operations of the group are waited
+        for before memory moves; other groups, and sends and receives, must not be using the same
+        tensor.
+
+    Examples
+    --------
+    >>> from ringcoll.backend import Options
+    >>> Options(algorithm="ring").algorithm_of("all_gather", 4)
+    'ring'
+    >>> Options(algorithm="ring").algorithm_of("barrier", 4)
+    'auto'
+    """
+
+    algorithm: str | Schedule | Mapping[str, str | Schedule] = "auto"
+    segment_bytes: int | None = None
+    wire_dtype: torch.dtype | None = None
+    reproducible: Reproducible = False
+    transport: str = "auto"
+    cuda_transport: str = "auto"
+    share: bool = False
+    verify_messages: bool = False
+    fit: str | None = None
+    refit: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__(NAME)
+        catalogue.named("cpu", self.transport)
+        catalogue.named("cuda", self.cuda_transport)
+        check_level(self.reproducible)
+        if isinstance(self.algorithm, Mapping):  # the program may go on to change its own
+            object.__setattr__(self, "algorithm", dict(self.algorithm))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = (getattr(self, field.name) for field in fields(self))
+        return _options, (self._timeout, *values)
+
+    def algorithm_of(self, collective: str, world_size: int) -> str | Schedule:
+        """Name of the algorithm for a collective, or the schedule, or the file that holds it.
+
+        Raises
+        ------
+        UnknownAlgorithmError, UnsupportedWorldSizeError
+            The mapping names an algorithm that the collective does not have, or that cannot run
+            on so many ranks.
+        """
+        asked, fitting = self.algorithm, where_possible
+        if not isinstance(asked, str | Schedule):
+            asked, fitting = asked.get(collective, "auto"), required
+        named = as_algorithm(asked)
+        if isinstance(named, str) and is_rules(named):
+            rules_in(named)  # raises if there is anything wrong with them
+            return named
+        fits = fitting(collective, named, world_size)
+        return asked if fits is named else fits  # a file is read anew at each call
+
+    def keywords(self, collective: str, world_size: int) -> dict[str, Any]:
+        """Keyword arguments for the public functions of a collective."""
+        keywords: dict[str, Any] = {"algorithm": self.algorithm_of(collective, world_size)}
+        rules = contract(collective)
+        if self.segment_bytes is not None and rules.can_be_cut:
+            keywords["segment_bytes"] = self.segment_bytes
+        if self.reproducible and rules.reduces and not rules.at_least_once:
+            keywords["reproducible"] = self.reproducible
+        return keywords
+
+
+def _options(timeout: timedelta, *values: Any) -> Options:
+    """Options as they were before they were pickled or copied."""
+    options = Options(*values)
+    options._timeout = timeout
+    return options
+
+
+# --- collectives ------------------------------------------------------------------------
 
 
 def _listed(tensors: Any) -> list[Any]:
@@ -43,11 +154,7 @@ def _at_root(lists: Any) -> list[Tensor] | None:
 
 
 def _lists(lists: Any) -> list[list[Tensor]]:
-    return [list(tensors) for tensors in lists]
-
-
-def _sizes(sizes: Any) -> Any:
-    return [] if sizes is None else sizes
+    return [*map(list, lists)]
 
 
 def _same(tensor: Any) -> Any:
@@ -75,21 +182,12 @@ class C10dCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """A collective of c10d.
+    """A collective of c10d, and the public function for it.
 
-    Parameters
-    ----------
-    names
-        Names of the method, in this version of torch and in others.
-    function
-        Name of the public function, in `ringcoll.collectives.functions`.
-    tensors
-        For each tensor argument of c10d: its name, and the conversion to the argument of the
-        public function. The results come first.
-    root
-        Name of the public function's argument for the root, if the collective has a root.
-    inputs_first
-        Whether the public function has its inputs before its results.
+    ``names`` are those of the method, in this version of torch and in others. ``tensors`` has the
+    name of each tensor argument, the results first, and its conversion to the argument of the
+    public function, in which ``root`` is the name of the argument for the root, if there is one,
+    and in which the inputs may come first.
     """
 
     names: tuple[str, ...]
@@ -139,6 +237,11 @@ class Method:
         )
 
 
+_ONE_OF_EACH = {"output": _same, "input": _same}
+_LISTS_OF_EACH = {"outputs": list, "inputs": list}
+_SPLIT_SIZES = dict.fromkeys(
+    ("output_split_sizes", "input_split_sizes"), lambda sizes: [] if sizes is None else sizes
+)
 METHODS = (
     Method(("allreduce",), "all_reduce", {"tensors": _only}),
     Method(("allreduce_coalesced",), "all_reduce_coalesced", {"tensors": list}),
@@ -147,14 +250,12 @@ METHODS = (
         ("reduce_scatter",), "reduce_scatter", {"output_tensors": _only, "input_tensors": _inner}
     ),
     Method(
-        ("reduce_scatter_single", "_reduce_scatter_base"),
-        "reduce_scatter_single",
-        {"output": _same, "input": _same},
+        ("reduce_scatter_single", "_reduce_scatter_base"), "reduce_scatter_single", _ONE_OF_EACH
     ),
     Method(
         ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
         "reduce_scatter_single_coalesced",
-        {"outputs": list, "inputs": list},
+        _LISTS_OF_EACH,
     ),
     Method(("broadcast",), "broadcast", {"tensors": _only}, root="group_src"),
     Method(("allgather",), "all_gather", {"output_tensors": _inner, "input_tensors": _only}),
@@ -163,15 +264,11 @@ METHODS = (
         "all_gather_coalesced",
         {"output_lists": _lists, "input_list": list},
     ),
-    Method(
-        ("all_gather_single", "_allgather_base"),
-        "all_gather_single",
-        {"output": _same, "input": _same},
-    ),
+    Method(("all_gather_single", "_allgather_base"), "all_gather_single", _ONE_OF_EACH),
     Method(
         ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
         "all_gather_single_coalesced",
-        {"outputs": list, "inputs": list},
+        _LISTS_OF_EACH,
     ),
     Method(
         ("gather",),
@@ -186,16 +283,9 @@ METHODS = (
         {"output_tensors": _only, "input_tensors": _at_root},
         root="group_src",
     ),
-    Method(("alltoall",), "all_to_all", {"outputs": list, "inputs": list}),
+    Method(("alltoall",), "all_to_all", _LISTS_OF_EACH),
     Method(
-        ("all_to_all_single", "alltoall_base"),
-        "all_to_all_single",
-        {
-            "output": _same,
-            "input": _same,
-            "output_split_sizes": _sizes,
-            "input_split_sizes": _sizes,
-        },
+        ("all_to_all_single", "alltoall_base"), "all_to_all_single", _ONE_OF_EACH | _SPLIT_SIZES
     ),
 )
 """All collectives but the barrier, which has no tensors."""

@@ -4,10 +4,10 @@ torch makes the backends of a map one after the other. But it takes a process gr
 in Python for the whole group: the backends that it made before are lost, and it makes no others.
 So a group of this library, in a map with other backends, is made in three steps:
 
-1. `made` keeps the group, and gives torch a backend written in C++ in the place of it.
+1. `backend_for_torch` keeps the group, and gives torch a backend written in C++ in the place of it.
 2. torch makes the other backends, and a process group of its own with all of them.
-3. This library's group takes the place of that process group, and gets its other backends. A call on
-   tensors of their devices goes to them: see `ProcessGroup.take_over`.
+3. This library's group takes the place of that process group, and gets its other backends. A call
+   on tensors of their devices goes to them: see `ProcessGroup.take_over`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class _Asked(threading.local):
 _asked = _Asked()
 
 
-def made(make: Callable[..., Any], options: Any) -> Any:
-    """The maker of a backend, as torch gets it; ``make(options, devices)`` makes the group."""
+def backend_for_torch(make: Callable[..., Any], options: Any) -> Any:
+    """The backend, as torch gets it; ``make(options, devices)`` makes the group."""
     if not _asked.is_mixed:
         return make(options, _asked.devices)
     if _asked.group is None:
@@ -75,7 +75,7 @@ def honour_device_maps(name: str) -> None:
         _check(backend, own, others)
         _asked.devices, _asked.is_mixed, _asked.group = own, bool(others), None
         if others:
-            from ringcoll.backend.options import Options
+            from ringcoll.backend.c10d import Options
 
             options = call.arguments.get("backend_options")
             _asked.options = options if isinstance(options, Options) else None
@@ -103,9 +103,8 @@ def _check(backend: str, own: tuple[str, ...], others: dict[str, str]) -> None:
             got=backend,
         )
     # torch keeps one backend of each kind, and takes it for all devices of that kind.
-    custom = [
-        each for each in others.values() if dist.Backend.backend_type_map.get(each) == _CUSTOM
-    ]
+    kinds = dist.Backend.backend_type_map
+    custom = [name for name in others.values() if kinds.get(name) == _CUSTOM]
     if custom:
         raise ArgumentError(
             f"torch does not tell the custom backends ringcoll and {custom[0]} of a group apart; "

@@ -143,8 +143,8 @@ class PointToPoint:
         is_empty = all(message.is_empty for message in messages)
         if work is None and not is_empty:
             raise TransportError(
-                f"rank {self._rank} gave NCCL a batch of {len(messages)} sends and receives, and got "
-                "no work for them"
+                f"rank {self._rank} gave NCCL a batch of {len(messages)} sends and receives, and "
+                "got no work for them"
             )
         return [PointToPointWork(work, failure, None, device, is_empty=is_empty)]
 

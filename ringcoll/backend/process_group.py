@@ -29,12 +29,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringcoll.backend.c10d import METHODS, C10dCall, Method
-from ringcoll.backend.device_maps import made
-from ringcoll.backend.observers import is_watched, observed
-from ringcoll.backend.options import NAME, Options
+from ringcoll.backend.c10d import METHODS, NAME, C10dCall, Method, Options
+from ringcoll.backend.device_maps import backend_for_torch
 from ringcoll.backend.point_to_point import PointToPoint
-from ringcoll.backend.torch_gaps import mend_torch
+from ringcoll.backend.torch_gaps import is_watched, mend_torch, observed
 from ringcoll.collectives import functions as api
 from ringcoll.collectives import groups, share_for
 from ringcoll.errors import ArgumentError
@@ -138,7 +136,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     @cached_property
     def _native(self) -> Any:
-        """A group of torch, whose calls are c10d's operators; unless it was taken over, none runs."""
+        """A group of torch, whose calls are c10d's operators; none runs, unless it was taken."""
         native = _ProcessGroup(self._store, self.rank(), self.size())
         for device in self._device_types:
             native._register_backend(device, _CUSTOM, self.inner)
@@ -210,7 +208,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         keywords: Mapping[str, Any] = MappingProxyType({}),
         device: torch.device | None = None,
     ) -> Any:
-        """Run a call, in the sight of observers; or hand it to the backend of its tensors' device."""
+        """Run a call in the sight of observers, or hand it to the backend of its device."""
         if self._devices is not None:
             device = device or _device_of([*arguments, *keywords.values()])
             if device.type in self._others:
@@ -228,7 +226,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return run()
 
     def defaults(self, collective: str, dtype: torch.dtype | None) -> dict[str, Any]:
-        """The options of the group, as keyword arguments of a public function for tensors of a dtype."""
+        """The group's options, as keyword arguments of a public function, for a tensor's dtype."""
         keywords = self._keywords[collective]
         rules, wire_dtype = contract(collective), self.options.wire_dtype
         if wire_dtype is None or not rules.reduces or rules.at_least_once:
@@ -243,9 +241,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if limit is None or limit <= timedelta(0):
             limit = self.timeout
         self._issued += 1
-        keywords = call.keywords | self.defaults(
-            collective, call.results[0].dtype if call.results else None
-        )
+        dtype = call.results[0].dtype if call.results else None
+        keywords = call.keywords | self.defaults(collective, dtype)
         if collective == "all_reduce" and any(
             getattr(tensor, "is_sparse", False) for tensor in call.results
         ):
@@ -292,7 +289,7 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def batched(
         self, start: Callable[[], list[dist.Work]], messages: Sequence[tuple[Tensor, bool]]
     ) -> list[dist.Work]:
-        """Start the messages of ``torch.distributed.batch_isend_irecv``: of each, whether it is a receive."""
+        """Start messages of ``batch_isend_irecv``; of each it is told whether it is a receive."""
         device = messages[0][0].device
         other = self._others.get(device.type)
         if other is None:
@@ -361,8 +358,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         kept = {device.type for device in device_types or self._device_types}
         if kept & self._others.keys():
             raise ArgumentError(
-                "a group with other backends cannot be split; torch.distributed.new_group makes groups "
-                "of some of its ranks",
+                "a group with other backends cannot be split; torch.distributed.new_group makes "
+                "groups of some of its ranks",
                 rank=self.rank(),
                 argument="device_types",
                 expected=" or ".join(self._devices or ()),
@@ -462,4 +459,4 @@ def create(dist_backend_opts: Any, options: Any) -> Any:
         dist_backend_opts.group_size,
         dist_backend_opts.timeout,
     )
-    return made(make, options)
+    return backend_for_torch(make, options)

@@ -1,9 +1,9 @@
 """Registration: the name "ringcoll" becomes known to torch.distributed, without importing torch.
 
-`import ringcoll` calls `when_torch_is_imported`. torch calls `register` at the end of its own import: it is an
-entry point of the group ``torch.backends``, which takes 4 ms and imports nothing else of the library.
-``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns that off; from 2.14 on torch then still looks into the group
-``torch.distributed.backends``.
+`import ringcoll` calls `when_torch_is_imported`. torch calls `register` at the end of its own
+import: it is an entry point of the group ``torch.backends``, which takes 4 ms and imports nothing
+else of the library. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns that off; from 2.14 on torch then
+still looks into the group ``torch.distributed.backends``.
 """
 
 from __future__ import annotations

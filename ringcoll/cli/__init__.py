@@ -1,38 +1,21 @@
 """The command line; ``ringcoll --help`` describes it.
 
 ================  =====================================================
-`app`             the group of commands, and how they end
-`command`         how a command describes itself
-`compare`         ``ringcoll compare``
-`bench`           ``ringcoll bench``
+`app`             the group of commands, how they describe themselves, and how they end
+`output`          what commands write: tables, JSON, CSV, progress, pictures
+`options`         arguments and options that several commands take
 `measuring`       what the commands that measure share
-`nccl_table`      the table of nccl-tests, for ``ringcoll bench``
-`listing`         ``ringcoll list``
+`listing`         ``ringcoll list``, ``ringcoll new`` and ``ringcoll export``
 `show`            ``ringcoll show``
-`export`          ``ringcoll export``
-`new`             ``ringcoll new``
-`prove`           ``ringcoll verify``
-`order`           ``ringcoll order``
-`pareto`          ``ringcoll pareto``
-`info`            ``ringcoll info``
-`doctor`          ``ringcoll doctor``
-`dump`            ``ringcoll dump``
-`run`             ``ringcoll run``
-`explain`         ``ringcoll explain``
+`prove`           ``ringcoll verify``, ``ringcoll order``, and proofs in words and as data
+`networks`        networks that are not here: ``ringcoll simulate`` and ``ringcoll plot``
+`search`          the best schedules: ``ringcoll search``, ``ringcoll fit``, ``ringcoll pareto``
+`doctor`          what is used here: ``ringcoll doctor``, ``ringcoll explain``, ``ringcoll info``
+`speed`           this machine: ``ringcoll compare``, ``ringcoll tune``, ``ringcoll probe``
+`bench`           ``ringcoll bench``, in the table of nccl-tests
 `trace`           ``ringcoll trace``
-`simulate`        ``ringcoll simulate``
-`plot`            ``ringcoll plot``
-`search`          ``ringcoll search``
-`fit`             ``ringcoll fit``
 `train`           ``ringcoll train``
-`tune`            ``ringcoll tune``
-`probe`           ``ringcoll probe``
-`report`          a proof in words and as data
-`output`          how results are printed
-`picture_files`   pictures as SVG, pages, PNG, PDF and GIF
-`parameters`      arguments and options that several commands take
-`networks`        networks that a command is given
-`versions`        versions of the software beside the package
+`programs`        programs on ranks: ``ringcoll run`` and ``ringcoll dump``
 ================  =====================================================
 
 A command's module is imported when the command is called, so that the list of commands

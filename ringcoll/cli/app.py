@@ -1,6 +1,7 @@
-"""The group of commands: how commands are found, described, and end.
+"""The group of commands: how commands are found, describe themselves, and end.
 
-A new command is a module with a click command of the same name, and a line in `SECTIONS`.
+A new command is a click command in a module of the same name, or in one that `_SHARED` names, and a
+line in `SECTIONS`. A page of help has text, definitions and examples, as wide as the terminal.
 
 Exit status: 0 if all is well, 1 if something that was checked is wrong, 2 if the command
 could not do what it was asked to do, 130 if Ctrl-C ended it.
@@ -9,7 +10,10 @@ could not do what it was asked to do, 130 if Ctrl-C ended it.
 from __future__ import annotations
 
 import sys
+import textwrap
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from traceback import walk_tb
 from typing import Any
@@ -18,11 +22,12 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from ringcoll._version import __version__
-from ringcoll.cli.command import SETTINGS, write_examples
 from ringcoll.errors import RingcollError
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended; shells use the same number."""
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""The settings of click for the group and every command."""
 _COMPLETE = "_RINGCOLL_COMPLETE"  # as click reads it; scripts of `--completion` set it
 
 SECTIONS = {
@@ -61,7 +66,17 @@ SECTIONS = {
 }
 """The commands by heading, with a line on each."""
 COMMANDS = {name: summary for section in SECTIONS.values() for name, summary in section.items()}
-_MODULES = {"list": "listing", "verify": "prove"}  # the others have the names of their commands
+_SHARED = {
+    "doctor": ("doctor", "explain", "info"),
+    "listing": ("list", "new", "export"),
+    "networks": ("simulate", "plot"),
+    "programs": ("run", "dump"),
+    "prove": ("verify", "order"),
+    "search": ("search", "fit", "pareto"),
+    "speed": ("compare", "tune", "probe"),
+}
+"""The commands of modules that do not have the name of their only command."""
+_MODULES = {name: module for module, names in _SHARED.items() for name in names}
 
 _EXAMPLES = """
 ringcoll list all_reduce
@@ -72,6 +87,47 @@ ringcoll doctor -k 4
 ringcoll new all_reduce star
 ringcoll verify star.py:star
 """
+
+
+class DescribedCommand(click.Command):
+    """A command whose page of help has definitions, under headings, and examples, one a line."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        examples: str,
+        terms: Mapping[str, Mapping[str, str]] = {},
+        **options: Any,
+    ) -> None:
+        settings = SETTINGS | options.pop("context_settings", {})
+        super().__init__(name, context_settings=settings, **options)
+        self.examples, self.terms = examples, terms
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the definitions and the examples, below the options."""
+        for heading, definitions in self.terms.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(definitions.items()))
+        write_examples(formatter, self.examples)
+
+
+command = partial(click.command, cls=DescribedCommand)
+
+
+def write_examples(formatter: click.HelpFormatter, examples: str) -> None:
+    """Write calls of commands; a call that is too long is continued as a shell reads it."""
+    with formatter.section("Examples"):
+        for example in examples.strip().splitlines():
+            lines = textwrap.wrap(
+                example.strip(),
+                formatter.width - formatter.current_indent - len("  \\"),
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            indent = " " * formatter.current_indent
+            formatter.write(" \\\n".join(indent + line for line in lines) + "\n")
 
 
 class _CannotDoError(click.ClickException):
@@ -101,7 +157,7 @@ class _Commands(click.Group):
         write_examples(formatter, _EXAMPLES)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete the name of a command, or an option, without importing a command."""
+        """Complete a command's name, or an option, without importing a command."""
         return [
             CompletionItem(name, help=summary)
             for name, summary in COMMANDS.items()

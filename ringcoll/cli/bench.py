@@ -1,8 +1,13 @@
-"""``ringcoll bench``: one collective, in the table of nccl-tests."""
+"""``ringcoll bench``: one collective, in the table of nccl-tests, for programs that read theirs.
+
+A block is the output of a run of nccl-tests: header, lines, footer. Each contender has a
+block, although the contenders were measured side by side.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,41 +15,33 @@ import click
 
 from ringcoll.bench import (
     DTYPES,
+    FEW_SAMPLES,
     LIMITS,
     OVER_RANKS,
     BenchRequest,
     Result,
+    Timing,
     as_size,
+    average_busbw,
     csv_records,
     document,
+    efficiencies,
     environment,
     failed,
+    oversubscribed,
+    time_in_words,
+    timings,
+    wrong_in,
 )
 from ringcoll.bench import peers as asked
-from ringcoll.cli import measuring, nccl_table
-from ringcoll.cli.command import command
+from ringcoll.cli import measuring, options
+from ringcoll.cli.app import command
 from ringcoll.cli.output import print_csv, print_json
-from ringcoll.cli.parameters import (
-    collective_name,
-    complete_algorithms,
-    csv_option,
-    file_option,
-    json_option,
-)
 from ringcoll.launch import adopt_ranks
 from ringcoll.machine import json_text, replace_file
 from ringcoll.reduction import OPERATORS
 from ringcoll.schedule import contract
 from ringcoll.transport import catalogue
-
-_EXAMPLES = """
-  ringcoll bench all_reduce -b 8 -e 128M -f 2
-  ringcoll bench all_reduce -k 2 --algorithms ring,native -b 1K -e 1M -f 4
-  ringcoll bench all_reduce -b 8 -e 64M -f 8 --peers gloo,mpich --limits
-  ringcoll bench all_reduce --device cuda --cuda-transport ucx -k 4 -e 256M
-  ringcoll bench broadcast -r all -d half -J broadcast.json
-  torchrun --nproc-per-node 4 -m ringcoll bench all_reduce
-"""
 
 
 def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -53,34 +50,44 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value
 
 
-@command(examples=_EXAMPLES)
-@click.argument("collective", type=collective_name)
+@command(
+    examples="""
+        ringcoll bench all_reduce -b 8 -e 128M -f 2
+        ringcoll bench all_reduce -k 2 --algorithms ring,native -b 1K -e 1M -f 4
+        ringcoll bench all_reduce -b 8 -e 64M -f 8 --peers gloo,mpich --limits
+        ringcoll bench all_reduce --device cuda --cuda-transport ucx -k 4 -e 256M
+        ringcoll bench broadcast -r all -d half -J broadcast.json
+        torchrun --nproc-per-node 4 -m ringcoll bench all_reduce
+    """
+)
+@options.collective_argument
 @measuring.ranks_option(4)
 @click.option(
     "--algorithms",
     default="auto",
     show_default=True,
     metavar="NAMES",
-    shell_complete=complete_algorithms,
+    shell_complete=options.complete_algorithms,
     help="Names from `ringcoll list`, auto, persistent (auto, prepared once), "
-    "shared_tensors (the same, in shared memory), native for "
-    "torch's own, algorithms of yours such as star.py:star, files such as ring.xml; or all. "
-    "ring@gloo: over gloo. "
+    "shared_tensors (the same, in shared memory), native for torch's own, algorithms of "
+    "yours such as star.py:star, files such as ring.xml; or all. ring@gloo: over gloo. "
     "One block is printed for each.",
 )
-@measuring.sizes_options("32M", "32M", factor=1, step="1M")
-@click.option("-n", "--iters", type=click.IntRange(1, 10**6), default=20, show_default=True,
+@options.sizes_options("32M", "32M", factor=1, step="1M")
+@click.option("-n", "--iters", "most", type=click.IntRange(1, 10**6), default=20, show_default=True,
               help="Times that each operation is timed.")  # fmt: skip
-@click.option("-w", "--warmup_iters", type=click.IntRange(0, 10**6), default=1, show_default=True,
-              help="Times that it runs before.")  # fmt: skip
+@click.option("-w", "--warmup_iters", "warmup", type=click.IntRange(0, 10**6), default=1,
+              show_default=True, help="Times that it runs before.")  # fmt: skip
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True,
               help="Whether every element of every result is checked, untimed.")  # fmt: skip
 @click.option("-o", "--op", "ops", default="sum", show_default=True, metavar="OP",
               callback=measuring.operators,
-              help=f"One of {', '.join(OPERATORS)}; or all, the first {measuring.NCCL_OPERATORS}.")  # fmt: skip
+              help=f"One of {', '.join(OPERATORS)}; or all, the first "
+              f"{measuring.NCCL_OPERATORS}.")  # fmt: skip
 @click.option("-d", "--datatype", "dtypes", default="float", show_default=True, metavar="TYPE",
               callback=measuring.dtypes,
-              help=f"One of {', '.join(DTYPES)}; or all, the first {measuring.NCCL_DTYPES}.")  # fmt: skip
+              help=f"One of {', '.join(DTYPES)}; or all, the first "
+              f"{measuring.NCCL_DTYPES}.")  # fmt: skip
 @click.option("-r", "--root", default="0", show_default=True, metavar="RANK", callback=_root,
               help="Root of a rooted collective; or all.")  # fmt: skip
 @click.option("-z", "--blocking", type=click.IntRange(0, 2), default=2, show_default=True,
@@ -102,12 +109,13 @@ def _root(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option("--limits", is_flag=True,
               help="Also time an exchange of what has to be sent, an addition of what has to be "
               "added, and a copy; and print how near each algorithm comes.")  # fmt: skip
-@file_option("-J", "--output_file", "file", help="Write everything to this file, as JSON.")
-@json_option
-@csv_option
+@options.file_option("-J", "--output_file", "file", help="Write everything to this file, as JSON.")
+@options.json_option
+@options.csv_option
 @click.pass_context
 def bench(
     ctx: click.Context,
+    /,
     collective: str,
     ranks: int | None,
     algorithms: str,
@@ -115,15 +123,9 @@ def bench(
     maxbytes: int,
     stepbytes: int,
     stepfactor: int,
-    iters: int,
-    warmup_iters: int,
     check: int,
-    ops: tuple[str, ...],
-    dtypes: tuple[str, ...],
     root: str,
-    blocking: int,
     average: int,
-    segment_bytes: int | None,
     device: str,
     transport: str,
     cuda_transport: str,
@@ -133,10 +135,12 @@ def bench(
     file: Path | None,
     as_json: bool,
     as_csv: bool,
+    **settings: Any,
 ) -> None:
     """Measure COLLECTIVE, with the flags, columns and JSON of nccl-tests.
 
-    Ranks are started on this machine; under torchrun, mpiexec and srun, those that are there are used.
+    Ranks are started on this machine; under torchrun, mpiexec and srun, those that are there are
+    used.
 
     Size is that of the vector, or of all blocks of a rank; time the median of the
     iterations; algbw size over time; busbw that times a factor for the data that each
@@ -171,23 +175,17 @@ def bench(
     request = BenchRequest(
         collective,
         tuple(dict.fromkeys(named)),
-        measuring.chosen(minbytes, maxbytes, stepfactor, stepbytes),
-        dtypes=dtypes,
-        ops=ops,
+        options.sizes_between(minbytes, maxbytes, stepfactor, stepbytes),
         roots=tuple(roots),
-        warmup=warmup_iters,
-        most=iters,
         over_ranks=OVER_RANKS[average],
         check=bool(check),
-        blocking=blocking,
-        segment_bytes=segment_bytes,
         modules=modules,
         device=device,
+        **settings,
     )
     if not request.workloads:
-        raise click.UsageError(f"operator {ops[0]} is not defined for {dtypes[0]}")
-    facts = environment(world_size)
-    facts["transport"] = catalogue.resolved(device)
+        raise click.UsageError(f"operator {request.ops[0]} is not defined for {request.dtypes[0]}")
+    facts = environment(world_size) | {"transport": catalogue.resolved(device)}
     printer = _Printer(request, facts, streams=not (as_json or as_csv or mpi_peers))
     results = measuring.measured(
         request,
@@ -201,7 +199,17 @@ def bench(
     for name in mpi_peers:
         results += asked.measure_peer(name, request, world_size, peer_dir)
     if printer.devices:  # under a launcher rank 0 has them, and prints
-        _finish(printer, results, file, as_json=as_json, as_csv=as_csv)
+        everything = document(request, facts, printer.devices, results)
+        if as_json:
+            print_json(everything)
+        elif as_csv:
+            print_csv(list(csv_records(results)))
+        else:
+            printer.end(results)
+        if file is not None:
+            replace_file(file, json_text(everything, indent=2) + "\n")
+            if not (as_json or as_csv):
+                click.echo(f"# Writing JSON output to {file}")
     if failed(results):
         ctx.exit(1)
 
@@ -217,23 +225,23 @@ class _Printer:
     def start(self, devices: list[dict[str, Any]]) -> None:
         self.devices = devices
         if self.streams:
-            _print(nccl_table.preamble(self.request, self.facts, devices))
-            _print(nccl_table.header(self.request.contenders[0]))
+            _print(preamble(self.request, self.facts, devices))
+            _print(header(*self.request.contenders))
 
     def results(self, results: list[Result]) -> None:
         if self.streams:
-            _print(map(nccl_table.line, results))
+            _print(map(line, results))
 
     def end(self, results: list[Result]) -> None:
         if not self.streams:
-            _print(nccl_table.preamble(self.request, self.facts, self.devices))
+            _print(preamble(self.request, self.facts, self.devices))
         for name in dict.fromkeys((*self.request.contenders, *(r.contender for r in results))):
             own = [result for result in results if result.contender == name]
             if not self.streams:
-                _print(nccl_table.header(name))
-                _print(map(nccl_table.line, own))
-            _print(nccl_table.footer(self.request, own))
-        _print(nccl_table.limit_lines(results))
+                _print(header(name))
+                _print(map(line, own))
+            _print(footer(self.request, own))
+        _print(limit_lines(results))
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -241,18 +249,117 @@ def _print(lines: Iterable[str]) -> None:
         click.echo(line)
 
 
-def _finish(
-    printer: _Printer, results: list[Result], file: Path | None, *, as_json: bool, as_csv: bool
-) -> None:
-    """Print what is not printed yet, and write the file."""
-    everything = document(printer.request, printer.facts, printer.devices, results)
-    if as_json:
-        print_json(everything)
-    elif as_csv:
-        print_csv(list(csv_records(results)))
-    else:
-        printer.end(results)
-    if file is not None:
-        replace_file(file, json_text(everything, indent=2) + "\n")
-        if not (as_json or as_csv):
-            click.echo(f"# Writing JSON output to {file}")
+# --- the table --------------------------------------------------------------------------
+
+_OVER_RANKS = {
+    "rank0": "of rank 0",
+    "avg": "averaged over the ranks",
+    "min": "of the fastest rank",
+    "max": "of the slowest rank",
+}
+_BLOCKING = {
+    0: "# Blocking Disabled: operations of one turn are all started, then waited for",
+    1: "# Blocking Enabled: wait for completion and barrier after each collective",
+    2: "# Blocking Enabled: wait for completion after each collective (no barrier)",
+}
+
+
+def _number(value: float, width: int) -> str:
+    """A number in a fixed width, with as many decimals as fit, two at most.
+
+    >>> _number(2943.254, 7), _number(99999.94, 7), _number(11.4, 6), _number(1234567.0, 7)
+    ('2943.25', '99999.9', ' 11.40', '1234567')
+    """
+    digits = len(str(math.floor(value))) if value >= 1 else 0
+    for decimals in (2, 1, 0):
+        if digits + decimals + bool(decimals) <= width:
+            return f"{value:{width}.{decimals}f}"
+    return f"{value:{width}.0e}"
+
+
+def preamble(
+    request: BenchRequest, facts: dict[str, Any], devices: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """The lines before the first block."""
+    sizes, step = request.nbytes, "0(bytes)"
+    if len(sizes) > 1:
+        factor, rest = divmod(sizes[1], max(1, sizes[0]))
+        is_factor = not rest and sizes[0] * factor ** (len(sizes) - 1) == sizes[-1]
+        step = f"{factor}(factor)" if is_factor else f"{sizes[1] - sizes[0]}(bytes)"
+    yield f"# ringcoll version {facts['ringcoll']} torch {facts['torch']} python {facts['python']}"
+    yield f"# Collective test starting: {request.collective}"
+    yield (
+        f"# nRanks {facts['world_size']} nCores {facts['cores']} minBytes {sizes[0]} "
+        f"maxBytes {sizes[-1]} step: {step} warmup iters: {request.warmup} "
+        f"iters: {request.most} agg iters: 1 validation: {int(request.check)} graph: 0"
+    )
+    yield f"# time: median, {_OVER_RANKS[request.over_ranks]}"
+    yield _BLOCKING[request.blocking]
+    for warning in oversubscribed(facts["world_size"]):
+        yield f"# {warning}"
+    yield "#"
+    yield "# Using devices"
+    for item in devices:
+        yield (
+            "#  Rank {rank:2} Group {group:2} Pid {pid:6} on {hostname:>10} "
+            "device {device:2} [{device_kind}] {device_info}".format(**item)
+        )
+
+
+_NAMES = ("size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "#wrong") * 2)
+_UNITS = ("(B)", "(elements)", "", "", "", *("(us)", "(GB/s)", "(GB/s)", "") * 2)
+_WIDTHS = (10, 12, 8, 6, 6, *(7, 6, 6, 6) * 2)
+
+
+def header(contender: str) -> Iterator[str]:
+    """The first lines of a block."""
+    yield "#"
+    yield f"# Algorithm: {contender}"
+    yield f"# {'':49}  {'out-of-place':^31}  {'in-place':^31}".rstrip()
+    for cells in (_NAMES, _UNITS):
+        row = (f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
+        yield f"# {'  '.join(row)}".rstrip()
+
+
+def line(result: Result) -> str:
+    """One line of a block."""
+    workload = result.workload
+    return (
+        f"{result.nbytes:12}  {result.count:12}  {workload.dtype:>8}  "
+        f"{workload.op:>6}  {workload.root:6}"
+        f"{_half(result, result.out_of_place)}{_half(result, result.in_place)}"
+    )
+
+
+def _half(result: Result, timing: Timing | None) -> str:
+    time = algbw = busbw = wrong = "N/A"
+    if timing is not None and timing.samples_s:
+        median = timing.summary.p50_s
+        time = _number(median * 1e6, 7)
+        algbw, busbw = _number(result.algbw(median), 6), _number(result.busbw(median), 6)
+        wrong = "N/A" if timing.wrong is None else f"{timing.wrong:g}"
+    return f"  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>6}"
+
+
+def footer(request: BenchRequest, results: Sequence[Result]) -> Iterator[str]:
+    """The last lines of a block."""
+    wrong = wrong_in(results)
+    for reason in dict.fromkeys(result.refused for result in results if result.refused):
+        yield f"# not available: {reason}"
+    few = sum(timing.summary.few for _, _, timing in timings(results))
+    if few:
+        yield f"# {'Few samples':20} : {few} medians are {FEW_SAMPLES}"
+    yield f"# {'Out of bounds values':20} : {wrong} {'FAILED' if wrong else 'OK'}"
+    yield f"# {'Avg bus bandwidth':20} : {average_busbw(results):g} "
+    yield "#"
+    yield f"# Collective test concluded: {request.collective}"
+
+
+def limit_lines(results: Sequence[Result]) -> Iterator[str]:
+    """The lines below the blocks: the limits of each size, and how near each contender comes."""
+    for row in efficiencies(results):
+        shares = ", ".join(f"{name} {value:.2f}" for name, value in row.of.items())
+        yield (
+            f"# {as_size(row.nbytes)}: exchange {time_in_words(row.exchange_s)} + add "
+            f"{time_in_words(row.add_s)}, copy {time_in_words(row.copy_s)}; efficiency: {shares}"
+        )

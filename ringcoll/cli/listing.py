@@ -1,88 +1,44 @@
-"""``ringcoll list``: which algorithms there are."""
+"""Algorithms by name: ``ringcoll list``, ``ringcoll new`` and ``ringcoll export``.
+
+They tell which algorithms there are, begin another one, and write one for another system. Each
+collective has a program for beginners in ``skeletons``, in which ``NAME`` stands for the algorithm.
+"""
 
 from __future__ import annotations
 
+import keyword
 import textwrap
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ringcoll.algorithms import ALIASES, Algorithm, algorithms
-from ringcoll.cli.command import command
-from ringcoll.cli.output import amount, grouped, print_json, print_table, print_text, times
-from ringcoll.cli.parameters import collective_name, json_option, named_algorithms
-from ringcoll.cli.report import findings
+from ringcoll.cli import options
+from ringcoll.cli.app import command
+from ringcoll.cli.output import grouped, print_json, print_table, print_text
+from ringcoll.cli.prove import cost_cells, findings_at, header
 from ringcoll.errors import ScheduleError
-from ringcoll.machine import is_reference
-from ringcoll.schedule import CONTRACTS, verify
-
-_EXAMPLES = """
-ringcoll list
-ringcoll list all_reduce
-ringcoll list --all
-ringcoll list star.py:star
-"""
+from ringcoll.machine import is_reference, replace_files
+from ringcoll.schedule import CONTRACTS, Schedule, contract, verify
 
 
-_COLUMNS = (
-    *("collective", "algorithm", "restriction", "k", "rounds", "/bound", "traffic", "/bound"),
-    *("how", "source"),
+@command(
+    "list",
+    examples="""
+        ringcoll list
+        ringcoll list all_reduce
+        ringcoll list --all
+        ringcoll list star.py:star
+    """,
 )
-
-
-def _short(entry: Algorithm) -> list[str]:
-    """The short names that also find the algorithm."""
-    return [alias for alias, name in ALIASES.items() if name == entry.name]
-
-
-def _names(entry: Algorithm) -> str:
-    short = _short(entry)
-    return f"{entry.name} ({', '.join(short)})" if short else entry.name
-
-
-def _is_usual(entry: Algorithm) -> bool:
-    """Whether an algorithm is listed without ``--all``."""
-    return not (entry.second_choice or entry.needs)
-
-
-def _how(entry: Algorithm) -> str:
-    """The summary, without the names that stand beside it."""
-    title, _, text = entry.summary.partition(": ")
-    names = {f"{name}_{entry.collective}" for name in (entry.name, *_short(entry))}
-    if text and title.lower().replace("-", "_").replace(" ", "_") in names:
-        return text[0].upper() + text[1:]
-    return entry.summary
-
-
-def _proved(entry: Algorithm) -> dict[str, Any] | None:
-    """The proof for 8 ranks, or for a few more; ``None`` if the algorithm is wrong."""
-    fitting = (k for k in range(8, 65) if not entry.restriction(k))
-    try:
-        proof = verify(entry.schedule(next(fitting, 1)))
-    except ScheduleError:
-        return None
-    return {"world_size": proof.schedule.world_size} | findings(proof)
-
-
-def _costs(facts: dict[str, Any] | None) -> tuple[str, ...]:
-    if facts is None:
-        return ("", "", "", "", "wrong")
-    return (
-        str(facts["world_size"]),
-        str(facts["rounds"]),
-        times(facts["rounds"], facts["rounds_at_least"]),
-        amount(facts["traffic"]),
-        times(facts["traffic"], facts["traffic_at_least"]),
-    )
-
-
-@command("list", examples=_EXAMPLES)
-@click.argument("collective", required=False, shell_complete=collective_name.shell_complete)
+@click.argument("collective", required=False, shell_complete=options.collective_name.shell_complete)
 @click.option("--all", "every", is_flag=True,
               help="List every algorithm, with costs and source, in a wide table.")  # fmt: skip
-@json_option
+@options.json_option
 def list_algorithms(collective: str | None, every: bool, as_json: bool) -> None:
     """List the algorithms of COLLECTIVE, or of all collectives.
 
@@ -103,9 +59,9 @@ def list_algorithms(collective: str | None, every: bool, as_json: bool) -> None:
     if collective is None:
         entries = [entry for name in CONTRACTS for entry in algorithms(name)]
     elif is_reference(collective):
-        entries = named_algorithms(collective)[0]
+        entries = options.named_algorithms(collective)[0]
     else:
-        entries = list(algorithms(collective_name.convert(collective, None, None)))
+        entries = list(algorithms(options.collective_name.convert(collective, None, None)))
     if as_json:
         print_json(
             [
@@ -127,19 +83,21 @@ def list_algorithms(collective: str | None, every: bool, as_json: bool) -> None:
     if not every:
         _print_usual(entries)
         return
+    wrong = ("", "", "", "", "wrong")
     rows = (
-        (
-            *(entry.collective, _names(entry), entry.needs, *_costs(_proved(entry))),
-            *(entry.summary, entry.source),
-        )
+        (entry.collective, _names(entry), entry.needs)
+        + (cost_cells(facts) if (facts := _proved(entry)) else wrong)
+        + (entry.summary, entry.source)
         for entry in entries
     )
-    print_table(_COLUMNS, grouped(rows, apart=False), left=3, prose=2)
+    costs = ("k", "rounds", "/bound", "traffic", "/bound")
+    columns = ("collective", "algorithm", "restriction", *costs, "how", "source")
+    print_table(columns, grouped(rows, apart=False), left=3, prose=2)
 
 
 def _print_usual(entries: Sequence[Algorithm]) -> None:
-    """Print the usual ones of some algorithms, a heading for each collective."""
-    usual = [entry for entry in entries if _is_usual(entry)]
+    """Print what is listed without ``--all``, a heading for each collective."""
+    usual = [entry for entry in entries if not (entry.second_choice or entry.needs)]
     width = max((len(_names(entry)) for entry in usual), default=0)
     for collective, group in groupby(usual, lambda entry: entry.collective):
         click.echo(collective)
@@ -155,3 +113,198 @@ def _print_usual(entries: Sequence[Algorithm]) -> None:
         f"{len(usual)} of {len(entries)} algorithms; all of them, with costs: ringcoll list --all",
         "Steps and costs of one: ringcoll show ring all_reduce",
     )
+
+
+def _short(entry: Algorithm) -> list[str]:
+    """The short names that also find the algorithm."""
+    return [alias for alias, name in ALIASES.items() if name == entry.name]
+
+
+def _names(entry: Algorithm) -> str:
+    short = _short(entry)
+    return f"{entry.name} ({', '.join(short)})" if short else entry.name
+
+
+def _how(entry: Algorithm) -> str:
+    """The summary, without the names that stand beside it."""
+    title, _, text = entry.summary.partition(": ")
+    names = {f"{name}_{entry.collective}" for name in (entry.name, *_short(entry))}
+    if text and title.lower().replace("-", "_").replace(" ", "_") in names:
+        return text[0].upper() + text[1:]
+    return entry.summary
+
+
+def _proved(entry: Algorithm) -> dict[str, Any] | None:
+    """The proof for 8 ranks, or for a few more; ``None`` if the algorithm is wrong."""
+    fitting = (k for k in range(8, 65) if not entry.restriction(k))
+    try:
+        proof = verify(entry.schedule(next(fitting, 1)))
+    except ScheduleError:
+        return None
+    return findings_at(proof)
+
+
+# --- new --------------------------------------------------------------------------------
+
+_SKELETONS = Path(__file__).with_name("skeletons")
+
+
+@command(
+    examples="""
+        ringcoll new all_reduce star
+        ringcoll new broadcast my_broadcast
+    """
+)
+@options.collective_argument
+@click.argument("name")
+@options.json_option
+def new(collective: str, name: str, as_json: bool) -> None:
+    """Write NAME.py, an algorithm for COLLECTIVE, and test_NAME.py into the current folder.
+
+    The algorithm is right as it is written, and is there to be changed. No file is
+    overwritten.
+    """
+    _check(collective, name)
+    roots = "range(world_size)" if contract(collective).rooted else "[0]"
+    files = {
+        Path(f"{name}.py"): _skeleton("head") + _skeleton(collective),
+        Path(f"test_{name}.py"): _skeleton("test"),
+    }
+    for path in files:
+        if path.exists() or path.is_symlink():
+            raise click.UsageError(f"{path} exists; choose another name, or remove the file")
+    written: list[Path] = []
+    try:
+        for path, skeleton in files.items():
+            text = skeleton.replace("NAME", name).replace("COLLECTIVE", collective)
+            with path.open("x", encoding="utf-8") as file:
+                written.append(path)
+                file.write(text.replace("ROOTS", roots))
+    except OSError as error:  # the disk is full; the error of a write names no file
+        for path in written:
+            path.unlink()
+        error.filename = error.filename or str(path)
+        raise
+    if as_json:
+        print_json({"files": [str(path.absolute()) for path in files]})
+        return
+    first, second = files
+    print_text(
+        f"Wrote {first} and {second}. Next:",
+        f"  ringcoll show {first}:{name} {collective}",
+        f"  ringcoll verify {first}:{name}",
+        f"  python -m pytest {second}",
+    )
+
+
+def _skeleton(name: str) -> str:
+    return (_SKELETONS / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def _check(collective: str, name: str) -> None:
+    """Make sure that an algorithm can have a name, and a module the same name."""
+    if not (_SKELETONS / f"{collective}.txt").exists():
+        raise click.BadParameter(f"{collective} has no skeleton", param_hint="COLLECTIVE")
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise click.BadParameter(
+            f"{name!r} cannot be the name of a Python function", param_hint="NAME"
+        )
+    taken = {entry.name for entry in algorithms(collective)} | {*ALIASES, "auto", "native"}
+    if name in taken:
+        raise click.BadParameter(
+            f"{collective} already has an algorithm {name!r}", param_hint="NAME"
+        )
+    if not Path(f"{name}.py").exists() and find_spec(name) is not None:
+        raise click.BadParameter(f"there is a Python module {name!r}", param_hint="NAME")
+
+
+# --- export -----------------------------------------------------------------------------
+
+_FORMATS = {
+    "msccl": "XML of MSCCL, RCCL and ASTRA-sim",
+    "mscclpp": "execution plan of MSCCL++, JSON",
+    "goal": "GOAL, for LogGOPSim and ATLAHS",
+    "chakra": "traces of Chakra, for ASTRA-sim: a file for each rank",
+    "text": "the library's own text",
+}
+
+
+@command(
+    "export",
+    examples="""
+        ringcoll export ring -k 8 --format msccl -o ring.xml
+        ringcoll export ring -c all_gather -k 4 --format mscclpp
+        ringcoll export swing -k 16 --format goal -b 1M -o swing.goal
+        ringcoll export tree -k 8 --format chakra -b 1M -o tree
+        ringcoll export star.py:star -k 4 --format text
+    """,
+    terms={"Formats": _FORMATS},
+)
+@options.schedule_options(options.collective_option("The collective."))
+@click.option("--format", "kind", type=click.Choice(list(_FORMATS)), default="msccl",
+              show_default=True, help="The format, as below.")  # fmt: skip
+@options.file_option("-o", "--output", "file",
+                     help="Write to this file, and not to the terminal; for chakra the first part "
+                     "of the files' names.")  # fmt: skip
+@options.size_option("-b", "--bytes", "--size", "size",
+                     help="Size of the vector, or of all blocks of a rank, for goal and chakra; "
+                     "1M.")  # fmt: skip
+@click.option("--gamma", type=options.FiniteRange(min=0), metavar="NUMBER",
+              help="Nanoseconds to reduce a byte, for goal and chakra; 0.")  # fmt: skip
+@click.option("--max-steps", type=click.IntRange(min=1),
+              help="Steps of a thread block of msccl; 64. MSCCL and RCCL run 256.")  # fmt: skip
+@options.json_option
+def export(
+    kind: str,
+    file: Path | None,
+    size: int | None,
+    gamma: float | None,
+    max_steps: int | None,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Write ALGORITHM for COLLECTIVE in the format of another system.
+
+    ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a file
+    of a schedule. The schedule is proved first. What msccl, mscclpp and text write is read again
+    wherever an algorithm is named: `ringcoll bench all_reduce -k 8 --algorithms ring.xml`.
+    """
+    if (size is not None or gamma is not None) and kind not in ("goal", "chakra"):
+        raise click.UsageError(f"--bytes and --gamma are for goal and chakra, not for {kind}")
+    if max_steps is not None and kind != "msccl":
+        raise click.UsageError(f"--max-steps is for msccl, not for {kind}")
+    if kind == "chakra" and file is None:
+        raise click.UsageError("chakra has a file for each rank: name them with --output")
+    entry, schedule, title = options.asked_schedule(**asked)
+    options.proved(entry, schedule, asked["num_hosts"])
+    contents = _contents(schedule, kind, size, gamma or 0.0, max_steps or 64)
+    names = [] if file is None else [file]
+    if kind == "chakra":
+        names = [Path(f"{file}.{rank}.et") for rank in range(schedule.world_size)]
+    replace_files(dict(zip(names, contents, strict=False)))
+    if as_json:
+        facts: dict[str, Any] = {"format": kind, "files": [*map(str, names)]}
+        text = contents[0] if not names and isinstance(contents[0], str) else None
+        print_json(header(schedule) | facts | {"text": text})
+    elif names:
+        total = sum(map(len, contents))
+        files = str(names[0]) if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        click.echo(f"Wrote {title} to {files}, {total} bytes.")
+    else:
+        click.echo(contents[0], nl=False)
+
+
+def _contents(
+    schedule: Schedule, kind: str, size: int | None, gamma_ns: float, max_steps: int
+) -> list[str] | list[bytes]:
+    """The contents of the files."""
+    from ringcoll.formats import to_chakra, to_goal, to_msccl, to_mscclpp
+
+    nbytes = 1 << 20 if size is None else size
+    if kind == "chakra":
+        return to_chakra(schedule, nbytes, gamma_us_per_byte=gamma_ns / 1000)
+    if kind == "goal":
+        return [to_goal(schedule, nbytes, gamma_ns_per_byte=gamma_ns)]
+    if kind == "msccl":
+        return [to_msccl(schedule, max_steps=max_steps)]
+    return [to_mscclpp(schedule) if kind == "mscclpp" else schedule.to_text()]

@@ -1,13 +1,12 @@
 """The options that the commands that measure share, and the ranks that they start.
 
 Ranks are either started here, on this machine, or were started by a launcher: then
-every rank runs the command, and only rank 0 prints. Measured costs are printed in one way.
+every rank runs the command, and only rank 0 prints.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import click
 import torch
 import torch.distributed as dist
-from click.core import ParameterSource
 
 from ringcoll.algorithms import algorithms
 from ringcoll.bench import (
@@ -32,12 +30,9 @@ from ringcoll.bench import (
     default_backend,
     device,
     on_rank,
-    time_in_words,
 )
-from ringcoll.cli import parameters
-from ringcoll.cli.output import print_text, progress
-from ringcoll.cli.parameters import named_algorithms, size_option
-from ringcoll.cost import Parameters
+from ringcoll.cli import options
+from ringcoll.cli.output import progress
 from ringcoll.errors import UnsupportedWorldSizeError
 from ringcoll.launch import Ranks, adopt_ranks, reports_to
 from ringcoll.machine import (
@@ -51,13 +46,9 @@ from ringcoll.machine import (
 from ringcoll.reduction import OPERATORS, operator_named
 from ringcoll.transport import catalogue
 
-_MOST_SIZES = 10_000
-_OPERATION_S = 300.0  # time limit of one operation
-_RUN_S = 7 * 86400.0  # and of the whole: as long as the user is willing to wait
-
-
-NCCL_OPERATORS, NCCL_DTYPES = 6, 12
-"""How many names, the first ones, ``all`` stands for."""
+RUN_S = 7 * 86400.0  # time limit of ranks: as long as the user is willing to wait
+_OPERATION_S = 300.0  # and of one operation
+NCCL_OPERATORS, NCCL_DTYPES = 6, 12  # how many names, the first ones, ``all`` stands for
 _TORCHS_DTYPES = {str(dtype): name for name, dtype in DTYPES.items()}
 _TORCHS_OPERATORS = {name: short for short, name in OPERATORS.items()}
 
@@ -88,9 +79,9 @@ def dtypes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, 
     return tuple(DTYPES)[:NCCL_DTYPES] if text == "all" else (dtype(ctx, param, text),)
 
 
-def ranks_option(usual: int) -> Callable[..., Any]:
+def ranks_option(usual: int) -> options.Decorator:
     """Make the option for the number of ranks, with the number that is used without it."""
-    return parameters.ranks_option(f"Number of ranks to start; {usual}.")
+    return options.ranks_option(f"Number of ranks to start; {usual}.")
 
 
 @contextmanager
@@ -119,7 +110,7 @@ def _use(ctx: click.Context, param: click.Parameter, asked: str | None) -> str:
     return catalogue.resolved(kind) if kind == "cpu" else catalogue.named(kind, None)
 
 
-def _transport_option(kind: str, option: str) -> Callable[..., Any]:
+def _transport_option(kind: str, option: str) -> options.Decorator:
     return click.option(
         option,
         type=click.Choice(("auto", *catalogue.names(kind))),
@@ -144,45 +135,15 @@ device_option = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
     callback=_there, help="Where the tensors are. Ranks share GPUs where there are fewer of these.",
 )  # fmt: skip
-segments_option = size_option(
+segments_option = options.size_option(
     "--segment-bytes", help="Size of the pieces in which chunks are pipelined."
 )
-
-
-def sizes_options(
-    least: str, most: str, factor: int, step: str | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make the options for the smallest and largest size, and the way from one to the next.
-
-    A command that has a step, as nccl-tests do, takes the factor 1 for none.
-    """
-    about = "From one size to the next"
-    steps = [] if step is None else [
-        size_option("-i", "--stepbytes", default=step, help=f"{about}.")
-    ]  # fmt: skip
-    options = [
-        size_option("-b", "--minbytes", default=least, help="Smallest size."),
-        size_option("-e", "--maxbytes", default=most, help="Largest size."),
-        *steps,
-        click.option(
-            "-f", "--stepfactor", type=click.IntRange(min=2 if step is None else 1),
-            default=factor, show_default=True,
-            help=f"{about}." if step is None else f"{about}; above 1 it replaces -i.",
-        ),
-    ]  # fmt: skip
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
 
 
 def refuse_unused_transport(ctx: click.Context, device: str) -> None:
     """Refuse the transport of tensors that are on the other type of device."""
     unused = "transport" if device == "cuda" else "cuda_transport"
-    if ctx.get_parameter_source(unused) is ParameterSource.COMMANDLINE:
+    if unused in options.typed(ctx):
         option = f"--{unused.replace('_', '-')}"
         raise click.UsageError(f"{option} says nothing about tensors with --device {device}")
 
@@ -216,7 +177,7 @@ def contenders(
         elif word in (AUTO, NATIVE, PERSISTENT, SHARED):
             names.append(word)
         else:
-            entries, own = named_algorithms(word, collective)
+            entries, own = options.named_algorithms(word, collective)
             modules += own
             for entry in entries:
                 if reason := entry.restriction(world_size):
@@ -230,24 +191,6 @@ def contenders(
     if not names:
         raise click.BadParameter("name at least one", param_hint="--algorithms")
     return tuple(dict.fromkeys(names)), tuple(dict.fromkeys(modules))
-
-
-def chosen(sizes_from: int, sizes_to: int, factor: int, step: int) -> tuple[int, ...]:
-    """The sizes between two, by a factor if it is above 1, otherwise by a step."""
-    if sizes_to < sizes_from:
-        raise click.UsageError("the largest size (-e) is below the smallest (-b)")
-    if factor <= 1 and step and (sizes_to - sizes_from) // step >= _MOST_SIZES:
-        raise click.UsageError(
-            f"there are more than {_MOST_SIZES} sizes: take a larger step (-i), or -f 2"
-        )
-    sizes, nbytes = [], sizes_from
-    while nbytes <= sizes_to:
-        sizes.append(nbytes)
-        following = nbytes * factor if factor > 1 else nbytes + step
-        if following <= nbytes:  # a factor of nothing
-            break
-        nbytes = following
-    return tuple(sizes)
 
 
 def check_memory(nbytes: int, world_size: int, device: str = "cpu") -> None:
@@ -290,7 +233,7 @@ def on_ranks(
     on_start: Callable[[list[dict[str, Any]]], object] | None = None,
     kind: str = "cpu",
 ) -> Any:
-    """Call a function on ranks that are started here, or on those of a launcher: ``torchrun``, ``mpiexec``, ``srun``.
+    """Call a function on ranks that are started here, or on those that a launcher has started.
 
     ``on_report`` is called with what the ranks report, ``on_start`` before that with a description
     of each rank and its device of a kind, ``"cpu"`` or ``"cuda"``; under a launcher both on rank
@@ -310,7 +253,7 @@ def on_ranks(
     with Ranks(world_size, backend=backend, timeout_s=_OPERATION_S) as ranks:
         if on_start is not None:
             on_start(ranks.run(device, kind))
-        return ranks.run(function, *args, on_report=on_report, timeout_s=_RUN_S)[0]
+        return ranks.run(function, *args, on_report=on_report, timeout_s=RUN_S)[0]
 
 
 def measured(
@@ -341,19 +284,3 @@ def measured(
             kind=request.device,
         )
     return results
-
-
-def print_costs(costs: Parameters) -> None:
-    """Print what messages were measured to cost, and which way they go."""
-    words = [
-        f"a message takes {time_in_words(costs.alpha_s)}, and "
-        f"{time_in_words(costs.crowded_alpha_s)} if all ranks send at once",
-        f"1 MiB takes {time_in_words(costs.beta_s_per_byte * 2**20)} and "
-        f"{time_in_words(costs.crowded_beta_s_per_byte * 2**20)} more, and to add it "
-        f"{time_in_words(costs.gamma_s_per_byte * 2**20)}",
-    ]
-    if 0 < costs.direct_from < sys.maxsize:
-        words.append(f"from {as_size(costs.direct_from)} on it is read in its sender's memory")
-    if costs.slice_bytes:
-        words.append(f"operations on long data run in slices of {as_size(costs.slice_bytes)}")
-    print_text("", *words)

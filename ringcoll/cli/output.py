@@ -1,21 +1,32 @@
-"""How commands print: tables and text for people, JSON and CSV for programs, progress."""
+"""What commands write: tables and text for people, JSON and CSV for programs, progress, pictures.
+
+What is SVG becomes a page, PNG, PDF or GIF after the ending of the file.
+"""
 
 from __future__ import annotations
 
 import csv
+import io
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import click
 
-from ringcoll.machine import json_text
+from ringcoll.errors import MissingExtraError
+from ringcoll.machine import json_text, replace_file
+
+PICTURES = (".svg", ".html", ".png", ".pdf")
+"""The endings of files that `write_picture` writes."""
 
 _WIDE = 1000  # characters; wider than any table of this library
+_GIF_SECONDS = 1.6  # that a step is shown, as in a moving SVG
 
 
 def print_json(value: Any) -> None:
@@ -77,10 +88,8 @@ def on_terminal() -> bool:
 def print_text(*sentences: str) -> None:
     """Print each sentence on lines of its own, wrapped if standard output is a terminal."""
     for sentence in sentences:
-        if on_terminal():
-            click.echo(textwrap.fill(sentence, shutil.get_terminal_size().columns))
-        else:
-            click.echo(sentence)
+        columns = shutil.get_terminal_size().columns
+        click.echo(textwrap.fill(sentence, columns) if on_terminal() else sentence)
 
 
 def print_table(
@@ -145,3 +154,59 @@ def progress(total: int, text: str = "", *, shown: bool = True) -> Iterator[Call
             bar.update(task, advance=steps, description=text)
 
         yield advance
+
+
+def write_picture(path: Path, picture: str) -> None:
+    """Write an SVG document: as it is, as a page, as PNG or PDF."""
+    ending = path.suffix.lower()
+    content: str | bytes = picture
+    if ending == ".html":
+        content = f'<!doctype html>\n<meta charset="utf-8">\n<body style="margin: 0">\n{picture}'
+    elif ending != ".svg":
+        content = _typeset(picture, "pdf" if ending == ".pdf" else "png")
+    replace_file(path, content)
+
+
+def write_gif(path: Path, pictures: Sequence[str]) -> None:
+    """Write a GIF of SVG documents, one after the other, for ever; the last one twice as long."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise _missing(path.suffix) from error
+    frames = [Image.open(io.BytesIO(_typeset(picture, "png"))) for picture in pictures]
+    size = max(frame.width for frame in frames), max(frame.height for frame in frames)
+    pages = []
+    for frame in frames:
+        page = Image.new("RGB", size, "white")
+        page.paste(frame, ((size[0] - frame.width) // 2, (size[1] - frame.height) // 2))
+        pages.append(page)
+    durations = [int(1000 * _GIF_SECONDS)] * len(pages)
+    durations[-1] *= 2
+    file = io.BytesIO()
+    pages[0].save(file, "GIF", save_all=True, append_images=pages[1:], duration=durations, loop=0)
+    replace_file(path, file.getvalue())
+
+
+def _typeset(picture: str, form: Literal["png", "pdf"]) -> bytes:
+    """Make a page of the size of an SVG document, a point a pixel."""
+    try:
+        import typst
+    except ImportError as error:
+        raise _missing(f".{form}") from error
+    size = re.search(r'viewBox="0 0 (\d+) (\d+)"', picture)
+    assert size is not None
+    width, height = size.groups()
+    source = (
+        f"#set page(width: {width}pt, height: {height}pt, margin: 0pt)\n"
+        '#image(bytes(sys.inputs.picture), format: "svg", width: 100%)'
+    )
+    page = typst.compile(source.encode(), format=form, ppi=72.0, sys_inputs={"picture": picture})
+    assert isinstance(page, bytes)
+    return page
+
+
+def _missing(ending: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"a file {ending} needs typst and Pillow: pip install 'ringcoll[pictures]'; "
+        ".svg and .html need nothing"
+    )

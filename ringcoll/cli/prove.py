@@ -1,10 +1,10 @@
-"""``ringcoll verify``: prove algorithms, or a schedule from a file."""
+"""Proofs: ``ringcoll verify``, ``ringcoll order``, and a proof in words, in cells and as data."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,33 +12,129 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import Algorithm, algorithms, on_hosts
-from ringcoll.cli import parameters
-from ringcoll.cli.command import command
-from ringcoll.cli.output import amount, print_json, print_table, print_text, progress, times
-from ringcoll.cli.parameters import (
-    collective_name,
-    complete_algorithms,
-    json_option,
-    named_algorithms,
-    saying_what_would_do,
+from ringcoll.cli import options
+from ringcoll.cli.app import command
+from ringcoll.cli.output import (
+    amount,
+    grouped,
+    print_json,
+    print_table,
+    print_text,
+    progress,
+    times,
 )
-from ringcoll.cli.report import findings
+from ringcoll.cost import bound_of, cost_in_sentences
 from ringcoll.errors import ScheduleError, UnsupportedWorldSizeError
-from ringcoll.formats import schedule_in
 from ringcoll.machine import is_schedule_file, read_file, read_schedule, text_of
-from ringcoll.schedule import CONTRACTS, Proof, Schedule, as_runs, check_work, contract
+from ringcoll.schedule import (
+    CONTRACTS,
+    Proof,
+    Schedule,
+    as_runs,
+    check_reduces,
+    check_work,
+    chunk_elements,
+    chunks_by_order,
+    contract,
+    infix,
+)
 from ringcoll.schedule import verify as prove
 
 _EVERY_ROOT = 8  # ranks up to which every root is proved; more would take k times as long
-
 _MOST_HOSTS = 4  # up to which every number is proved
+_FEW = 4  # lines of reduction orders that still help; and ranks times two, terms on one line
 
-_EXAMPLES = """
-  ringcoll verify --world-sizes 1-64
-  ringcoll verify ring --collective all_reduce --world-sizes 2,4,1024
-  ringcoll show ring all_reduce --text | ringcoll verify --schedule -
-  ringcoll verify star.py:star
-"""
+
+def header(schedule: Schedule) -> dict[str, object]:
+    """The purpose of a schedule, as data for JSON."""
+    return {
+        "collective": schedule.collective,
+        "algorithm": schedule.algorithm,
+        "world_size": schedule.world_size,
+        "root": schedule.root if contract(schedule.collective).rooted else None,
+        "num_chunks": schedule.num_chunks,
+        "num_slots": schedule.num_slots,
+    }
+
+
+def findings(proof: Proof) -> dict[str, Any]:
+    """A proof as data for JSON; amounts of data in n."""
+    bound = bound_of(proof)
+    return {
+        "rounds": proof.rounds,
+        "rounds_at_least": bound.rounds,
+        "traffic": proof.traffic,
+        "traffic_at_least": bound.traffic,
+        "reduced": proof.reduced,
+        "reduced_at_least": bound.reduced,
+        "sent_mean": proof.sent_mean,
+        "sent_max": proof.sent_max,
+        "messages_mean": proof.messages_mean,
+        "messages_max": proof.messages_max,
+        "ports": proof.ports,
+        "in_flight": proof.in_flight,
+        "staged_steps": len(proof.staged),
+        "order": order_in_words(proof),
+    }
+
+
+def findings_at(proof: Proof) -> dict[str, Any]:
+    """The findings, with the number of ranks."""
+    return {"world_size": proof.schedule.world_size} | findings(proof)
+
+
+def cost_cells(facts: dict[str, Any], *amounts: str) -> tuple[str, ...]:
+    """The number of ranks, the rounds, the traffic and further amounts, each with its factor."""
+    cells = [str(facts["world_size"]), str(facts["rounds"])]
+    cells.append(times(facts["rounds"], facts["rounds_at_least"]))
+    for name in ("traffic", *amounts):
+        cells += [amount(facts[name]), times(facts[name], facts[f"{name}_at_least"])]
+    return tuple(cells)
+
+
+def order_in_words(proof: Proof) -> str | None:
+    """The order in which contributions are reduced; ``None`` if there is no reduction."""
+    rules = contract(proof.schedule.collective)
+    if not rules.reduces or rules.at_least_once:
+        return None
+    if not proof.same_everywhere:
+        return "differs"
+    if proof.left_fold:
+        return "left to right"
+    return "rank order" if proof.rank_order else "fixed"
+
+
+def in_words(proof: Proof) -> Iterator[str]:
+    """Describe cost and order: some sentences in each item, and the orders of chunks."""
+    yield from cost_in_sentences(proof)
+    if proof.rounds:
+        yield from _orders(proof)
+
+
+def _orders(proof: Proof) -> Iterator[str]:
+    word = order_in_words(proof)
+    if word is None:
+        return
+    words = {
+        "differs": "differs between ranks: their last bits may differ, too",
+        "fixed": "is the same on all ranks",
+        "rank order": "is the same on all ranks, with the operands in rank order",
+        "left to right": "is the same on all ranks, from left to right",
+    }
+    is_short = word != "differs" and proof.schedule.world_size <= 2 * _FEW
+    sums, text = chunks_by_order(proof) if is_short else {}, words[word]
+    if contract(proof.schedule.collective).is_prefix:
+        text = text.replace("the same on all ranks", "that of ranks") + "; on the last rank"
+    yield f"The order of reduction {text}{':' if sums else '.'}"
+    for number, (order, chunks) in enumerate(sums.items()):
+        if number == _FEW:
+            yield f"  ... and {len(sums) - _FEW} more"
+            return
+        plural = "s" if len(chunks) > 1 else ""
+        yield f"  chunk{plural} {as_runs(chunks)}: {infix(order)}"
+
+
+# --- verify -----------------------------------------------------------------------------
 
 
 @dataclass
@@ -58,17 +154,23 @@ class _Outcome:
     error: ScheduleError | None = None
     seconds: float = 0.0
 
-    @property
-    def ok(self) -> bool:
-        return self.error is None
 
-
-@command(examples=_EXAMPLES)
-@click.argument("algorithm", required=False, shell_complete=complete_algorithms)
-@click.option("--collective", type=collective_name, metavar="NAME", help="Only this collective.")
+@command(
+    examples="""
+        ringcoll verify --world-sizes 1-64
+        ringcoll verify ring --collective all_reduce --world-sizes 2,4,1024
+        ringcoll show ring all_reduce --text | ringcoll verify --schedule -
+        ringcoll verify star.py:star
+    """
+)
+@click.argument("algorithm", required=False, shell_complete=options.complete_algorithms)
+@click.option(
+    "--collective", type=options.collective_name, metavar="NAME", help="Only this collective."
+)
 @click.option(
     "--world-sizes",
-    type=parameters.world_sizes,
+    "sizes",
+    type=options.world_sizes,
     default="1-16",
     show_default=True,
     metavar="SIZES",
@@ -80,13 +182,13 @@ class _Outcome:
     type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
     help="Prove the schedule in this file instead; - is standard input.",
 )
-@json_option
+@options.json_option
 @click.pass_context
 def verify(
     ctx: click.Context,
     algorithm: str | None,
     collective: str | None,
-    world_sizes: tuple[int, ...],
+    sizes: tuple[int, ...],
     file: Path | None,
     as_json: bool,
 ) -> None:
@@ -103,8 +205,8 @@ def verify(
 
     Costs are those of the largest world size, in units of the whole data; a factor
     says how many times the lower bound it is. Traffic is what the busiest rank sends
-    or receives, added up over the steps, and reduced what it reduces; sent is the most that any rank sends. An
-    algorithm that is run in segments approaches the latter as they get more.
+    or receives, added up over the steps, and reduced what it reduces; sent is the most that any
+    rank sends. An algorithm that is run in segments approaches the latter as they get more.
 
     Order is that of the operands of a reduction: left to right, or at least in rank
     order, or fixed, which is some other order but the same on all ranks.
@@ -113,51 +215,36 @@ def verify(
     between asterisks.
     """
     if file is not None:
-        if any(_was_typed(ctx, name) for name in ("algorithm", "collective", "world_sizes")):
+        if options.typed(ctx) & {"algorithm", "collective", "sizes"}:
             raise click.UsageError("--schedule goes with no other choice of what to prove")
         outcomes = [_prove_schedule(_read(file))]
     elif algorithm is not None and is_schedule_file(algorithm):
-        if any(_was_typed(ctx, name) for name in ("collective", "world_sizes")):
+        if options.typed(ctx) & {"collective", "sizes"}:
             raise click.UsageError("a file says for which collective and how many ranks it is")
         outcomes = [_prove_schedule(read_schedule(algorithm))]
     else:
         if algorithm is None:
             entries = list(algorithms(collective))
         else:
-            entries, _ = named_algorithms(algorithm, collective)
-        outcomes = _prove_all(entries, world_sizes)
+            entries, _ = options.named_algorithms(algorithm, collective)
+        outcomes = _prove_all(entries, sizes)
         if algorithm is not None and not any(outcome.proved for outcome in outcomes):
-            for outcome in outcomes:
-                for reason in outcome.unsupported.values():
-                    raise UnsupportedWorldSizeError(reason)
+            for reason in (text for each in outcomes for text in each.unsupported.values()):
+                raise UnsupportedWorldSizeError(reason)
+    ok = all(outcome.error is None for outcome in outcomes)
     if as_json:
-        print_json(
-            {
-                "ok": all(outcome.ok for outcome in outcomes),
-                "results": [_as_data(outcome) for outcome in outcomes],
-            }
-        )
+        print_json({"ok": ok, "results": [*map(_as_data, outcomes)]})
     else:
         _print(outcomes)
-    if not all(outcome.ok for outcome in outcomes):
+    if not ok:
         ctx.exit(1)
 
 
-def _was_typed(ctx: click.Context, name: str) -> bool:
-    default = (click.core.ParameterSource.DEFAULT, click.core.ParameterSource.DEFAULT_MAP)
-    return ctx.params[name] is not None and ctx.get_parameter_source(name) not in default
-
-
 def _roots(entry: Algorithm, world_size: int) -> Sequence[int]:
-    """Roots to prove: all of a small world; of a large world rank 0 and a rank in no special place."""
+    """All ranks of a small world; of a large one rank 0 and a rank in no special place."""
     if not contract(entry.collective).rooted:
         return (0,)
     return range(world_size) if world_size <= _EVERY_ROOT else (0, 2 * world_size // 3)
-
-
-def _hosts(entry: Algorithm, world_size: int) -> int:
-    """The largest number of hosts to prove; 0 if hosts make no difference."""
-    return min(world_size, _MOST_HOSTS) if entry.needs_hosts else 0
 
 
 def _prove_all(entries: Sequence[Algorithm], sizes: Sequence[int]) -> list[_Outcome]:
@@ -165,7 +252,7 @@ def _prove_all(entries: Sequence[Algorithm], sizes: Sequence[int]) -> list[_Outc
     for entry in entries:
         if supported := [size for size in sizes if not entry.restriction(size)]:
             schedule = entry.schedule(supported[-1])
-            with saying_what_would_do(entry, schedule, None):
+            with options.saying_what_would_do(entry, schedule, None):
                 check_work(schedule)
     with progress(len(entries) * len(sizes)) as advance:
         for entry in entries:
@@ -185,7 +272,8 @@ def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], obj
                 schedule = entry.schedule(size, root)
                 proof = None  # two proofs at the same time would need twice the memory
                 proof = prove(schedule)
-            for num_hosts in range(1, _hosts(entry, size) + 1):
+            most_hosts = min(size, _MOST_HOSTS) if entry.needs_hosts else 0
+            for num_hosts in range(1, most_hosts + 1):
                 prove(entry.schedule(size, 0, on_hosts(size, num_hosts)))
             outcome.proved.append(size)
         except UnsupportedWorldSizeError as error:
@@ -195,16 +283,16 @@ def _prove_one(entry: Algorithm, sizes: Sequence[int], advance: Callable[[], obj
             break
         advance()
     if proof is not None:
-        outcome.findings = _findings(proof)
+        outcome.findings = findings_at(proof)
     outcome.seconds = time.perf_counter() - start
     return outcome
 
 
 def _read(file: Path) -> Schedule:
+    from ringcoll.formats import schedule_in
+
     try:
-        if str(file) == "-":
-            return schedule_in(text_of(sys.stdin.buffer))
-        return schedule_in(read_file(file))
+        return schedule_in(text_of(sys.stdin.buffer) if str(file) == "-" else read_file(file))
     except OSError as error:
         raise ScheduleError(f"{file} cannot be read: {error}") from error
 
@@ -213,7 +301,7 @@ def _prove_schedule(schedule: Schedule) -> _Outcome:
     outcome = _Outcome(contract(schedule.collective).collective, schedule.algorithm)
     start = time.perf_counter()
     try:
-        outcome.findings = _findings(prove(schedule))
+        outcome.findings = findings_at(prove(schedule))
         outcome.proved.append(schedule.world_size)
     except ScheduleError as error:
         outcome.wrong_at, outcome.error = schedule.world_size, error
@@ -221,15 +309,11 @@ def _prove_schedule(schedule: Schedule) -> _Outcome:
     return outcome
 
 
-def _findings(proof: Proof) -> dict[str, Any]:
-    return {"world_size": proof.schedule.world_size} | findings(proof)
-
-
 def _as_data(outcome: _Outcome) -> dict[str, Any]:
     return {
         "collective": outcome.collective,
         "algorithm": outcome.algorithm,
-        "ok": outcome.ok,
+        "ok": outcome.error is None,
         "proved": outcome.proved,
         "unsupported": {str(size): reason for size, reason in outcome.unsupported.items()},
         "at": outcome.findings,
@@ -249,51 +333,32 @@ def _error(outcome: _Outcome) -> dict[str, Any]:
 
 
 _COLUMNS = (
-    "collective",
-    "algorithm",
-    "proved for k",
-    "at k",
-    "rounds",
-    "/bound",
-    "traffic",
-    "/bound",
-    "reduced",
-    "/bound",
-    "sent",
-    "in flight",
-    "order",
-    "s",
+    *("collective", "algorithm", "proved for k", "at k", "rounds", "/bound", "traffic", "/bound"),
+    *("reduced", "/bound", "sent", "in flight", "order", "s"),
 )
 
 
 def _print(outcomes: Sequence[_Outcome]) -> None:
-    rows, family = [], ""
-    for outcome in sorted(outcomes, key=lambda outcome: list(CONTRACTS).index(outcome.collective)):
-        rows.append(("" if outcome.collective == family else outcome.collective, *_row(outcome)))
-        family = outcome.collective
-    print_table(_COLUMNS, rows, left=3)
+    ordered = sorted(outcomes, key=lambda outcome: list(CONTRACTS).index(outcome.collective))
+    print_table(_COLUMNS, grouped(map(_row, ordered), apart=False), left=3)
     for line in _remarks(outcomes):
         click.echo()
         (click.echo if "\n" in line else print_text)(line)  # a grid is not wrapped
 
 
 def _row(outcome: _Outcome) -> tuple[str, ...]:
-    proved = as_runs(outcome.proved) or "none"
+    worlds = as_runs(outcome.proved) or "none"
     if outcome.wrong_at is not None:
-        proved += f", WRONG at {outcome.wrong_at}"
+        worlds += f", WRONG at {outcome.wrong_at}"
     seconds, facts = f"{outcome.seconds:.1f}", outcome.findings
     if facts is None:
-        return (outcome.algorithm, proved, *[""] * (len(_COLUMNS) - 4), seconds)
+        empty = [""] * (len(_COLUMNS) - 4)
+        return (outcome.collective, outcome.algorithm, worlds, *empty, seconds)
     return (
+        outcome.collective,
         outcome.algorithm,
-        proved,
-        str(facts["world_size"]),
-        str(facts["rounds"]),
-        times(facts["rounds"], facts["rounds_at_least"]),
-        amount(facts["traffic"]),
-        times(facts["traffic"], facts["traffic_at_least"]),
-        amount(facts["reduced"]),
-        times(facts["reduced"], facts["reduced_at_least"]),
+        worlds,
+        *cost_cells(facts, "reduced"),
         amount(facts["sent_max"]),
         str(facts["in_flight"]),
         facts["order"] or "",
@@ -310,6 +375,88 @@ def _remarks(outcomes: Sequence[_Outcome]) -> Iterator[str]:
         if outcome.error is not None:
             where = f"{outcome.algorithm} {outcome.collective} on {outcome.wrong_at} ranks"
             yield f"{where} is wrong: {outcome.error}"
-    wrong = sum(not outcome.ok for outcome in outcomes)
+    wrong = sum(outcome.error is not None for outcome in outcomes)
     seconds = sum(outcome.seconds for outcome in outcomes)
     yield f"{len(outcomes) - wrong} proved, {wrong} wrong, in {seconds:.1f} s"
+
+
+# --- order ------------------------------------------------------------------------------
+
+
+@command(
+    "order",
+    examples="""
+        ringcoll order ring -k 5 --size 1000
+        ringcoll order tree -c reduce -k 8 --root 3
+        ringcoll order ring -k 64 --chunk 63
+        ringcoll order star.py:star --json
+    """,
+)
+@options.schedule_options(options.collective_option("A collective that reduces."))
+@click.option("--chunk", type=click.IntRange(min=0), help="Only this chunk.")
+@click.option(
+    "--size", "numel", type=click.IntRange(0, 10**18), metavar="ELEMENTS",
+    help="Elements of the input of a rank, to see which of them each sum is for.",
+)  # fmt: skip
+@options.json_option
+def order(chunk: int | None, numel: int | None, as_json: bool, **asked: Any) -> None:
+    """Print in which order ALGORITHM sums each element; xr is the element of rank r.
+
+    ALGORITHM is a name of `ringcoll list`, or module:algorithm or path/file.py:algorithm, or a
+    file of a schedule.
+
+    A sum of floats depends on its order. The order is proved on the schedule, and the same
+    in every call: it does not depend on the transport, on segments, or on the time at
+    which messages arrive. Chunks with the same order share a line.
+    """
+    check_reduces(asked["collective"])
+    entry, schedule, title = options.asked_schedule(**asked)
+    if chunk is not None and chunk >= schedule.num_chunks:
+        raise click.UsageError(
+            f"--chunk: {title} has chunks 0 to {schedule.num_chunks - 1}, got {chunk}"
+        )
+    proof = options.proved(entry, schedule, asked["num_hosts"])
+    elements = None if numel is None else chunk_elements(schedule, numel)
+    sums = chunks_by_order(proof) if chunk is None else {proof.order(chunk): [chunk]}
+    runs = {
+        order: None if elements is None else _runs(elements[chunk] for chunk in chunks)
+        for order, chunks in sums.items()
+    }
+    if as_json:
+        facts = {"same_everywhere": proof.same_everywhere, "order": order_in_words(proof)}
+        rows = [
+            {"chunks": chunks, "elements": runs[order], "sum": infix(order), "postfix": order}
+            for order, chunks in sums.items()
+        ]
+        print_json(header(schedule) | facts | {"sums": rows})
+        return
+    click.echo(title)
+    if not proof.same_everywhere:
+        click.echo("The order differs between ranks; this is the order on one of them.")
+    for order, chunks in sums.items():
+        place = f"chunk{'s' * (len(chunks) > 1)} {as_runs(chunks)}"
+        click.echo(f"{place}{_elements_in_words(runs[order])}: {infix(order)}")
+
+
+def _runs(ranges: Iterable[range]) -> list[tuple[int, int]]:
+    """First and last element of each run of elements.
+
+    >>> _runs([range(0, 2), range(2, 4), range(4, 4), range(6, 7)])
+    [(0, 3), (6, 6)]
+    """
+    runs: list[tuple[int, int]] = []
+    for elements in filter(None, ranges):
+        first, last = elements[0], elements[-1]
+        if runs and runs[-1][1] + 1 == first:
+            first, _ = runs.pop()
+        runs.append((first, last))
+    return runs
+
+
+def _elements_in_words(runs: list[tuple[int, int]] | None) -> str:
+    if runs is None:
+        return ""
+    if not runs:
+        return ", no elements"
+    words = ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in runs)
+    return f", element{'s' * (words != str(runs[0][0]))} {words}"

@@ -1,55 +1,66 @@
-"""``ringcoll search``: schedules that suit a topology, and how long they take."""
+"""The best schedules: ``ringcoll search``, ``ringcoll fit`` and ``ringcoll pareto``.
+
+They are searched for on a network, fitted to it for ``"auto"``, and compared by their counts.
+"""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ringcoll.algorithms import algorithms
-from ringcoll.cli.command import command
-from ringcoll.cli.networks import NETWORKS, needed_network, network_options, network_ranks_option
-from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import (
-    FiniteRange,
-    bytes_option,
-    collective_name,
-    file_option,
-    json_option,
-    root_option,
-)
+from ringcoll.algorithms import algorithms, on_hosts
+from ringcoll.bench import time_in_words
+from ringcoll.cli import networks, options
+from ringcoll.cli.app import command
+from ringcoll.cli.output import amount, print_json, print_table, print_text, progress
+from ringcoll.cost import dominators, in_number, lower_bound
+from ringcoll.errors import TooLargeError, UnsupportedWorldSizeError
 from ringcoll.machine import replace_file
-from ringcoll.schedule import verify
-from ringcoll.search import METHODS, SearchedFront, fastest_times, registered_times, synthesize
-
-_EXAMPLES = """
-  ringcoll search all_gather --topology dgx1
-  ringcoll search all_reduce --topology torus:4x4 --chunks 1 -o best.txt
-  ringcoll search broadcast --topology torus:4x4 --method trees --chunks 4
-"""
+from ringcoll.schedule import Counts, verify
+from ringcoll.search import (
+    METHODS,
+    SIZES,
+    Fit,
+    FitRange,
+    SearchedFront,
+    fastest_times,
+    fit,
+    registered_times,
+    synthesize,
+)
 
 _REGISTERED = 3  # algorithms shown beside the schedules
+_on_network = options.joined(networks.network_ranks_option, networks.network_options)
 
 
-@command("search", examples=_EXAMPLES, terms={"Methods": METHODS, **NETWORKS})
-@click.argument("collective", type=collective_name)
-@network_ranks_option
-@network_options
+@command(
+    "search",
+    examples="""
+        ringcoll search all_gather --topology dgx1
+        ringcoll search all_reduce --topology torus:4x4 --chunks 1 -o best.txt
+        ringcoll search broadcast --topology torus:4x4 --method trees --chunks 4
+    """,
+    terms={"Methods": METHODS, **networks.NETWORKS},
+)
+@options.collective_argument
+@_on_network
 @click.option("--method", type=click.Choice(list(METHODS)), default="exact", show_default=True,
               help="How to search, as below.")  # fmt: skip
 @click.option("--chunks", "most_chunks", type=click.IntRange(1, 1 << 10), default=2,
               show_default=True, help="Most chunks of a block.")  # fmt: skip
 @click.option("--more-steps", type=click.IntRange(0, 1 << 10), default=2, show_default=True,
               help="Steps beyond the fewest, for the exact search.")  # fmt: skip
-@click.option("--effort", type=FiniteRange(min=0, min_open=True), default=2.0, show_default=True,
+@click.option("--effort", type=options.FiniteRange(min=0, min_open=True), default=2.0,
+              show_default=True,
               help="Work of the solver on one question; 1 is some seconds.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, (1 << 31) - 1), default=0, show_default=True,
-              help="Seed of what is drawn.")  # fmt: skip
-@root_option
-@bytes_option("--size")
-@file_option("-o", "--output", "file", help="Write the fastest schedule as text.")
-@json_option
+@options.seed_option("Seed of what is drawn.")
+@options.root_option
+@options.bytes_option("--size")
+@options.file_option("-o", "--output", "file", help="Write the fastest schedule as text.")
+@options.json_option
 def search(
     collective: str,
     method: str,
@@ -70,7 +81,7 @@ def search(
     algorithms are. Schedules with fewer steps suit small data, those with fewer rounds per chunk
     large data. The exact search needs ringcoll[search].
     """
-    topology = needed_network(network)
+    topology = networks.needed_network(network)
     entries = list(algorithms(collective, topology.world_size))
     with progress(1 + len(entries), f"search {method}") as advance:
         front = synthesize(
@@ -95,13 +106,22 @@ def search(
         for point, time in zip(front.points, times, strict=True)
     ]
     others = [time._asdict() for time in registered]
-    simulated = {time.algorithm for time in registered}
-    left_out = [entry.name for entry in entries if entry.name not in simulated]
+    simulated_names = {time.algorithm for time in registered}
+    left_out = [entry.name for entry in entries if entry.name not in simulated_names]
     if as_json:
-        facts = _facts(front, nbytes) | {"schedules": rows, "registered": others}
-        print_json(facts | {"left_out": left_out})
+        facts = {
+            "collective": front.collective,
+            "topology": front.topology.name,
+            "world_size": front.topology.world_size,
+            "nbytes": nbytes,
+            "least_steps": front.least_steps,
+            "least_rounds_per_chunk": front.least_rounds_per_chunk,
+            "impossible": [shape._asdict() for shape in front.impossible],
+            "unknown": [shape._asdict() for shape in front.unknown],
+        }
+        print_json(facts | {"schedules": rows, "registered": others, "left_out": left_out})
         return
-    _print(front, rows, others[:_REGISTERED])
+    _print_front(front, rows, others[:_REGISTERED])
     if left_out:
         click.echo()
         print_text(f"not simulated, as they have too many messages: {', '.join(left_out)}")
@@ -116,20 +136,9 @@ def search(
             print_text(f"{registered[0].algorithm}, which is registered, is faster at this size.")
 
 
-def _facts(front: SearchedFront, nbytes: int) -> dict[str, Any]:
-    return {
-        "collective": front.collective,
-        "topology": front.topology.name,
-        "world_size": front.topology.world_size,
-        "nbytes": nbytes,
-        "least_steps": front.least_steps,
-        "least_rounds_per_chunk": front.least_rounds_per_chunk,
-        "impossible": [shape._asdict() for shape in front.impossible],
-        "unknown": [shape._asdict() for shape in front.unknown],
-    }
-
-
-def _print(front: SearchedFront, rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+def _print_front(
+    front: SearchedFront, rows: list[dict[str, Any]], others: list[dict[str, Any]]
+) -> None:
     least_rounds = str(front.least_rounds_per_chunk)
     print_table(
         ("schedule", "steps", "rounds", "chunks", "rounds per chunk", "segments", "us"),
@@ -140,15 +149,250 @@ def _print(front: SearchedFront, rows: list[dict[str, Any]], others: list[dict[s
         ],
         left=1,
     )  # fmt: skip
-    if front.impossible:
-        click.echo()
-        shapes = ", ".join("/".join(map(str, shape)) for shape in front.impossible)
-        print_text(f"proved impossible (steps/rounds/chunks): {shapes}")
-    if front.unknown:
-        click.echo()
-        shapes = ", ".join("/".join(map(str, shape)) for shape in front.unknown)
-        print_text(f"not decided with this --effort (steps/rounds/chunks): {shapes}")
+    for verdict, shapes in (
+        ("proved impossible", front.impossible),
+        ("not decided with this --effort", front.unknown),
+    ):
+        if shapes:
+            click.echo()
+            words = ", ".join("/".join(map(str, shape)) for shape in shapes)
+            print_text(f"{verdict} (steps/rounds/chunks): {words}")
 
 
 def _us(row: dict[str, Any]) -> str:
     return f"{row['seconds'] * 1e6:.5g}"
+
+
+# --- fit --------------------------------------------------------------------------------
+
+
+@command(
+    "fit",
+    examples="""
+        ringcoll fit all_reduce --graph cluster.txt -o cluster.fit
+        ringcoll fit all_reduce all_gather reduce_scatter --topology dgx1
+        RINGCOLL_TUNING=cluster.fit torchrun ... train.py
+    """,
+    terms=networks.NETWORKS,
+)
+@click.argument("collectives", type=options.collective_name, nargs=-1, required=True)
+@_on_network
+@click.option("--sizes", metavar="SIZES",
+              help="Bytes of the data at which schedules are simulated, such as 4K,1M; 1K to "
+              "64M.")  # fmt: skip
+@options.seed_option("Seed of the searches.")
+@options.file_option("-o", "--output", "file",
+                     help="Write what was fitted, for RINGCOLL_TUNING or Options(fit=...); fits of "
+                     "other collectives to the same network stay in the file.")  # fmt: skip
+@options.json_option
+def fit_command(
+    collectives: tuple[str, ...],
+    sizes: str | None,
+    seed: int,
+    file: Path | None,
+    as_json: bool,
+    **network: Any,
+) -> None:
+    """Find the fastest schedules of COLLECTIVES on a network, by the simulator, and prove them.
+
+    Registered algorithms take part in rank order and in the order in which neighbours are near, and
+    so do hierarchies over the hosts and what the searches find. Beside each time stands a lower
+    bound that no schedule is below. With -o the winners are written; a group of as many ranks on
+    such hosts then uses them.
+    """
+    topology = networks.needed_network(network)
+    asked = None if sizes is None else [options.nbytes_of(size) for size in sizes.split(",")]
+    fits, too_large = [], None
+    for collective in dict.fromkeys(collectives):
+        total = len(asked or SIZES) * 2 * len(list(algorithms(collective, topology.world_size)))
+        with progress(total, f"fit {collective}") as advance:
+            try:
+                fits.append(fit(collective, topology, sizes=asked, seed=seed, advance=advance))
+            except TooLargeError as error:
+                too_large = error
+                if len(collectives) > 1:
+                    click.echo(f"{collective} is not fitted: {error}", err=True)
+    if too_large and not fits:
+        raise too_large
+    better = [fitted for fitted in fits if not fitted.is_left]
+    if file is not None and better:
+        from ringcoll.machine import read_fit, write_fit  # they import torch
+
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        content = read_fit(file) if file.exists() else None
+        for fitted in better:
+            content = fitted.fitted(date, content)
+        assert content is not None
+        write_fit(file, content)
+    if as_json:
+        print_json({"network": topology.name, "fits": [*map(_fit_as_data, fits)]})
+        return
+    for fitted in fits:
+        _print_fit(fitted)
+    if file is not None:
+        click.echo(f"\nWrote {file}." if better else f"\n{file} is not written.")
+
+
+def _fit_as_data(fitted: Fit) -> dict[str, Any]:
+    return {
+        "collective": fitted.collective,
+        "world_size": fitted.topology.world_size,
+        "ranges": [
+            {
+                "from": fit_range.nbytes.first,
+                "to": fit_range.nbytes.end,
+                "size": fit_range.size,
+                **fit_range.winner._asdict(),
+                "segment_bytes": fit_range.segment_bytes,
+                "least_s": fit_range.least_s,
+                "registered": fit_range.plain._asdict(),
+                "reason": fit_range.reason,
+            }
+            for fit_range in fitted.ranges
+        ],
+        "left_out": fitted.left_out,
+    }
+
+
+def _print_fit(fitted: Fit) -> None:
+    world_size = fitted.topology.world_size
+    click.echo(f"\n{fitted.collective} on {fitted.topology.name}, {world_size} ranks\n")
+    columns = ("bytes", "algorithm", "segments", "time", "bound", "ratio",
+               "best in rank order", "time", "faster")  # fmt: skip
+    print_table(columns, map(_range_row, fitted.ranges), left=2)
+    if fitted.left_out:
+        left_out = ", ".join(fitted.left_out)
+        print_text(f"\nnot simulated, as they have too many messages: {left_out}")
+    if fitted.is_left:
+        print_text(
+            "\nno schedule is clearly faster than the registered algorithms in rank order: "
+            '"auto" chooses'
+        )
+
+
+def _range_row(fit_range: FitRange) -> tuple[str, ...]:
+    winner, plain, least_s = fit_range.winner, fit_range.plain, fit_range.least_s
+    return (
+        str(fit_range.nbytes),
+        winner.algorithm,
+        str(winner.segments),
+        time_in_words(winner.seconds),
+        time_in_words(least_s),
+        f"{fit_range.ratio:.2f}" if least_s else "-",
+        plain.algorithm,
+        time_in_words(plain.seconds),
+        f"{fit_range.gain:.2f}x",
+    )
+
+
+# --- pareto -----------------------------------------------------------------------------
+
+
+@command(
+    "pareto",
+    examples="""
+        ringcoll pareto all_reduce -k 24
+        ringcoll pareto all_reduce -k 24 --ports 1
+        ringcoll pareto all_gather -k 16 --json
+        ringcoll pareto all_reduce -k 24 --plot front.png
+        ringcoll pareto all_reduce --graph cluster.txt -b 64M
+    """,
+    terms=networks.NETWORKS,
+)
+@options.collective_argument
+@_on_network
+@options.bytes_option("--size")
+@options.hosts_option
+@click.option(
+    "--ports", "most_ports", type=click.IntRange(min=1), metavar="MESSAGES",
+    help="Only algorithms in which a rank sends, and receives, at most so many messages at once.",
+)  # fmt: skip
+@options.file_option("--plot", "picture", metavar="FILE", callback=options.new_picture,
+                     help="Draw the front, too; needs ringcoll[plot].")  # fmt: skip
+@options.json_option
+def pareto(
+    collective: str,
+    nbytes: int,
+    num_hosts: int | None,
+    most_ports: int | None,
+    picture: Path | None,
+    as_json: bool,
+    **network: Any,
+) -> None:
+    """Show which algorithms of COLLECTIVE no other algorithm beats in every way.
+
+    An algorithm dominates another if it needs no more rounds, no more traffic and no more
+    reduced data, and less of at least one of them. Those that no algorithm dominates are the
+    Pareto front: which of them is fastest depends on the machine and on the size of the data.
+
+    Costs are counted on the proved schedule of every registered algorithm, in one segment, root
+    0, in units of the whole data; see `ringcoll verify`. At once is the most messages that a
+    rank sends, or receives, in one step. A round of many messages takes longer than a round of
+    one, which the front does not see; --ports 1 compares algorithms of one message a round.
+    With a network, the same algorithms are simulated on it, with --bytes of data.
+    """
+    world_size, topology = networks.asked_network(network)
+    costs: dict[str, Counts] = {}
+    ports: dict[str, int] = {}
+    left_out: dict[str, str] = {}
+    hosts = on_hosts(world_size, num_hosts or 2)
+    entries = list(algorithms(collective))
+    if num_hosts is not None and not any(entry.needs_hosts for entry in entries):
+        raise click.UsageError(f"{collective} is the same on any number of hosts")
+    with progress(len(entries)) as advance:
+        for entry in entries:
+            advance(entry.name)
+            try:
+                proof = verify(entry.schedule(world_size, hosts=hosts))
+            except (UnsupportedWorldSizeError, TooLargeError) as error:
+                left_out[entry.name] = str(error)
+                continue
+            if most_ports is not None and proof.ports > most_ports:
+                left_out[entry.name] = f"{entry.name} sends {proof.ports} messages at once"
+                continue
+            costs[entry.name] = Counts(proof.rounds, proof.traffic, proof.reduced)
+            ports[entry.name] = proof.ports
+    dominated_by = dominators(costs)
+    all_ports = max([1, *ports.values()])
+    bound = lower_bound(collective, world_size, ports=all_ports)
+    if picture is not None:
+        from ringcoll.bench import draw_front, save
+
+        title = f"{collective} on {in_number(world_size, 'rank')}"
+        save(draw_front(costs, dominated_by, bound, title), picture)
+    least = Counts(bound.rounds, bound.traffic, bound.reduced)
+    ranked = sorted(costs, key=lambda name: costs[name])
+    data, lines = networks.simulated(
+        topology, nbytes, [entry for entry in entries if entry.name in costs]
+    )
+    if as_json:
+        rows = [
+            {"algorithm": name, **costs[name]._asdict(), "ports": ports[name]}
+            | {"on_front": not dominated_by[name], "dominated_by": dominated_by[name]}
+            for name in ranked
+        ]
+        facts = {"collective": collective, "world_size": world_size}
+        facts |= {"at_least": least._asdict() | {"ports": all_ports}, "algorithms": rows}
+        print_json(facts | {"left_out": left_out} | data)
+        return
+    standing = {
+        name: f"dominated by {', '.join(others)}" if others else "on the front"
+        for name, others in dominated_by.items()
+    }
+    print_table(
+        ("algorithm", "Pareto front", "rounds", "traffic", "reduced", "at once"),
+        [
+            ("lower bound", "", *_cells(least), str(all_ports)),
+            *((name, standing[name], *_cells(costs[name]), str(ports[name])) for name in ranked),
+        ],
+        left=2,
+    )
+    if left_out:
+        click.echo()
+    for reason in left_out.values():
+        print_text(f"not shown: {reason}")
+    click.echo("".join(f"{line}\n" for line in lines), nl=False)
+
+
+def _cells(cost: Counts) -> tuple[str, str, str]:
+    return str(cost.rounds), amount(cost.traffic), amount(cost.reduced)

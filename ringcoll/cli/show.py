@@ -10,24 +10,20 @@ from typing import Any
 import click
 
 from ringcoll.algorithms import on_hosts
-from ringcoll.cli.command import command
+from ringcoll.cli import options
+from ringcoll.cli.app import command
 from ringcoll.cli.networks import is_network_file, network_in
-from ringcoll.cli.output import on_terminal, print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import (
-    algorithm_argument,
-    asked_schedule,
-    collective_name,
-    file_option,
-    hosts_option,
-    json_option,
-    new_file,
-    rank_numbers,
-    root_option,
-    saying_what_would_do,
-    world_size_option,
+from ringcoll.cli.output import (
+    PICTURES,
+    on_terminal,
+    print_json,
+    print_table,
+    print_text,
+    progress,
+    write_gif,
+    write_picture,
 )
-from ringcoll.cli.picture_files import PICTURES, write_gif, write_picture
-from ringcoll.cli.report import findings, header, in_words
+from ringcoll.cli.prove import findings, header, in_words
 from ringcoll.errors import VerificationError
 from ringcoll.machine import read_json_file, replace_file
 from ringcoll.pictures import (
@@ -61,38 +57,36 @@ _LEGEND = {
     Reduce: "Sc    reduce several shares of chunk c",
 }
 
-_EXAMPLES = """
-  ringcoll show ring all_reduce -k 4
-  ringcoll show tree broadcast -k 8 --root 3
-  ringcoll show hierarchical all_reduce -k 8 --hosts 2
-  ringcoll show ring all_reduce -k 4 --primitives --rank 1
-  ringcoll show bruck all_gather -k 5 --text > bruck.txt
-  ringcoll show ring all_reduce -k 64 --ranks 0-3,63
-  ringcoll show star.py:star all_reduce
-  ringcoll show ring all_reduce -k 4 -o ring.svg
-  ringcoll show ring all_reduce -k 4 --moving -o ring.gif
-  ringcoll show ring all_reduce -k 4 --grid -o grid.svg
-  ringcoll show ring all_reduce -k 8 --beside tree -o ring-and-tree.html
-  ringcoll show cluster.txt -o cluster.svg
-"""
 
-
-@command(examples=_EXAMPLES)
-@algorithm_argument
-@click.argument("collective", type=collective_name, default="all_reduce")
-@world_size_option
-@hosts_option
-@root_option
+@command(
+    examples="""
+        ringcoll show ring all_reduce -k 4
+        ringcoll show tree broadcast -k 8 --root 3
+        ringcoll show hierarchical all_reduce -k 8 --hosts 2
+        ringcoll show ring all_reduce -k 4 --primitives --rank 1
+        ringcoll show bruck all_gather -k 5 --text > bruck.txt
+        ringcoll show ring all_reduce -k 64 --ranks 0-3,63
+        ringcoll show star.py:star all_reduce
+        ringcoll show ring all_reduce -k 4 -o ring.svg
+        ringcoll show ring all_reduce -k 4 --moving -o ring.gif
+        ringcoll show ring all_reduce -k 4 --grid -o grid.svg
+        ringcoll show ring all_reduce -k 8 --beside tree -o ring-and-tree.html
+        ringcoll show cluster.txt -o cluster.svg
+    """
+)
+@options.schedule_options(options.usual_collective)
 @click.option("--primitives", "as_primitives", is_flag=True,
               help="Print the program of one rank in NCCL's vocabulary.")  # fmt: skip
 @click.option("--rank", type=click.IntRange(min=0), help="The rank for --primitives; 0.")
-@click.option("--ranks", type=rank_numbers, metavar="RANKS",
-              help="Draw the columns of these ranks only: numbers and ranges, such as 0-3,7.")  # fmt: skip
+@click.option("--ranks", type=options.rank_numbers, metavar="RANKS",
+              help="Draw the columns of these ranks only: numbers and ranges, such as "
+              "0-3,7.")  # fmt: skip
 @click.option("--text", "as_text", is_flag=True,
-              help="Print the schedule as text, which `ringcoll verify --schedule` reads.")  # fmt: skip
-@file_option("-o", "--output", "output", callback=new_file(*PICTURES, ".gif"),
-             help="Draw the steps into this file: .svg, .png or .pdf; .gif moves; .html is a page that "
-             "plays them.")  # fmt: skip
+              help="Print the schedule as text, which `ringcoll verify --schedule` "
+              "reads.")  # fmt: skip
+@options.file_option("-o", "--output", "output", callback=options.new_file(*PICTURES, ".gif"),
+                     help="Draw the steps into this file: .svg, .png or .pdf; .gif moves; .html is "
+                     "a page that plays them.")  # fmt: skip
 @click.option(
     "--step", type=click.IntRange(min=0), help="Only this step, for --output; a page begins there."
 )
@@ -106,14 +100,10 @@ _EXAMPLES = """
     "--beside", metavar="ALGORITHM", help="A second algorithm on the same clock, for a page."
 )
 @click.option("--trace", "trace_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Measured times for a page: a file of `ringcoll trace`, of the same algorithm.")  # fmt: skip
-@json_option
+              help="Measured times for a page: a file of `ringcoll trace`, of the same "
+              "algorithm.")  # fmt: skip
+@options.json_option
 def show(
-    algorithm: str,
-    collective: str,
-    world_size: int | None,
-    num_hosts: int | None,
-    root: int | None,
     as_primitives: bool,
     rank: int | None,
     ranks: tuple[int, ...] | None,
@@ -125,6 +115,7 @@ def show(
     beside: str | None,
     trace_file: Path | None,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Draw ALGORITHM for COLLECTIVE (all_reduce), step by step and rank by rank.
 
@@ -135,31 +126,52 @@ def show(
     The header says what it costs, with the lower bounds behind it, and in which
     order it reduces: that was proved on the schedule, not taken from a formula.
     """
-    if is_network_file(algorithm):
-        _show_network(Path(algorithm).expanduser(), output, as_json=as_json)
+    if is_network_file(asked["algorithm"]):
+        _show_network(Path(asked["algorithm"]).expanduser(), output, as_json=as_json)
         return
-    if as_primitives + as_text + as_json > 1 and not (as_primitives and as_json):
-        raise click.UsageError("--text goes with neither --json nor --primitives")
-    if ranks is not None and (as_primitives or as_text or as_json):
-        raise click.UsageError("--ranks goes with the grid")
-    if rank is not None and not as_primitives:
-        raise click.UsageError("--rank goes with --primitives")
-    if output is not None and (as_primitives or as_text or as_json or ranks is not None):
-        raise click.UsageError("--output goes with --step, --moving or --grid only")
     ending = "" if output is None else output.suffix.lower()
-    _check_drawing(ending, step, moving=moving, as_grid=as_grid, of_page=bool(beside or trace_file))
-    entry, schedule, title = asked_schedule(algorithm, collective, world_size, root, num_hosts)
+    printed = as_primitives or as_text or as_json  # and not the grid
+    one_step, of_page = step is not None, bool(beside or trace_file)
+    for is_refused, reason in (
+        (
+            as_text and (as_primitives or as_json),
+            "--text goes with neither --json nor --primitives",
+        ),
+        (ranks is not None and printed, "--ranks goes with the grid"),
+        (rank is not None and not as_primitives, "--rank goes with --primitives"),
+        (
+            output is not None and (printed or ranks is not None),
+            "--output goes with --step, --moving or --grid only",
+        ),
+        (
+            output is None and (moving or as_grid or one_step),
+            "--step, --moving and --grid go with --output",
+        ),
+        (moving and one_step, "one step does not move"),
+        (of_page and ending != ".html", "--beside and --trace go with --output and a file .html"),
+        (ending == ".pdf" and moving, "a .pdf does not move"),
+        (ending == ".gif" and one_step, "a .gif shows all steps"),
+        (
+            as_grid and (moving or one_step or ending in (".gif", ".html")),
+            "--grid draws all steps into a file .svg, .png or .pdf",
+        ),
+    ):
+        if is_refused:
+            raise click.UsageError(reason)
+    entry, schedule, title = options.asked_schedule(**asked)
     if ranks is not None and max(ranks) >= schedule.world_size:
         raise click.UsageError(f"--ranks: rank {max(ranks)} is not in {title}")
     if not as_primitives:
-        with saying_what_would_do(entry, schedule, num_hosts):
+        with options.saying_what_would_do(entry, schedule, asked["num_hosts"]):
             check_work(schedule)
     if output is not None:
-        hosts = on_hosts(schedule.world_size, num_hosts or 2) if entry.needs_hosts else None
+        num_hosts = asked["num_hosts"] or 2
+        hosts = on_hosts(schedule.world_size, num_hosts) if entry.needs_hosts else None
         trace = None if trace_file is None else _trace(trace_file)
         films = [film(schedule)]
         if beside is not None:
-            films.append(film(asked_schedule(beside, collective, world_size, root, None)[1]))
+            second = asked | {"algorithm": beside, "num_hosts": None}
+            films.append(film(options.asked_schedule(**second)[1]))
         if step is not None and step > (count := len(films[0].messages)):
             raise click.BadParameter(
                 f"there are steps 0 to {count - 1}, and {count}, the end", param_hint="--step"
@@ -185,10 +197,8 @@ def show(
 
 
 def _show_network(path: Path, output: Path | None, *, as_json: bool) -> None:
-    ctx = click.get_current_context()
-    for name in ctx.params.keys() - {"algorithm", "output", "as_json"}:
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{path} is a network, which goes with --output and --json only")
+    if options.typed(click.get_current_context()) - {"algorithm", "output", "as_json"}:
+        raise click.UsageError(f"{path} is a network, which goes with --output and --json only")
     if output is not None and output.suffix.lower() == ".gif":
         raise click.UsageError("a network does not move")
     topology = network_in(path)
@@ -206,24 +216,6 @@ def _show_network(path: Path, output: Path | None, *, as_json: bool) -> None:
     else:
         rows = [(name, f"{speed:g}", f"{latency:g}") for name, (speed, latency) in links.items()]
         print_table(("link", "GB/s", "us"), rows, left=1)
-
-
-def _check_drawing(
-    ending: str, step: int | None, *, moving: bool, as_grid: bool, of_page: bool
-) -> None:
-    """Refuse options that do not go together; ``ending`` is that of the file, empty if there is none."""
-    if not ending and (moving or as_grid or step is not None):
-        raise click.UsageError("--step, --moving and --grid go with --output")
-    if moving and step is not None:
-        raise click.UsageError("one step does not move")
-    if of_page and ending != ".html":
-        raise click.UsageError("--beside and --trace go with --output and a file .html")
-    if ending == ".pdf" and moving:
-        raise click.UsageError("a .pdf does not move")
-    if ending == ".gif" and step is not None:
-        raise click.UsageError("a .gif shows all steps")
-    if as_grid and (moving or step is not None or ending in (".gif", ".html")):
-        raise click.UsageError("--grid draws all steps into a file .svg, .png or .pdf")
 
 
 def _draw(
@@ -274,17 +266,12 @@ def _show_grid(
             click.echo(f"{title} is wrong\n\n{error}")
         raise click.exceptions.Exit(1) from None
     if as_json:
-        print_json(
-            header(schedule)
-            | {"summary": summary, "ok": True}
-            | findings(proof)
-            | {
-                "steps": [
-                    [[*map(str, step)] for step in schedule.steps(rank)]
-                    for rank in range(schedule.world_size)
-                ]
-            }
-        )
+        steps = [
+            [[*map(str, step)] for step in schedule.steps(rank)]
+            for rank in range(schedule.world_size)
+        ]
+        facts = header(schedule) | {"summary": summary, "ok": True} | findings(proof)
+        print_json(facts | {"steps": steps})
         return
     drawing = grid(schedule, ranks=ranks)
     print_text(title, summary, "", *in_words(proof))

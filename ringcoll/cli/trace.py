@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from ringcoll.bench import (
     DTYPES,
@@ -26,19 +24,9 @@ from ringcoll.bench import (
     trace_on_rank,
     trace_training_on_rank,
 )
-from ringcoll.cli import measuring
-from ringcoll.cli.command import command
-from ringcoll.cli.output import print_json, print_table, print_text
-from ringcoll.cli.parameters import (
-    asked_schedule,
-    bytes_option,
-    collective_name,
-    complete_algorithms,
-    file_option,
-    json_option,
-    new_file,
-)
-from ringcoll.cli.picture_files import PICTURES, write_picture
+from ringcoll.cli import measuring, options
+from ringcoll.cli.app import command
+from ringcoll.cli.output import PICTURES, print_json, print_table, print_text, write_picture
 from ringcoll.errors import ArgumentError, ScheduleError
 from ringcoll.machine import UserModule, is_schedule_file, read_json_file, replace_file
 from ringcoll.pictures import last_run, overlap_picture, player_page, time_picture
@@ -49,25 +37,8 @@ from ringcoll.training import TRAINERS, Gradients, find_trainer, trainer_names, 
 _SHARES = ("waiting", "moving", "reducing", "python")
 _PARTS = ("computing", "communicating", "waiting")
 
-_EXAMPLES = """
-  ringcoll trace all_reduce -k 4 -b 1M --algorithm ring
-  ringcoll trace all_reduce -k 2 -b 4 --transport ucx -o short.json
-  ringcoll trace broadcast --algorithm chain --segment-bytes 64K
-  ringcoll trace pipeline:1f1b
-  ringcoll trace bucketed -o overlap.svg
-  ringcoll trace 3d:2x2x2 -k 8 -n 3
-  ringcoll trace all_reduce --algorithm ring -o measured.html
-  torchrun --nproc-per-node 4 -m ringcoll trace all_gather
-"""
-
-# Options of a collective, which a trainer cannot use.
-_OF_COLLECTIVES = {
-    "nbytes": "--bytes",
-    "op": "--op",
-    "dtype": "--datatype",
-    "root": "--root",
-    "segment_bytes": "--segment-bytes",
-}
+# Options that a trainer does not have.
+_OF_COLLECTIVES = {"nbytes", "op", "dtype", "root", "segment_bytes"}
 
 
 class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
@@ -80,36 +51,49 @@ class _TracedName(click.ParamType):  # type: ignore[type-arg]  # generic since c
             if value.partition(":")[0] in TRAINERS:
                 find_trainer(value)
                 return value
-            return collective_name.convert(value, param, ctx)
+            return options.collective_name.convert(value, param, ctx)
         except ArgumentError as error:
             self.fail(f"{value!r} is none of {error.expected}", param, ctx)
         except ScheduleError as error:
             raise ScheduleError(f"{error}; or a trainer: {', '.join(trainer_names())}") from None
 
 
-@command(examples=_EXAMPLES)
-@click.argument("what", type=_TracedName(), shell_complete=collective_name.shell_complete)
+@command(
+    examples="""
+        ringcoll trace all_reduce -k 4 -b 1M --algorithm ring
+        ringcoll trace all_reduce -k 2 -b 4 --transport ucx -o short.json
+        ringcoll trace broadcast --algorithm chain --segment-bytes 64K
+        ringcoll trace pipeline:1f1b
+        ringcoll trace bucketed -o overlap.svg
+        ringcoll trace 3d:2x2x2 -k 8 -n 3
+        ringcoll trace all_reduce --algorithm ring -o measured.html
+        torchrun --nproc-per-node 4 -m ringcoll trace all_gather
+    """
+)
+@click.argument("what", type=_TracedName(), shell_complete=options.collective_name.shell_complete)
 @measuring.ranks_option(4)
-@bytes_option()
+@options.bytes_option()
 @click.option("--algorithm", default="auto", show_default=True, metavar="NAME",
-              shell_complete=complete_algorithms,
+              shell_complete=options.complete_algorithms,
               help="A name from `ringcoll list`, auto, an algorithm of your own, such as "
               "star.py:star, or a file such as best.txt.")  # fmt: skip
 @measuring.transport
-@file_option("-o", "--output", "file", default="trace.json", show_default=True,
-             callback=new_file(), help="The file to write: a trace; or, by its ending, .svg, .png or .pdf with the last "
-             "operation, or step of a trainer, over time, or .html, a page that plays it beside the model.")  # fmt: skip
-@click.option("-n", "--iters", type=click.IntRange(1, 10**6), default=5, show_default=True,
+@options.file_option("-o", "--output", "file", default="trace.json", show_default=True,
+                     help="The file to write: a trace; or, by its ending, .svg, .png or .pdf with "
+                     "the last operation, or step of a trainer, over time, or .html, a page that "
+                     "plays it beside the model.")  # fmt: skip
+@click.option("-n", "--iters", "times", type=click.IntRange(1, 10**6), default=5,
+              show_default=True,
               help="Times that the operation runs, or steps, in the trace.")  # fmt: skip
-@click.option("-w", "--warmup_iters", type=click.IntRange(0, 10**6), default=2, show_default=True,
-              help="Times that it runs, or steps, before.")  # fmt: skip
+@click.option("-w", "--warmup_iters", "warmup", type=click.IntRange(0, 10**6), default=2,
+              show_default=True, help="Times that it runs, or steps, before.")  # fmt: skip
 @click.option("--op", default="sum", show_default=True, metavar="OP", callback=measuring.operator,
               help=f"One of {', '.join(OPERATORS)}.")  # fmt: skip
 @click.option("-d", "--datatype", "dtype", default="float", callback=measuring.dtype,
               show_default=True, metavar="TYPE", help=f"One of {', '.join(DTYPES)}.")  # fmt: skip
 @click.option("-r", "--root", type=click.IntRange(min=0), help="Root of a rooted collective; 0.")
 @measuring.segments_option
-@json_option
+@options.json_option
 @click.pass_context
 def trace(
     ctx: click.Context,
@@ -120,8 +104,8 @@ def trace(
     algorithm: str,
     transport: str,
     file: Path,
-    iters: int,
-    warmup_iters: int,
+    times: int,
+    warmup: int,
     op: str,
     dtype: str,
     root: int | None,
@@ -143,65 +127,83 @@ def trace(
     waiting for other ranks; and the peak of memory. Sentences say who waits for whom.
     """
     world_size = measuring.ranks_to_use(ranks, 4)
+    is_page = file.suffix.lower() == ".html"
     is_picture = file.suffix.lower() in PICTURES
     written = file.with_name(f"{file.name}.trace") if is_picture else file
-    target = _Target(str(written.absolute()), warmup_iters, iters)
+    target: Any = {"path": str(written.absolute()), "warmup": warmup, "times": times}
     if what.partition(":")[0] in TRAINERS:
-        if file.suffix.lower() == ".html":
+        if is_page:
             raise click.UsageError("a page plays a collective; of a trainer there are pictures")
-        _trace_trainer(ctx, what, algorithm, world_size, target, file, as_json=as_json)
-        return
-    collective = what
-    rules = contract(collective)
-    if root is not None and not rules.rooted:
-        raise click.UsageError(f"{collective} has no root")
-    if (root or 0) >= world_size:
-        raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
-    name, modules = _algorithm(collective, algorithm, world_size)
-    measuring.check_memory(nbytes, world_size)
-    workload = Workload(
-        collective,
-        nbytes,
-        dtype,
-        op if rules.reduces else "none",
-        (root or 0) if rules.rooted else -1,
-    )
-    request = TraceRequest(
-        workload, name, *target, segment_bytes=segment_bytes, transport=transport, modules=modules
-    )
-    summary = measuring.on_ranks(trace_on_rank, request, world_size=world_size, backend="gloo")
-    if summary:  # under a launcher rank 0 has it, and prints
+        _refuse_options_of_collectives(ctx, what)
+        name, modules = _algorithm("all_reduce", algorithm, world_size)
+        task = usual_task([what])
+        check_fit(TrainingRequest((Contender(what, name),), task), world_size)
+        summary = measuring.on_ranks(
+            trace_training_on_rank,
+            TrainerTraceRequest(what, task, Gradients(name), **target, modules=modules),
+            world_size=world_size,
+            backend="ringcoll",
+        )
+        if not summary:  # under a launcher rank 0 has it, and prints
+            return
         if is_picture:
-            _draw(written, file, collective, root, name)
-        _print(replace(request, path=str(file.absolute())), summary, world_size, as_json=as_json)
-
-
-def _draw(written: Path, file: Path, collective: str, root: int | None, asked: str) -> None:
-    """Draw the last operation of a trace."""
-    trace = _read(written)
-    if file.suffix.lower() != ".html":
-        write_picture(file, time_picture(trace))
+            write_picture(file, overlap_picture(_read(written)))
+        title = f"{what} trains a {task.model} with {task.optimizer}"
+        unit, findings = "steps", [*summary["findings"], ""]
+        columns = ["rank", "phase", "times", "total", *_PARTS, "beside", "peak memory"]
+        rows = _phase_rows(summary["phases"])
+    else:
+        has_root = options.check_root(what, root)
+        if (root or 0) >= world_size:
+            raise click.BadParameter(f"rank {root} is not one of {world_size}", param_hint="--root")
+        name, modules = _algorithm(what, algorithm, world_size)
+        measuring.check_memory(nbytes, world_size)
+        op = op if contract(what).reduces else "none"
+        workload = Workload(what, nbytes, dtype, op, (root or 0) if has_root else -1)
+        request = TraceRequest(
+            workload,
+            name,
+            **target,
+            segment_bytes=segment_bytes,
+            transport=transport,
+            modules=modules,
+        )
+        summary = measuring.on_ranks(trace_on_rank, request, world_size=world_size, backend="gloo")
+        if not summary:
+            return
+        if is_page:
+            _write_page(file, _read(written), what, root, name)
+        elif is_picture:
+            write_picture(file, time_picture(_read(written)))
+        title, unit, findings = f"{what} of {as_size(nbytes)}", "times", []
+        columns = ["rank", "operations", "total", *_SHARES, "sent", "received", "messages"]
+        rows = _call_rows(summary["ranks"])
+    if as_json:
+        facts = {"environment": environment(world_size), "file": str(file.absolute())}
+        print_json(facts | summary)
         return
-    run = last_run(trace)
-    name = asked if is_schedule_file(asked) else run.name.rpartition(" ")[0]
-    _, schedule, _ = asked_schedule(name, collective, run.world_size, root, None)
-    settings = {"clock": "time", "times": "trace"}
-    replace_file(file, player_page(schedule, trace=trace, settings=settings))
+    click.echo(
+        f"{title} on {world_size} ranks over {summary['transport']}, {times} {unit} after {warmup}"
+    )
+    print_text(*oversubscribed(world_size), "")
+    print_table(columns, rows, left=2)
+    worst = max(summary["clocks"], key=lambda clock: float(clock["uncertainty_us"]))
+    opened = "" if is_picture else ": open it in https://ui.perfetto.dev or chrome://tracing"
+    print_text(
+        "",
+        *findings,
+        f"Clocks of the ranks are known to {worst['uncertainty_us']:.3g} us or better"
+        f" (rank {worst['rank']}).",
+        f"Wrote {file.absolute()}{opened}.",
+    )
 
 
-def _read(written: Path) -> dict[str, Any]:
-    """Read a trace that is drawn, and remove it."""
-    trace: dict[str, Any] = read_json_file(written)
-    written.unlink()
-    return trace
-
-
-class _Target(NamedTuple):
-    """The file, and the numbers of runs before the trace and in it."""
-
-    path: str
-    warmup: int
-    times: int
+def _refuse_options_of_collectives(ctx: click.Context, trainer: str) -> None:
+    takes_algorithm = find_trainer(trainer)[0].takes_algorithm
+    refused = _OF_COLLECTIVES | (set() if takes_algorithm else {"algorithm"})
+    for param in ctx.command.params:
+        if param.name in refused & options.typed(ctx):
+            raise click.UsageError(f"the trainer {trainer} cannot use {param.opts[-1]}")
 
 
 def _algorithm(collective: str, text: str, world_size: int) -> tuple[str, tuple[UserModule, ...]]:
@@ -211,46 +213,22 @@ def _algorithm(collective: str, text: str, world_size: int) -> tuple[str, tuple[
     return names[0], modules
 
 
-def _trace_trainer(
-    ctx: click.Context,
-    name: str,
-    text: str,
-    world_size: int,
-    target: _Target,
-    file: Path,
-    *,
-    as_json: bool,
+def _read(written: Path) -> dict[str, Any]:
+    """Read a trace that is drawn, and remove it."""
+    trace: dict[str, Any] = read_json_file(written)
+    written.unlink()
+    return trace
+
+
+def _write_page(
+    file: Path, trace: dict[str, Any], collective: str, root: int | None, asked: str
 ) -> None:
-    refused = dict(_OF_COLLECTIVES)
-    if not find_trainer(name)[0].takes_algorithm:
-        refused["algorithm"] = "--algorithm"
-    for param, option in refused.items():
-        if ctx.get_parameter_source(param) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"the trainer {name} cannot use {option}")
-    algorithm, modules = _algorithm("all_reduce", text, world_size)
-    task = usual_task([name])
-    check_fit(TrainingRequest((Contender(name, algorithm),), task), world_size)
-    request = TrainerTraceRequest(name, task, Gradients(algorithm), *target, modules=modules)
-    summary = measuring.on_ranks(
-        trace_training_on_rank, request, world_size=world_size, backend="ringcoll"
-    )
-    if not summary:
-        return
-    if file.suffix.lower() in PICTURES:
-        write_picture(file, overlap_picture(_read(Path(target.path))))
-    if as_json:
-        print_json(
-            {"environment": environment(world_size), "file": str(file.absolute()), **summary}
-        )
-        return
-    click.echo(
-        f"{name} trains a {task.model} with {task.optimizer} on {world_size} ranks over "
-        f"{summary['transport']}, {target.times} steps after {target.warmup}"
-    )
-    print_text(*oversubscribed(world_size), "")
-    columns = ("rank", "phase", "times", "total", *_PARTS, "beside", "peak memory")
-    print_table(columns, _phase_rows(summary["phases"]), left=2)
-    print_text("", *summary["findings"], "", *_notes(str(file.absolute()), summary))
+    """Write a page that plays the last operation of a trace."""
+    run = last_run(trace)
+    name = asked if is_schedule_file(asked) else run.name.rpartition(" ")[0]
+    _, schedule, _ = options.asked_schedule(name, collective, run.world_size, root)
+    settings = {"clock": "time", "times": "trace"}
+    replace_file(file, player_page(schedule, trace=trace, settings=settings))
 
 
 def _phase_rows(ranks: list[dict[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
@@ -258,40 +236,19 @@ def _phase_rows(ranks: list[dict[str, dict[str, Any]]]) -> Iterator[tuple[str, .
     for rank, phases in enumerate(ranks):
         for name, times in phases.items():
             total, peak = times["total_s"], times["peak_nbytes"]
+            parts = [times[f"{part}_s"] for part in _PARTS]
             yield (
                 str(rank),
                 name,
                 str(times["times"]),
                 time_in_words(total),
-                *(
-                    f"{time_in_words(times[f'{part}_s'])} "
-                    f"{100 * times[f'{part}_s'] / total if total else 0:3.0f}%"
-                    for part in _PARTS
-                ),
+                *(_with_percent(part, 100 * part / total if total else 0) for part in parts),
                 time_in_words(times["beside_s"]),
                 "?" if peak is None else f"{peak / (1 << 20):.1f} MiB",
             )
 
 
-def _print(
-    request: TraceRequest, summary: dict[str, Any], world_size: int, *, as_json: bool
-) -> None:
-    if as_json:
-        print_json({"environment": environment(world_size), "file": request.path, **summary})
-        return
-    size = as_size(request.workload.nbytes)
-    click.echo(
-        f"{request.workload.collective} of {size} on {world_size} ranks over "
-        f"{summary['transport']}, {request.times} times after {request.warmup}"
-    )
-    print_text(*oversubscribed(world_size), "")
-    columns = ("rank", "operations", "total", *_SHARES, "sent", "received", "messages")
-    print_table(columns, _rows(summary["ranks"]), left=2)
-    click.echo()
-    print_text(*_notes(request.path, summary))
-
-
-def _rows(ranks: list[dict[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
+def _call_rows(ranks: list[dict[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
     """A line for each rank and call; the total only if there are several calls."""
     for rank, calls in enumerate(ranks):
         for call, shares in calls.items():
@@ -302,7 +259,7 @@ def _rows(ranks: list[dict[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
                 f"{shares['operations']} x {call}",
                 time_in_words(shares["total_s"]),
                 *(
-                    f"{time_in_words(shares[f'{name}_s'])} {100 * shares[f'{name}_share']:3.0f}%"
+                    _with_percent(shares[f"{name}_s"], 100 * shares[f"{name}_share"])
                     for name in _SHARES
                 ),
                 as_size(shares["sent_bytes"]),
@@ -311,11 +268,5 @@ def _rows(ranks: list[dict[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
             )
 
 
-def _notes(path: str, summary: dict[str, Any]) -> Iterator[str]:
-    worst = max(summary["clocks"], key=lambda clock: float(clock["uncertainty_us"]))
-    yield (
-        f"Clocks of the ranks are known to {worst['uncertainty_us']:.3g} us or better"
-        f" (rank {worst['rank']})."
-    )
-    is_picture = Path(path).suffix.lower() in PICTURES
-    yield f"Wrote {path}{'' if is_picture else ': open it in https://ui.perfetto.dev or chrome://tracing'}."
+def _with_percent(seconds: float, percent: float) -> str:
+    return f"{time_in_words(seconds)} {percent:3.0f}%"

@@ -30,16 +30,9 @@ from ringcoll.bench import (
     tolerances,
     train_on_rank,
 )
-from ringcoll.cli import measuring
-from ringcoll.cli.command import command
+from ringcoll.cli import measuring, options
+from ringcoll.cli.app import command
 from ringcoll.cli.output import print_json, print_table, print_text, progress
-from ringcoll.cli.parameters import (
-    FiniteRange,
-    complete_algorithms,
-    json_option,
-    nbytes_of,
-    new_picture,
-)
 from ringcoll.errors import ArgumentError
 from ringcoll.training import (
     LEARNING_RATES,
@@ -51,18 +44,6 @@ from ringcoll.training import (
     trainer_names,
     usual_task,
 )
-
-_EXAMPLES = """
-  ringcoll train
-  ringcoll train -k 4 --epochs 20 --wire bfloat16
-  ringcoll train --trainer per-parameter,bucketed,torch-ddp-hook
-  ringcoll train --trainer bucketed --backend gloo
-  ringcoll train --algorithms ring,star.py:star
-  ringcoll train --trainer bucketed,tensor,pipeline:1f1b,one-process
-  ringcoll train -k 4 --trainer gossip:exponential,diloco,server:async --picture loss.png
-  ringcoll train -k 8 --trainer 3d:2x2x2,sharded:2
-  torchrun --nproc-per-node 2 -m ringcoll train
-"""
 
 
 def _trainers(
@@ -78,12 +59,9 @@ def _trainers(
         raise click.BadParameter(f"{error.got!r} is none of {error.expected}") from error
 
 
-_TERMS = {
-    "Trainers": {
-        name + (f":{entry.placeholder}" if entry.placeholder else ""): entry.about
-        for name, entry in TRAINERS.items()
-    }
-}
+_SETTINGS = ("backend", "epochs", "wire", "bucket_bytes")
+_TASK_SETTINGS = ("model", "layers", "width", "batch", "optimizer", "lr", "seed")
+_RATES = ", ".join(f"{lr} for {name}" for name, lr in LEARNING_RATES.items())
 
 
 def _taking(what: str) -> str:
@@ -91,12 +69,31 @@ def _taking(what: str) -> str:
     return ", ".join(name for name, entry in TRAINERS.items() if getattr(entry, f"takes_{what}"))
 
 
-@command(examples=_EXAMPLES, terms=_TERMS)
-@click.option("--trainer", "trainers", multiple=True, default=["bucketed,torch-ddp"], show_default=True,
-              callback=_trainers, metavar="NAMES",
-              help=f"Any of {', '.join(trainer_names())}; separated by commas, or repeated.")  # fmt: skip
+@command(
+    examples="""
+        ringcoll train
+        ringcoll train -k 4 --epochs 20 --wire bfloat16
+        ringcoll train --trainer per-parameter,bucketed,torch-ddp-hook
+        ringcoll train --trainer bucketed --backend gloo
+        ringcoll train --algorithms ring,star.py:star
+        ringcoll train --trainer bucketed,tensor,pipeline:1f1b,one-process
+        ringcoll train -k 4 --trainer gossip:exponential,diloco,server:async --picture loss.png
+        ringcoll train -k 8 --trainer 3d:2x2x2,sharded:2
+        torchrun --nproc-per-node 2 -m ringcoll train
+    """,
+    terms={
+        "Trainers": {
+            name + (f":{entry.placeholder}" if entry.placeholder else ""): entry.about
+            for name, entry in TRAINERS.items()
+        }
+    },
+)
+@click.option("--trainer", "trainers", multiple=True, default=["bucketed,torch-ddp"],
+              show_default=True, callback=_trainers, metavar="NAMES",
+              help=f"Any of {', '.join(trainer_names())}; separated by commas, "
+              "or repeated.")  # fmt: skip
 @click.option("--algorithm", "--algorithms", "names", metavar="NAMES", default="ring,tree",
-              show_default=True, shell_complete=complete_algorithms,
+              show_default=True, shell_complete=options.complete_algorithms,
               help="Names from `ringcoll list`, auto, algorithms of your own, such as "
               f"star.py:star, or files such as best.txt; for {_taking('algorithm')}.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["gloo", "ringcoll"]), default="ringcoll",
@@ -107,27 +104,30 @@ def _taking(what: str) -> str:
               help="A perceptron reads digits, a transformer continues text; without it the model "
               "that the trainers need, or the perceptron.")  # fmt: skip
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)),
-              help="All contenders use it; without the option, the optimizer that the trainers need, or "
-              "sgd, with momentum 0.9.")  # fmt: skip
-@click.option("--epochs", type=click.IntRange(1, 10**6), default=TrainingRequest.epochs, show_default=True,
-              help="Times that each sample is seen.")  # fmt: skip
+              help="All contenders use it; without the option, the optimizer that the trainers "
+              "need, or sgd, with momentum 0.9.")  # fmt: skip
+@click.option("--epochs", type=click.IntRange(1, 10**6), default=TrainingRequest.epochs,
+              show_default=True, help="Times that each sample is seen.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1, 1 << 16),
-              help="Samples in a step, for each rank; 32 pictures, or 8 pieces of text.")  # fmt: skip
+              help="Samples in a step, for each rank; 32 pictures, or 8 pieces of "
+              "text.")  # fmt: skip
 @click.option("--layers", type=click.IntRange(1, 1 << 10), default=Task.layers, show_default=True,
               help="Linear layers of the perceptron, blocks of the transformer.")  # fmt: skip
 @click.option("--width", type=click.IntRange(1, 1 << 14),
               help="Neurons between two layers, 256, or numbers for a token, 64.")  # fmt: skip
-@click.option("--bucket-bytes", type=nbytes_of, default=as_size(TrainingRequest.bucket_bytes),
-              show_default=True, help="Size of the buckets, for trainers that have buckets.")  # fmt: skip
+@click.option("--bucket-bytes", type=options.nbytes_of,
+              default=as_size(TrainingRequest.bucket_bytes), show_default=True,
+              help="Size of the buckets, for trainers that have buckets.")  # fmt: skip
 @click.option("--wire", type=click.Choice(list(WIRE_DTYPES)),
               help=f"Send gradients in 16 bits; for {_taking('wire')}.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=Task.seed, show_default=True,
               help="Seed of the weights and of the order of the samples.")  # fmt: skip
-@click.option("--lr", type=FiniteRange(min=0, min_open=True),
-              help=f"Learning rate; {', '.join(f'{lr} for {name}' for name, lr in LEARNING_RATES.items())}.")  # fmt: skip
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), callback=new_picture,
-              metavar="FILE", help="Draw the loss over steps and over time.")  # fmt: skip
-@json_option
+@click.option("--lr", type=options.FiniteRange(min=0, min_open=True),
+              help=f"Learning rate; {_RATES}.")  # fmt: skip
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path),
+              callback=options.new_picture, metavar="FILE",
+              help="Draw the loss over steps and over time.")  # fmt: skip
+@options.json_option
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -137,13 +137,6 @@ def train(
     backend: str,
     ranks: int | None,
     transport: str,
-    model: str | None,
-    optimizer: str | None,
-    batch: int | None,
-    layers: int,
-    width: int | None,
-    seed: int,
-    lr: float | None,
     picture: Path | None,
     as_json: bool,
     **settings: Any,
@@ -170,8 +163,7 @@ def train(
     algorithms, modules = measuring.contenders("all_reduce", names, world_size)
     if NATIVE in algorithms and names.strip() != "all":
         raise click.BadParameter("native takes part in any case", param_hint="--algorithm")
-    task = usual_task(trainers, model=model, optimizer=optimizer, layers=layers, width=width,
-                      batch=batch, lr=lr, seed=seed)  # fmt: skip
+    task = usual_task(trainers, **{name: settings.pop(name) for name in _TASK_SETTINGS})
     contenders = tuple(_contenders(trainers, algorithms, backend))
     request = TrainingRequest(contenders, task, backend, modules=modules, **settings)
     check_fit(request, world_size)  # before ranks are started
@@ -180,7 +172,11 @@ def train(
     if printing and not as_json:
         _announce(request, facts)
     results = _run(request, world_size)
-    wrong = list(_complaints(request, results))
+    wrong = [
+        f"WRONG: {_name(result.contender)}: {complaint}"
+        for result in results
+        for complaint in result.complaints(request)
+    ]
     if printing and as_json:
         print_json(_document(request, facts, results, wrong))
     elif printing:
@@ -216,9 +212,8 @@ def _announce(request: TrainingRequest, facts: dict[str, Any]) -> None:
         sizes = [64, *[task.width] * (task.layers - 1), 10]
         model, data = f"{'-'.join(map(str, sizes))} perceptron", "pictures of digits"
     else:
-        shape = task.shape
         model = f"transformer of {task.layers} blocks, {task.width} wide"
-        data = f"pieces of text of {shape.context} characters"
+        data = f"pieces of text of {task.shape.context} characters"
     count = len(task.examples.train_targets)
     print_text(
         f"{model} on {count} {data}, {count // (world_size * task.batch)} steps an epoch of "
@@ -321,17 +316,6 @@ def _findings(request: TrainingRequest, results: list[TrainingResult]) -> Iterat
         fastest = min(results, key=lambda result: result.summary.p50_s)
         took = time_in_words(fastest.summary.p50_s)
         yield f"Lowest median of a step: {_name(fastest.contender)}, {took}."
-
-
-def _complaints(request: TrainingRequest, results: list[TrainingResult]) -> Iterator[str]:
-    """Sentences on what is wrong."""
-    for result in results:
-        for complaint in result.complaints(request):
-            yield f"WRONG: {_name(result.contender)}: {complaint}"
-
-
-_SETTINGS = ("backend", "epochs", "wire", "bucket_bytes")
-_TASK_SETTINGS = ("model", "layers", "width", "batch", "optimizer", "lr", "seed")
 
 
 def _document(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from ringcoll import __version__
-from ringcoll.cli import versions
+from ringcoll.cli import doctor
 from ringcoll.transport import catalogue, streams
 
 
@@ -40,7 +40,7 @@ def test_what_carries_tensors_and_in_which_version(run, monkeypatch):
         streams, "cuda", SimpleNamespace(nccl=SimpleNamespace(version=lambda: (2, 29)))
     )
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(versions, "output_of", lambda *command: " ".join(command[:2]))
+    monkeypatch.setattr(doctor, "output_of", lambda *command: " ".join(command[:2]))
     monkeypatch.setenv("RINGCOLL_TRANSPORT", "gloo")
     catalogue._automatic.cache_clear()
     found = json.loads(run("info", "--json").stdout)

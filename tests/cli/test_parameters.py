@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.cli import measuring
-from ringcoll.cli.parameters import collective_name, rank_numbers, world_sizes
+from ringcoll.cli.options import collective_name, rank_numbers, world_sizes
 from ringcoll.schedule import as_runs
 from ringcoll.transport import catalogue
 

@@ -10,7 +10,7 @@ import pytest
 
 from ringcoll.algorithms import algorithms, find
 from ringcoll.bench import draw_front
-from ringcoll.cli import pareto
+from ringcoll.cli import search
 from ringcoll.cost import dominators, lower_bound
 from ringcoll.schedule import CONTRACTS, Counts
 
@@ -48,7 +48,7 @@ LISTED = (
 def test_the_table(run, monkeypatch):
     """The page of these algorithms; others may join them."""
     monkeypatch.setattr(
-        pareto, "algorithms", lambda collective: [find(collective, name) for name in LISTED]
+        search, "algorithms", lambda collective: [find(collective, name) for name in LISTED]
     )
     result = run("pareto", "all_reduce", "-k", "8", "--ports", "1")
     assert (result.exit_code, result.stdout) == (0, ONE_PORT)

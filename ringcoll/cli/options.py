@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from math import isfinite, log
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,21 @@ from ringcoll.schedule import CONTRACTS, LARGEST_WORLD, Proof, Schedule, contrac
 from ringcoll.schedule import verify as prove
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_MOST_SIZES = 10_000
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def joined(*decorators: Decorator) -> Decorator:
+    """Join options and arguments, in the order in which pages of help show them."""
+    return lambda function: reduce(lambda command, add: add(command), decorators[::-1], function)
+
+
+def typed(ctx: click.Context) -> set[str]:
+    """The names of the parameters that the user has typed."""
+    typed_here = click.core.ParameterSource.COMMANDLINE
+    return {name for name in ctx.params if ctx.get_parameter_source(name) is typed_here}
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 csv_option = click.option("--csv", "as_csv", is_flag=True, help="Print the table as CSV.")
@@ -47,6 +63,13 @@ root_option = click.option(
 )
 
 
+def seed_option(about: str) -> Decorator:
+    """Make the option for the seed of a search."""
+    return click.option(
+        "--seed", type=click.IntRange(0, (1 << 31) - 1), default=0, show_default=True, help=about
+    )
+
+
 def nbytes_of(text: str) -> int:
     """Read a number of bytes, such as 64K, or say what is wrong with the text."""
     try:
@@ -58,23 +81,61 @@ def nbytes_of(text: str) -> int:
 nbytes_of.__name__ = "size"  # as pages of help show the type
 
 
-def size_option(*names: str, default: str | None = None, **settings: Any) -> Callable[..., Any]:
+def size_option(*names: str, default: str | None = None, **settings: Any) -> Decorator:
     """Make an option that takes a number of bytes."""
     return click.option(*names, type=nbytes_of, default=default, show_default=True, **settings)
 
 
-def bytes_option(*names: str) -> Callable[..., Any]:
+def bytes_option(*names: str) -> Decorator:
     """Make the option for the size of a workload, with further names."""
     about = "Size of the vector, or of all blocks of a rank."
     return size_option("-b", "--bytes", *names, "nbytes", default="1M", help=about)
 
 
-def ranks_option(about: str, usual: int | None = None) -> Callable[..., Any]:
+def ranks_option(about: str, usual: int | None = None) -> Decorator:
     """Make the option for the number of ranks."""
     return click.option(
         "-k", "--ranks", "--world-size", "ranks", type=click.IntRange(1, LARGEST_WORLD),
         default=usual, show_default=True, help=about,
     )  # fmt: skip
+
+
+def sizes_options(least: str, most: str, factor: int, step: str | None = None) -> Decorator:
+    """Make the options for the smallest and largest size, and the way from one to the next.
+
+    A command that has a step, as nccl-tests do, takes the factor 1 for none.
+    """
+    about, least_factor, steps = "From one size to the next.", 2, []
+    if step is not None:
+        steps = [size_option("-i", "--stepbytes", default=step, help=about)]
+        about, least_factor = f"{about[:-1]}; above 1 it replaces -i.", 1
+    return joined(
+        size_option("-b", "--minbytes", default=least, help="Smallest size."),
+        size_option("-e", "--maxbytes", default=most, help="Largest size."),
+        *steps,
+        click.option(
+            "-f", "--stepfactor", type=click.IntRange(min=least_factor), default=factor,
+            show_default=True, help=about,
+        ),
+    )  # fmt: skip
+
+
+def sizes_between(least: int, most: int, factor: int, step: int = 0) -> tuple[int, ...]:
+    """The sizes between two, by a factor if it is above 1, otherwise by a step."""
+    if most < least:
+        raise click.UsageError("the largest size (-e) is below the smallest (-b)")
+    if factor <= 1 and step and (most - least) // step >= _MOST_SIZES:
+        raise click.UsageError(
+            f"there are more than {_MOST_SIZES} sizes: take a larger step (-i), or -f 2"
+        )
+    sizes, nbytes = [], least
+    while nbytes <= most:
+        sizes.append(nbytes)
+        following = nbytes * factor if factor > 1 else nbytes + step
+        if following <= nbytes:  # a factor of nothing
+            break
+        nbytes = following
+    return tuple(sizes)
 
 
 class FiniteRange(click.FloatRange):
@@ -171,16 +232,31 @@ def complete_algorithms(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete the last algorithm of ``ring,tree`` or ``ring+tree``; a file if none fits."""
-    before, word = re.fullmatch(r"(.*[,+])?(.*)", incomplete, re.DOTALL).groups("")  # type: ignore[union-attr]
-    source = ctx.get_parameter_source("collective")
-    typed = source is click.core.ParameterSource.COMMANDLINE
-    known = {entry.name for entry in algorithms(ctx.params["collective"] if typed else None)}
+    word = re.split(r"[,+]", incomplete)[-1]
+    before = incomplete.removesuffix(word)
+    collective = ctx.params["collective"] if "collective" in typed(ctx) else None
+    known = {entry.name for entry in algorithms(collective)}
     known |= {short for short, full in ALIASES.items() if full in known}
     fitting = [CompletionItem(before + name) for name in sorted(known) if name.startswith(word)]
     return fitting or [CompletionItem(incomplete, type="file")]
 
 
 algorithm_argument = click.argument("algorithm", shell_complete=complete_algorithms)
+collective_argument = click.argument("collective", type=collective_name)
+usual_collective = click.argument("collective", type=collective_name, default="all_reduce")
+
+
+def collective_option(about: str) -> Decorator:
+    """Make the option for the collective, for commands whose argument is an algorithm."""
+    return click.option(
+        "-c", "--collective", type=collective_name, default="all_reduce", show_default=True,
+        metavar="NAME", help=about,
+    )  # fmt: skip
+
+
+def schedule_options(collective: Decorator) -> Decorator:
+    """Make the arguments and options of `asked_schedule`."""
+    return joined(algorithm_argument, collective, world_size_option, hosts_option, root_option)
 
 
 def named_algorithms(
@@ -225,18 +301,28 @@ def ranks_in_files(*names: str | None) -> int | None:
     return next(files, None)
 
 
-def asked_schedule(
-    text: str, collective: str, world_size: int | None, root: int | None, num_hosts: int | None
-) -> tuple[Algorithm, Schedule, str]:
-    """The algorithm that the user asks for (see `named_algorithms`), its schedule, both in words.
-
-    ``root`` and ``num_hosts`` are ``None`` if the user typed no number.
-    """
+def check_root(collective: str, root: int | None) -> bool:
+    """Refuse a root, if it was typed, of a collective that has none; whether there is a root."""
     rooted = contract(collective).rooted
     if root is not None and not rooted:
         raise click.UsageError(f"{collective} has no root")
-    (entry, *_), _ = named_algorithms(text, collective)
-    world_size = world_size or ranks_in_files(text) or 4
+    return rooted
+
+
+def asked_schedule(
+    algorithm: str,
+    collective: str,
+    world_size: int | None = None,
+    root: int | None = None,
+    num_hosts: int | None = None,
+) -> tuple[Algorithm, Schedule, str]:
+    """The algorithm that the user asks for (see `named_algorithms`), its schedule, both in words.
+
+    A number is ``None`` if the user typed no number.
+    """
+    rooted = check_root(collective, root)
+    (entry, *_), _ = named_algorithms(algorithm, collective)
+    world_size = world_size or ranks_in_files(algorithm) or 4
     if num_hosts is not None and not entry.needs_hosts:
         raise click.UsageError(f"{entry.name} {collective} is the same on any number of hosts")
     hosts = on_hosts(world_size, num_hosts or 2)
@@ -323,7 +409,7 @@ def new_picture(ctx: click.Context, param: click.Parameter, path: Path | None) -
     return new_file(*suffixes())(ctx, param, path)
 
 
-def file_option(*names: str, **settings: Any) -> Callable[..., Any]:
+def file_option(*names: str, **settings: Any) -> Decorator:
     """Make an option for a file to write, which is checked before hours are spent on it."""
     settings.setdefault("callback", new_file())
     return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), **settings)

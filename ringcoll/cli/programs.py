@@ -1,0 +1,249 @@
+"""Programs on ranks: ``ringcoll run`` starts and ends them, ``ringcoll dump`` says what they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+import click
+
+from ringcoll.cli.app import command
+from ringcoll.cli.options import json_option, world_size_option
+from ringcoll.cli.output import print_json, print_table, print_text
+from ringcoll.errors import ArgumentError
+from ringcoll.machine import process_state
+from ringcoll.watch import FOREIGN, answering, ask, doing, in_words, read_record, related, report
+
+_LOOK_S = 0.05
+_GRACE_S = 5.0  # between asking a rank to end and killing it
+_ANSWER_S = 2.0  # a thread that is woken answers in milliseconds, on a busy machine later
+_COMMAND = 60  # characters
+
+Records = list[dict[str, Any]]
+
+
+# Arguments behind the script are the script's own.
+@command(
+    examples="""
+        ringcoll run --resilient -k 4 train.py
+        ringcoll run -k 2 train.py --epochs 3
+    """,
+    context_settings={"allow_interspersed_args": False},
+)
+@world_size_option
+@click.option("--resilient", is_flag=True, help="Let the other ranks go on when one fails.")
+@click.argument("script", type=click.Path(dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(world_size: int, resilient: bool, script: str, arguments: tuple[str, ...]) -> None:
+    """Run a script of Python on ranks that are processes of this host.
+
+    The ranks get the variables that init_process_group reads: RANK, LOCAL_RANK, WORLD_SIZE,
+    MASTER_ADDR and so on. What they print is printed with their rank. The command holds the store
+    at which they meet. If a rank fails, the others are ended, and the exit status is that rank's;
+    with --resilient they go on, as they can with ringcoll.resilient, and the exit status is 0 if
+    any of them comes to its end. Options of the script stand behind it.
+    """
+    from ringcoll.machine import served  # it imports torch
+
+    if not Path(script).is_file():
+        raise click.BadParameter(f"File {script!r} does not exist.", param_hint="'SCRIPT'")
+    store = served()
+    shared = os.environ | {
+        "WORLD_SIZE": f"{world_size}",
+        "LOCAL_WORLD_SIZE": f"{world_size}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": f"{store.port}",
+        # torch's words for a store that the launcher holds, so that rank 0 serves none
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+    lost: list[OSError] = []  # why what the ranks print cannot be written
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    ranks: list[subprocess.Popen[str]] = []
+    readers: list[threading.Thread] = []
+    try:
+        for rank in range(world_size):
+            process = subprocess.Popen(  # noqa: S603  # the user's own script
+                [sys.executable, "-u", script, *arguments],
+                env=shared | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+            ranks.append(process)
+            for source, to in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                assert source is not None
+                passed = (rank, source, to, lost)
+                readers.append(threading.Thread(target=_pass_on, args=passed, daemon=True))
+                readers[-1].start()
+        status = _status(ranks, resilient, lost)
+    finally:
+        _end(ranks)
+        signal.signal(signal.SIGTERM, before)
+    for reader in readers:
+        reader.join(_GRACE_S)  # a process that a rank has left behind may hold its output open
+    sys.exit(status)
+
+
+def _pass_on(rank: int, source: IO[str], to: TextIO, lost: list[OSError]) -> None:
+    """Pass on the lines of a rank, or drop them: a rank with a full pipe would wait for ever."""
+    for line in source:
+        text = f"[rank {rank}] {line}".removesuffix("\n") + "\n"
+        try:
+            to.write(text.encode(to.encoding, "replace").decode(to.encoding))
+            to.flush()
+        except OSError as error:
+            lost.append(OSError(error.errno, error.strerror, "the output"))
+
+
+def _status(ranks: list[subprocess.Popen[str]], resilient: bool, lost: list[OSError]) -> int:
+    """Wait for the ranks; the exit status of all of them. Raises what their output is lost for."""
+    failed: list[int] = []
+    left = {*range(len(ranks))}
+    while left:
+        for rank in [rank for rank in sorted(left) if ranks[rank].poll() is not None]:
+            left.remove(rank)
+            code = ranks[rank].returncode
+            if code:
+                how = f"by signal {-code}" if code < 0 else f"with exit status {code}"
+                click.echo(f"ringcoll: rank {rank} has ended {how}", err=True)
+                failed.append(128 - code if code < 0 else code)
+        if failed and not resilient:
+            return failed[0]
+        if lost:
+            raise lost[0]
+        time.sleep(_LOOK_S)
+    return 0 if len(failed) < len(ranks) else failed[0]
+
+
+def _end(ranks: list[subprocess.Popen[str]]) -> None:
+    """End the ranks that have not ended."""
+    for process in ranks:
+        process.terminate()
+    deadline = time.monotonic() + _GRACE_S
+    for process in ranks:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+# --- dump -------------------------------------------------------------------------------
+
+
+@command(
+    examples="""
+        ringcoll dump
+        ringcoll dump 4711
+        ringcoll dump records/
+    """
+)
+@click.argument("target", required=False)
+@json_option
+def dump(target: str | None, as_json: bool) -> None:
+    """Say what the ranks of a program do that hangs, and where in their code they are.
+
+    TARGET is the number of a process: any rank, or what has started the ranks. All ranks on
+    this host are asked, and go on undisturbed. A folder is that of RINGCOLL_DUMP, to which
+    ranks write that have failed. Without TARGET, the processes of this user that can be asked are
+    listed.
+    """
+    silent: dict[int, str] = {}
+    if target is None or target.isdecimal():
+        records, silent = _asked()
+        if target is not None:
+            records, silent = _of_job(int(target), records, silent)
+    else:
+        records = _read(Path(target))
+    if as_json:
+        print_json({"records": records, "silent": silent})
+    elif target is None:
+        _list(records, silent)
+    else:
+        print_text(*report(records, silent))
+
+
+def _asked() -> tuple[Records, dict[int, str]]:
+    """The records of all processes of this user, and the reasons of those that do not answer."""
+    answers, silent = ask(answering(), _ANSWER_S)
+    records = []
+    for pid, text in answers.items():
+        try:
+            records.append(read_record(text))
+        except ArgumentError as error:  # another version
+            silent[pid] = f"answers what cannot be read: {error}"
+    return records, silent
+
+
+def _of_job(pid: int, records: Records, silent: dict[int, str]) -> tuple[Records, dict[int, str]]:
+    known = {*silent, *(record["pid"] for record in records)}
+    known |= {
+        other
+        for record in records
+        for group in record["groups"]
+        for other in group["pids"].values()
+    }
+    pids = {pid} if pid in known else {other for other in known if pid in _ancestors(other)}
+    chosen, named = related(records, pids)
+    if not chosen:
+        reasons = [f"process {other} {silent[other]}" for other in sorted(pids & silent.keys())]
+        raise ArgumentError(
+            "; ".join(reasons)
+            or "neither this process nor those that it has started are in a group",
+            argument="TARGET",
+            expected="a process that `ringcoll dump` lists",
+            got=pid,
+        )
+    asked = {record["pid"] for record in records}
+    return chosen, {other: silent.get(other) or in_words(other) for other in named - asked}
+
+
+def _ancestors(pid: int) -> set[int]:
+    ancestors: set[int] = set()
+    while pid > 1:
+        try:
+            pid = process_state(pid).parent
+        except (OSError, ValueError):
+            break
+        ancestors.add(pid)
+    return ancestors
+
+
+def _read(folder: Path) -> Records:
+    """The records of a folder."""
+    try:
+        files = sorted(folder.glob("*.json") if folder.is_dir() else [folder])
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
+    except OSError as error:
+        raise ArgumentError(str(error), argument="TARGET") from error
+    records = [read_record(text) for text in texts]
+    if not records:
+        raise ArgumentError(f"no records are in {folder}", argument="TARGET")
+    return records
+
+
+def _list(records: Records, silent: dict[int, str]) -> None:
+    rows = [
+        (
+            str(record["pid"]),
+            f"{group['rank']} of {group['world_size']}",
+            doing(group).partition(": ")[0],  # without the text of an error
+            record["command"][:_COMMAND],
+        )
+        for record in records
+        for group in record["groups"]
+    ]
+    rows += [(str(pid), "", why, "") for pid, why in silent.items() if why != FOREIGN]
+    if not rows:
+        print_text("No process of this user has a group of more than one rank.")
+        return
+    print_table(("process", "rank", "state", "command"), rows, left=4, prose=1)
