@@ -78,7 +78,7 @@ from ringcoll.training import (
 from ringcoll.transport import Faults, Hub, catalogue, costs_of, gloo
 from ringcoll.transport.base import meet
 from ringcoll.transport.shared import transport as shared
-from ringcoll.transport.shared.memory_layout import SharedLayout
+from ringcoll.transport.shared.memory import SharedLayout
 from ringcoll.watch import Lives, Monitor, Process, Running, read_record, related, report
 from tests.cases.effort import effort
 from tests.cases.malformed import documents, words

@@ -1,4 +1,8 @@
-"""Real processes on this machine: a pool of ranks that runs functions.
+"""What travels to ranks and back: calls and values, pickled with the tensors that they hold.
+
+Tensors of all dtypes do so but torch's integers of 1 to 7 bits, which it does not pickle.
+
+Real processes on this machine: a pool of ranks that runs functions.
 
 Problem: start k ranks once, run many functions on them, and never leave a rank behind.
 The parent holds the store at which the ranks meet, so the store outlives all ranks;
@@ -10,10 +14,13 @@ Ctrl-C reaches the parent only, which then ends the ranks.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import errno
 import functools
+import io
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -24,6 +31,7 @@ from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,8 +39,78 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError, RingcollError
-from ringcoll.launch.pickles import by_value
 from ringcoll.machine import cores, free_bytes, seconds_of, served, whole
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table = copyreg.dispatch_table
+
+
+def pickled(value: object, pickler: Any = _Pickler) -> bytes:
+    """Write a value for ``pickle.loads``, which shares no memory with the value.
+
+    What torch 2.13 itself pickles of tensors of newer dtypes (uint16, float8) cannot be read back.
+
+    Parameters
+    ----------
+    value
+        Any value that can be pickled; it may hold tensors.
+    pickler
+        A class such as cloudpickle's ``Pickler``, for what only that can pickle.
+
+    Returns
+    -------
+    bytes
+        The pickle.
+    """
+    table = {**pickler.dispatch_table, torch.UntypedStorage: _reduced}
+    written = io.BytesIO()
+    # A pickler looks its table up in its class.
+    type("Pickler", (pickler,), {"dispatch_table": table})(written).dump(value)
+    return written.getvalue()
+
+
+def _reduced(storage: torch.UntypedStorage) -> tuple[object, ...]:
+    data = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return _storage, (data.cpu().numpy().tobytes(), storage.device)
+
+
+def _storage(data: bytes, device: torch.device) -> Any:
+    memory = torch.empty(len(data), dtype=torch.uint8, device=device).untyped_storage()
+    if data:
+        memory.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage())
+    typed: Any = torch.TypedStorage
+    return typed(wrap_storage=memory, dtype=torch.uint8, _internal=True)  # for torch's functions
+
+
+def by_value(function: Callable[..., Any], call: object) -> bytes | None:
+    """Write ``call`` as bytes if the ranks cannot import its function; otherwise ``None``.
+
+    Ranks import the file of ``__main__``. A notebook has no such file: the definitions of its cells
+    have to travel with the call.
+    """
+    cause = None
+    try:
+        pickle.dumps(function)
+        if Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
+            return None
+    except (AttributeError, TypeError, pickle.PicklingError) as error:  # a lambda, for example
+        cause = error
+    try:
+        import cloudpickle
+    except ImportError:
+        named: Any = function if hasattr(function, "__qualname__") else type(function)
+        if cause is None and named.__module__ != "__main__":
+            return None
+        raise ArgumentError(
+            "the ranks cannot import the function; put it into a module, or install "
+            "cloudpickle: pip install 'ringcoll[notebooks]'",
+            argument="function",
+            expected="a function of a module",
+            got=f"{named.__module__}.{named.__qualname__}",
+        ) from cause
+    return pickled(call, cloudpickle.Pickler)
+
 
 _REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
 _LOOK_S = 1.0  # between looks at interrupts that came just before a wait, which do not end it

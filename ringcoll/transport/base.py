@@ -16,6 +16,8 @@ They are carried in the order of the stream that is current on their device
 How a transport does that is its own business. If the host moves the messages (UCX, threads), the
 transport lets the stream run dry when it posts, with `settle`; `staged` copies on a stream
 of its own; NCCL enqueues the messages themselves.
+
+A transport around another transport; a subclass changes how messages travel.
 """
 
 from __future__ import annotations
@@ -362,3 +364,45 @@ def meet_telling(
         places.append(where)
         abouts.append(about)
     return hosts_of(places), abouts
+
+
+def _of_below(name: str) -> Any:
+    """An attribute that is the one of the transport below, to read and to set."""
+    return property(
+        lambda around: getattr(around.below, name),
+        lambda around, value: setattr(around.below, name, value),
+        doc=f"See `Transport.{name}`; it is that of the transport below.",
+    )
+
+
+class AroundTransport(Transport):
+    """All that a subclass does not change is as in the transport ``below``, which moves the bytes."""
+
+    def __init__(self, below: Transport) -> None:
+        self.below = below
+        self.rank, self.world_size, self.name = below.rank, below.world_size, below.name
+        self.ordered, self.waits_on_host = below.ordered, below.waits_on_host
+        self.shares_process, self.hosts = below.shares_process, below.hosts
+
+    # The innermost transport meets the others, and waits.
+    verifies = _of_below("verifies")
+    direct_from = _of_below("direct_from")
+    slice_bytes = _of_below("slice_bytes")
+    until_s = _of_below("until_s")
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect the transport below."""
+        self.below.connect(timeout_s)
+        self.hosts, self.name = self.below.hosts, self.below.name
+
+    def is_over(self, handle: Handle) -> bool:
+        """Whether a message of the transport below is over."""
+        return self.below.is_over(handle)
+
+    def abort(self) -> None:
+        """Abort the transport below."""
+        self.below.abort()
+
+    def close(self) -> None:
+        """Close the transport below."""
+        self.below.close()

@@ -55,8 +55,8 @@ from ringcoll.machine import (
     started,
     with_threads,
 )
+from ringcoll.transport.around import staged_if_needed
 from ringcoll.transport.base import Handle, Message, Transport, meet, told_by
-from ringcoll.transport.staged import staged_if_needed
 
 Result = TypeVar("Result")
 

@@ -41,8 +41,8 @@ from torch import Tensor
 
 from ringcoll.errors import CollectiveTimeoutError, MissingExtraError, PeerLostError, TransportError
 from ringcoll.machine import at_end, cores, read_fields
+from ringcoll.transport.around import staged_if_needed
 from ringcoll.transport.base import Handle, Message, Transport, meet
-from ringcoll.transport.staged import staged_if_needed
 
 _SPINS = 2000  # looks before the rank gives the processor away: some 0.5 ms
 _PATIENT = 20_000  # looks before the rank takes naps: some 10 ms

@@ -16,8 +16,7 @@ from ringcoll.transport import SharedMemory, catalogue
 from ringcoll.transport.shared import memory as shared_memory
 from ringcoll.transport.shared import transport as shared
 from ringcoll.transport.shared.channel import PeerChannel, RingReceive
-from ringcoll.transport.shared.memory import identity, read_process
-from ringcoll.transport.shared.memory_layout import PIECES, SharedLayout
+from ringcoll.transport.shared.memory import PIECES, SharedLayout, identity, read_process
 from tests.programs import shared_memory as program
 
 

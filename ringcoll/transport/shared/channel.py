@@ -1,6 +1,6 @@
 """Messages between two ranks of one host, each of which writes to its own memory.
 
-A message to a peer takes the next entry of its ring (`ringcoll.transport.shared.memory_layout`); the store of
+A message to a peer takes the next entry of its ring (`ringcoll.transport.shared.memory`); the store of
 its number, which is the last, makes it visible. The receiver takes messages in order, and matches them
 by tag.
 
@@ -40,14 +40,6 @@ from torch import Tensor
 from ringcoll.errors import PeerLostError, TransportError
 from ringcoll.transport.base import Message, bytes_at
 from ringcoll.transport.shared.memory import (
-    Identity,
-    SharedMemory,
-    fence,
-    futex_wake,
-    is_ordered,
-    read_process,
-)
-from ringcoll.transport.shared.memory_layout import (
     BELL,
     DEPTH,
     ENTRY,
@@ -61,7 +53,13 @@ from ringcoll.transport.shared.memory_layout import (
     STATE,
     WHOM,
     WORD,
+    Identity,
     SharedLayout,
+    SharedMemory,
+    fence,
+    futex_wake,
+    is_ordered,
+    read_process,
 )
 from ringcoll.transport.shared.tensors import PeerRegions, SharedRegion, region_of, regions_now
 

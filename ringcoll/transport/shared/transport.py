@@ -1,7 +1,13 @@
-"""Point-to-point messages through memory that the ranks of one host share; Linux, nothing to install.
+"""A message of each rank to all others, through a board in its memory that all of them read.
+
+A rank writes its message once, to one of two places that take turns, and counts its exchanges up; who has seen the
+count of a peer reads that peer's place. It may be written again two exchanges later: by then every rank has seen this rank's
+next count, and each rank counts only when it has read all that it was sent before.
+
+Point-to-point messages through memory that the ranks of one host share; Linux, nothing to install.
 
 How a message travels between two ranks is in `ringcoll.transport.shared.channel`, one of each rank to all
-others in `ringcoll.transport.shared.board`. Nothing moves by
+others in `ringcoll.transport.shared.transport`. Nothing moves by
 itself: a rank that waits takes what has come from all peers, and sends what had no place. It looks for a
 while, and then sleeps on its bell, a word on which the kernel lets it sleep (a futex). Ranks that share
 cores first give the processor away a few times: the rank that they wait for may then run at once.
@@ -21,7 +27,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count, repeat
 from typing import Any
 
@@ -31,10 +37,18 @@ from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
 from ringcoll.machine import appears, as_fields, cores, free_bytes, read_all, read_text
-from ringcoll.transport.base import Handle, Message, NotYetError, Transport, late, meet_telling
-from ringcoll.transport.pairs import OutOfReachError, PairsTransport
-from ringcoll.transport.shared.board import Board, BoardExchange, BoardReceive
+from ringcoll.transport.around import OutOfReachError, PairsTransport
+from ringcoll.transport.base import (
+    Handle,
+    Message,
+    NotYetError,
+    Transport,
+    bytes_at,
+    late,
+    meet_telling,
+)
 from ringcoll.transport.shared.channel import (
+    FENCES,
     PeerChannel,
     PendingSends,
     Pieces,
@@ -42,7 +56,25 @@ from ringcoll.transport.shared.channel import (
     RingSend,
 )
 from ringcoll.transport.shared.memory import (
+    ASLEEP,
+    AWAKE,
+    BELL,
+    BROKEN,
+    CLOSED,
+    EXCHANGED,
+    EXCHANGES,
+    FOR_ROOM,
+    HEAD,
+    PIECE,
+    PIECES,
+    PLACE,
+    SHORT,
+    SLEEPS,
+    STATE,
+    WHOM,
+    WORD,
     Identity,
+    SharedLayout,
     SharedMemory,
     fence,
     forbids_reading,
@@ -54,24 +86,96 @@ from ringcoll.transport.shared.memory import (
     read_process,
     reserve,
 )
-from ringcoll.transport.shared.memory_layout import (
-    ASLEEP,
-    AWAKE,
-    BELL,
-    BROKEN,
-    CLOSED,
-    EXCHANGED,
-    EXCHANGES,
-    FOR_ROOM,
-    PIECE,
-    PIECES,
-    SHORT,
-    SLEEPS,
-    STATE,
-    WHOM,
-    WORD,
-    SharedLayout,
-)
+
+
+class Board:
+    """The board of a rank, and how many exchanges it has begun."""
+
+    def __init__(self, rank: int, memory: SharedMemory, start: int) -> None:
+        self.rank, self.memory, self.start = rank, memory, start
+        self.number = 0
+
+
+class BoardReceive:
+    """A message on the board of a peer."""
+
+    __slots__ = ("_into", "_sources", "_tags", "base", "channel", "done", "number", "tag", "words")
+
+    def __init__(self, channel: PeerChannel, message: Message, start: int) -> None:
+        _, tensor, self.base, is_lent = message
+        self.channel, self.words = channel, channel.other_words
+        places = [start + place * PLACE for place in range(2)]
+        self._tags = [place // WORD for place in places]
+        nbytes = tensor.nbytes
+        self._into = None if is_lent else bytes_at(tensor.data_ptr(), nbytes)
+        data = channel.other.data
+        self._sources = [data[place + HEAD : place + HEAD + nbytes] for place in places]
+        self.tag = self.number = 0
+        self.done = False
+
+    def look(self) -> bool:
+        """Whether the message has come; one of another exchange, as ranks have disagreed, never does."""
+        if not self.done and self.words[EXCHANGES] >= self.number:
+            if FENCES:
+                fence()
+            place = self.number & 1
+            if self.words[self._tags[place]] == self.tag:
+                if self._into is not None:
+                    self._into[:] = self._sources[place]
+                self.done = True
+        return self.done
+
+
+class BoardExchange:
+    """See `ringcoll.transport.base.Exchange`."""
+
+    def __init__(
+        self,
+        board: Board,
+        channels: Mapping[int, PeerChannel],
+        receives: Sequence[Message],
+        send: Tensor,
+        tag: int,
+    ) -> None:
+        self._board, self._words, self._tag = board, board.memory.words, tag
+        self._tensor, self._source = send, bytes_at(send.data_ptr(), send.nbytes)
+        places = [board.start + place * PLACE for place in range(2)]
+        self._tags = [place // WORD for place in places]
+        data = board.memory.data
+        self._places = [data[place + HEAD : place + HEAD + send.nbytes] for place in places]
+        self._receives = [BoardReceive(channels[one.peer], one, board.start) for one in receives]
+        self._messages = receives
+        self._channels = [one.channel for one in self._receives]
+        self._sent = [None] * len(receives)
+        self.place = 0
+
+    def __call__(self, mixed: int) -> list[Handle]:
+        """Write the message, and count."""
+        board, words = self._board, self._words
+        board.number = number = board.number + 1
+        self.place = place = number & 1
+        self._places[place][:] = self._source
+        words[self._tags[place]] = self._tag ^ mixed
+        for receive in self._receives:
+            receive.number, receive.tag, receive.done = number, receive.base ^ mixed, False
+        if FENCES:
+            fence()
+        words[EXCHANGES] = number
+        fence()
+        for channel in self._channels:
+            if channel.other_words[SLEEPS] >> WHOM == board.rank:
+                channel.ring_if_needed()
+        return [*self._receives, *self._sent]
+
+    def view(self, position: int, place: int) -> Tensor:
+        """Where a receive comes to a place."""
+        message, start = self._messages[position], self._board.start + place * PLACE + HEAD
+        memory = self._receives[position].channel.other.data
+        tensor = message.tensor
+        if not tensor.numel():
+            return tensor
+        return torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+
 
 Awaited = RingSend | RingReceive | BoardReceive | PendingSends
 # What ranks tell each other.
