@@ -545,7 +545,7 @@ def test_what_ranks_of_a_host_tell_each_other(text: str) -> None:
 @effort(100)
 @given(documents([["127.0.0.1", 4000], ["::1", 1]]))
 def test_addresses(text: str) -> None:
-    addresses = outcome(TransportError, gloo._told, store_with("address/1", text), 1)
+    addresses = outcome(TransportError, gloo._addresses_of, store_with("address/1", text), 1)
     if isinstance(addresses, list):
         for address in addresses:
             assert list(map(type, address)) in ([str, int], [str, bool])

@@ -1,15 +1,14 @@
-"""Start MPI programs on this host, and never leave a program behind.
+"""MPI programs that ``mpiexec`` starts on this host, and ranks that a launcher has started already.
 
 Problem: each MPI library brings an ``mpiexec`` of its own, with options of its own. Both Open MPI
-and MPICH also read variables of the environment. So the same command line does for both
-libraries, and the environment has the rest: any number of ranks on any number of cores, by any
-user, with shared memory and the loopback interface for messages.
+and MPICH also read variables of the environment. So the same command line does for both libraries,
+and the environment has the rest: any number of ranks on any number of cores, by any user, with
+shared memory and the loopback interface for messages. No program is left behind.
 
-Ranks that ``mpiexec`` or ``srun`` has started, told to torch.distributed in the variables of ``torchrun``.
-
-Where rank 0 is and on which port it listens, ``MASTER_ADDR`` and ``MASTER_PORT`` say if they are set. Otherwise the ranks of
-``mpiexec`` ask MPI, and those of Slurm take the step's first node, and a port that follows from the numbers of
-the job and the step.
+Ranks that ``mpiexec`` or ``srun`` has started are adopted: torch.distributed finds them in the
+variables of ``torchrun``. Where rank 0 is and on which port it listens, ``MASTER_ADDR`` and
+``MASTER_PORT`` say if they are set. Otherwise the ranks of ``mpiexec`` ask MPI, and those of Slurm
+take the step's first node, and a port that follows from the numbers of the job and the step.
 """
 
 from __future__ import annotations
@@ -39,6 +38,15 @@ _ON_THIS_HOST = {
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Number of ranks, rank, rank on this host; srun may set the first two of PMI, too, not the third.
+_STARTED = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+)
+_NODES = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+_PORTS = 15_000, 10_000  # the first one of jobs, and how many there are
+_STEP = 101  # ports from one step of a job to the next
 
 
 class MpiexecError(RingcollError, RuntimeError):
@@ -133,18 +141,10 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
         return process.communicate()
 
 
-_STARTED = (  # number of ranks, rank, rank on this host; srun may set the first two of PMI, too, but not the third
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
-)
-_NODES = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
-_PORTS = 15_000, 10_000  # the first one of jobs, and how many there are
-_STEP = 101  # ports from one step of a job to the next
-
-
 def adopt_ranks() -> bool:
-    """Whether this process is one of several ranks that a launcher has started; then ``RANK`` and the like are set.
+    """Whether this process is one of several ranks that a launcher has started.
+
+    If it is, ``RANK`` and the like are set.
 
     Raises
     ------

@@ -1,14 +1,13 @@
-"""What travels to ranks and back: calls and values, pickled with the tensors that they hold.
+"""Real processes on this machine: a pool of ranks that runs functions.
 
-Tensors of all dtypes do so but torch's integers of 1 to 7 bits, which it does not pickle.
-
-Real processes on this machine: a pool of ranks that runs functions.
-
-Problem: start k ranks once, run many functions on them, and never leave a rank behind.
-The parent holds the store at which the ranks meet, so the store outlives all ranks;
-it listens on a free port of the loopback interface, and nothing leaves the machine.
+Problem: start k ranks once, run many functions on them, and never leave a rank behind. The parent
+holds the store at which the ranks meet, so the store outlives all ranks; it listens on a free port
+of the loopback interface, and nothing leaves the machine.
 
 Ctrl-C reaches the parent only, which then ends the ranks.
+
+Calls and values travel to ranks and back pickled with the tensors that they hold. Tensors of all
+dtypes do so but torch's integers of 1 to 7 bits, which it does not pickle.
 """
 
 from __future__ import annotations
@@ -41,6 +40,17 @@ import torch.distributed as dist
 from ringcoll.errors import ArgumentError, RingcollError
 from ringcoll.machine import cores, free_bytes, seconds_of, served, whole
 
+_REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
+_LOOK_S = 1.0  # between looks at interrupts that came just before a wait, which do not end it
+_GRACE_S = 5.0  # between asking a rank to end and killing it, and for late causes of failure
+_MOST_PROCESSES = 1 << 10
+_PROCESS_NBYTES = 16 << 20  # of a rank's own memory: 6 MiB at its start, and that of its groups
+_LACKING = {
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "file descriptors"),
+    errno.ENOMEM: "memory",
+    **dict.fromkeys((errno.EAGAIN, errno.EPIPE, errno.ECONNRESET), "processes"),
+}
+
 
 class _Pickler(pickle.Pickler):
     dispatch_table = copyreg.dispatch_table
@@ -57,11 +67,6 @@ def pickled(value: object, pickler: Any = _Pickler) -> bytes:
         Any value that can be pickled; it may hold tensors.
     pickler
         A class such as cloudpickle's ``Pickler``, for what only that can pickle.
-
-    Returns
-    -------
-    bytes
-        The pickle.
     """
     table = {**pickler.dispatch_table, torch.UntypedStorage: _reduced}
     written = io.BytesIO()
@@ -112,11 +117,6 @@ def by_value(function: Callable[..., Any], call: object) -> bytes | None:
     return pickled(call, cloudpickle.Pickler)
 
 
-_REAP_S = 30.0  # for the end of a process whose connection has ended, on a busy machine
-_LOOK_S = 1.0  # between looks at interrupts that came just before a wait, which do not end it
-_GRACE_S = 5.0  # between asking a rank to end and killing it, and for late causes of failure
-
-
 class RankError(RingcollError, RuntimeError):
     """A rank failed.
 
@@ -125,9 +125,8 @@ class RankError(RingcollError, RuntimeError):
     """
 
     def __init__(self, rank: int, failures: dict[int, tuple[str, str]], details: str) -> None:
-        self.rank, self.failures = rank, failures
+        self.rank, self.failures, self.details = rank, failures, details
         self.kind, text = failures[rank]
-        self.details = details
         super().__init__(f"rank {rank} raised {self.kind}: {text}")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -209,16 +208,6 @@ def _interrupts_held() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_MOST_PROCESSES = 1 << 10
-_LACKING = {
-    errno.EMFILE: "file descriptors",
-    errno.ENFILE: "file descriptors",
-    errno.ENOMEM: "memory",
-    **dict.fromkeys((errno.EAGAIN, errno.EPIPE, errno.ECONNRESET), "processes"),
-}
-_PROCESS_NBYTES = 16 << 20  # of a rank's own memory: 6 MiB at its start, and that of its groups
-
-
 class Ranks:
     """k processes, each with an initialised default group.
 
@@ -274,14 +263,13 @@ class Ranks:
                 scarce if most < _MOST_PROCESSES else few, argument="world_size",
                 expected=f"at most {most}", got=ranks,
             )  # fmt: skip
-        world_size = ranks
-        self.world_size, self.timeout_s = world_size, timeout_s
+        self.world_size, self.timeout_s = ranks, timeout_s
         self._outlives_errors = outlives_errors
-        threads = threads or max(1, cores() // world_size)
+        threads = threads or max(1, cores() // ranks)
         self._store = served()
 
         def arguments(rank: int, connection: Connection) -> tuple[object, ...]:
-            meeting = (self._store.port, rank, world_size, timeout_s)
+            meeting = (self._store.port, rank, ranks, timeout_s)
             return meeting, backend, threads, connection, dict(os.environ)
 
         try:
@@ -467,7 +455,7 @@ def _context() -> Any:
 
 
 def _end_with_program() -> None:
-    """End with the program that has made the pool; the server that forks its ranks lives as long as they."""
+    """End with the program that has made the pool; the forkserver lives as long as its ranks."""
     program = multiprocessing.parent_process()
     assert program is not None
     program.join()

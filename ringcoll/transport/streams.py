@@ -68,8 +68,8 @@ def has_streams(device: torch.device) -> bool:
 def beside(device: torch.device) -> Iterator[None]:
     """Use a device in a thread of the library's own, beside the user's threads.
 
-    CUDA's current device is that of the thread. While a thread captures a graph, most calls of CUDA in
-    other threads fail, and end the capture, unless those threads have set another mode.
+    CUDA's current device is that of the thread. While a thread captures a graph, most calls of CUDA
+    in other threads fail, and end the capture, unless those threads have set another mode.
     """
     if not has_streams(device):
         yield
@@ -85,8 +85,8 @@ class Mark:
     """A point in the current stream of a device, after all earlier work.
 
     ``captured`` says whether a CUDA graph captures the stream, ``on_host`` whether the host waits,
-    too: for a barrier. ``error`` is the reason why the work before the mark was broken off: the mark
-    is over then, too, and what the work has written is of no use.
+    too: for a barrier. ``error`` is the reason why the work before the mark was broken off: the
+    mark is over then, too, and what the work has written is of no use.
     """
 
     __slots__ = ("_captured", "_device", "_event", "_on_host", "error")

@@ -1,73 +1,67 @@
-"""The library UCX in this process: its contexts, the memory it can reach, and addresses as it takes them.
-
-What this rests on, read in the sources of UCX 1.21 and ucxx 0.52 (the functions are named):
-
-- Memory that was not made by ``cudaMalloc`` has no handle for other processes unless it can be exported as a
-  fabric handle (``uct_cuda_ipc_mem_add_reg``). Torch's expandable segments cannot: UCX would go
-  through host memory without a word (openucx/ucx issue 11548). So they are refused: `check_device`
-  reads the allocator's settings, and `bind` asks CUDA about each tensor for a peer on this host. If
-  ``UCX_TLS`` leaves ``cuda_ipc`` out, no memory is exported, and none is refused.
-- Where ``libuct_cuda.so`` cannot be loaded, since it needs ``libcuda.so.1`` and
-  ``libnvidia-ml.so.1``, UCX takes addresses of a GPU for addresses of the host, and the process ends
-  by a signal. So a context for CUDA tensors has to list ``cuda_copy`` among its resources.
-  `UCXContext.cuda_support` does not tell: it compares the mask of memory types with the number of
-  CUDA's type, which is the host's bit, and is ``True`` on machines without a GPU (`context.cpp`).
-- Whether an address is of a GPU is looked up by CUDA for every message, as ucxx turns UCX's cache
-  of that off (``UCX_MEMTYPE_CACHE=n``, set when ucxx is imported): the cache misses
-  what was allocated before UCX was there (openucx/ucx issue 2755).
-- A UCX context asks for the device of the CUDA context that is current
-  (``uct_cuda_base_query_devices_common``) to tell which devices are near to it. So one is made
-  for each device, with that device current, and one for CPU memory.
-- CUDA's current context is per thread, and UCX looks for it in whatever thread calls. A thread that
-  runs operations is inside the device; a thread that aborts or closes need not be, and enters it.
-
-Point-to-point messages over UCX: shared memory, CUDA IPC, and the network.
+"""Point-to-point messages over UCX: shared memory, CUDA IPC, and the network.
 
 Installed with the extra ``ringcoll[ucx]``. Facts it rests on (ucxx 0.52, libucx 1.21):
 
 - Nothing moves by itself: a rank that waits calls ``progress``. A rank may leave as soon as its
-  sends are complete; so all pairs are connected at once, in `UcxTransport.connect`, or
-  the first message of a rank that has left would wait for its next operation.
+  sends are complete; so all pairs are connected at once, in `UcxTransport.connect`, or the first
+  message of a rank that has left would wait for its next operation.
 - Medium and large sends read the sender's memory in place until they are complete.
-- With UCX's error handling a peer's death is reported, but shared memory is excluded. So
-  it is on for peers on other hosts only, where all goes through the network anyway: the
-  connection ends with the peer's process. On the same host the process of each peer is
-  watched by a ``pidfd``. Both are looked at while waiting.
+- With UCX's error handling a peer's death is reported, but shared memory is excluded. So it is on
+  for peers on other hosts only, where all goes through the network anyway: the connection ends with
+  the peer's process. On the same host the process of each peer is watched by a ``pidfd``. Both are
+  looked at while waiting.
 - CMA, by which UCX copies long messages straight between processes of one host, ends the process
-  when a peer dies in such a copy. So it is left out, unless ``UCX_TLS`` says otherwise: 16 MiB then take
-  1.6 times as long on 2 ranks, and 2.8 times on 4 ranks of 2 cores. The transport ``shared``, which
-  ``"auto"`` takes on one host, copies in that way, and lives.
+  when a peer dies in such a copy (`ucs_fatal` in cma_ep.c). So it is left out, unless ``UCX_TLS``
+  says otherwise: 16 MiB then take 1.6 times as long on 2 ranks, and 2.8 times on 4 ranks of 2
+  cores. The transport ``shared``, which ``"auto"`` takes on one host, copies so, and lives.
 - A host that vanishes ends no connection. The kernel's keepalive does, in whole seconds
-  (``TCP_KEEPIDLE`` and the like; UCX's own ``KEEPALIVE_INTERVAL`` noticed nothing), where no
-  data are on their way to it; what is sent to it is missed by the time limit.
-- A rank that waits looks for a while and then sleeps in the kernel: a worker with ``WAKEUP``
-  has a descriptor that is ready when something has come. With two busy loops beside two ranks on
-  two cores, an exchange of 4 bytes takes 0.07 ms so (median; mean 0.3), and 0.8 ms (mean 4) by
-  yielding the processor until it is there. On the same call a rank hears of peers' deaths
-  (their ``pidfd``) and of `abort` in another thread.
-
-A tag of UCX has 64 bits and is matched over the whole worker, of which each transport has
-its own: the sender's rank is above the 31 bits of the message's tag.
+  (``TCP_KEEPIDLE`` and the like; UCX's own ``KEEPALIVE_INTERVAL`` noticed nothing), where no data
+  are on their way to it; what is sent to it is missed by the time limit.
+- A rank that waits looks for a while and then sleeps in the kernel: a worker with ``WAKEUP`` has a
+  descriptor that is ready when something has come. With two busy loops beside two ranks on two
+  cores, an exchange of 4 bytes takes 0.07 ms so (median; mean 0.3), and 0.8 ms (mean 4) by yielding
+  the processor until it is there. On the same call a rank hears of peers' deaths (their ``pidfd``)
+  and of `abort` in another thread.
+- A tag of UCX has 64 bits and is matched over the whole worker, of which each transport has its
+  own: the sender's rank is above the 31 bits of the message's tag.
 
 CUDA tensors
 ------------
-UCX reads and writes the memory of the device itself; `ringcoll.transport.ucx` says which. What
-this rests on, read in the sources of UCX 1.21 and ucxx 0.52 (the functions are named):
+UCX reads and writes the memory of the device itself. What this rests on, read in the sources of UCX
+1.21 and ucxx 0.52 (the functions are named):
 
-- UCX knows nothing of the caller's streams. It copies on streams of its own, which do not wait
-  for others (``CU_STREAM_NON_BLOCKING``, ``uct_cuda_base_init_stream``). So `post` waits on
-  the host until the current stream has run dry: before a send, whose data may still be being
-  computed, and before a receive, whose memory a kernel may still be using.
-- A message that is complete is complete on the device. Copies of long messages end with an
-  event in UCX's stream, and count as done when ``cuEventQuery`` says so
+- UCX knows nothing of the caller's streams. It copies on streams of its own, which do not wait for
+  others (``CU_STREAM_NON_BLOCKING``, ``uct_cuda_base_init_stream``). So `post` waits on the host
+  until the current stream has run dry: before a send, whose data may still be being computed, and
+  before a receive, whose memory a kernel may still be using.
+- A message that is complete is complete on the device. Copies of long messages end with an event in
+  UCX's stream, and count as done when ``cuEventQuery`` says so
   (``uct_cuda_ipc_post_cuda_async_copy``, ``uct_cuda_copy_post_cuda_async_copy``,
-  ``uct_cuda_base_progress_event_queue``); short ones are followed by
-  ``cuStreamSynchronize`` (``uct_cuda_copy_ep_rma_short``). The rank that copies tells the other
-  one afterwards. So nothing is to be waited for after `wait`, on whichever stream.
+  ``uct_cuda_base_progress_event_queue``); short ones are followed by ``cuStreamSynchronize``
+  (``uct_cuda_copy_ep_rma_short``). The rank that copies tells the other one afterwards. So nothing
+  is to be waited for after `wait`, on whichever stream.
 - Between processes ``cuda_ipc`` opens the whole allocation that a tensor is part of
   (``cuIpcGetMemHandle``), keeps it open, and knows by the allocation's ``BUFFER_ID`` when another
   one has taken its address. Both processes may be on one GPU: they have different contexts, which
   is what CUDA asks for. Within a process CUDA opens no handle of its own.
+- Memory that was not made by ``cudaMalloc`` has no handle for other processes unless it can be
+  exported as a fabric handle (``uct_cuda_ipc_mem_add_reg``). Torch's expandable segments cannot:
+  UCX would go through host memory without a word (openucx/ucx issue 11548). So they are refused:
+  `check_device` reads the allocator's settings, and `bind` asks CUDA about each tensor for a peer
+  on this host. If ``UCX_TLS`` leaves ``cuda_ipc`` out, no memory is exported, and none is refused.
+- Where ``libuct_cuda.so`` cannot be loaded, since it needs ``libcuda.so.1`` and
+  ``libnvidia-ml.so.1``, UCX takes addresses of a GPU for addresses of the host, and the process
+  ends by a signal. So a context for CUDA tensors has to list ``cuda_copy`` among its resources.
+  `UCXContext.cuda_support` does not tell: it compares the mask of memory types with the number of
+  CUDA's type, which is the host's bit, and is ``True`` on machines without a GPU (`context.cpp`).
+- Whether an address is of a GPU is looked up by CUDA for every message, as ucxx turns UCX's cache
+  of that off (``UCX_MEMTYPE_CACHE=n``, set when ucxx is imported): the cache misses what was
+  allocated before UCX was there (openucx/ucx issue 2755).
+- A UCX context asks for the device of the CUDA context that is current
+  (``uct_cuda_base_query_devices_common``) to tell which devices are near to it. So one is made for
+  each device, with that device current, and one for CPU memory.
+- CUDA's current context is per thread, and UCX looks for it in whatever thread calls. A thread that
+  runs operations is inside the device; a thread that aborts or closes need not be, and enters it.
 """
 
 from __future__ import annotations
@@ -84,6 +78,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -102,16 +97,23 @@ from ringcoll.transport.base import Handle, Message, Transport, devices_of, meet
 
 # A host that vanishes is missed after 3 + 5 * 1 seconds of silence; short outages are not.
 _KEEPALIVE = {"TCP_KEEPIDLE": "3s", "TCP_KEEPINTVL": "1s", "TCP_KEEPCNT": "5"}
-# UCX ends the process (`ucs_fatal` in cma_ep.c) when a peer dies whose memory it reads by CMA. Beside the memory of
-# `sysv`, which it uses, it makes that of `posix`: files of 4 MiB, whose names it takes away when it has written them
-# (`uct_posix_mem_alloc`), so that a process which is killed meanwhile leaves them behind.
+# Beside the memory of `sysv`, which it uses, UCX makes that of `posix`: files of 4 MiB, whose names
+# it takes away when it has written them (`uct_posix_mem_alloc`), so that a process which is killed
+# meanwhile leaves them behind.
 _OPTIONS = {**_KEEPALIVE, "TLS": "^cma,posix"}
-# Over TCP UCX would send a long message by active messages, and two hosts that send to each other wait for one another:
-# 4 MiB each way on links of 200 Mbit/s take 344 ms so, and 179 ms when they are put into the receiver's memory.
+# Over TCP UCX would send a long message by active messages, and two hosts that send to each other
+# wait for one another: 4 MiB each way on links of 200 Mbit/s take 344 ms so, and 179 ms when they
+# are put into the receiver's memory.
 _OVER_TCP = {"RNDV_SCHEME": "put_zcopy"}
 _LOOPBACK, _RDMA = Path("/sys/class/net/lo"), Path("/sys/class/infiniband")
 # Of cuda.h: two numbers of `CUpointer_attribute`, and a bit of `CUmemAllocationHandleType`.
 _IS_LEGACY_CUDA_IPC_CAPABLE, _ALLOWED_HANDLE_TYPES, _FABRIC = 10, 14, 8
+_ABORT = 1 << 63  # the tag of the message that says: give up
+_SPINS = 500  # looks before sleeping, with a core for each rank: some 0.15 ms
+_TOLD = {"pid": int, "address": str}  # what ranks tell each other
+_CLOSING_S = 0.1  # for the connections of a broken group to be closed, on a busy machine
+_SLEEP_S = 0.5  # between two looks at the clock and at peers on other hosts
+_NOTHING = bytearray(1)  # the content of an empty message
 
 
 @functools.cache
@@ -177,9 +179,8 @@ def entered(device: torch.device) -> Iterator[None]:
         if device.type == "cuda":
             with contextlib.suppress(RuntimeError):
                 stack.enter_context(torch.cuda.device(device))
-                torch.cuda.current_stream(
-                    device
-                ).query()  # before the first call there is no context
+                # Before the first call there is no context.
+                torch.cuda.current_stream(device).query()
         yield
 
 
@@ -190,12 +191,8 @@ def _driver() -> ctypes.CDLL:
 
 def is_exportable(address: int) -> bool:
     """Whether CUDA IPC lets other processes open memory, as far as CUDA says."""
-    attribute, is_legacy, handles = (
-        _driver().cuPointerGetAttribute,
-        ctypes.c_int(),
-        ctypes.c_uint64(),
-    )
-    pointer = ctypes.c_uint64(address)
+    attribute, pointer = _driver().cuPointerGetAttribute, ctypes.c_uint64(address)
+    is_legacy, handles = ctypes.c_int(), ctypes.c_uint64()
     if attribute(ctypes.byref(is_legacy), _IS_LEGACY_CUDA_IPC_CAPABLE, pointer) or is_legacy.value:
         return True
     failed = attribute(ctypes.byref(handles), _ALLOWED_HANDLE_TYPES, pointer)
@@ -208,26 +205,6 @@ def array_type() -> Any:
     return import_module("ucxx._lib.arr").Array
 
 
-_NOTHING = bytearray(1)  # the content of an empty message
-
-
-class _DeviceMemory:
-    """Some bytes of a GPU's memory, of whatever dtype, as ucxx takes them.
-
-    Of the CUDA array interface, ucxx reads ``data``, ``typestr``, ``shape`` and ``strides``.
-    """
-
-    __slots__ = ("__cuda_array_interface__",)
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "data": (address, False),
-            "typestr": "|u1",
-            "shape": (nbytes,),
-            "version": 3,
-        }
-
-
 @functools.lru_cache(maxsize=4096)
 def _at(address: int, nbytes: int, kind: str) -> Any:
     """Some bytes of memory as ucxx takes them; the result does not keep the memory alive.
@@ -235,22 +212,17 @@ def _at(address: int, nbytes: int, kind: str) -> Any:
     To make it takes 5 us, so it is kept: training uses the same addresses again and again. An
     address of the host may later be an address of a device, so the kind of device is in the key.
     """
-    if kind == "cuda":
-        return array_type()(_DeviceMemory(address, nbytes))
-    return array_type()((ctypes.c_char * nbytes).from_address(address))
+    if kind != "cuda":
+        return array_type()((ctypes.c_char * nbytes).from_address(address))
+    # Of the CUDA array interface, ucxx reads these, and `strides`.
+    shape = {"data": (address, False), "typestr": "|u1", "shape": (nbytes,), "version": 3}
+    return array_type()(SimpleNamespace(__cuda_array_interface__=shape))
 
 
 def buffer_of(tensor: Tensor) -> Any:
     """The memory of a tensor as ucxx takes it."""
     nbytes = tensor.nbytes
     return _at(tensor.data_ptr(), nbytes, tensor.device.type) if nbytes else array_type()(_NOTHING)
-
-
-_ABORT = 1 << 63  # the tag of the message that says: give up
-_SPINS = 500  # looks before sleeping, with a core for each rank: some 0.15 ms
-_TOLD = {"pid": int, "address": str}  # what ranks tell each other
-_CLOSING_S = 0.1  # for the connections of a broken group to be closed, on a busy machine
-_SLEEP_S = 0.5  # between two looks at the clock and at peers on other hosts
 
 
 def check() -> None:
@@ -305,8 +277,7 @@ class UcxTransport(Transport):
         self._device = device
         self.rank, self.world_size = rank, world_size
         self.hosts: tuple[int, ...] = ()
-        self._store = store
-        self._aborted = False
+        self._store, self._aborted = store, False
         self._has_told = False  # the peers know that this transport is at its end
         self._at_end = threading.RLock()  # `abort` may run in one thread, `close` in another
         self._worker: Any = None
@@ -319,9 +290,8 @@ class UcxTransport(Transport):
         self._spins = _SPINS
         self._exports = False  # whether peers on this host open this process's memory
         self._keep: list[object] = []
-        self._alarm = os.eventfd(
-            0, os.EFD_NONBLOCK | os.EFD_CLOEXEC
-        )  # wakes the thread that sleeps
+        # It wakes the thread that sleeps.
+        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sleeper = select.poll()
 
     def connect(self, timeout_s: float) -> None:
@@ -358,18 +328,17 @@ class UcxTransport(Transport):
             store, "ucx", self.rank, peers, timeout_s, given_up, _TOLD, since_s=since_s
         )
         self._watch_peers(peers)
-        # That happens twice: after the second time nothing that UCX says while it connects is on its
-        # way. The kernel resets a connection that is closed with something unread, and forgets what
-        # was sent on it.
+        # That happens twice: after the second time nothing that UCX says while it connects is on
+        # its way. The kernel resets a connection that is closed with something unread, and forgets
+        # what was sent on it.
         for _ in range(2):
             self._greet(peers, deadline)
 
     def _greet(self, peers: Sequence[int], deadline: float) -> None:
         """Send a message to every peer, and receive one; connect where that is to be done."""
         token = torch.zeros(2 * self.world_size, 1, dtype=torch.uint8, device="cpu")
-        arriving = dict(
-            zip(peers, self.post([Message(p, token[2 * p], 0) for p in peers], []), strict=True)
-        )
+        receives = self.post([Message(p, token[2 * p], 0) for p in peers], [])
+        arriving = dict(zip(peers, receives, strict=True))
         for higher in peers[self.rank :]:
             self._connect_to(higher)
         leaving = self.post([], [Message(p, token[2 * p + 1], 0) for p in peers[self.rank :]])
@@ -459,9 +428,9 @@ class UcxTransport(Transport):
         is_opened = self.hosts[peer] == self.hosts[self.rank] and tensor.device.type == "cuda"
         if is_opened and tensor.nbytes and not is_exportable(tensor.data_ptr()):
             raise ArgumentError(
-                f"rank {peer} cannot open this memory by CUDA IPC; torch's expandable segments, for "
-                "instance, are such memory (PYTORCH_ALLOC_CONF). Let torch allocate it without them, "
-                'or take another transport: cuda_transport="gloo"',
+                f"rank {peer} cannot open this memory by CUDA IPC; torch's expandable segments, "
+                "for instance, are such memory (PYTORCH_ALLOC_CONF). Let torch allocate it without "
+                'them, or take another transport: cuda_transport="gloo"',
                 rank=self.rank,
                 argument="tensor",
                 expected="memory that cudaMalloc has made",
@@ -499,14 +468,16 @@ class UcxTransport(Transport):
             worker.progress()
             if request.completed:
                 return
-            is_over = self._heard is not None and self._heard.completed
-            if is_disturbed or is_over or left_s <= 0:
+            if is_disturbed or self._was_told_to_end() or left_s <= 0:
                 self._look_around(request, peer, timeout_s if left_s <= 0 else None)
             is_asleep = worker.arm()  # nothing has come meanwhile
             pause_s = max(0.0, min(left_s, _SLEEP_S)) if is_asleep else 0.0
             ready = self._sleeper.poll(1000 * pause_s)
             is_disturbed = self._disturbs(ready) if ready else is_asleep
             left_s = deadline - time.monotonic()
+
+    def _was_told_to_end(self) -> bool:
+        return self._heard is not None and self._heard.completed
 
     def _disturbs(self, ready: list[tuple[int, int]]) -> bool:
         """Whether anything but the worker is ready; each peer's end makes it so once."""
@@ -519,14 +490,12 @@ class UcxTransport(Transport):
 
     def _look_around(self, request: Any, peer: int, exceeded_s: float | None) -> None:
         """Raise an error if there is a reason to stop waiting."""
-        if self._aborted or (self._heard is not None and self._heard.completed):
+        if self._aborted or self._was_told_to_end():
             self._give_up()
             raise PeerLostError("the connection was broken", peer=peer)
         if peer in self._ended:
-            worker = self._worker
-            # Its last messages may still be on their way.
-            for _ in range(1000 if worker is not None else 0):
-                worker.progress()
+            for _ in range(1000):  # its last messages may still be on their way
+                self.move()
             if not request.completed:
                 self._give_up()
                 raise PeerLostError(f"the process of rank {peer} has ended", peer=peer)
@@ -573,13 +542,13 @@ class UcxTransport(Transport):
     def _let_go(self, *, is_broken: bool) -> None:
         """Close the endpoints whose peers may not be there any more.
 
-        An endpoint that is dropped without that waits until its peer has taken what it has sent: for ever,
-        if the peer has ended, or has let go of a broken group first.
+        An endpoint that is dropped without that waits until its peer has taken what it has sent:
+        for ever, if the peer has ended, or has let go of a broken group first.
         """
         self._disturbs(self._sleeper.poll(0))
         for peer, endpoint in self._endpoints.items():
-            # ucxx 0.52 ends the process if an endpoint is closed whose connection has failed: there is
-            # nothing to wait for, and the request that it returns is none (`Endpoint::close`).
+            # ucxx 0.52 ends the process if an endpoint is closed whose connection has failed: there
+            # is nothing to wait for, and the request that it returns is none (`Endpoint::close`).
             if endpoint.alive and (is_broken or peer in self._ended):
                 with contextlib.suppress(self._ucx.UCXError):
                     endpoint.close()

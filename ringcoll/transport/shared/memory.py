@@ -1,8 +1,8 @@
-"""Shared memory of one host, sleep on a word of it, and reads of another process's memory.
+"""Memory that the ranks of one host share: how it is made, and where things lie in it.
 
 Linux only. The memory has no name (``memfd_create``), so that a process that is killed leaves
-nothing behind; processes of the same user open it by the number of its owner and descriptor.
-What processes tell each other by it rests on these facts:
+nothing behind; processes of the same user open it by the number of its owner and descriptor. What
+processes tell each other by it rests on these facts:
 
 - A store of eight aligned bytes through a ``memoryview`` is one store. x86-64 keeps stores in
   order, and loads in order; only a store followed by a load of another place may change places,
@@ -10,9 +10,8 @@ What processes tell each other by it rests on these facts:
 - A futex is a word on which a process sleeps in the kernel until another process wakes it.
 - ``process_vm_readv`` copies from another process of the same user, where the kernel allows it.
 
-Where things lie in the memory of a rank, which all ranks of its host map.
-
-A rank writes to its own memory only, but for the bell that wakes a peer::
+A rank writes to its own memory only, but for the bell that wakes a peer; all ranks of its host map
+the memory (`ringcoll.transport.shared.channel` says how messages travel in it)::
 
     control    the bell, what the rank sleeps for, how its end of the group is
     acks       for each peer, by entry: number of the last message that was taken from that entry
@@ -20,9 +19,6 @@ A rank writes to its own memory only, but for the bell that wakes a peer::
     rings      for each peer, 16 entries: number, length, kind, tag, and a short message itself
     pieces     places for pieces of long messages, so many for each peer
     board      two places for messages to all ranks: tag, and the message
-
-The memory itself is from `ringcoll.transport.shared.memory`; `ringcoll.transport.shared.channel` says
-how messages travel in it.
 """
 
 from __future__ import annotations
@@ -149,13 +145,13 @@ def identity(file: int | Path) -> Identity:
 
 
 def release_pages(descriptor: int) -> None:
-    """Give back all of the memory behind a descriptor; who has mapped it reads zeros from now on."""
+    """Give back all of the memory behind a descriptor; who has mapped it reads zeros then."""
     nbytes = os.fstat(descriptor).st_size + mmap.PAGESIZE  # of the last page only all of it goes
     _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(nbytes))
 
 
 def reserve(nbytes: int) -> int:
-    """The descriptor of memory that takes no room yet. Raises ``OSError`` if no descriptors are left."""
+    """The descriptor of memory that takes no room yet; ``OSError`` if no descriptors are left."""
     descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, nbytes)
@@ -198,8 +194,7 @@ class SharedMemory:
         Returns
         -------
         tuple
-            The memory, and a descriptor; the caller closes the descriptor when all have opened the
-            memory.
+            The memory, and a descriptor, which the caller closes when all have opened the memory.
 
         Raises
         ------
@@ -229,13 +224,14 @@ class SharedMemory:
         nbytes: int | None = None,
         is_written: bool = True,
     ) -> SharedMemory:
-        """Open memory of another process, or its first ``nbytes``, by the process and its descriptor.
+        """Open memory of another process, or its first ``nbytes``, by process and descriptor.
 
         Raises
         ------
         OSError
-            The process has ended, belongs to another user, or has closed the descriptor, or the kernel
-            does not allow it; or what is to be written to is not memory that `create` has made.
+            The process has ended, belongs to another user, or has closed the descriptor, or the
+            kernel does not allow it; or what is to be written to is not memory that `create` has
+            made.
         """
         name = Path(f"/proc/{pid}/fd/{descriptor}")
         # Who is told a wrong number must not write to a file that the user has open somewhere.
@@ -260,8 +256,8 @@ DEPTH = 16
 ENTRY = 36 << 10
 """Bytes of an entry, whole pages."""
 HEAD = 32
-"""Bytes at the begin of an entry: number, length and kind, address or length of a piece, tag. Behind them,
-of a mapped message: offset in its region, and the region's descriptor and identity."""
+"""Bytes at the begin of an entry: number, length and kind, address or length of a piece, tag.
+Behind them, of a mapped message: offset in its region, and the region's descriptor and identity."""
 SHORT = ENTRY - HEAD
 """Bytes of the longest message that travels in an entry."""
 PIECE, PIECES = 512 << 10, 3
@@ -272,8 +268,8 @@ BELL, SLEEPS, STATE, EXCHANGES = 0, 8, 16, 24
 """Numbers of the words of the control block, each on a cache line of its own."""
 _CONTROL = 256  # bytes
 AWAKE, ASLEEP, FOR_ROOM, WHOM = 0, 1, 2, 2
-"""A rank sleeps for nothing, or for a message of the peer above ``WHOM`` bits; with ``FOR_ROOM`` also
-for room in a ring, or the end of a send."""
+"""A rank sleeps for nothing, or for a message of the peer above ``WHOM`` bits; with ``FOR_ROOM``
+also for room in a ring, or the end of a send."""
 OPEN, BROKEN, CLOSED = 0, 1, 2
 """States of a rank's end of the group."""
 

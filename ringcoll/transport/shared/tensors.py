@@ -1,26 +1,30 @@
-"""The memory of a user's tensors: no address is read before the tensor has passed here.
+"""The memory of tensors: whether a tensor has any, and memory that other processes can map.
 
-A tensor that is on a device need not have memory there. A subclass with a ``__torch_dispatch__`` of
-its own may stand for other tensors: an ``AsyncCollectiveTensor`` of torch for the result of a
-collective that is still under way, a ``DTensor`` for a part on each rank, a ``FakeTensor`` for
-nothing. And a storage can be freed, or made shorter than the tensors that look at it.
+The memory of a user's tensors
+------------------------------
+No address is read before the tensor has passed `with_memory`. A tensor that is on a device need not
+have memory there. A subclass with a ``__torch_dispatch__`` of its own may stand for other tensors:
+an ``AsyncCollectiveTensor`` of torch for the result of a collective that is still under way, a
+``DTensor`` for a part on each rank, a ``FakeTensor`` for nothing. And a storage can be freed, or
+made shorter than the tensors that look at it.
 
 torch's collectives are operators, so that such a class itself says what an operator does to its
 tensors. Here an operator that does nothing goes the same way, and notes the tensor that arrives.
 
-Tensors whose memory the other processes of the host can map: nobody has to copy them.
-
-::
+Tensors that the other processes of the host can map
+----------------------------------------------------
+Nobody has to copy them::
 
     gradients = ringcoll.empty_shared(1 << 20)  # new memory
     ringcoll.share(model)                       # memory that is there moves, with all views of it
 
-A *region* is the memory of such tensors: it has an identity that no other memory on the host has, and a
-descriptor by which processes of the same user open it. A rank that sends from a region tells its peer
-both, and the place; the peer maps the region once, and reads there.
+A *region* is the memory of such tensors: it has an identity that no other memory on the host has,
+and a descriptor by which processes of the same user open it. A rank that sends from a region tells
+its peer both, and the place; the peer maps the region once, and reads there.
 
-- A region lives as long as a tensor of this process uses it. Peers let go of their mappings when they map
-  further regions (`PeerRegions`); the pages of `empty_shared` are given back at once, whoever maps them.
+- A region lives as long as a tensor of this process uses it. Peers let go of their mappings when
+  they map further regions (`PeerRegions`); the pages of `empty_shared` are given back at once,
+  whoever maps them.
 - What peers have mapped stays readable whatever its owner does: to read it never ends a process.
 - torch's ``share_memory_`` moves a storage under all of its views; it takes memory of ``/dev/shm``.
   Regions of `empty_shared` have no name, and need none of ``/dev/shm``.
@@ -87,8 +91,8 @@ def with_memory(tensor: object, rank: int | None = None, argument: str = "tensor
     Returns
     -------
     Tensor
-        The tensor itself; or, for a tensor of a class that dispatches operators, the tensor that the
-        class hands to an operator. It has been waited for.
+        The tensor itself; or, for a tensor of a class that dispatches operators, the tensor that
+        the class hands to an operator. It has been waited for.
 
     Raises
     ------
@@ -188,21 +192,13 @@ os.register_at_fork(before=_count_fork)
 
 
 class SharedRegion:
-    """Memory of tensors of this process that peers can map.
-
-    Attributes
-    ----------
-    start, nbytes
-        Address in this process, and length.
-    descriptor, identity
-        What a peer opens, and how it knows that it has opened the right memory.
-    """
+    """Memory of tensors of this process that peers can map."""
 
     __slots__ = ("descriptor", "identity", "nbytes", "start", "storage")
 
     def __init__(self, start: int, descriptor: int, storage: Any = None) -> None:
-        self.start, self.descriptor = start, descriptor
-        self.identity = identity(descriptor)
+        self.start, self.descriptor = start, descriptor  # the address here, and what a peer opens
+        self.identity = identity(descriptor)  # by which a peer knows that it is the right memory
         self.nbytes = self.identity.nbytes
         self.storage = None if storage is None else weakref.ref(storage)  # if it is torch's
 
@@ -215,27 +211,26 @@ class SharedRegion:
 
 
 class _Regions:
-    """The regions of this process. Memory may end in any thread at any moment, so there is no lock."""
+    """The regions of this process; each is an open file.
+
+    Memory may end in any thread at any moment, so there is no lock.
+    """
 
     def __init__(self) -> None:
         self.now = object()  # another one after each change
-        self._known: set[SharedRegion] = set()
+        self.known: set[SharedRegion] = set()
         self._sorted: tuple[object, list[int], list[SharedRegion]] = (self.now, [], [])
 
     def add(self, region: SharedRegion, owner: object) -> None:
         """Take in a region, until its owner ends."""
-        self._known.add(region)
+        self.known.add(region)
         self.now = object()
         is_own = region.storage is None
         ending = weakref.finalize(owner, self._end, region, _num_forks, is_own=is_own)
         ending.atexit = False  # the kernel knows better
 
-    def count(self) -> int:
-        """Number of regions; each is an open file."""
-        return len(self._known)
-
     def _end(self, region: SharedRegion, num_forks: int, *, is_own: bool) -> None:
-        self._known.discard(region)
+        self.known.discard(region)
         self.now = object()
         if not is_own:  # torch may have given it to further processes, and closes the descriptor
             return
@@ -244,11 +239,11 @@ class _Regions:
         os.close(region.descriptor)
 
     def find(self, address: int, nbytes: int) -> SharedRegion | None:
-        """The region that has all of some bytes."""
+        """The region that has all of some bytes of this process's memory, if one has."""
         seen, starts, regions = self._sorted
         now = self.now
         if seen is not now:
-            regions = sorted(self._known.copy(), key=lambda region: region.start)
+            regions = sorted(self.known.copy(), key=lambda region: region.start)
             starts = [region.start for region in regions]
             self._sorted = now, starts, regions
         index = bisect_right(starts, address) - 1
@@ -260,16 +255,12 @@ class _Regions:
 
 
 _regions = _Regions()
+region_of = _regions.find
 
 
 def regions_now() -> object:
     """An object that is another one as soon as a region has come or gone."""
     return _regions.now
-
-
-def region_of(address: int, nbytes: int) -> SharedRegion | None:
-    """The region that has all of some bytes of this process's memory, if one has."""
-    return _regions.find(address, nbytes)
 
 
 # What is mapped keeps its inode, so that no other memory gets the same identity.
@@ -368,12 +359,12 @@ def empty_shared(*size: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def lasting_zeros(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a flat tensor that lives long and is sent often: in shared memory where that is possible.
+    """Make a flat tensor that lives long and is sent often; in shared memory if that is possible.
 
     Of the files that the process may open, three quarters are left to others.
     """
     is_worth_it = device.type == "cpu" and numel * dtype.itemsize >= _LEAST
-    if is_worth_it and 4 * _regions.count() < resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+    if is_worth_it and 4 * len(_regions.known) < resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
         with contextlib.suppress(SharingError):
             return empty_shared(numel, dtype=dtype)
     return torch.zeros(numel, dtype=dtype, device=device)
@@ -436,7 +427,7 @@ def _movable(tensor: object) -> torch.UntypedStorage:
         raise refuse(
             "memory that torch has allocated", "memory of numpy, or of another library: clone() it"
         )
-    # Torch calls a copy of a file shared, `torch.from_file(shared=False)`, and has no descriptor for it.
+    # Torch calls a copy of a file shared, `torch.from_file(shared=False)`, without a descriptor.
     if storage.is_shared() and storage._share_fd_cpu_()[0] < 0:
         raise refuse("memory that torch has allocated", "a file that is mapped: clone() it")
     return storage

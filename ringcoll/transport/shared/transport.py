@@ -1,21 +1,22 @@
-"""A message of each rank to all others, through a board in its memory that all of them read.
+"""Point-to-point messages through memory that the ranks of one host share; nothing to install.
 
-A rank writes its message once, to one of two places that take turns, and counts its exchanges up; who has seen the
-count of a peer reads that peer's place. It may be written again two exchanges later: by then every rank has seen this rank's
-next count, and each rank counts only when it has read all that it was sent before.
+It needs Linux. How a message travels between two ranks is in `ringcoll.transport.shared.channel`.
+Nothing moves by itself: a rank that waits takes what has come from all peers, and sends what had no
+place. It looks for a while, and then sleeps on its bell, a word on which the kernel lets it sleep
+(a futex). Ranks that share cores first give the processor away a few times: the rank that they wait
+for may then run at once.
 
-Point-to-point messages through memory that the ranks of one host share; Linux, nothing to install.
+What a rank has read in another's memory is right if that rank still lives afterwards, and has not
+given up: until the read is acknowledged, it may not change what it sends.
 
-How a message travels between two ranks is in `ringcoll.transport.shared.channel`, one of each rank to all
-others in `ringcoll.transport.shared.transport`. Nothing moves by
-itself: a rank that waits takes what has come from all peers, and sends what had no place. It looks for a
-while, and then sleeps on its bell, a word on which the kernel lets it sleep (a futex). Ranks that share
-cores first give the processor away a few times: the rank that they wait for may then run at once.
+A message of each rank to all others goes through a board in its memory that all of them read. A
+rank writes its message once, to one of two places that take turns, and counts its exchanges up; a
+rank that has seen the count of a peer reads that peer's place. It may be written again two
+exchanges later: by then every rank has seen this rank's next count, and each rank counts only when
+it has read all that it was sent before.
 
-What a rank has read in another's memory is right if that rank still lives afterwards, and has not given
-up: until the read is acknowledged, it may not change what it sends.
-
-With ranks on several hosts, each pair has its own way: `PairsTransport` has another transport beside.
+With ranks on several hosts, each pair has its own way: `PairsTransport` has another transport
+beside.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Any
 
@@ -36,15 +38,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcoll.errors import ArgumentError, CollectiveTimeoutError, PeerLostError, TransportError
-from ringcoll.machine import appears, as_fields, cores, free_bytes, read_all, read_text
+from ringcoll.machine import as_fields, cores, free_bytes, read_all, read_text
 from ringcoll.transport.around import OutOfReachError, PairsTransport
 from ringcoll.transport.base import (
     Handle,
     Message,
     NotYetError,
     Transport,
+    await_peers,
     bytes_at,
-    late,
     meet_telling,
 )
 from ringcoll.transport.shared.channel import (
@@ -87,13 +89,36 @@ from ringcoll.transport.shared.memory import (
     reserve,
 )
 
+_FIELDS = ("pid", "descriptor", *Identity._fields, "secret", "address", "exchanges_to")
+_TOLD = dict.fromkeys(_FIELDS, int)  # what ranks tell each other
+_FAILED = 1 << 20  # ranks; what they count together has the failures above it
+_DIRECT_FROM = PIECES * PIECE + 1  # bytes, until a group has measured
+_FEW = 16  # ranks; places for pieces of more would take too much memory: they grow with the square
+_SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
+_YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
+_KIND_S = 0.0005  # where that took longer, for each rank of a core, the next waits do without
+_UNKIND, _MOST_UNKIND = 100, 12800
+_NAP_S = 0.02  # between two looks at the clock and at the processes of the peers: see `announce`
+_SHORT_NAP_S = 0.0001  # while messages between hosts are on their way, which have to be moved
 
+
+@dataclass(slots=True, eq=False)
 class Board:
-    """The board of a rank, and how many exchanges it has begun."""
+    """The board of a rank."""
 
-    def __init__(self, rank: int, memory: SharedMemory, start: int) -> None:
-        self.rank, self.memory, self.start = rank, memory, start
-        self.number = 0
+    rank: int
+    memory: SharedMemory
+    start: int
+    number: int = 0  # of exchanges that the rank has begun
+
+
+def _board_places(
+    memory: SharedMemory, start: int, nbytes: int
+) -> tuple[list[int], list[memoryview]]:
+    """Words with the tags of the two places of a board, and their memory for so many bytes."""
+    places = (start, start + PLACE)
+    memories = [memory.data[place + HEAD : place + HEAD + nbytes] for place in places]
+    return [place // WORD for place in places], memories
 
 
 class BoardReceive:
@@ -104,17 +129,13 @@ class BoardReceive:
     def __init__(self, channel: PeerChannel, message: Message, start: int) -> None:
         _, tensor, self.base, is_lent = message
         self.channel, self.words = channel, channel.other_words
-        places = [start + place * PLACE for place in range(2)]
-        self._tags = [place // WORD for place in places]
-        nbytes = tensor.nbytes
-        self._into = None if is_lent else bytes_at(tensor.data_ptr(), nbytes)
-        data = channel.other.data
-        self._sources = [data[place + HEAD : place + HEAD + nbytes] for place in places]
+        self._into = None if is_lent else bytes_at(tensor.data_ptr(), tensor.nbytes)
+        self._tags, self._sources = _board_places(channel.other, start, tensor.nbytes)
         self.tag = self.number = 0
         self.done = False
 
     def look(self) -> bool:
-        """Whether the message has come; one of another exchange, as ranks have disagreed, never does."""
+        """Whether the message has come; one of another exchange (ranks disagree) never does."""
         if not self.done and self.words[EXCHANGES] >= self.number:
             if FENCES:
                 fence()
@@ -139,13 +160,12 @@ class BoardExchange:
     ) -> None:
         self._board, self._words, self._tag = board, board.memory.words, tag
         self._tensor, self._source = send, bytes_at(send.data_ptr(), send.nbytes)
-        places = [board.start + place * PLACE for place in range(2)]
-        self._tags = [place // WORD for place in places]
-        data = board.memory.data
-        self._places = [data[place + HEAD : place + HEAD + send.nbytes] for place in places]
-        self._receives = [BoardReceive(channels[one.peer], one, board.start) for one in receives]
+        self._tags, self._places = _board_places(board.memory, board.start, send.nbytes)
+        self._receives = [
+            BoardReceive(channels[message.peer], message, board.start) for message in receives
+        ]
         self._messages = receives
-        self._channels = [one.channel for one in self._receives]
+        self._channels = [receive.channel for receive in self._receives]
         self._sent = [None] * len(receives)
         self.place = 0
 
@@ -178,19 +198,6 @@ class BoardExchange:
 
 
 Awaited = RingSend | RingReceive | BoardReceive | PendingSends
-# What ranks tell each other.
-_TOLD = dict.fromkeys(
-    ("pid", "descriptor", *Identity._fields, "secret", "address", "exchanges_to"), int
-)
-_FAILED = 1 << 20  # ranks; what they count together has the failures above it
-_DIRECT_FROM = PIECES * PIECE + 1  # bytes, until a group has measured
-_FEW = 16  # ranks; places for pieces of more would take too much memory: they grow with the square
-_SPINS, _CROWDED_SPINS = 700, 20  # looks before sleeping: 0.05 ms for a receive, 0.7 for a send
-_YIELDS = 5  # times that a rank without a core of its own gives the processor away before it sleeps
-_KIND_S = 0.0005  # where that took longer, for each rank of a core, the next waits do without
-_UNKIND, _MOST_UNKIND = 100, 12800
-_NAP_S = 0.02  # between two looks at the clock and at the processes of the peers: see `announce`
-_SHORT_NAP_S = 0.0001  # while messages between hosts are on their way, which have to be moved
 
 
 def check() -> None:
@@ -243,12 +250,7 @@ def make(
 class SharedTransport(Transport):
     """Messages through shared memory, among the ranks of one host: to others there is no channel.
 
-    Parameters
-    ----------
-    store
-        Store that all ranks see, and that nobody else uses.
-    rank, world_size
-        This rank, and the number of ranks.
+    All ranks see the store, and nobody else uses it.
     """
 
     name = "shared"
@@ -262,8 +264,7 @@ class SharedTransport(Transport):
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.hosts: tuple[int, ...] = ()
-        self._store = store
-        self._aborted = False
+        self._store, self._aborted = store, False
         self._pid = os.getpid()  # a process that is forked off does not have the group
         self._memory: SharedMemory | None = None
         self._pieces: Pieces | None = None
@@ -281,11 +282,12 @@ class SharedTransport(Transport):
         rank, store, everyone = self.rank, self._store, range(self.world_size)
         deadline = time.monotonic() + timeout_s
         given_up: Callable[[], bool] = lambda: self._aborted  # noqa: E731
-        # How many of the ranks are on this host is known when they have met; what is not used takes no room.
+        # How many ranks are here is known when they have met; what is not used takes no room.
+        most_nbytes = SharedLayout(everyone).nbytes
         try:
-            descriptor = reserve(SharedLayout(everyone).nbytes)
+            descriptor = reserve(most_nbytes)
         except OSError as error:
-            raise self._has_no_memory(SharedLayout(everyone).nbytes, error) from error
+            raise self._has_no_memory(most_nbytes, error) from error
         try:
             secret = ctypes.c_uint64(int.from_bytes(os.urandom(7), "little"))
             place = identity(descriptor)._asdict()
@@ -310,14 +312,10 @@ class SharedTransport(Transport):
             came = store.add("opened", _FAILED + 1 if any(reasons) else 1)
             if came % _FAILED == self.world_size:
                 store.set("all opened", str(came // _FAILED))
-            keys = [f"unopened/{peer}" for peer in everyone]
-            if not appears(store, ["all opened"], deadline, given_up):
-                if given_up():
-                    raise PeerLostError(f"rank {rank} gave up meeting the others")
-                missing = [peer for peer in everyone if not store.check([keys[peer]])]
-                raise late(rank, missing, timeout_s)
+            keys = {peer: f"unopened/{peer}" for peer in everyone}
+            await_peers(store, rank, keys, deadline, timeout_s, given_up, "all opened")
             if read_text(store, "all opened") != "0":
-                why = "; ".join(filter(None, read_all(store, keys)))
+                why = "; ".join(filter(None, read_all(store, [*keys.values()])))
                 raise OutOfReachError(f"{why}; gloo needs no such memory: RINGCOLL_TRANSPORT=gloo")
             for channel in self._channels.values():
                 channel.peer_reads = bool(channel.other_words[places.can_read[rank] // WORD])
@@ -329,7 +327,7 @@ class SharedTransport(Transport):
 
     @property
     def direct_from(self) -> int | None:
-        """Bytes from which a message is read in its sender's memory; see `Transport.direct_from`."""
+        """See `Transport.direct_from`."""
         return self._direct_from
 
     @direct_from.setter
@@ -343,8 +341,8 @@ class SharedTransport(Transport):
         try:
             free = free_bytes()
             if places.nbytes * num_ranks > free:  # the kernel would end a process, perhaps this one
-                told = f"only {free} bytes are free for {num_ranks} ranks of the host"
-                raise OSError(errno.ENOMEM, told)
+                reason = f"only {free} bytes are free for {num_ranks} ranks of the host"
+                raise OSError(errno.ENOMEM, reason)
             return SharedMemory.allocate(descriptor, places.nbytes, places.num_taken)
         except OSError as error:
             raise self._has_no_memory(places.nbytes, error) from error
@@ -399,7 +397,7 @@ class SharedTransport(Transport):
             send = RingSend(channels[message.peer], message, written.setdefault(place, {}))
             leaving.append((send, channels[message.peer].start))
         long = [pieces for (_, nbytes), pieces in written.items() if nbytes > SHORT]
-        told = [channels[peer] for peer in {message.peer for message in sends}]
+        informed = [channels[peer] for peer in {message.peer for message in sends}]
 
         def post(mixed: int) -> list[Handle]:
             handles: list[Handle] = [*arriving]
@@ -411,9 +409,9 @@ class SharedTransport(Transport):
             for send, start in leaving:
                 send.tag = send.base ^ mixed
                 handles.append(start(send))
-            if told:  # when all is written, as who wakes may take the processor
+            if informed:  # when all is written, as who wakes may take the processor
                 fence()
-                for channel in told:
+                for channel in informed:
                     if channel.other_words[SLEEPS]:
                         channel.ring_if_needed()
             return handles
@@ -477,10 +475,7 @@ class SharedTransport(Transport):
             receive.channel.release(receive)
 
     def push(self, timeout_s: float) -> None:
-        """Wait until all messages have found room, so that they reach ranks that this rank waits for.
-
-        Raises as `wait`.
-        """
+        """Wait until all messages have room, and so reach their receivers; raises as `wait`."""
         deadline = time.monotonic() + timeout_s
         for channel in self._channels.values():
             if channel.pending:
