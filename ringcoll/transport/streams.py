@@ -37,7 +37,6 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -180,12 +179,7 @@ class Lane:
             self._guards = guards.pop_all()  # without an error, the guards stay until the end
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with self._guards, contextlib.suppress(*([] if kind is None else [RuntimeError])):
             device = self._streams.device
             self.end = Mark(device, captured=self.capturing, on_host=self._on_host)

@@ -71,11 +71,6 @@ def is_ordered() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
 
 
-def has_futex() -> bool:
-    """Whether the number of the system call is known here."""
-    return _FUTEX >= 0
-
-
 def fence() -> None:
     """Let no later load or store come before an earlier one: a lock is taken and given back."""
     with _lock:
@@ -247,6 +242,25 @@ class SharedMemory:
             return cls(own, expected.nbytes if nbytes is None else nbytes, is_written=is_written)
         finally:
             os.close(own)
+
+
+@functools.cache
+def lacking() -> str:
+    """The means to share memory that this machine lacks; empty if there is nothing."""
+    if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+        return "Linux 5.3 or later, with memfd_create and pidfd_open"
+    if _FUTEX < 0:
+        return "x86-64 or aarch64"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        _, descriptor = SharedMemory.create(4096, 4096)
+        try:
+            SharedMemory.open(os.getpid(), descriptor, identity(descriptor))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return f"a kernel that lets processes share memory and watch each other: {error}"
+    return ""
 
 
 WORD = 8

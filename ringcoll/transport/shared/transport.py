@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import json
 import os
 import time
@@ -82,9 +81,9 @@ from ringcoll.transport.shared.memory import (
     forbids_reading,
     futex_wait,
     futex_wake,
-    has_futex,
     identity,
     is_ordered,
+    lacking,
     read_process,
     reserve,
 )
@@ -202,9 +201,8 @@ Awaited = RingSend | RingReceive | BoardReceive | PendingSends
 
 def check() -> None:
     """Make sure that the machine has what it takes."""
-    lacking = _lacking()
-    if lacking:
-        raise ArgumentError(f"the transport shared needs {lacking}")
+    if means := lacking():
+        raise ArgumentError(f"the transport shared needs {means}")
 
 
 def check_automatic() -> None:
@@ -213,25 +211,6 @@ def check_automatic() -> None:
         raise ArgumentError(
             'the transport shared has only been run on x86-64; elsewhere ask for it: "shared"'
         )
-
-
-@functools.cache
-def _lacking() -> str:
-    """The means that the transport needs and this machine lacks; empty if there is nothing."""
-    if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
-        return "Linux 5.3 or later, with memfd_create and pidfd_open"
-    if not has_futex():
-        return "x86-64 or aarch64"
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-        _, descriptor = SharedMemory.create(4096, 4096)
-        try:
-            SharedMemory.open(os.getpid(), descriptor, identity(descriptor))
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        return f"a kernel that lets processes share memory and watch each other: {error}"
-    return ""
 
 
 def remark() -> str:
