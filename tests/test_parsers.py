@@ -527,7 +527,7 @@ SHARED = {"pid": 1, "descriptor": 3, "device": 1, "inode": 5, "nbytes": 4096, "s
 @effort(100)
 @given(documents(SHARED))
 def test_what_ranks_of_a_host_tell_each_other(text: str) -> None:
-    told = outcome(TransportError, as_fields, "here/1", text, shared._TOLD)
+    told = outcome(TransportError, as_fields, "here/1", text, shared._ABOUT)
     if isinstance(told, TransportError):
         return
     assert told.keys() == SHARED.keys()

@@ -77,7 +77,7 @@ def run(
     timeout_s: float,
     variables: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a program on k ranks of this host.
+    """Run a program on k ranks of this host; return its standard output.
 
     Parameters
     ----------
@@ -91,11 +91,6 @@ def run(
         Time limit in seconds; then all ranks are ended.
     variables
         Variables of the environment, beside the variables of this process.
-
-    Returns
-    -------
-    str
-        The standard output of the program.
 
     Raises
     ------

@@ -155,14 +155,10 @@ _meeting: list[tuple[dist.Store, int, int]] = []  # in a rank's process: store, 
 
 
 def rendezvous() -> tuple[dist.Store, int, int]:
-    """The store at which the ranks meet; for a function that runs on a rank.
+    """The store at which the ranks meet, this rank, and their number, for ``init_process_group``.
 
-    Returns
-    -------
-    tuple
-        The store, this rank, and the number of ranks, for ``init_process_group``.
-        A default group uses the same store, so another group needs a
-        ``torch.distributed.PrefixStore`` of the store.
+    It is for a function that runs on a rank. A default group uses the same store, so another group
+    needs a ``torch.distributed.PrefixStore`` of the store.
 
     Raises
     ------
@@ -316,7 +312,7 @@ class Ranks:
         on_report: Callable[[Any], object] | None = None,
         timeout_s: float | None = None,
     ) -> list[Any]:
-        """Call a function on all ranks.
+        """Call a function on all ranks; return the value of each rank.
 
         Parameters
         ----------
@@ -327,11 +323,6 @@ class Ranks:
             Called with each item of `report`.
         timeout_s
             Time limit in seconds; by default the pool's.
-
-        Returns
-        -------
-        list
-            Return value of the function on each rank.
 
         Raises
         ------

@@ -138,14 +138,11 @@ class Transport(Protocol):
     def bind(
         self, receives: Sequence[Message], sends: Sequence[Message]
     ) -> Callable[[int], list[Handle]]:
-        """Make messages ready, that may then be posted any number of times.
+        """Make messages ready; return a callable that starts them, any number of times.
 
-        Returns
-        -------
-        callable
-            Starts the messages, and returns a handle for each, receives first; ``None`` for one
-            that is over. It takes a number of 31 bits, which is mixed into their tags (exclusive
-            or). A handle keeps its message's tensor alive.
+        The callable takes a number of 31 bits, which is mixed into the tags (exclusive or), and
+        returns a handle for each message, receives first; ``None`` for one that is over. A handle
+        keeps its message's tensor alive.
         """
 
     def bind_exchange(self, receives: Sequence[Message], send: Tensor, tag: int) -> Exchange:
@@ -348,7 +345,7 @@ def told_by(
 def meet(
     store: dist.Store, transport: Transport, timeout_s: float, given_up: Callable[[], bool]
 ) -> tuple[int, ...]:
-    """Wait until every rank has come with the same transport and version.
+    """Wait for every rank, with the same transport and version; return their host numbers.
 
     Parameters
     ----------
@@ -361,11 +358,6 @@ def meet(
         Time limit in seconds.
     given_up
         Function that says whether the wait is in vain.
-
-    Returns
-    -------
-    tuple of int
-        The host number of every rank; see `hosts_of`.
 
     Raises
     ------

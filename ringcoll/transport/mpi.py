@@ -53,7 +53,7 @@ _LARGEST = 1 << 30  # bytes in one message: counts are C's int in MPI before ver
 _GIVING_UP, _LEAVING = 0, 1  # tags on the control communicator
 _GRACE_S = 1.0  # for what a rank has sent before it has left
 
-_TOLD = {"world": int, "of": int, "number": int}  # what ranks tell each other
+_ABOUT = {"world": int, "of": int, "number": int}  # what ranks say about themselves
 # Variables in which launchers give the number of ranks that they start.
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
@@ -216,7 +216,7 @@ class MpiTransport(Transport):
         self.hosts: tuple[int, ...] = ()
         self._store, self._channels = store, own_channels
         self._aborted = False
-        self._has_told = False  # all ranks know that this transport is at its end
+        self._peers_know = False  # all ranks know that this transport is at its end
         self._at_end = threading.RLock()  # `abort` may run in one thread, `close` in another
         self._messages: Any = None
         self._control: Any = None
@@ -255,7 +255,7 @@ class MpiTransport(Transport):
 
     def _members(self, world: Any) -> Any:
         """A communicator of the group's ranks, in their order; only they take part."""
-        every = [read_fields(self._store, f"mpi/{peer}", _TOLD) for peer in range(self.world_size)]
+        every = [read_fields(self._store, f"mpi/{peer}", _ABOUT) for peer in range(self.world_size)]
         ranks = [about["world"] for about in every]
         if len(set(ranks)) < len(ranks) or len({about["of"] for about in every}) > 1:
             raise TransportError(
@@ -350,7 +350,7 @@ class MpiTransport(Transport):
         said = self._mpi.Status()
         while not self._aborted and self._heard.Test(said):
             if said.Get_tag() == _GIVING_UP:
-                self._aborted = self._has_told = True  # a rank that gives up tells all ranks
+                self._aborted = self._peers_know = True  # a rank that gives up tells all ranks
                 return
             self._left[said.Get_source()] = time.monotonic()
             self._listen()
@@ -381,9 +381,9 @@ class MpiTransport(Transport):
         """Wake all who wait, here and at the peers."""
         self._aborted = True
         with self._at_end:
-            if self._control is None or self._has_told or self._mpi.Is_finalized():
+            if self._control is None or self._peers_know or self._mpi.Is_finalized():
                 return
-            self._has_told = True
+            self._peers_know = True
             self._say(_GIVING_UP)
 
     def close(self) -> None:

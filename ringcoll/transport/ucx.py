@@ -110,7 +110,7 @@ _LOOPBACK, _RDMA = Path("/sys/class/net/lo"), Path("/sys/class/infiniband")
 _IS_LEGACY_CUDA_IPC_CAPABLE, _ALLOWED_HANDLE_TYPES, _FABRIC = 10, 14, 8
 _ABORT = 1 << 63  # the tag of the message that says: give up
 _SPINS = 500  # looks before sleeping, with a core for each rank: some 0.15 ms
-_TOLD = {"pid": int, "address": str}  # what ranks tell each other
+_ABOUT = {"pid": int, "address": str}  # what ranks say about themselves
 _CLOSING_S = 0.1  # for the connections of a broken group to be closed, on a busy machine
 _SLEEP_S = 0.5  # between two looks at the clock and at peers on other hosts
 _NOTHING = bytearray(1)  # the content of an empty message
@@ -278,7 +278,7 @@ class UcxTransport(Transport):
         self.rank, self.world_size = rank, world_size
         self.hosts: tuple[int, ...] = ()
         self._store, self._aborted = store, False
-        self._has_told = False  # the peers know that this transport is at its end
+        self._peers_know = False  # the peers know that this transport is at its end
         self._at_end = threading.RLock()  # `abort` may run in one thread, `close` in another
         self._worker: Any = None
         self._endpoints: dict[int, Any] = {}
@@ -325,7 +325,7 @@ class UcxTransport(Transport):
         # connections of a pair at once, of which it drops one (`uct_tcp_cm_handle_simult_conn`).
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
         self._abouts = told_by(
-            store, "ucx", self.rank, peers, timeout_s, given_up, _TOLD, since_s=since_s
+            store, "ucx", self.rank, peers, timeout_s, given_up, _ABOUT, since_s=since_s
         )
         self._watch_peers(peers)
         # That happens twice: after the second time nothing that UCX says while it connects is on
@@ -468,7 +468,7 @@ class UcxTransport(Transport):
             worker.progress()
             if request.completed:
                 return
-            if is_disturbed or self._was_told_to_end() or left_s <= 0:
+            if is_disturbed or self._peer_gave_up() or left_s <= 0:
                 self._look_around(request, peer, timeout_s if left_s <= 0 else None)
             is_asleep = worker.arm()  # nothing has come meanwhile
             pause_s = max(0.0, min(left_s, _SLEEP_S)) if is_asleep else 0.0
@@ -476,7 +476,7 @@ class UcxTransport(Transport):
             is_disturbed = self._disturbs(ready) if ready else is_asleep
             left_s = deadline - time.monotonic()
 
-    def _was_told_to_end(self) -> bool:
+    def _peer_gave_up(self) -> bool:
         return self._heard is not None and self._heard.completed
 
     def _disturbs(self, ready: list[tuple[int, int]]) -> bool:
@@ -490,7 +490,7 @@ class UcxTransport(Transport):
 
     def _look_around(self, request: Any, peer: int, exceeded_s: float | None) -> None:
         """Raise an error if there is a reason to stop waiting."""
-        if self._aborted or self._was_told_to_end():
+        if self._aborted or self._peer_gave_up():
             self._give_up()
             raise PeerLostError("the connection was broken", peer=peer)
         if peer in self._ended:
@@ -527,9 +527,9 @@ class UcxTransport(Transport):
         """Wake all who wait, here and at the peers."""
         self._wake()
         with self._at_end, entered(self._device):
-            if self._worker is None or self._has_told:
+            if self._worker is None or self._peers_know:
                 return
-            self._has_told = True
+            self._peers_know = True
             memory = array_type()(bytearray(1))
             key = self._ucx.UCXXTag(_ABORT | self.rank)
             self._keep.append(memory)

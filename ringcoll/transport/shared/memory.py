@@ -186,10 +186,7 @@ class SharedMemory:
     def create(cls, nbytes: int, taken: int) -> tuple[SharedMemory, int]:
         """Make memory, of which the first bytes ``taken`` are allocated at once.
 
-        Returns
-        -------
-        tuple
-            The memory, and a descriptor, which the caller closes when all have opened the memory.
+        Return it, and a descriptor, which the caller closes when all have opened the memory.
 
         Raises
         ------

@@ -81,18 +81,15 @@ def has_memory(tensor: Tensor) -> bool:
 def with_memory(tensor: object, rank: int | None = None, argument: str = "tensor") -> Tensor:
     """The dense tensor in whose memory the elements of a user's tensor lie.
 
+    It is the tensor itself; or, for a tensor of a class that dispatches operators, the tensor that
+    the class hands to an operator. It has been waited for.
+
     Parameters
     ----------
     tensor
         Argument of the user, unchecked.
     rank, argument
         Rank and name of the argument, for the error.
-
-    Returns
-    -------
-    Tensor
-        The tensor itself; or, for a tensor of a class that dispatches operators, the tensor that
-        the class hands to an operator. It has been waited for.
 
     Raises
     ------

@@ -89,7 +89,7 @@ from ringcoll.transport.shared.memory import (
 )
 
 _FIELDS = ("pid", "descriptor", *Identity._fields, "secret", "address", "exchanges_to")
-_TOLD = dict.fromkeys(_FIELDS, int)  # what ranks tell each other
+_ABOUT = dict.fromkeys(_FIELDS, int)  # what ranks say about themselves
 _FAILED = 1 << 20  # ranks; what they count together has the failures above it
 _DIRECT_FROM = PIECES * PIECE + 1  # bytes, until a group has measured
 _FEW = 16  # ranks; places for pieces of more would take too much memory: they grow with the square
@@ -273,7 +273,7 @@ class SharedTransport(Transport):
             about = {"pid": os.getpid(), "descriptor": descriptor, **place}
             about |= {"secret": secret.value, "address": ctypes.addressof(secret)}
             about["exchanges_to"] = self.exchanges_to
-            self.hosts, told = meet_telling(store, self, timeout_s, given_up, json.dumps(about))
+            self.hosts, abouts = meet_telling(store, self, timeout_s, given_up, json.dumps(about))
             here = [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
             if len(here) > cores():
                 self._spins, self._is_crowded = _CROWDED_SPINS, True
@@ -283,7 +283,9 @@ class SharedTransport(Transport):
             self._pieces = Pieces(self._memory, places.pieces, places.num_pieces)
             self._board = Board(rank, self._memory, places.board)
             peers = {
-                peer: as_fields(f"here/{peer}", told[peer], _TOLD) for peer in here if peer != rank
+                peer: as_fields(f"here/{peer}", abouts[peer], _ABOUT)
+                for peer in here
+                if peer != rank
             }
             reasons = [self._open(peer, about, places) for peer, about in peers.items()]
             # All ranks have to know, as all of them take another transport then.
