@@ -166,11 +166,6 @@ def _ordinary(nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
-def _move(into: Tensor, source: Tensor, nbytes: int) -> None:
-    """Copy bytes in host memory, in this thread alone, without Python's lock."""
-    ctypes.memmove(into.data_ptr(), source.data_ptr(), nbytes)
-
-
 class Copies:
     """Copies between a GPU's memory and the host's; with `_pinned`, all here that touches CUDA."""
 
@@ -203,30 +198,21 @@ class Window:
     def __init__(self, nbytes: int, length: int) -> None:
         self._nbytes, self.length = nbytes, length
         self._num_pieces = 0  # they are made when they are needed
-        self._used: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self.used: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def take(self) -> Tensor:
         """The piece that was used the longest time ago; wait until its last copy is done."""
-        used = self._used
-        is_free = bool(used) and used[0][1].query()  # type: ignore[no-untyped-call]
+        is_free = bool(self.used) and self.used[0][1].query()  # type: ignore[no-untyped-call]
         if self._num_pieces < self.length and not is_free:
             self._num_pieces += 1
             return _pinned(self._nbytes)
-        host, copied = used.popleft()
+        host, copied = self.used.popleft()
         copied.synchronize()
         return host
 
     def give(self, host: Tensor, copied: torch.cuda.Event) -> None:
         """Give a piece back that is in use until an event is complete."""
-        self._used.append((host, copied))
-
-    def clear(self) -> None:
-        """Let the memory go. Torch's allocator waits for copies that are still enqueued.
-
-        For copies by ``copy_`` it does (``CachingHostAllocator_recordEvent`` in
-        ``ATen/native/cuda/Copy.cu``); for copies by other means it would not.
-        """
-        self._used.clear()
+        self.used.append((host, copied))
 
 
 class _Piece(NamedTuple):
@@ -296,8 +282,10 @@ class StagedTransport(AroundTransport):
             self._thread.join(_JOIN_S)
         super().close()
         self._flying.clear()
-        self._downs.clear()
-        self._ups.clear()
+        # Torch's allocator waits for copies that are still enqueued, if they are by ``copy_``
+        # (``CachingHostAllocator_recordEvent`` in ``ATen/native/cuda/Copy.cu``).
+        self._downs.used.clear()
+        self._ups.used.clear()
 
     def _stop(self) -> None:
         with self._changed:
@@ -363,7 +351,7 @@ class StagedTransport(AroundTransport):
         nbytes = host.numel()
         with self._uploading:
             pinned = self._ups.take()
-            _move(pinned, host, nbytes)
+            ctypes.memmove(pinned.data_ptr(), host.data_ptr(), nbytes)
             self._ups.give(pinned, self._copies.upload(pinned[:nbytes], into))
 
     def _stages(self, tensor: Tensor) -> bool:
@@ -419,10 +407,9 @@ class StagedTransport(AroundTransport):
         downloads: deque[_Download] = deque()
         try:
             while True:
-                while len(downloads) < self._downs.length:
-                    leaving = self._next(is_last=not downloads)
-                    if leaving is None:
-                        break
+                while len(downloads) < self._downs.length and (
+                    leaving := self._next(is_last=not downloads)
+                ):
                     downloads.append(self._download(*leaving))
                 if not downloads:
                     return
@@ -471,7 +458,8 @@ class StagedTransport(AroundTransport):
     def _out_of(self, pinned: Tensor, nbytes: int) -> Tensor:
         """The content of a pinned piece, in memory that may wait for a peer."""
         host = _ordinary(nbytes)
-        _move(host, pinned, nbytes)
+        # In this thread alone, without Python's lock.
+        ctypes.memmove(host.data_ptr(), pinned.data_ptr(), nbytes)
         return host
 
 

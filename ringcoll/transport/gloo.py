@@ -37,6 +37,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
@@ -145,24 +146,20 @@ class _Aside:
                 self._thread = started(self._serve, "ringcoll-gloo")
             except GroupBrokenError:  # the program ends
                 return function()
-        over = threading.Event()
-        results: list[Result] = []
-        errors: list[BaseException] = []
+        future, over = Future[Result](), threading.Event()
+        future.add_done_callback(lambda _: over.set())
 
         def run() -> None:
             try:
-                results.append(function())
+                future.set_result(function())
             except BaseException as error:  # noqa: BLE001  # raised in the other thread
-                errors.append(error)
-            over.set()
+                future.set_exception(error)
 
         self._calls.put(run)
         while not over.wait(_LOOK_S):
             if given_up():
                 raise PeerLostError("the connection was broken")
-        if errors:
-            raise errors[0]
-        return results[0]
+        return future.result()
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -169,17 +169,16 @@ def wait_for(done: Callable[[], bool], timeout_s: float, purpose: str) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class _Sent:
+class _InFlight:
     """A message on its way."""
 
     requests: list[Any]
     receives: bool
     peer: int
     tensor: Tensor  # it must outlive the requests
-    nbytes: int
 
 
-_kept: list[_Sent] = []  # sends of broken groups: their memory may still be read
+_kept: list[_InFlight] = []  # sends of broken groups: their memory may still be read
 _ending = False  # whether the process ends
 _numbers = count()  # of groups that meet through a store
 
@@ -223,35 +222,26 @@ class MpiTransport(Transport):
         self._largest_tag = self._spins = 0
         self._heard: Any = None  # the receive of the next message on the control communicator
         self._left: dict[int, float] = {}  # ranks that have left, and the time of that message
-        self._flying: set[_Sent] = set()
+        self._flying: set[_InFlight] = set()
 
     def connect(self, timeout_s: float) -> None:
         """Meet the other ranks; see `Transport.connect`."""
         _watch_for_the_end()
-        if self._channels is None:
-            self._channels = self._met(timeout_s)
-        else:
-            self.hosts = self._meet(timeout_s)
-        self._messages, self._control, ranks_here = self._channels
+        world, own = self._mpi.COMM_WORLD, self._channels
+        if own is None:
+            about = {"world": world.Get_rank(), "of": world.Get_size(), "number": next(_numbers)}
+            self._store.set(f"mpi/{self.rank}", json.dumps(about))
+        self.hosts = meet(self._store, self, timeout_s, lambda: self._aborted)
+        if own is None:
+            members = self._members(world)
+            self._channels = own = channels(members, timeout_s)
+            members.Free()
+        self._messages, self._control, ranks_here = own
         # Other communicators may lack the attribute.
-        self._largest_tag = self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB)
+        self._largest_tag = world.Get_attr(self._mpi.TAG_UB)
         # With more ranks than cores, a rank that spins keeps others from running.
         self._spins = _SPINS if ranks_here <= cores() else 0
         self._listen()
-
-    def _meet(self, timeout_s: float) -> tuple[int, ...]:
-        return meet(self._store, self, timeout_s, lambda: self._aborted)
-
-    def _met(self, timeout_s: float) -> Channels:
-        """Meet the others at the store, and make the communicators."""
-        world, store = self._mpi.COMM_WORLD, self._store
-        about = {"world": world.Get_rank(), "of": world.Get_size(), "number": next(_numbers)}
-        store.set(f"mpi/{self.rank}", json.dumps(about))
-        self.hosts = self._meet(timeout_s)
-        members = self._members(world)
-        own = channels(members, timeout_s)
-        members.Free()
-        return own
 
     def _members(self, world: Any) -> Any:
         """A communicator of the group's ranks, in their order; only they take part."""
@@ -275,13 +265,12 @@ class MpiTransport(Transport):
         ready = []
         for start, messages in ((comm.Irecv, receives), (comm.Isend, sends)):
             for peer, tensor, tag, _ in messages:
-                nbytes = tensor.nbytes
-                memory = [*self._memory(tensor, nbytes)]
-                ready.append((start, memory, peer, tag, messages is receives, tensor, nbytes))
+                memory = [*self._memory(tensor)]
+                ready.append((start, memory, peer, tag, messages is receives, tensor))
 
         def post(mixed: int) -> list[Handle]:
-            flights: list[_Sent] = []
-            for start, memory, peer, tag, arrives, tensor, nbytes in ready:
+            flights: list[_InFlight] = []
+            for start, memory, peer, tag, arrives, tensor in ready:
                 fits = tag ^ mixed
                 if fits > largest:
                     fits = _folded(fits, largest)
@@ -289,21 +278,21 @@ class MpiTransport(Transport):
                     requests = [start(piece, peer, fits) for piece in memory]
                 except self._mpi.Exception as error:
                     raise PeerLostError(f"MPI: {error}", peer=peer) from error
-                flights.append(_Sent(requests, arrives, peer, tensor, nbytes))
+                flights.append(_InFlight(requests, arrives, peer, tensor))
             self._flying.update(flights)
             return [*flights]
 
         return post
 
-    def _memory(self, tensor: Tensor, nbytes: int) -> Iterator[Any]:
+    def _memory(self, tensor: Tensor) -> Iterator[Any]:
         """The bytes of a tensor, in pieces that a message may have."""
-        start, piece = tensor.data_ptr(), self._mpi.buffer.fromaddress
+        start, nbytes, piece = tensor.data_ptr(), tensor.nbytes, self._mpi.buffer.fromaddress
         for offset in range(0, nbytes or 1, _LARGEST):
             yield piece(start + offset, min(nbytes - offset, _LARGEST))
 
     def wait(self, handle: Handle, timeout_s: float) -> None:
         """Wait for one message; see `Transport.wait`."""
-        assert isinstance(handle, _Sent)
+        assert isinstance(handle, _InFlight)
         about, spins = self._mpi.Status(), self._spins
         looks, deadline, arrived = 0, time.monotonic() + timeout_s, 0
         try:
@@ -321,13 +310,13 @@ class MpiTransport(Transport):
                 raise _lengths_differ(handle, "more") from error
             raise PeerLostError(f"MPI: {error}", peer=handle.peer) from error
         self._flying.discard(handle)
-        if handle.receives and arrived != handle.nbytes:
+        if handle.receives and arrived != handle.tensor.nbytes:
             if self._aborted:  # on another thread, which has taken it back
                 raise PeerLostError("the connection was broken", peer=handle.peer)
             self._give_up()
             raise _lengths_differ(handle, f"{arrived} bytes")
 
-    def _look_around(self, handle: _Sent, deadline: float, timeout_s: float) -> None:
+    def _look_around(self, handle: _InFlight, deadline: float, timeout_s: float) -> None:
         """Raise an error if there is a reason to stop waiting."""
         peer, now = handle.peer, time.monotonic()
         self._hear()
@@ -418,9 +407,9 @@ def _folded(tag: int, largest: int) -> int:
     return folded
 
 
-def _lengths_differ(handle: _Sent, arrived: str) -> TransportError:
+def _lengths_differ(handle: _InFlight, arrived: str) -> TransportError:
     return TransportError(
-        f"rank {handle.peer} has sent {arrived} where {handle.nbytes} bytes were to arrive"
+        f"rank {handle.peer} has sent {arrived} where {handle.tensor.nbytes} bytes were to arrive"
     )
 
 
